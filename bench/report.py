@@ -1,0 +1,48 @@
+"""Figures as Markdown: tables, the machine that they come from, and their place in a document."""
+
+import datetime
+import os
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def describe(clock_name: str) -> str:
+    """Machine, versions and conventions, as Markdown."""
+    packages = ["taichi", "taichi-ext", "numpy", "jax", "torch", "warp-lang", "drjit"]
+    names = []
+    for package in packages:
+        try:
+            names.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            names.append(f"{package} not installed")
+    return (
+        f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}; Python "
+        f"{platform.python_version()}, {', '.join(names)}. Device CPU, float32, {clock_name}, medians."
+    )
+
+
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
+    """A table with its numbers on the right."""
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_report(path: Path, name: str, text: str) -> None:
+    """Put text between the comments ``<!-- name -->`` and ``<!-- end of name -->`` of a file, or write a new file."""
+    start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    section = f"{start}\n\n{text.strip()}\n\n{end}"
+    document = path.read_text(encoding="utf-8") if path.exists() else f"{start}{end}\n"
+    if document.count(start) != 1 or document.count(end) != 1:
+        raise ValueError(f"{path} has no place for the figures: one {start} and one {end}")
+    pattern = re.escape(start) + ".*" + re.escape(end)
+    path.write_text(re.sub(pattern, lambda _: section, document, flags=re.DOTALL), encoding="utf-8")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

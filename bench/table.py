@@ -1,0 +1,224 @@
+"""Time the Jacobians of all programs by all methods, after checking that they agree, and print a table.
+
+python bench/table.py                                      everything; about 15 minutes on two cores
+python bench/table.py --no-peers --cases sphere volume      without JAX, torch, Warp and Dr.Jit
+python bench/table.py --cpu-time                           CPU time on one core: less noise on a machine that is in use
+python bench/table.py --markdown docs/performance.md --picture docs/performance.png
+
+Peers that are not installed are left out: pip install "taichi-ext[peers]" has them all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import peers
+import taichi as ti
+from programs import CASES, assert_same_jacobian, run_forward_mode, run_hand_derived
+from report import describe, markdown_table, write_report
+from timing import LONG, Timing, time_first, time_in_turn
+
+from taichi_ext import Jacobian
+
+# FwdMode needs force_scalarize_matrix for kernels with vectors; the other methods run under the same settings.
+SETTINGS = {"force_scalarize_matrix": True, "offline_cache": False, "log_level": ti.ERROR}
+PRIMAL, FORWARD, OURS, HAND = "primal alone", "FwdMode by column", "taichi_ext", "hand-derived"
+
+
+@dataclass
+class Case:
+    """What was measured of one program.
+
+    Attributes:
+        timings: by method.
+        notes: why a method has no figure, by method.
+    """
+
+    columns: int
+    entries: int
+    timings: dict[str, Timing] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self, methods: list[str]) -> float:
+        """How many times as long as taichi_ext the fastest of the methods takes; NaN where none was timed."""
+        medians = [self.timings[method].median for method in methods if method in self.timings]
+        return min(medians, default=np.nan) / self.timings[OURS].median
+
+
+def measure(make, peer_names, skip=frozenset(), seconds=2.0, clock=time.perf_counter) -> Case:
+    """Check and time all methods on one program.
+
+    Args:
+        make: builds the program.
+        peer_names: which peers to ask.
+        skip: methods to leave out.
+        seconds: how long each method may take.
+        clock: gives the time in seconds.
+    """
+    program, dual_program = make(), make(needs_dual=True)
+    columns = program.point.size
+    case = Case(columns, int(np.prod(program.jacobian_shape)) // columns)
+    out, hand_out = (np.empty(program.jacobian_shape, np.float32) for _ in range(2))
+    first = {}
+
+    def primal():
+        program.kernel()
+        ti.sync()
+
+    calls = {PRIMAL: primal}
+    first[PRIMAL] = time_first(primal, clock)
+    start = clock()
+    plan = Jacobian(program.kernel, program.params, program.outputs)
+    plan(out=out)
+    first[OURS] = clock() - start
+    expected = out.copy()
+    candidates = {FORWARD: partial(run_forward_mode, dual_program), HAND: partial(run_hand_derived, program, hand_out)}
+    for name in peer_names:
+        candidates |= peers.methods(name, program)
+    calls[OURS] = partial(plan, out=out)
+    for name, call in candidates.items():
+        if name in skip:
+            case.notes[name] = "too slow"
+            continue
+        start = clock()
+        try:
+            actual = call()
+        except Exception as error:  # a method that refuses the program has that as its result
+            case.notes[name] = "refuses"
+            print(f"  {name} refuses: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}", file=sys.stderr)
+            continue
+        first[name] = clock() - start
+        assert_same_jacobian(actual, expected, columns)
+        calls[name] = call
+    case.timings = time_in_turn(calls, first, seconds, clock)
+    return case
+
+
+def measure_all(cases, peer_names, seconds=2.0, clock=time.perf_counter) -> dict[str, Case]:
+    """Measure the cases; a method too slow for one size of a program is not tried on the next larger one."""
+    results: dict[str, Case] = {}
+    slow: dict[str, set[str]] = {}
+    for name, make in cases.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        family = slow.setdefault(name.partition(",")[0], set())
+        results[name] = measure(make, peer_names, frozenset(family), seconds, clock)
+        medians = [f"{method} {timing.median * 1e3:.3g}" for method, timing in results[name].timings.items()]
+        print(f"  milliseconds: {', '.join(medians)}", file=sys.stderr, flush=True)
+        family |= {method for method, timing in results[name].timings.items() if timing.median > LONG}
+    return results
+
+
+# --- the report
+
+
+def tables(results: dict[str, Case]) -> str:
+    """The figures as Markdown: warm calls, how many times as long as taichi_ext they take, and first calls."""
+    methods = list(dict.fromkeys(m for case in results.values() for m in (*case.timings, *case.notes)))
+    methods.sort(key=lambda method: ([PRIMAL, OURS, HAND, FORWARD, method].index(method), method))
+    head = [""] + [f"{name}<br>{case.entries} x {case.columns}" for name, case in results.items()]
+
+    def cell(case: Case, method: str, kind: str) -> str:
+        if method not in case.timings:
+            return case.notes.get(method, "")
+        timing = case.timings[method]
+        if kind == "first":
+            return f"{timing.first:.2f}"
+        return f"{timing.median * 1e3:.3g} ({timing.median / case.timings[OURS].median:.2g}x)"
+
+    def table(kind: str) -> str:
+        rows = [[method] + [cell(case, method, kind) for case in results.values()] for method in methods]
+        return markdown_table(head, rows)
+
+    jax = [method for method in methods if method.startswith("JAX")]
+    summary = [
+        [name] + [_times(x) for x in (case.ratio([FORWARD]), case.ratio(jax), 1 / case.ratio([HAND]))]
+        for name, case in results.items()
+    ]
+    return "\n\n".join(
+        [
+            "Milliseconds per Jacobian, and how many times as long as `taichi_ext`:",
+            table("warm"),
+            "Seconds of the first call, compilation included:",
+            table("first"),
+            "In short:",
+            markdown_table(
+                ["", "faster than FwdMode", "faster than JAX's best", "of the hand-derived kernel's time"], summary
+            ),
+        ]
+    )
+
+
+def draw(results: dict[str, Case], path: Path) -> None:
+    """Time against the number of parameters of the soft spheres, both logarithmic; the other programs as points."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.add_subplot()
+    methods = list(dict.fromkeys(m for case in results.values() for m in case.timings))
+    markers = {"sphere": "o", "volume": "^", "springs": "s", "network": "D"}
+    for n, method in enumerate(methods):
+        style = {"color": f"C{n % 10}", "linestyle": "-" if n < 10 else "--"}
+        timed = {name: case for name, case in results.items() if method in case.timings}
+        soft = [case for name, case in timed.items() if name.startswith("soft")]
+        width = 2.5 if method == OURS else 1.2
+        axes.plot(
+            [case.columns for case in soft],
+            [case.timings[method].median * 1e3 for case in soft],
+            **style,
+            label=method,
+            linewidth=width,
+            marker=".",
+        )
+        for name, marker in markers.items():
+            if name in timed:
+                time_ms = timed[name].timings[method].median * 1e3
+                axes.plot(timed[name].columns, time_ms, marker, color=style["color"], fillstyle="none", markersize=7)
+    for name, marker in markers.items():
+        if name in results:
+            axes.plot([], [], marker, color="gray", fillstyle="none", label=f"({name})")
+    axes.set(xscale="log", yscale="log", xlabel="parameters P", ylabel="milliseconds per Jacobian")
+    axes.set_title("Lines: N soft spheres, 320 x 240 pixels, P = 4N")
+    axes.grid(which="both", alpha=0.25)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=120)
+
+
+def _times(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.2f}x" if value < 9.95 else f"{value:.0f}x"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=[""], help="which programs, by the beginnings of their names")
+    parser.add_argument("--peers", default=",".join(peers.available()), help="which peers; default: those installed")
+    parser.add_argument("--no-peers", dest="peers", action="store_const", const="", help="Taichi alone")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long each method is timed, default 2")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of the process on one core")
+    parser.add_argument("--markdown", type=Path, help="put the tables in this file")
+    parser.add_argument("--picture", type=Path, help="draw time against P in this file")
+    options = parser.parse_args(arguments)
+    cases = {name: make for name, make in CASES.items() if name.startswith(tuple(options.cases))}
+    settings, clock, clock_name = dict(SETTINGS), time.perf_counter, "wall time"
+    if options.cpu_time:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        settings["cpu_max_num_threads"] = 1
+        clock, clock_name = time.process_time, "CPU time on one core"
+    ti.init(arch=ti.cpu, **settings)
+    results = measure_all(cases, [name for name in options.peers.split(",") if name], options.seconds, clock)
+    text = f"{describe(clock_name)}\n\n{tables(results)}\n"
+    print(text)
+    if options.markdown:
+        write_report(options.markdown, "table", text)
+    if options.picture:
+        draw(results, options.picture)
+
+
+if __name__ == "__main__":
+    main()

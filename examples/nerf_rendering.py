@@ -1,0 +1,132 @@
+"""The volume rendering kernel of a neural radiance field, every array an argument, by densities and colours.
+
+Rays have different numbers of samples, found through an integer table.  Along a ray the transmittance falls by
+``T[s + 1] = T[s] (1 - alpha)``, each sample adds ``T alpha`` times its colour, and samples behind the point where T
+falls below a threshold are skipped: their derivative is exactly zero.
+
+    python examples/nerf_rendering.py
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+import taichi as ti
+from compare import Comparison
+
+from taichi_ext import value_and_jacobian
+
+RAYS = [[2, 0, 5], [0, 5, 9], [3, 14, 1], [1, 15, 7]]  # where the ray's results go, its first sample, how many it has
+THRESHOLD = 0.05
+OUTPUTS = ("opacity", "depth", "rgb", "ws")
+
+
+@ti.kernel
+def render(
+    sigmas: ti.types.ndarray(),
+    rgbs: ti.types.ndarray(),
+    deltas: ti.types.ndarray(),
+    ts: ti.types.ndarray(),
+    rays: ti.types.ndarray(),
+    threshold: ti.f64,
+    T: ti.types.ndarray(),
+    samples: ti.types.ndarray(),
+    opacity: ti.types.ndarray(),
+    depth: ti.types.ndarray(),
+    rgb: ti.types.ndarray(),
+    ws: ti.types.ndarray(),
+):
+    for n in range(rays.shape[0]):
+        ray, start, count = rays[n, 0], rays[n, 1], rays[n, 2]
+        T[start + n] = 1.0  # one entry more than the ray has samples
+        for sample in range(count):
+            s = start + sample
+            transmittance = T[s + n]
+            if transmittance > threshold:
+                alpha = 1.0 - ti.exp(-sigmas[s] * deltas[s])
+                w = alpha * transmittance
+                for c in ti.static(range(3)):
+                    rgb[ray, c] += w * rgbs[s, c]
+                depth[ray] += w * ts[s]
+                opacity[ray] += w
+                ws[s] = w
+                T[s + n + 1] = transmittance * (1.0 - alpha)
+                samples[ray] += 1
+            else:
+                T[s + n + 1] = 0.0
+
+
+def make_arguments(seed: int = 0, dtype: Any = np.float64) -> dict[str, Any]:
+    """The arguments of ``render`` by name, outputs zero; some rays reach the threshold and some do not."""
+    rng = np.random.default_rng(seed)
+    rays = np.array(RAYS, np.int32)
+    total = int(rays[:, 2].sum())
+    deltas = rng.uniform(0.1, 0.3, total)
+    return {
+        "sigmas": rng.uniform(0.5, 5.0, total).astype(dtype),
+        "rgbs": rng.uniform(0.0, 1.0, (total, 3)).astype(dtype),
+        "deltas": deltas.astype(dtype),
+        "ts": np.cumsum(deltas).astype(dtype),
+        "rays": rays,
+        "threshold": THRESHOLD,
+        "T": np.zeros(total + len(rays), dtype),
+        "samples": np.zeros(len(rays), np.int32),
+        "opacity": np.zeros(len(rays), dtype),
+        "depth": np.zeros(len(rays), dtype),
+        "rgb": np.zeros((len(rays), 3), dtype),
+        "ws": np.zeros(total, dtype),
+    }
+
+
+def differences(name: str, step: float = 1e-6) -> dict[str, np.ndarray]:
+    """d outputs / d (argument of that name) by central differences."""
+    centre = make_arguments()[name]
+    result = {out: np.empty(make_arguments()[out].shape + centre.shape) for out in OUTPUTS}
+    for index in np.ndindex(centre.shape):
+        ends = []
+        for sign in (1, -1):
+            arguments = make_arguments()
+            arguments[name][index] += sign * step
+            render(*arguments.values())
+            ends.append(arguments)
+        for out in OUTPUTS:
+            result[out][(..., *index)] = (ends[0][out] - ends[1][out]) / (2 * step)
+    return result
+
+
+def skipped_samples(arguments: dict[str, Any]) -> np.ndarray:
+    """Numbers of the samples that the threshold skipped, after a run."""
+    counts = [(start, count, arguments["samples"][ray]) for ray, start, count in arguments["rays"]]
+    return np.concatenate([np.arange(start + used, start + count) for start, count, used in counts])
+
+
+def main() -> int:
+    """The Jacobians of all outputs in one launch, beside differences."""
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    compared = Comparison("Volume rendering of a neural radiance field, 4 rays, 22 samples")
+    arguments = make_arguments()
+    values, J = value_and_jacobian(
+        render,
+        {"sigmas": arguments["sigmas"], "rgbs": arguments["rgbs"]},
+        {name: arguments[name] for name in OUTPUTS},
+        args=tuple(arguments.values()),
+    )
+    plain = make_arguments()
+    render(*plain.values())
+    for name in OUTPUTS:
+        compared.numbers(f"{name}", values[name], plain[name], rtol=1e-12)
+    for name in ("sigmas", "rgbs"):
+        expected = differences(name)
+        for out in OUTPUTS:
+            compared.numbers(f"d {out} / d {name} (differences)", J[out][name], expected[out], rtol=1e-6, atol=1e-8)
+    skipped = skipped_samples(arguments)
+    compared.holds(
+        f"samples behind the threshold ({', '.join(map(str, skipped))}) have derivative 0",
+        len(skipped) > 0
+        and not any(J[out]["sigmas"][..., skipped].any() or J[out]["rgbs"][..., skipped, :].any() for out in OUTPUTS),
+    )
+    return compared.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

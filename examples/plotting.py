@@ -1,0 +1,90 @@
+"""Shared by the examples that draw: the command line's ``--output``, and panels in matplotlib, if it is installed."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BLUE, ORANGE, GREY = "#2563a8", "#d9622b", "#6b7280"
+
+
+def parser(description: str, output: str) -> argparse.ArgumentParser:
+    """A command line with ``--output``; an example adds what else it takes."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument(
+        "--output", type=Path, default=Path(output), metavar="PATH.png", help="the picture (default: %(default)s)"
+    )
+    return made
+
+
+def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, once it is clear that the picture can be written where it is wanted."""
+    options = made.parse_args(arguments)
+    if options.output.suffix.lower() != ".png":
+        made.error(f"--output must end in .png, not {options.output.name!r}")
+    if not options.output.resolve().parent.is_dir():
+        made.error(f"--output: there is no folder {options.output.parent}")
+    return options
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of that many inches; None, after saying what to install, where there is no matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("\nno picture: it needs matplotlib, python -m pip install 'taichi-ext[plot]'")
+        return None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=110)
+    print(f"\npicture: {path}")
+
+
+def signed_scale(limit: float, linear: float | None = None) -> Any:
+    """Colours from -limit to limit; logarithmic beyond ``linear``, where that is given."""
+    from matplotlib.colors import Normalize, SymLogNorm
+
+    return Normalize(-limit, limit) if linear is None else SymLogNorm(linear, vmin=-limit, vmax=limit)
+
+
+def show(
+    axes: Any, values: np.ndarray, title: str, scale: Any = None, origin: tuple[int, int] = (0, 0), cmap: str = "RdBu_r"
+) -> Any:
+    """An image of shape (width, height), y up, its first pixel at ``origin``."""
+    (x, y), (width, height) = origin, values.shape
+    extent = (x - 0.5, x + width - 0.5, y - 0.5, y + height - 0.5)
+    drawn = axes.imshow(values.T, origin="lower", extent=extent, norm=scale, cmap=cmap, interpolation="nearest")
+    axes.set_title(title, fontsize=10)
+    axes.tick_params(labelsize=8, colors=GREY)
+    return drawn
+
+
+def show_detail(
+    axes: Any, values: np.ndarray, title: str, detail: tuple[slice, slice], scale: Any = None, cmap: str = "RdBu_r"
+) -> Any:
+    """A piece of an image."""
+    return show(axes, values[detail], title, scale, (detail[0].start, detail[1].start), cmap)
+
+
+def frame(axes: Any, detail: tuple[slice, slice]) -> None:
+    """Outline a piece of an image."""
+    (left, right), (low, high) = ((part.start - 0.5, part.stop - 0.5) for part in detail)
+    axes.plot([left, right, right, left, left], [low, low, high, high, low], color=ORANGE)
+
+
+def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]]) -> None:
+    """Errors by step on a logarithmic axis: orange and blue, one line per run."""
+    for (name, lines), color in zip(runs.items(), (ORANGE, BLUE), strict=True):
+        for n, errors in enumerate(lines):
+            visible = np.where(errors > 0, errors, np.nan)  # 0 has no place on a logarithmic axis
+            axes.semilogy(visible, "o-", color=color, markersize=3, linewidth=1.2, label=None if n else name)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("step", fontsize=9)
+    axes.set_ylabel("distance from the true parameters", fontsize=9)
+    axes.tick_params(labelsize=8, colors=GREY)
+    axes.grid(color="#dde1e7")
+    axes.legend(fontsize=9)

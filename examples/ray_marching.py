@@ -1,0 +1,143 @@
+"""A volume renderer: the image by the volume's densities, and by the camera's position and rotation.
+
+Each ray steps through a volume of colours and densities, interpolates them trilinearly, and accumulates them until the
+ray is opaque.  The accumulated opacity is read back in the very loop that writes it, which Taichi's reverse mode does
+not support (taichi-dev/taichi issue 2241).
+
+    python examples/ray_marching.py
+"""
+
+import sys
+from typing import Any
+
+import numpy as np
+import taichi as ti
+from compare import Comparison
+
+from taichi_ext import jacobian, value_and_jacobian
+
+RESOLUTION, PIXELS, STEPS = 8, 4, 12
+STEP_LENGTH, FOCAL, PRINCIPAL = 0.25, 4.0, 1.5
+CAMERA = [0.1, -0.05, -1.6]
+
+EXPECTED_IMAGE = [7.747998, 8.255055, 8.534855, 14.653700]
+EXPECTED_BY_DENSITY = [14.653700, 14.653700, 14.653700, 49.729162]
+EXPECTED_BY_CAMERA_Z = [-1.018151, -1.266230, -1.337754, -1.090214]
+
+
+def densities() -> np.ndarray:
+    """Three colours and a density for each voxel, shape (RESOLUTION, RESOLUTION, RESOLUTION, 4)."""
+    i, j, k, c = np.meshgrid(*[np.arange(n) for n in (RESOLUTION,) * 3 + (4,)], indexing="ij")
+    return 0.5 + 0.4 * np.sin(0.7 * i + 1.3 * j + 0.9 * k + 0.5 * c)
+
+
+@ti.data_oriented
+class VolumeRenderer:
+    """A batch of one camera before a volume that fills the cube from -1 to 1."""
+
+    def __init__(self, volume: np.ndarray, dtype: Any = ti.f64) -> None:
+        self.resolution = volume.shape[0]
+        self.density = ti.field(dtype, shape=(1, *volume.shape))
+        self.position = ti.field(dtype, shape=(1, 3))
+        self.rotation = ti.field(dtype, shape=(1, 3, 3))
+        self.image = ti.field(dtype, shape=(1, 4, PIXELS, PIXELS))
+        np_dtype = np.float32 if dtype == ti.f32 else np.float64
+        self.density.from_numpy(volume[None].astype(np_dtype, copy=False))
+        self.position.from_numpy(np.array([CAMERA], np_dtype))
+        self.rotation.from_numpy(np.eye(3, dtype=np_dtype)[None])
+
+    @ti.func
+    def is_outside(self, p):
+        return p.x < -1 or p.x > 1 or p.y < -1 or p.y > 1 or p.z < -1 or p.z > 1
+
+    @ti.func
+    def clip(self, index):
+        return ti.max(0, ti.min(index, self.resolution - 1))
+
+    @ti.func
+    def interpolate(self, n, p):
+        """Colour and density at p; the first axis of the volume is z."""
+        place = (p + 1.0) * 0.5 * (self.resolution - 1)
+        low = ti.floor(place)
+        w = place - low
+        i = int(low)
+        total = ti.Vector([0.0, 0.0, 0.0, 0.0])
+        for corner in ti.static(ti.ndrange(2, 2, 2)):
+            weight = 1.0
+            at = ti.Vector([0, 0, 0])
+            for axis in ti.static(range(3)):
+                weight *= w[axis] if corner[axis] == 1 else 1.0 - w[axis]
+                at[axis] = self.clip(i[axis] + corner[axis])
+            for c in ti.static(range(4)):
+                total[c] += weight * self.density[n, at.z, at.y, at.x, c]
+        return total
+
+    @ti.kernel
+    def clear(self):
+        for I in ti.grouped(self.image):
+            self.image[I] = 0.0
+
+    @ti.kernel
+    def march(self):
+        for n, x, y in ti.ndrange(1, PIXELS, PIXELS):
+            pixel = ti.Vector([(x - PRINCIPAL) / FOCAL, (y - PRINCIPAL) / FOCAL, 1.0])
+            direction = ti.Vector([0.0, 0.0, 0.0])
+            for i in ti.static(range(3)):
+                for j in ti.static(range(3)):
+                    direction[i] += self.rotation[n, i, j] * pixel[j]
+            direction = direction.normalized()
+            p = ti.Vector([self.position[n, 0], self.position[n, 1], self.position[n, 2]])
+            for _ in range(STEPS):
+                if not self.is_outside(p):
+                    opacity = self.image[n, 3, x, y]
+                    sample = self.interpolate(n, p)
+                    step = ti.min(opacity + sample[3] * STEP_LENGTH, 1.0) - opacity
+                    for c in ti.static(range(3)):
+                        self.image[n, c, x, y] += step * sample[c]
+                    self.image[n, 3, x, y] += step
+                p += direction * STEP_LENGTH
+
+    def run(self) -> None:
+        self.clear()
+        self.march()
+
+
+def differences(program: VolumeRenderer, field: Any, step: float = 1e-6) -> np.ndarray:
+    """d image / d field by central differences, two renderings per entry."""
+    centre = field.to_numpy()
+    result = np.empty(program.image.shape + centre.shape)
+    for index in np.ndindex(centre.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = centre.copy()
+            moved[index] += sign * step
+            field.from_numpy(moved)
+            program.run()
+            ends.append(program.image.to_numpy())
+        result[(..., *index)] = (ends[0] - ends[1]) / (2 * step)
+    field.from_numpy(centre)
+    return result
+
+
+def main() -> int:
+    """The image and its derivatives, beside the expected numbers and differences."""
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    compared = Comparison(f"Volume renderer: {RESOLUTION}^3 voxels, {PIXELS} x {PIXELS} pixels, {STEPS} steps")
+    program = VolumeRenderer(densities())
+    image, by_density = value_and_jacobian(program.run, program.density, program.image)
+    compared.numbers("image, summed per channel", image.sum((0, 2, 3)), EXPECTED_IMAGE, rtol=1e-6)
+    gradient = by_density.sum((0, 1, 2, 3))  # of the sum of the image
+    by_channel = gradient.sum((0, 1, 2, 3))
+    compared.numbers("d (sum of image) / d density, per channel", by_channel, EXPECTED_BY_DENSITY, rtol=1e-6)
+
+    camera = {"position": program.position, "rotation": program.rotation}
+    J = jacobian(program.run, camera, program.image)
+    for name, field in camera.items():
+        compared.numbers(f"d image / d {name} (differences)", J[name], differences(program, field), atol=1e-7)
+    by_z = J["position"][..., 0, 2].sum((0, 2, 3))
+    compared.numbers("d (channel sums) / d camera z", by_z, EXPECTED_BY_CAMERA_Z, rtol=1e-6)
+    return compared.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

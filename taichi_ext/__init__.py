@@ -1,0 +1,35 @@
+"""Whole Jacobians of Taichi kernels in one launch, and custom gradients of chosen subexpressions."""
+
+from taichi_ext.check import check_jacobian
+from taichi_ext.edges import coverage, edge, segment_edge, sqrt_edge, step
+from taichi_ext.errors import CheckError, DerivativeWarning, InvalidArgumentError, InvalidRuleError, UnsupportedError
+from taichi_ext.gradients import mark, replace_gradient, stop_gradient
+from taichi_ext.jacobian import jacobian, value_and_jacobian
+from taichi_ext.plan import Jacobian
+from taichi_ext.registry import boundary_gradient, registry
+from taichi_ext.rule_check import check_rule
+from taichi_ext.torch_function import torch_function
+
+__all__ = [
+    "CheckError",
+    "DerivativeWarning",
+    "InvalidArgumentError",
+    "InvalidRuleError",
+    "Jacobian",
+    "UnsupportedError",
+    "boundary_gradient",
+    "check_jacobian",
+    "check_rule",
+    "coverage",
+    "edge",
+    "jacobian",
+    "mark",
+    "registry",
+    "replace_gradient",
+    "segment_edge",
+    "sqrt_edge",
+    "step",
+    "stop_gradient",
+    "torch_function",
+    "value_and_jacobian",
+]

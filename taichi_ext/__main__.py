@@ -1,0 +1,8 @@
+"""The command line of the demonstration: ``python -m taichi_ext``."""
+
+import sys
+
+from taichi_ext.demo import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""Expressions of the kernel that is being traced: types, variables, places, control flow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import taichi as ti
+from taichi._lib import core
+from taichi.lang import impl, matrix, matrix_ops, ops
+from taichi.lang.expr import Expr
+from taichi.lang.matrix import Matrix
+from taichi.types import primitive_types
+from taichi.types.primitive_types import f32, f64, i32, integer_types, real_types
+
+_LIBRARY = os.path.dirname(ti.__file__)
+
+
+def builder() -> Any:
+    """The AST builder of the kernel being traced."""
+    return impl.get_runtime().compiling_callable.ast_builder()
+
+
+def debug_info() -> Any:
+    stack = impl.get_runtime().src_info_stack
+    return core.DebugInfo(stack[-1] if stack else "")
+
+
+def source_location() -> str:
+    """File, line and source text of the user's statement being traced."""
+    stack = impl.get_runtime().src_info_stack
+    return stack[-1] if stack else ""
+
+
+def user_place() -> str:
+    """The innermost statement being traced that is not in Taichi's own library."""
+    places = [place for place in impl.get_runtime().src_info_stack if _LIBRARY not in place.split('", line')[0]]
+    return places[-1] if places else "an unknown place"
+
+
+def is_expr(x: Any) -> bool:
+    return isinstance(x, Expr)
+
+
+def is_tensor(x: Any) -> bool:
+    return isinstance(x, Expr) and x.ptr.is_tensor()
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    return tuple(x.ptr.get_shape()) if is_tensor(x) else ()
+
+
+def dtype_of(x: Any) -> Any:
+    """Element type of an expression, or the type a Python number gets in a kernel."""
+    if isinstance(x, Expr):
+        return x.ptr.get_rvalue_type().element_type() if x.ptr.is_tensor() else x.ptr.get_rvalue_type()
+    if isinstance(x, bool):
+        return primitive_types.u1
+    return impl.get_runtime().default_fp if isinstance(x, float) else impl.get_runtime().default_ip
+
+
+def default_type(kind: type) -> Any:
+    """What ``float`` and ``int`` mean in kernels."""
+    runtime = impl.get_runtime()
+    return runtime.default_fp if kind is float else runtime.default_ip
+
+
+def is_real(dtype: Any) -> bool:
+    return dtype in real_types
+
+
+def is_integer(dtype: Any) -> bool:
+    return dtype in integer_types or dtype == primitive_types.u1
+
+
+def is_scalar_integer(x: Any) -> bool:
+    return isinstance(x, Expr) and not x.ptr.is_tensor() and is_integer(dtype_of(x))
+
+
+def cast(x: Any, dtype: Any) -> Expr:
+    return ops.cast(x if isinstance(x, Expr) else Expr(x), dtype)
+
+
+def constant(x: float, dtype: Any) -> Expr:
+    """A literal of an exact type (literals in kernels otherwise get ``default_fp``)."""
+    return Expr(float(x), dtype=dtype) if is_real(dtype) else Expr(int(x), dtype=dtype)
+
+
+def variable(x: Any, dtype: Any = None) -> Any:
+    """A fresh local variable that holds x."""
+    if dtype is not None and (not isinstance(x, Expr) or dtype_of(x) != dtype):
+        x = cast(x, dtype) if isinstance(x, Expr) else constant(x, dtype)
+    return impl.expr_init(x if isinstance(x, Expr) else Expr(x))
+
+
+def zeros_variable(n: int, dtype: Any) -> Any:
+    """A local array of n zeros, to be indexed at run time."""
+    return impl.expr_init(matrix.make_matrix_with_shape([0.0] * n, [n], dtype))
+
+
+def tensor(entries: list[Any], shape: tuple[int, ...], dtype: Any = None) -> Expr:
+    exprs = [e if isinstance(e, Expr) else Expr(e) for e in entries]
+    if dtype is None:
+        dtype = exprs[0].ptr.get_rvalue_type()
+        for e in exprs[1:]:
+            dtype = core.promoted_type(dtype, e.ptr.get_rvalue_type())
+    return matrix.make_matrix_with_shape(exprs, list(shape), dtype)
+
+
+def element(x: Expr, indices: tuple[Any, ...]) -> Expr:
+    """One entry of a tensor expression, field or array (indices are ints or integer expressions)."""
+    return impl.subscript(builder(), x, *indices)
+
+
+def assign(target: Expr, value: Any) -> None:
+    target._assign(value)
+
+
+def atomic_add(target: Expr, value: Any) -> None:
+    target._atomic_add(value)
+
+
+def is_not_finite(x: Expr) -> Expr:
+    """Whether a real number is NaN or infinite: by its bits, because Taichi's fast_math lets ``x != x`` be false."""
+    if dtype_of(x) == f64:
+        return (ops.bit_cast(x, ti.i64) >> 52) & 0x7FF == 0x7FF
+    return (ops.bit_cast(cast(x, f32), i32) >> 23) & 0xFF == 0xFF
+
+
+def temporary_field(dtype: Any, size: int) -> tuple[Any, Any]:
+    """A field of zeros, and the tree to destroy when it is no longer needed."""
+    layout, field = ti.FieldsBuilder(), ti.field(dtype)
+    layout.dense(ti.i, size).place(field)
+    return field, layout.finalize()
+
+
+def native_init(x: Any) -> Any:
+    """What ``name = x`` binds the name to in an ordinary kernel."""
+    return impl.expr_init(x)
+
+
+@contextlib.contextmanager
+def for_range(n: int) -> Iterator[Expr]:
+    """Emit ``for k in range(n)``; yields k."""
+    b = builder()
+    k = Expr(b.make_id_expr(""))
+    b.begin_frontend_range_for(k.ptr, Expr(0).ptr, Expr(n).ptr, debug_info())
+    try:
+        yield k
+    finally:
+        b.end_frontend_range_for()
+
+
+def if_else(condition: Expr, then: Callable[[], None], orelse: Callable[[], None] | None = None) -> None:
+    """Emit ``if condition: then() else: orelse()``."""
+    b = builder()
+    impl.begin_frontend_if(b, condition, debug_info())
+    b.begin_frontend_if_true()
+    then()
+    b.pop_scope()
+    b.begin_frontend_if_false()
+    if orelse is not None:
+        orelse()
+    b.pop_scope()
+
+
+def serialize_next_loop() -> None:
+    builder().strictly_serialize()
+
+
+def augassign(target: Expr, value: Any, operator: str) -> None:
+    target._augassign(value, operator)
+
+
+def is_matrix_expression_method(name: str) -> bool:
+    return hasattr(matrix_ops, name)
+
+
+def swizzle_indices(name: str) -> list[int] | None:
+    """Component numbers of a swizzle such as ``xy`` or ``bgr``; None for any other name."""
+    group = Matrix._swizzle_to_keygroup.get(name)
+    return None if group is None else [group.index(c) for c in name]
+
+
+def is_inside_kernel() -> bool:
+    return bool(impl.get_runtime().inside_kernel)
+
+
+def is_host_arch() -> bool:
+    return impl.current_cfg().arch in (ti.x64, ti.arm64)
+
+
+DataType = core.DataType
+
+
+def thread_index() -> Any:
+    """Number of the thread that runs an iteration of a parallel loop."""
+    return Expr(builder().insert_thread_idx_expr())
+
+
+def thread_count() -> int:
+    """How many threads the iterations of a parallel loop can run on at the same time."""
+    if is_host_arch():
+        return int(impl.current_cfg().cpu_max_num_threads)
+    return _GPU_THREADS
+
+
+_GPU_THREADS = 1 << 16
+
+
+def named_type(name: str) -> Any:
+    return {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64}[name]
+
+
+def assert_zero(x: Any, message: str) -> None:
+    """In debug mode, check while the kernel runs that x is 0."""
+    if impl.current_cfg().debug:
+        impl.ti_assert(x == 0, message, [], debug_info())
+
+
+def type_names(kinds: Any) -> str:
+    return ", ".join(k.to_string() if isinstance(k, DataType) else str(k) for k in kinds)

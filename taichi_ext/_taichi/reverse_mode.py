@@ -1,0 +1,162 @@
+"""User rules in Taichi's own reverse mode: gradients stopped and replaced while Taichi compiles ``kernel.grad``."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import taichi as ti
+from taichi.lang import impl, kernel_impl, ops
+from taichi.lang.enums import AutodiffMode
+from taichi.lang.expr import Expr
+from taichi.lang.kernel_impl import Func
+from taichi.lang.struct import Struct
+
+from taichi_ext._taichi.expressions import dtype_of, is_integer
+from taichi_ext._taichi.kernels import global_variables, resolves_to_static_call, source_of
+from taichi_ext.errors import UnsupportedError
+
+
+def _gradient_mode() -> Any:
+    kernel = impl.get_runtime().current_kernel
+    return AutodiffMode.NONE if kernel is None else kernel.autodiff_mode
+
+
+def is_gradient_kernel() -> bool:
+    """Whether a kernel is being compiled for Taichi's reverse mode; raises where it is for its forward mode."""
+    mode = _gradient_mode()
+    if mode == AutodiffMode.FORWARD:
+        raise ti.TaichiCompilationError(
+            "A custom gradient is used in a kernel that is compiled for ti.ad.FwdMode, which cannot take it; use "
+            "taichi_ext.jacobian, or kernel.grad() and ti.ad.Tape."
+        )
+    return mode == AutodiffMode.REVERSE
+
+
+def stop_gradient(x: Any) -> Any:
+    """X without its derivative in reverse mode: Taichi does not differentiate floor.
+
+    Exact for 2**-41 <= abs(x) < 2**63 in float32 (2**-12 in float64), with an absolute error of at most 2**-64 below.
+    """
+    if isinstance(x, (int, float)) or (isinstance(x, Expr) and is_integer(dtype_of(x))):
+        return x
+    if isinstance(x, (list, tuple)):
+        return type(x)(stop_gradient(e) for e in x)
+    if isinstance(x, Struct):
+        return x
+    return impl.expr_init(ops.floor(x * 2.0**64) * 2.0**-64)
+
+
+def forget_reverse_kernels() -> None:
+    """Compile kernels for reverse mode anew when they are next used."""
+    for kernel in impl.get_runtime().kernels:
+        if kernel.autodiff_mode == AutodiffMode.REVERSE:
+            kernel.compiled_kernels.clear()
+
+
+_rules_being_traced: list[Any] = []  # targets of the rules whose own code Taichi is tracing
+
+
+def replace_function(
+    func: Func, has_rule: Callable[[], bool], stand_in: Callable[[Callable[..., Any], list[Any]], Any]
+) -> None:
+    """Let ``stand_in(original, args)`` be called in kernels that are compiled for a gradient."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        def original(*values: Any) -> Any:
+            return Func.__call__(func, *values)
+
+        is_in_rule = func in _rules_being_traced  # a rule that calls its own function gets the primal
+        if impl.inside_kernel() and has_rule() and not is_in_rule and is_gradient_kernel():
+            return stand_in(original, list(kernel_impl._process_args(func, args, kwargs)))
+        return Func.__call__(func, *args, **kwargs)
+
+    func.__call__ = call  # type: ignore[method-assign]  # the decorated function looks it up on the instance
+
+
+def restore_function(func: Func) -> None:
+    func.__dict__.pop("__call__", None)
+
+
+def call_with_rule(rule: Any, original: Callable[..., Any], names: list[str], args: list[Any]) -> Any:
+    """f(x) with a rule t in reverse mode: ``s(f(s(x))) + t(s(x), x - s(x))``, s being stop_gradient."""
+    is_value = [isinstance(a, (int, float, Expr)) for a in args]
+    kept = [impl.expr_init(a) if v and isinstance(a, Expr) else a for a, v in zip(args, is_value, strict=True)]
+    stopped = {n: stop_gradient(a) if v else a for n, a, v in zip(names, kept, is_value, strict=True)}
+    takes_all = "auto" in rule.parameters
+    passed = [stopped[n] if n in rule.taken and not takes_all else a for n, a in zip(names, kept, strict=True)]
+    result = original(*passed)
+    values = dict(zip(names, kept, strict=True))
+    return _with_tangent(rule, result, stopped, values)
+
+
+def mark_with_rule(rule: Any, value: Any, along: dict[str, Any]) -> Any:
+    stopped = {name: stop_gradient(v) for name, v in along.items()}
+    return _with_tangent(rule, value, stopped, along)
+
+
+def _tree_of(function: Any) -> ast.Module:
+    return ast.parse(textwrap.dedent("\n".join(source_of(function)[1])))
+
+
+def _has_loop(function: Any) -> bool:
+    """Whether a function has a loop that is decided at run time."""
+    scope = global_variables(function)
+    return any(
+        isinstance(n, ast.While) or (isinstance(n, ast.For) and resolves_to_static_call(n.iter, scope) != "static")
+        for n in ast.walk(_tree_of(function))
+    )
+
+
+def _stores(function: Any) -> bool:
+    """Whether a function stores to something that is not its own."""
+    nodes = list(ast.walk(_tree_of(function)))
+    own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    targets = [n for n in nodes if isinstance(n, (ast.Subscript, ast.Attribute)) and isinstance(n.ctx, ast.Store)]
+    calls = [n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, (ast.Name, ast.Attribute)) and n.args]
+    names = [(getattr(n.func, "attr", "") or getattr(n.func, "id", ""), n.args[0]) for n in calls]
+    targets += [first for name, first in names if name.startswith("atomic_")]
+    for target in targets:
+        while isinstance(target, (ast.Subscript, ast.Attribute)):
+            target = target.value
+        if not (isinstance(target, ast.Name) and target.id in own):
+            return True
+    return False
+
+
+def _with_tangent(rule: Any, result: Any, stopped: dict[str, Any], values: dict[str, Any]) -> Any:
+    parts = list(result) if isinstance(result, (tuple, list)) else [result]
+    parts = [impl.expr_init(p) for p in parts]
+    outs = [stop_gradient(p) for p in parts]
+    automatic = [p - o for p, o in zip(parts, outs, strict=True)]
+    is_tuple = isinstance(result, (tuple, list))
+    bound = []
+    for name in rule.parameters:
+        if name == "out":
+            bound.append(tuple(outs) if is_tuple else outs[0])
+        elif name == "auto":
+            bound.append(tuple(automatic) if is_tuple else automatic[0])
+        elif name in stopped:
+            bound.append(stopped[name])
+        else:
+            bound.append(values[name[2:]] - stopped[name[2:]])
+    if _has_loop(rule.function):
+        raise UnsupportedError(
+            f"The rule {rule.name!r} has a loop: Taichi's reverse mode counts a tangent that is used in a loop only "
+            "once. Unroll it with ti.static, or use taichi_ext.jacobian."
+        )
+    if _stores(rule.function):
+        raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
+    _rules_being_traced.append(rule.target)
+    try:
+        tangent = Func(rule.function)(*bound)
+    finally:
+        _rules_being_traced.pop()
+    tangents = list(tangent) if isinstance(tangent, (tuple, list)) else [tangent]
+    if "auto" in rule.parameters:
+        finished = [o + t for o, t in zip(outs, tangents, strict=True)]
+    else:
+        finished = [o + a + t for o, a, t in zip(outs, automatic, tangents, strict=True)]
+    return tuple(finished) if is_tuple else finished[0]

@@ -1,0 +1,234 @@
+"""Params and outputs as users give them: checked, named, and brought into one flat list.
+
+A parameter or output is a field, an array among ``args``, or the name of a kernel argument; lists, tuples and dicts of
+those give the result its structure.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext import _taichi
+from taichi_ext.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parameter or output: a field or array, an argument by position, or the return value."""
+
+    kind: str  # "field", "array", "argument" or "return"
+    name: str  # as messages call it
+    field: Any = None
+    position: int = -1
+    argument: str = ""
+
+
+def flatten(tree: Any, path: str = "") -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
+    """The leaves of nested lists, tuples and dicts with their places, and what puts values back in their place."""
+    if isinstance(tree, (list, tuple)):
+        parts = [flatten(item, f"{path}[{i}]") for i, item in enumerate(tree)]
+        kind = type(tree)
+        make: Callable[[list[Any]], Any] = (lambda v: kind(*v)) if hasattr(tree, "_fields") else kind
+        return _join(parts, make)
+    if isinstance(tree, dict):
+        parts = [flatten(item, f"{path}[{key!r}]") for key, item in tree.items()]
+        return _join(parts, lambda values: dict(zip(tree, values, strict=True)))
+    if isinstance(tree, _taichi.StructField):
+        parts = [flatten(item, f"{path}.{key}") for key, item in tree.field_dict.items()]
+        return _join(parts, lambda values: dict(zip(tree.field_dict, values, strict=True)))
+    return [(path, tree)], lambda values: values[0]
+
+
+def _join(parts: list[Any], make: Callable[[list[Any]], Any]) -> tuple[list[tuple[str, Any]], Callable[..., Any]]:
+    leaves = [leaf for found, _ in parts for leaf in found]
+
+    def rebuild(values: list[Any]) -> Any:
+        rebuilt, at = [], 0
+        for found, inner in parts:
+            rebuilt.append(inner(values[at : at + len(found)]))
+            at += len(found)
+        return make(rebuilt)
+
+    return leaves, rebuild
+
+
+class KernelCall:
+    """What is differentiated: a kernel with its arguments, or a Python function that launches kernels."""
+
+    def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
+        self.function = kernel
+        self.args = args
+        bound = _taichi.primal_kernel(kernel)
+        self.kernel, self._owner = bound if bound is not None else (None, ())
+        if not isinstance(args, (tuple, list)):
+            raise InvalidArgumentError(f"args is {args!r}; expected a tuple with the arguments of the call.")
+        if bound is not None and _taichi.is_reverse(bound[0]):
+            raise InvalidArgumentError("kernel is the gradient of a kernel (kernel.grad); give the kernel itself.")
+        if bound is None and not callable(kernel):
+            raise InvalidArgumentError(
+                f"kernel is {kernel!r}; expected a @ti.kernel or a function that launches kernels."
+            )
+        if _taichi.taichi_func(kernel) is not None:
+            raise InvalidArgumentError(
+                f"kernel is the ti.func {getattr(kernel, '__name__', kernel)!r}, which runs in kernels only; give a "
+                "@ti.kernel that calls it."
+            )
+        function = self.kernel.func if self.kernel is not None else kernel
+        self.name = getattr(function, "__qualname__", repr(kernel)).split("<locals>.")[-1]
+        self.names = self._argument_names()
+        self._check_args()
+
+    def with_args(self, args: tuple[Any, ...]) -> KernelCall:
+        return KernelCall(self.function, args)
+
+    @property
+    def full_args(self) -> tuple[Any, ...]:
+        return (*self._owner, *self.args)
+
+    def _argument_names(self) -> list[str]:
+        if self.kernel is not None:
+            return [a.name for a in self.kernel.arguments][len(self._owner) :]
+        try:
+            return list(inspect.signature(self.function).parameters)
+        except (TypeError, ValueError):
+            return []
+
+    def _check_args(self) -> None:
+        if self.kernel is None:
+            return
+        if len(self.args) != len(self.names):
+            raise InvalidArgumentError(
+                f"{self.name} takes {len(self.names)} arguments ({', '.join(self.names) or 'none'}); args has "
+                f"{len(self.args)}."
+            )
+        for position, (name, value) in enumerate(zip(self.names, self.args, strict=True)):
+            annotation = self.kernel.arguments[len(self._owner) + position].annotation
+            problem = _taichi.argument_problem(annotation, value)
+            if problem:
+                raise InvalidArgumentError(f"args[{position}] ({name!r} of {self.name}) {problem}.")
+
+    def annotation(self, target: Target) -> Any:
+        if self.kernel is None or target.position < 0:
+            return None
+        return self.kernel.arguments[len(self._owner) + target.position].annotation
+
+    # --- targets
+
+    def resolve(self, what: str, path: str, leaf: Any) -> Target:
+        """A leaf of params or outputs as a target; ``what`` is the word used in messages."""
+        place = f"{what}{path}"
+        if isinstance(leaf, str):
+            return self._resolve_name(place, leaf)
+        if isinstance(leaf, _taichi.Field):
+            return _resolve_field(place, leaf)
+        if not _taichi.is_array(leaf):
+            if hasattr(leaf, "__dlpack__"):
+                raise InvalidArgumentError(
+                    f"{place} is a {type(leaf).__module__}.{type(leaf).__name__}, which Taichi does not take; pass "
+                    "np.from_dlpack(a) or torch.from_dlpack(a) in args, which share its memory, and name that."
+                )
+            raise InvalidArgumentError(
+                f"{place} is {leaf!r}; expected a ti.field, an array that is in args, or the name of a kernel argument."
+            )
+        for position, value in enumerate(self.args):
+            if value is leaf:
+                name = self.names[position] if position < len(self.names) else str(position)
+                return Target("argument", f"{place} (array argument {name!r})", None, position, name)
+        if self.kernel is None:
+            return Target("array", f"{place} (array of shape {tuple(leaf.shape)})", leaf)
+        raise InvalidArgumentError(
+            f"{place} is an array of shape {tuple(leaf.shape)} that is not among args; pass the same object in "
+            "args=(...)."
+        )
+
+    def _resolve_name(self, place: str, name: str) -> Target:
+        if name not in self.names:
+            known = ", ".join(repr(n) for n in self.names) or "none"
+            raise InvalidArgumentError(
+                f"{place} is {name!r}, which is not an argument of {self.name} (arguments: {known})."
+            )
+        position = self.names.index(name)
+        value = self.args[position] if position < len(self.args) else None
+        if isinstance(value, _taichi.Field):
+            return _resolve_field(place, value)
+        return Target("argument", f"{place} (argument {name!r})", None, position, name)
+
+    def return_target(self) -> Target:
+        if self.kernel is None:
+            raise InvalidArgumentError(
+                f"outputs is None, which means a kernel's return value, but {self.name} is a Python function; name the "
+                "fields or arrays it fills."
+            )
+        if self.kernel.return_type is None:
+            raise InvalidArgumentError(f"outputs is None, but {self.name} returns nothing; name what it writes.")
+        return Target("return", f"the return value of {self.name}")
+
+    def value(self, target: Target) -> Any:
+        return target.field if target.kind == "array" else self.args[target.position]
+
+    def is_value(self, target: Target) -> bool:
+        """Whether the target is an argument passed by value: a scalar, vector or matrix."""
+        is_array = _taichi.is_array(self.args[target.position]) if target.kind == "argument" else True
+        if is_array and self.kernel is not None and target.kind == "argument":
+            is_array = _taichi.is_array_annotation(self.annotation(target))
+        return not is_array
+
+    def value_shape(self, target: Target) -> tuple[int, ...]:
+        """Shape of an argument passed by value."""
+        if self.kernel is None:
+            raise InvalidArgumentError(
+                f"{target.name} is an argument of the Python function {self.name}; only arguments of a kernel can be "
+                "parameters by value. Put the value in a field."
+            )
+        kind = self.annotation(target)
+        if isinstance(kind, _taichi.MatrixType):
+            dtype, shape = kind.dtype, (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
+        elif _taichi.is_scalar_type(kind):
+            dtype, shape = kind, ()
+        else:
+            raise InvalidArgumentError(
+                f"{target.name} is a {type(kind).__name__}; only scalar, vector, matrix and array arguments can be "
+                "parameters."
+            )
+        if not _taichi.is_real(_taichi.cook_dtype(dtype)):
+            raise InvalidArgumentError(f"{target.name} is an integer; only real numbers have a derivative.")
+        return shape
+
+    def return_shape(self) -> tuple[int, ...]:
+        return _taichi.return_shape(self.kernel)
+
+    def return_dtype(self) -> Any:
+        dtype = _taichi.return_dtype(self.kernel)
+        if dtype is None or not _taichi.is_real(dtype):
+            raise InvalidArgumentError(
+                f"{self.name} returns {_taichi.type_names(self.kernel.return_type)}; its Jacobian needs one real type "
+                "for all of it. Return numbers or vectors of one real type, or write to a field."
+            )
+        return dtype
+
+
+def _resolve_field(place: str, field: Any) -> Target:
+    if not _taichi.is_placed(field):
+        raise InvalidArgumentError(f"{place} is a field that is not placed; give it a shape or place it in a root.")
+    shape = tuple(field.shape)
+    if not _taichi.is_real(field.dtype):
+        raise InvalidArgumentError(
+            f"{place} is a field of shape {shape} and type {field.dtype.to_string()}; only fields of real numbers have "
+            "a derivative. Use ti.f32 or ti.f64."
+        )
+    return Target("field", f"{place} (field of shape {shape})", field)
+
+
+def refuse_inactive(
+    params: list[tuple[Target, Any]], outputs: list[tuple[Target, Any]], read: set[Any], written: set[Any], where: str
+) -> None:
+    """Raise for a parameter that nothing reads and an output that nothing writes; each comes with its key."""
+    for target, key in params:
+        if key not in read and key not in written:
+            raise InvalidArgumentError(f"{target.name} is not read {where}, so nothing depends on it.")
+    for target, key in outputs:
+        if key not in written and key not in {k for _, k in params}:
+            raise InvalidArgumentError(f"{target.name} is not written {where}.")

@@ -1,0 +1,339 @@
+"""Calls in a traced kernel: what each callable that a kernel names does with tangents."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext import _taichi, atomics, edge_tracing, gradients, linalg
+from taichi_ext._taichi import matrix_ops, ops
+from taichi_ext.constructors import COMPARISONS, FROM_PARTS, cast, construct, select
+from taichi_ext.containers import Ref
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.index_forms import Locals
+from taichi_ext.local_variables import LocalStruct, LocalTensor
+from taichi_ext.rules import RULE_OF_FUNCTION
+from taichi_ext.subscripts import StructRef
+from taichi_ext.values import ByReference, Scalar, StructValue, TensorValue, is_active, primal_of
+
+
+def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
+    """``base.name(*args)``."""
+    if isinstance(base, ByReference):
+        base = base.value()
+    if isinstance(base, (LocalStruct, StructRef, StructValue)):
+        if name in base.members:
+            return call(tracer, base.members[name], args, keywords)
+        if name not in base.methods:
+            raise AttributeError(f"a struct with the members {list(base.members)} has no method {name!r}")
+        return call(tracer, base.methods[name], [base, *args], keywords)
+    if isinstance(base, Ref) and name in ("append", "length", "deactivate"):
+        return _dynamic_node_method(tracer, base.target, base.indices, name, args)
+    if name == "append" and isinstance(base, _taichi.Field) and _taichi.is_dynamic(base):
+        return _dynamic_node_method(tracer, base, (), name, args)
+    if isinstance(base, (Ref, TensorValue, LocalTensor)):
+        if name == "get_shape":
+            return base.get_shape()
+        if _taichi.is_matrix_expression_method(name) and (base.get_shape() or not isinstance(base, Ref)):
+            return call(tracer, getattr(matrix_ops, name), [base, *args], keywords)
+        raise AttributeError(f"a value of shape {base.get_shape()} has no method {name!r}")
+    function, bound = _taichi.native_attribute(tracer.context, base, name)
+    return call(tracer, function, [base, *args] if bound else args, keywords)
+
+
+def _dynamic_node_method(tracer: Any, field: Any, indices: tuple[Any, ...], name: str, args: list[Any]) -> Any:
+    node = field.parent()
+    if name == "append":
+        return _append(tracer, field, indices, tracer.value_of(args[0]))
+    if name == "length":
+        return ti.length(node, list(indices))
+    _refuse_active(tracer, node)
+    return ti.deactivate(node, list(indices))
+
+
+def _append(tracer: Any, field: Any, indices: tuple[Any, ...], value: Any) -> Any:
+    """``field[i].append(value)``: the tangent goes to the entry that Taichi tells."""
+    place = ti.append(field.parent(), list(indices), primal_of(value))
+    container = tracer.container(field)
+    if container is not None:
+        ref = Ref(tracer, container, field, (*indices, place), tracer.plan.component(field)).settled()
+        tracer.note_write(container, ref, is_active(value))
+        if container.shadow is not None:
+            ref.store_tangent(value)
+    return place
+
+
+def _refuse_active(tracer: Any, node: Any) -> None:
+    launch = tracer.plan.launch
+    written = {c.key for c in tracer.plan.containers.values() if c.shadow is not None}
+    carrying = {k for k, role in launch.roles.items() if role.has_shadow or role.first_column is not None}
+    for key in written | carrying:
+        info = launch.fields.infos.get(key)
+        if info is not None and _taichi.is_under(info.obj, node):
+            raise UnsupportedError(
+                f"{info.name} carries tangents and a part of its layout is deactivated in a kernel. Deactivate it "
+                "from Python between kernels (snode.deactivate_all()), or store zeros."
+            )
+
+
+def _deactivate(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    _refuse_active(tracer, args[0])
+    return function(args[0], *[tracer.primal(a) for a in args[1:]])
+
+
+def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool = False) -> Any:
+    """``function(*args, **keywords)``."""
+    if inspect.ismethod(function) and _taichi.taichi_func(function.__func__) is not None:
+        return call(tracer, function.__func__, [function.__self__, *args], keywords, is_statement)
+    try:
+        special = _SPECIAL.get(function)
+    except TypeError:
+        special = None
+    if special is not None:
+        return special(tracer, function, args, keywords, is_statement)
+    is_type = function in (ti.Vector, ti.Matrix, ti.Struct) or isinstance(
+        function, (_taichi.MatrixType, _taichi.StructType)
+    )
+    if is_type and is_active(tracer.value_of([*args, *keywords.values()])):
+        return construct(tracer, function, args, keywords)
+    if function in (ti.random, ti.randn):
+        tracer.facts.has_random = True
+    func = _taichi.taichi_func(function)
+    if func is not None and not isinstance(function, (_taichi.MatrixType, _taichi.StructType)):
+        if not _is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()]):
+            return _inline(tracer, func, args, keywords)
+    values = [tracer.value_of(a) for a in args]
+    named = {k: tracer.value_of(v) for k, v in keywords.items()}
+    if is_active(values) or is_active(named):
+        if isinstance(function, type(ti.f32)):
+            return cast(tracer, values[0], function)
+        raise UnsupportedError(
+            f"{_name(function)!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
+            "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
+        )
+    return _taichi.native_call(tracer.context, function, [primal_of(v) for v in values], primal_of(named))
+
+
+def _carries_tangent(tracer: Any, args: list[Any]) -> bool:
+    places = (ByReference, *Locals, Ref, StructRef, _taichi.Field, _taichi.AnyArray)
+    return any(isinstance(a, places) for a in args) or is_active(args)
+
+
+def _is_library(function: Any) -> bool:
+    """Whether a function is one of Taichi's own."""
+    return (getattr(function, "__module__", None) or "").startswith("taichi.")
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function)
+
+
+def _inline(tracer: Any, func: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+    given = _taichi.process_args(func, tuple(args), keywords)
+    is_library = _is_library(func.func)
+    bound = []
+    for n, (argument, value) in enumerate(zip(func.arguments, given, strict=True)):
+        key = (tracer.path, "argument", tracer.line(), func.func.__qualname__, n)
+        tracer.note_origin(key, value)
+        bound.append(_bind(tracer, key, argument.annotation, value, is_library))
+    rule = tracer.resolve_rule(func)
+    if rule is not None and tracer.is_reverse:
+        names = [a.name for a in func.arguments]
+        values = [primal_of(tracer.value_of(b)) for b in bound]
+        return _taichi.call_with_rule(rule, lambda *v: primal_of(_run(tracer, func, list(v))), names, values)
+    if rule is not None:
+        return gradients.call_with_rule(tracer, rule, func, bound, lambda passed: _run(tracer, func, passed))
+    if func in tracer.without_rules:  # a rule that calls its own function gets the primal
+        bound = [primal_of(tracer.value_of(b)) if is_active(tracer.value_of(b)) else b for b in bound]
+    return _run(tracer, func, bound)
+
+
+def _run(tracer: Any, func: Any, bound: list[Any]) -> Any:
+    result = tracer.inline(func, bound)
+    if func.return_type is not None and result is not None:
+        types = func.return_type
+        if len(types) == 1:
+            return _returned(tracer, result, types[0])
+        return tuple(_returned(tracer, r, t) for r, t in zip(result, types, strict=True))
+    return result
+
+
+def _returned(tracer: Any, value: Any, kind: Any) -> Any:
+    if isinstance(kind, (_taichi.MatrixType, _taichi.StructType)):
+        return value
+    return cast(tracer, value, kind)
+
+
+def _bind(tracer: Any, key: Any, annotation: Any, value: Any, is_library: bool) -> Any:
+    """An argument of a ti.func: template arguments by reference, others by value.
+
+    Taichi's own functions do not change what their arguments are computed from: there an expression is evaluated once.
+    """
+    if isinstance(annotation, ti.template) or _taichi.is_reference(annotation):
+        if not isinstance(value, (Scalar, TensorValue)):
+            return value
+        return tracer.freeze(value, key) if is_library else ByReference(tracer, value)
+    is_object = isinstance(value, (_taichi.Field, _taichi.AnyArray)) or callable(value) or isinstance(value, str)
+    if is_object or value is None:
+        return value
+    value = tracer.value_of(value)
+    if isinstance(annotation, type(ti.f32)):
+        value = cast(tracer, value, annotation)
+    return tracer.declare(key, value)
+
+
+# --- callables with a meaning of their own ----------------------------------------------------------------------------
+
+
+def _rule(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    rule = RULE_OF_FUNCTION[function]
+    values = [tracer.value_of(a) for a in args]
+    if not is_active(values) or rule.kind == "constant":
+        return function(*[primal_of(v) for v in values], **primal_of(keywords))
+    return tracer.apply(rule, *values)
+
+
+def _extremum(name: str) -> Callable[..., Any]:
+    def evaluate(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+        result = args[-1]
+        for a in reversed(args[:-1]):
+            result = tracer.operate(name, a, result)
+        return result
+
+    return evaluate
+
+
+def _named_rule(name: str) -> Callable[..., Any]:
+    def evaluate(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+        if not is_active(tracer.value_of(args)):
+            return _taichi.native_call(tracer.context, function, [tracer.primal(a) for a in args], {})
+        return tracer.operate(name, *args)
+
+    return evaluate
+
+
+def _primal_only(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    named = {k: tracer.primal(v) for k, v in keywords.items()}
+    return _taichi.native_call(tracer.context, function, [tracer.primal(a) for a in args], named)
+
+
+def _float(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+    if not is_active(tracer.value_of(args[0])):
+        return _primal_only(tracer, function, args, {}, False)
+    return cast(tracer, args[0], float)
+
+
+def _cast(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    dtype = args[1] if len(args) > 1 else keywords["dtype"]
+    return cast(tracer, args[0], dtype)
+
+
+def _length(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+    if isinstance(args[0], (Ref, ByReference, TensorValue, LocalTensor)):
+        return args[0].get_shape()[0]
+    return _taichi.native_call(tracer.context, function, args, {})
+
+
+def _select(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    return select(tracer, *args, *keywords.values())
+
+
+def _round(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+    return ops.round(tracer.primal(args[0]))
+
+
+def _loop_config(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    tracer.pending_serial = bool(keywords.get("serialize", False))
+    return function(*args, **keywords)
+
+
+def _stop_grad(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
+    """``ti.stop_grad(field)``: what is read from the field in the rest of this block counts as constant."""
+    container = tracer.container(args[0])
+    if container is not None:
+        tracer.block.stopped.add(container.key)
+    function(*args, **keywords)
+
+
+def matmul(tracer: Any, a: Any, b: Any) -> Any:
+    if not is_active(tracer.value_of((a, b))):
+        return matrix_ops.matmul(tracer.primal(a), tracer.primal(b))
+    return call(tracer, matrix_ops.matmul, [a, b], {})
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """A function of the ``operator`` module: the same as the operator."""
+
+    def evaluate(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+        return getattr(tracer, name)(*args)
+
+    return evaluate
+
+
+def _static_method(name: str) -> Callable[..., Any]:
+    """``ti.Matrix.rows`` and the like."""
+
+    def evaluate(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+        if not is_active(tracer.value_of([*args, *keywords.values()])):
+            return _primal_only(tracer, function, args, keywords, is_statement)
+        return FROM_PARTS[name](tracer, *[tracer.value_of(a) for a in args], **keywords)
+
+    return evaluate
+
+
+def _any_all(function_name: str) -> Callable[..., Any]:
+    function = getattr(matrix_ops, function_name)
+
+    def evaluate(tracer: Any, _: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
+        return function(tracer.primal(args[0]))
+
+    return evaluate
+
+
+_SPECIAL: dict[Any, Callable[..., Any]] = dict.fromkeys(RULE_OF_FUNCTION, _rule)
+_SPECIAL.update(
+    {
+        builtins.max: _extremum("max"),
+        builtins.min: _extremum("min"),
+        ops.max: _extremum("max"),
+        ops.min: _extremum("min"),
+        builtins.abs: _named_rule("abs"),
+        builtins.pow: _named_rule("pow"),
+        builtins.round: _round,
+        builtins.int: _primal_only,
+        builtins.bool: _primal_only,
+        builtins.float: _float,
+        builtins.len: _length,
+        builtins.print: _primal_only,
+        builtins.any: _any_all("any"),
+        builtins.all: _any_all("all"),
+        ops.cast: _cast,
+        ops.select: _select,
+        ops.ifte: lambda tracer, f, args, keywords, is_statement: tracer.where(*args),
+        ti.loop_config: _loop_config,
+        ti.stop_grad: _stop_grad,
+        ti.deactivate: _deactivate,
+        ti.zero: _primal_only,
+        ti.one: _primal_only,
+        ti.math.isnan: _primal_only,
+        ti.math.isinf: _primal_only,
+    }
+)
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos", "invert")
+_SPECIAL.update({getattr(operator, name): _operator(name) for name in (*_ARITHMETIC, *COMPARISONS)})
+_SPECIAL.update(linalg.SPECIAL)
+_SPECIAL.update(
+    {
+        gradients.mark: gradients.trace_mark,
+        gradients.stop_gradient: gradients.trace_stop,
+        gradients.replace_gradient: gradients.trace_replace,
+    }
+)
+_SPECIAL.update({getattr(ti.Matrix, name): _static_method(name) for name in FROM_PARTS})
+_SPECIAL.update(edge_tracing.SPECIAL)
+_SPECIAL.update(atomics.SPECIAL)

@@ -1,0 +1,429 @@
+"""check_jacobian: the Jacobian beside central differences, and where a NaN or an infinity arises.
+
+The differences are taken in the precision of the parameter, ``(y(x + h) - y(x - h)) / 2 h`` with
+``h = eps ** (1/3) * max(abs(x), s)``, s being the root mean square of the parameter: the step that balances truncation
+against rounding (Nocedal and Wright, Numerical Optimization, section 8.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import _taichi
+from taichi_ext.arguments import Target
+from taichi_ext.errors import CheckError, InvalidArgumentError
+from taichi_ext.plan import Jacobian
+from taichi_ext.state import State
+from taichi_ext.watch import Watch
+
+_RTOL = {2: 0.2, 4: 2e-2, 8: 1e-6}  # by bytes of the type; central differences are no better
+_ROUNDING = 16.0  # roundings that an output is allowed, in units of its last place
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a Jacobian and what differences say about it."""
+
+    output: tuple[int, ...]
+    param: tuple[int, ...]
+    jacobian: float
+    differences: float
+
+    @property
+    def error(self) -> float:
+        """Their distance; NaN where one of them is not finite."""
+        return abs(self.jacobian - self.differences)
+
+    def __str__(self) -> str:
+        return (
+            f"{_index(self.output)} by {_index(self.param)}: J {self.jacobian:.8g}, differences {self.differences:.8g}"
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """The comparison of one output by one parameter."""
+
+    output: str
+    param: str
+    compared: int
+    total: int
+    failed: int
+    worst: Entry | None
+    remark: str
+
+
+@dataclass(frozen=True)
+class JacobianReport:
+    """What ``check_jacobian`` found: true where everything agrees and is finite, and readable as text.
+
+    Attributes:
+        name: the kernel.
+        blocks: one comparison for each output and parameter.
+        not_finite: what is NaN or infinite and where it arose, one text each.
+        rtol: the relative tolerance.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    not_finite: tuple[str, ...]
+    rtol: float
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every entry that was tried agrees, and J and the outputs are finite."""
+        return not self.not_finite and all(block.failed == 0 for block in self.blocks)
+
+    def __bool__(self) -> bool:
+        return self.is_ok
+
+    def __str__(self) -> str:
+        verdict = "agrees with" if self.is_ok else "DISAGREES with"
+        lines = [f"J of {self.name} {verdict} central differences (relative tolerance {self.rtol:.0e})"]
+        rows = [("output", "parameter", "compared", "failed", "largest error", "worst entry")]
+        rows += [
+            (
+                block.output,
+                block.param,
+                f"{block.compared} of {block.total}",
+                str(block.failed),
+                "" if block.worst is None else f"{block.worst.error:.2g}",
+                "" if block.worst is None else str(block.worst),
+            )
+            for block in self.blocks
+        ]
+        lines += [f"  {line}" for line in table(rows)]
+        lines += [f"  {block.output} by {block.param}: {block.remark}" for block in self.blocks if block.remark]
+        lines += [f"  not finite: {text}" for text in self.not_finite]
+        return "\n".join(lines)
+
+
+def check_jacobian(
+    kernel: Any,
+    params: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    step: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    most_entries: int | None = 200,
+    raise_on_failure: bool = False,
+) -> JacobianReport:
+    """Compare ``jacobian(kernel, params, outputs, args=args)`` with central differences.
+
+    The kernel is run once for J and twice for each entry of a parameter that is tried.  Every field and array that it
+    changes is put back, so that the state afterwards is the state before.  A NaN never agrees with anything; the report
+    names the entries that are not finite and the line of the kernel where the first of them arose.
+
+    Differences are wrong where an output jumps: at a silhouette, J with its boundary term does not agree with
+    differences of single samples, and is not meant to.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``.
+        args: see ``jacobian``.
+        step: the step of the differences, relative to the magnitude of an entry; by default the cube root of the
+            precision, 6e-6 for float64 and 5e-3 for float32.
+        rtol: relative tolerance of an entry; by default 1e-6 for float64 and 2e-2 for float32.
+        atol: absolute tolerance; by default 0.1 rtol times the largest entry of the same column.  The rounding of the
+            outputs is allowed for in addition.
+        most_entries: how many entries of each parameter are tried at most, drawn always alike; None for all.
+        raise_on_failure: raise instead of returning a report that is false.
+
+    Returns:
+        The report: ``bool(report)``, ``print(report)``, and the numbers in ``report.blocks``.
+
+    Raises:
+        CheckError: they disagree, and ``raise_on_failure`` is set.
+        InvalidArgumentError: an argument that cannot be used; the kernel draws random numbers, or changes a field in a
+            sparse layout, so that it cannot be run again from the same state.
+        UnsupportedError: a construct whose derivative is not known.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import check_jacobian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x = ti.field(ti.f64, shape=2)
+        >>> y = ti.field(ti.f64, shape=3)
+        >>> @ti.kernel
+        ... def powers():
+        ...     for i in range(3):
+        ...         y[i] = x[0] ** (i + 1) * x[1]
+        >>> x.from_numpy(np.array([2.0, 1.0]))
+        >>> report = check_jacobian(powers, x, y)
+        >>> bool(report)
+        True
+        >>> print(report)  # doctest: +ELLIPSIS
+        J of powers agrees with central differences (relative tolerance 1e-06)
+          output ...
+          outputs (field of shape (3,))  params (field of shape (2,))  6 of 6 ...
+    """
+    run = _Run(Jacobian(kernel, params, outputs, args=args))
+    try:
+        blocks, not_finite, tolerance = _compare(run, step, rtol, atol, most_entries)
+    finally:
+        run.finish()
+    report = JacobianReport(run.name, tuple(blocks), tuple(not_finite), tolerance)
+    if raise_on_failure and not report:
+        raise CheckError(str(report))
+    return report
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of text as lines with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+# --- running the kernel again and again from the same state -----------------------------------------------------------
+
+
+class _Kept(State):
+    """The state before the check; what cannot be put back is refused before it is changed."""
+
+    def save(self, obj: Any) -> None:
+        if isinstance(obj, _taichi.Field) and not _taichi.is_dense(obj):
+            raise InvalidArgumentError(
+                f"A field of shape {tuple(obj.shape)} in a sparse layout is changed by what is checked, and cannot be "
+                "put back as it was. Check the kernel with this field in a dense layout."
+            )
+        super().save(obj)
+
+
+class _Run:
+    """The kernel, its parameters and its outputs, run from the state in which the check began."""
+
+    def __init__(self, plan: Jacobian) -> None:
+        self.plan = plan
+        self.call = plan._call
+        self.name = self.call.name
+        self.args = tuple(a.detach() if _taichi.is_torch_tensor(a) else a for a in self.call.args)
+        self.state = _Kept()
+        for target in [*plan._params, *plan._outputs]:
+            if target.kind != "return" and not self.call.is_value(target):
+                self.state.save(self._container(target))
+        for value in self.call.args:
+            if _taichi.is_array(value):
+                self.state.save(value)
+
+    def jacobian(self, watch: Watch | None = None) -> list[list[np.ndarray]]:
+        """J as ``[output][parameter]``, in the types that ``jacobian`` gives them."""
+        self.state.restore()
+        blocks = self.plan.evaluate(self.state, watch)
+        if self.state.has_random:
+            raise InvalidArgumentError(
+                f"{self.name} draws random numbers: the difference of two runs is not that of its parameters alone. "
+                "Give it a field of numbers drawn beforehand."
+            )
+        return blocks
+
+    def outputs(self, param: Target | None = None, index: tuple[int, ...] = (), value: float = 0.0) -> list[np.ndarray]:
+        """The outputs after a plain run, in which one entry of a parameter has another value."""
+        self.state.restore()
+        args = list(self.args)
+        if param is not None:
+            values = self.values(param)
+            values[index] = value
+            if self.call.is_value(param):
+                args[param.position] = _as_argument(values)
+            else:
+                _taichi.put_back(self._container(param), self._like(param, values))
+        returned = self.call.function(*args)
+        return [
+            _as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in self.plan._outputs
+        ]
+
+    def values(self, target: Target) -> np.ndarray:
+        """A copy of what a parameter or output holds now."""
+        if self.call.is_value(target):
+            dtype = _taichi.numpy_dtype_of_annotation(self.call.annotation(target))
+            return np.array(_as_array(self.call.args[target.position]), dtype)
+        copy = _taichi.copy_of(self._container(target))
+        return copy.cpu().numpy() if _taichi.is_torch_tensor(copy) else copy
+
+    def finish(self) -> None:
+        """Put everything back."""
+        self.state.has_random = False
+        self.state.restore()
+
+    def _container(self, target: Target) -> Any:
+        return target.field if target.kind == "field" else self.call.value(target)
+
+    def _like(self, target: Target, values: np.ndarray) -> Any:
+        container = self._container(target)
+        return _taichi.torch_from_numpy(values, container.device) if _taichi.is_torch_tensor(container) else values
+
+
+def _as_argument(values: np.ndarray) -> Any:
+    return float(values) if values.ndim == 0 else _taichi.ti.Matrix(values.tolist())
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """A number, vector or matrix, or what a kernel returns, in float64."""
+    if isinstance(value, (list, tuple)) and any(hasattr(v, "to_numpy") for v in value):
+        return np.concatenate([_as_array(v).reshape(-1) for v in value])
+    return np.array(value.to_numpy() if hasattr(value, "to_numpy") else value, np.float64)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def _compare(
+    run: _Run, step: float | None, rtol: float | None, atol: float | None, most_entries: int | None
+) -> tuple[list[Block], list[str], float]:
+    plan = run.plan
+    J = run.jacobian()
+    centre = run.outputs()
+    precision = max(np.finfo(run.values(param).dtype).eps for param in plan._params)
+    precision = max([precision, *(np.finfo(row[0].dtype).eps for row in J)])
+    tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
+    blocks: dict[tuple[int, int], Block] = {}
+    for m, param in enumerate(plan._params):
+        columns = [_Columns(plan._outputs[n].name, param.name, row[m]) for n, row in enumerate(J)]
+        run.state.restore()
+        values = run.values(param)
+        for index in _chosen(values.shape, most_entries):
+            ends, width = _differences(run, param, values, index, step, precision)
+            for column, high, low in zip(columns, *ends, strict=True):
+                column.compare(index, high, low, width, tolerance, atol, precision)
+        for n, column in enumerate(columns):
+            blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
+    ordered = [blocks[n, m] for n in range(len(plan._outputs)) for m in range(len(plan._params))]
+    return ordered, _not_finite(run, J, centre), tolerance
+
+
+def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...]]:
+    total = math.prod(shape)
+    if most is None or total <= most:
+        yield from np.ndindex(shape)
+    else:
+        for flat in sorted(np.random.default_rng(0).choice(total, most, replace=False)):
+            yield tuple(int(i) for i in np.unravel_index(flat, shape))
+
+
+def _differences(
+    run: _Run,
+    param: Target,
+    values: np.ndarray,
+    index: tuple[int, ...],
+    step: float | None,
+    precision: float,
+    fraction: float = 1.0,
+) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], float]:
+    """The outputs on both sides of an entry, and how far apart the sides are."""
+    x = float(values[index])
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
+    typical = float(np.median(sizes)) if sizes.size else 1.0
+    size = max(abs(x), math.sqrt(precision) * typical) if x else typical  # entries may be of very different sizes
+    h = fraction * (precision ** (1 / 3) if step is None else step) * size
+    high, low = (float(values.dtype.type(x + sign * h)) for sign in (1, -1))
+    return (run.outputs(param, index, high), run.outputs(param, index, low)), high - low
+
+
+class _Columns:
+    """The columns of one block that have been compared."""
+
+    def __init__(self, output: str, param: str, jacobian: np.ndarray) -> None:
+        self.output = output
+        self.param = param
+        self.jacobian = jacobian
+        self.compared = 0
+        self.failed = 0
+        self.worst: Entry | None = None
+        self._largest = -1.0
+
+    def compare(
+        self,
+        index: tuple[int, ...],
+        high: np.ndarray,
+        low: np.ndarray,
+        width: float,
+        rtol: float,
+        atol: float | None,
+        precision: float,
+    ) -> None:
+        """Compare the column of one entry of the parameter."""
+        J = self.jacobian[(..., *index)].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            D = (high - low) / width
+            rounding = _ROUNDING * precision * np.maximum(np.abs(high), np.abs(low)) / abs(width)
+            finite = np.abs(D[np.isfinite(D)])
+            floor = 0.1 * rtol * (finite.max() if finite.size else 0.0) if atol is None else atol
+            bound = floor + rounding + rtol * np.maximum(np.abs(J), np.abs(D))
+            excess = np.where(bound > 0, np.abs(J - D) / np.where(bound > 0, bound, 1.0), np.where(J == D, 0.0, np.inf))
+        excess = np.where(np.isfinite(J) & np.isfinite(D), excess, np.inf)
+        self.compared += excess.size
+        self.failed += int((excess > 1).sum())
+        if excess.size and float(excess.max()) > self._largest:
+            self._largest = float(excess.max())
+            at = np.unravel_index(int(excess.argmax()), excess.shape) if excess.ndim else ()
+            self.worst = Entry(tuple(int(i) for i in at), index, float(J[at]), float(D[at]))
+
+    def block(self, remark: str) -> Block:
+        return Block(self.output, self.param, self.compared, self.jacobian.size, self.failed, self.worst, remark)
+
+
+def _remark(
+    run: _Run, param: Target, values: np.ndarray, n: int, column: _Columns, step: float | None, precision: float
+) -> str:
+    """What the differences of the worst entry say about themselves, where it fails."""
+    worst = column.worst
+    if column.failed == 0 or worst is None or not math.isfinite(worst.jacobian):
+        return ""
+    if not math.isfinite(worst.differences):
+        return "the output is not finite on one side of the entry, so there are no differences to compare with."
+    (high, low), width = _differences(run, param, values, worst.param, step, precision, 0.25)
+    finer = float((high[n][worst.output] - low[n][worst.output]) / width)
+    if abs(finer - worst.differences) > 0.3 * max(abs(finer), abs(worst.differences)):
+        return (
+            f"differences are {worst.differences:.6g} with this step and {finer:.6g} with a quarter of it: the output "
+            "jumps or has a kink within the step."
+        )
+    return ""
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------------
+
+
+def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) -> list[str]:
+    plan = run.plan
+    run.state.restore()
+    found = [f"{param.name} holds {text}." for param in plan._params for text in _first(run.values(param))]
+    found += [
+        f"{output.name} is {text} after a plain run."
+        for output, values in zip(plan._outputs, centre, strict=True)
+        for text in _first(values)
+    ]
+    for output, row in zip(plan._outputs, J, strict=True):
+        for param, block in zip(plan._params, row, strict=True):
+            outer = len(block.shape) - len(run.values(param).shape)
+            found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, outer)]
+    if found:
+        watch = Watch()
+        try:
+            run.jacobian(watch)
+            found += watch.findings()
+        finally:
+            watch.close()
+    return found
+
+
+def _first(values: np.ndarray, outer: int | None = None) -> Iterator[str]:
+    """The first entry that is not finite, and how many there are; its index is that of an output and a parameter."""
+    wrong = np.argwhere(~np.isfinite(values))
+    if len(wrong):
+        at = tuple(int(i) for i in wrong[0])
+        place = _index(at) if outer is None else f"{_index(at[:outer])} by {_index(at[outer:])}"
+        more = f" ({len(wrong)} entries in all)" if len(wrong) > 1 else ""
+        yield f"{values[at]} at {place}{more}"
+
+
+def _index(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(str(i) for i in index) or None}]"

@@ -1,0 +1,147 @@
+"""``edge`` and its relatives in a kernel that the engine traces."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from taichi_ext import _taichi, subscripts
+from taichi_ext._taichi import ops
+from taichi_ext.edges import check_primal, coverage, edge, real_level, segment_edge, sqrt_edge, step
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.linear_form import Form, Seed, is_row, multiply
+from taichi_ext.pixel import Pixel, segment_partials
+from taichi_ext.rules import Rule
+from taichi_ext.values import (
+    Scalar,
+    entries_of,
+    is_tensor_like,
+    keep,
+    linearize,
+    make_tensor,
+    primal_of,
+    shape_of,
+)
+
+
+def _pixel(tracer: Any, what: str, level: Any, at: Any) -> tuple[Any, Pixel]:
+    if at is None:
+        raise UnsupportedError(f"{what} needs at=(px, py), the position of the pixel, where a derivative is taken.")
+    if not isinstance(at, (tuple, list)):
+        is_vector = shape_of(tracer.value_of(at)) == (2,)
+        at = [subscripts.load(tracer, at, (n,)) for n in range(2)] if is_vector else ()
+    if len(at) != 2:
+        raise UnsupportedError(f"{what}: at must be a pair of variables, at=(px, py).")
+    if not isinstance(level, Scalar):
+        level = Scalar(real_level(level), form={})
+    seeds = [tracer.spatial_seed(what, variable) for variable in at]
+    if not _taichi.is_real(level.dtype):
+        raise UnsupportedError(f"{what}: level must be a real scalar.")
+    form = linearize(tracer, level)
+    gradient = tuple(_column(tracer, form, seed) for seed in seeds)
+    if all(isinstance(c, (int, float)) and c == 0 for c in gradient):
+        tracer.require_settled(
+            f"{what}: level does not depend on at=(px, py); compute it in the same kernel from the same variables."
+        )
+    return level, Pixel(keep(level), gradient)  # type: ignore[arg-type]
+
+
+def _column(tracer: Any, form: Form, seed: Seed) -> Any:
+    """The coefficient of one seed, that in rows included."""
+    total = form.get(seed, 0)
+    for leaf, c in form.items():
+        if is_row(leaf) and hasattr(leaf, "storage"):
+            factor = c.factor if hasattr(c, "factor") else c
+            total = total + multiply(factor, leaf.entry(seed.column.constant))
+    return total
+
+
+def _with_partials(tracer: Any, value: Any, parts: list[tuple[Any, Any]]) -> Any:
+    """A scalar with a value and, for each argument, a partial; the way of the mode that is being compiled."""
+    if tracer.is_reverse:
+        stop = _taichi.stop_gradient
+        total = stop(value)
+        for arg, partial in parts:
+            primal = primal_of(arg)
+            if _taichi.is_expr(primal):
+                total = total + stop(partial) * (primal - stop(primal))
+        return total
+    active = [(arg, partial) for arg, partial in parts if isinstance(arg, Scalar)]
+    if not active:
+        return value
+    rule = Rule("edge", lambda *args: None, tuple(p for _, p in active))
+    node = Scalar(value, rule=rule, args=tuple(a for a, _ in active))
+    node.variable = _taichi.variable(value)
+    return node
+
+
+def _shaped(values: list[Any], like: Any) -> Any:
+    return make_tensor(values, shape_of(like)) if is_tensor_like(like) else values[0]
+
+
+def _entries(x: Any, count: int) -> list[Any]:
+    return entries_of(x) if is_tensor_like(x) else [x] * count
+
+
+def trace_edge(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``edge``, ``step`` and ``coverage`` in a kernel that the engine traces."""
+    given = inspect.signature(function).bind(*args, **keywords).arguments
+    inside, outside = (tracer.value_of(given.get(n, d)) for n, d in (("inside", 1.0), ("outside", 0.0)))
+    primal = "aa" if function is coverage else given.get("primal", "hard")
+    check_primal(primal)
+    level, pixel = _pixel(tracer, function.__name__, tracer.value_of(given["level"]), given.get("at"))
+    if is_tensor_like(inside) and not is_tensor_like(outside):
+        outside = make_tensor([outside] * len(entries_of(inside)), shape_of(inside))
+    if shape_of(inside) != shape_of(outside):
+        raise UnsupportedError(f"edge: inside has shape {shape_of(inside)}, outside {shape_of(outside)}.")
+    jump = tracer.value_of(given.get("jump"))
+    count = len(entries_of(inside)) if is_tensor_like(inside) else 1
+    chord = pixel.chord()
+    is_inside = _taichi.variable(pixel.level > 0)
+    area = pixel.area() if primal == "aa" else None
+    nodes = []
+    jumps = _entries(jump, count) if jump is not None else [None] * count
+    for value_in, value_out, own_jump in zip(_entries(inside, count), _entries(outside, count), jumps, strict=True):
+        a, b = keep(value_in), keep(value_out)
+        height = _taichi.variable((a - b) * 1.0 if own_jump is None else keep(own_jump) * 1.0 + a * 0)
+        one, none = chord * 0 + 1, chord * 0
+        if area is None:
+            value = ops.select(is_inside, a, b) * 1.0
+            weights = (ops.select(is_inside, one, none), ops.select(is_inside, none, one))
+        else:
+            value = area * a + (1 - area) * b
+            weights = (area, 1 - area)
+        kept = _taichi.variable(value)
+        # a side that does not count may have an infinite tangent: it is frozen into its own form and weighed there
+        parts = [(level, height * chord), (value_in, weights[0]), (value_out, weights[1])]
+        nodes.append(_with_partials(tracer, kept, parts))
+    return _shaped(nodes, inside)
+
+
+def trace_sqrt(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``sqrt_edge`` in a kernel that the engine traces."""
+    given = inspect.signature(sqrt_edge).bind(*args, **keywords).arguments
+    level, pixel = _pixel(tracer, "sqrt_edge", tracer.value_of(given["level"]), given.get("at"))
+    value = _taichi.variable(ops.sqrt(ops.max(pixel.level, pixel.level * 0)))
+    return _with_partials(tracer, value, [(level, pixel.half_inverse_root())])
+
+
+def trace_segment(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``segment_edge`` in a kernel that the engine traces."""
+    given = inspect.signature(segment_edge).bind(*args, **keywords).arguments
+    for name in ("start", "end"):
+        if shape_of(tracer.value_of(given[name])) != (2,):
+            raise UnsupportedError(f"segment_edge: {name} must be a vector of 2.")
+    ends = [entries_of(tracer.value_of(given[n])) for n in ("start", "end")]
+    values = [[keep(e) for e in entries] for entries in ends]
+    at = [tracer.primal(v) for v in given["at"]]
+    jump = tracer.primal(given["jump"])
+    nodes = []
+    for height in entries_of(jump) if is_tensor_like(jump) else [jump]:
+        partials = segment_partials(values[0], values[1], height, at)
+        zero = _taichi.variable(partials[0] * 0)
+        nodes.append(_with_partials(tracer, zero, list(zip([*ends[0], *ends[1]], partials, strict=True))))
+    return _shaped(nodes, jump)
+
+
+SPECIAL = {edge: trace_edge, step: trace_edge, coverage: trace_edge, sqrt_edge: trace_sqrt, segment_edge: trace_segment}

@@ -1,0 +1,230 @@
+"""Discontinuities that carry their derivative: edge, step, coverage, sqrt_edge, segment_edge.
+
+A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reynolds' theorem, the derivative
+
+    d/dt  integral f dx  =  integral f_dot dx  +  integral over the edge of (f_in - f_out) phi_dot / |grad phi| dl.
+
+Autodiff of the renderer gives the first term, these functions the second one, with the formulas of ``pixel.py``.
+grad phi comes from the engine: the variables given as ``at=`` are two more seeds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext import _taichi
+from taichi_ext._taichi import ops
+from taichi_ext.errors import InvalidRuleError, UnsupportedError
+from taichi_ext.pixel import segment_partials
+from taichi_ext.values import entries_of, shape_of
+
+
+def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, primal: str = "hard", jump: Any = None) -> Any:
+    """``inside`` where level > 0, ``outside`` elsewhere, with the boundary term of the derivative.
+
+    Callable in any kernel.  Nested edges give occlusion.  Both values must be finite everywhere.
+
+    Args:
+        level: a real scalar that is positive inside; its zero set is the edge.
+        inside: scalar, vector or matrix.
+        outside: of the same shape.
+        at: the position of the pixel centre, ``(px, py)``, two real variables (or a vector variable) in units of pixels
+            from which level was computed in the same kernel.  Needed where a derivative is taken or ``primal="aa"``.
+        primal: "hard", a point sample; or "aa", antialiased: ``C * inside + (1 - C) * outside``, C being the covered
+            area of the pixel.
+        jump: what replaces ``inside - outside`` in the boundary term: its limit on the edge, for an inside that varies
+            fast there.
+
+    Returns:
+        A value of the shape of inside.  Its tangent is
+        ``C inside_dot + (1 - C) outside_dot + jump kappa level_dot / g`` (C = 1 or 0 for the hard primal).  Where the
+        gradient of level is zero, the last term is 0.
+
+    Raises:
+        UnsupportedError: ``at`` is missing where it is needed, is not a pair of real variables, or level is an
+            integer or does not depend on it.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import edge, jacobian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(40, 40))
+        >>> disc[0], disc[1], disc[2] = 19.7, 20.1, 12.0  # centre and radius, in pixels
+        >>> @ti.kernel
+        ... def draw():
+        ...     for i, j in image:
+        ...         px = float(i)
+        ...         py = float(j)
+        ...         level = disc[2] - ti.sqrt((px - disc[0]) ** 2 + (py - disc[1]) ** 2)
+        ...         image[i, j] = edge(level, 5.0, 2.0, at=(px, py))
+        >>> growth = jacobian(draw, disc, image)[..., 2].sum() / 3.0  # of the area with the radius
+        >>> print(f"{growth:.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
+        75.6 of 75.4
+    """
+    check_primal(primal)
+    if primal == "aa" or _taichi.is_gradient_kernel():
+        raise _taichi.NeedsTracing("edge")
+    return ops.select(real_level(level) > 0, inside, outside)
+
+
+def step(level: Any, *, at: Any = None, primal: str = "hard") -> Any:
+    """1 where level > 0, else 0, with the boundary term of the derivative: ``edge(level, 1, 0)``.
+
+    Args:
+        level: see ``edge``.
+        at: see ``edge``.
+        primal: see ``edge``.
+
+    Returns:
+        A real number, 0 or 1 (anything between for ``primal="aa"``); its tangent is ``kappa level_dot / g``, the
+        length of the edge in the pixel times the speed at which it moves outwards.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian, step
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(40, 40))
+        >>> disc[0], disc[1], disc[2] = 19.7, 20.1, 12.0  # centre and radius, in pixels
+        >>> @ti.kernel
+        ... def draw():
+        ...     for i, j in image:
+        ...         px = float(i)
+        ...         py = float(j)
+        ...         level = disc[2] - ti.sqrt((px - disc[0]) ** 2 + (py - disc[1]) ** 2)
+        ...         image[i, j] = step(level, at=(px, py))
+        >>> by_x = jacobian(draw, disc, image)[..., 0]
+        >>> print(f"{by_x.sum():.2f} of {abs(by_x).sum():.0f}")  # a disc that moves does not grow
+        0.07 of 48
+    """
+    return edge(level, 1.0, 0.0, at=at, primal=primal)
+
+
+def coverage(level: Any, *, at: Any = None) -> Any:
+    """The area of the pixel in which level > 0, with its derivative: a mask without jagged edges.
+
+    Args:
+        level: see ``edge``.
+        at: see ``edge``; always needed.
+
+    Returns:
+        A real number from 0 to 1: ``edge(level, 1, 0, primal="aa")``.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import coverage
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(40, 40))
+        >>> disc[0], disc[1], disc[2] = 19.7, 20.1, 12.0  # centre and radius, in pixels
+        >>> @ti.kernel
+        ... def draw():
+        ...     for i, j in image:
+        ...         px = float(i)
+        ...         py = float(j)
+        ...         level = disc[2] - ti.sqrt((px - disc[0]) ** 2 + (py - disc[1]) ** 2)
+        ...         image[i, j] = coverage(level, at=(px, py))
+        >>> draw()
+        >>> print(f"{image.to_numpy().sum():.1f} of {3.14159265 * 12.0**2:.1f}")
+        452.6 of 452.4
+    """
+    return edge(level, 1.0, 0.0, at=at, primal="aa")
+
+
+def sqrt_edge(level: Any, *, at: Any = None) -> Any:
+    """``sqrt(max(level, 0))``, whose derivative near level = 0 is an average over the pixel.
+
+    The point sample ``level ** -0.5 / 2`` is singular at the edge.  Its average over the pixel, for a level that varies
+    linearly, with F(z) = 4/3 max(z, 0)^1.5, is
+    ``[F(D + g hi) - F(D + g lo) - F(D - g lo) + F(D - g hi)] / (2 a b g^2)``.
+
+    Args:
+        level: a real scalar.
+        at: see ``edge``.
+
+    Returns:
+        The square root.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian, sqrt_edge
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(40, 40))
+        >>> disc[0], disc[1], disc[2] = 19.7, 20.1, 12.0  # centre and radius, in pixels
+        >>> @ti.kernel
+        ... def draw():
+        ...     for i, j in image:
+        ...         px = float(i)
+        ...         py = float(j)
+        ...         image[i, j] = sqrt_edge(disc[2] ** 2 - (px - disc[0]) ** 2 - (py - disc[1]) ** 2, at=(px, py))
+        >>> slope = jacobian(draw, disc, image)[..., 2].sum()  # of the volume of half a ball, 2/3 pi r^3
+        >>> print(f"{slope:.0f} of {2 * 3.14159265 * 12.0**2:.0f}")
+        905 of 905
+    """
+    if _taichi.is_gradient_kernel():
+        raise _taichi.NeedsTracing("sqrt_edge")
+    level = real_level(level)
+    return ops.sqrt(ops.max(level, 0.0))
+
+
+def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
+    """The boundary term of one side of a polygon, clipped exactly to the pixel: 0, with a tangent.
+
+    Add it, for every side, to the value of the pixel.  The side moves with its ends, linearly in between, and counts
+    with the length that lies in the pixel: exact also at corners.
+
+    Args:
+        start: first end, a vector of 2, in pixels.
+        end: second end.  The inside lies to the left of the way from start to end, x to the right and y up.
+        jump: value inside minus value outside: scalar, vector or matrix.
+        at: pixel centre, ``(px, py)``.
+
+    Returns:
+        0, of the shape of jump.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian, segment_edge
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> corners, area = ti.Vector.field(2, ti.f64, shape=3), ti.field(ti.f64, shape=())
+        >>> corners[0], corners[1], corners[2] = [2.3, 1.7], [12.1, 3.2], [5.6, 9.9]
+        >>> @ti.kernel
+        ... def cover():
+        ...     for i, j in ti.ndrange(16, 16):
+        ...         for n in range(3):
+        ...             area[None] += segment_edge(corners[n], corners[(n + 1) % 3], 1.0, at=(float(i), float(j)))
+        >>> jacobian(cover, corners, area)[0].round(6)  # (y1 - y2, x2 - x1) / 2
+        array([-3.35, -3.25])
+    """
+    if not _taichi.is_inside_kernel():
+        raise UnsupportedError("edge and its relatives are called in kernels, not from Python.")
+    if shape_of(start) != (2,) or shape_of(end) != (2,):
+        raise UnsupportedError("segment_edge: start and end must be vectors of 2.")
+    start, end = entries_of(start), entries_of(end)
+    parts = segment_partials(start, end, jump, at)
+    if not _taichi.is_gradient_kernel():
+        return jump * 0.0
+    stop = _taichi.stop_gradient
+    total = jump * 0.0
+    for n in range(2):
+        total = total + stop(parts[n]) * (start[n] - stop(start[n]))
+        total = total + stop(parts[2 + n]) * (end[n] - stop(end[n]))
+    return total
+
+
+PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
+for _function in PUBLIC:
+    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+
+
+def check_primal(primal: Any) -> None:
+    """Raise unless primal is one of the two ways to compute the value."""
+    if primal not in ("hard", "aa"):
+        raise InvalidRuleError(f'edge: primal is {primal!r}; expected "hard" or "aa".')
+
+
+def real_level(level: Any) -> Any:
+    """The level, if it can be one."""
+    if not _taichi.is_inside_kernel():
+        raise UnsupportedError("edge and its relatives are called in kernels, not from Python.")
+    if not _taichi.is_expr(level) or _taichi.is_tensor(level) or not _taichi.is_real(_taichi.dtype_of(level)):
+        raise UnsupportedError("edge: level must be a real scalar computed from the pixel's position.")
+    return level

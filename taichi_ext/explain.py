@@ -1,0 +1,58 @@
+"""What the engine chose for a kernel, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from taichi_ext import _taichi
+from taichi_ext.memory import FieldTable, numpy_dtype
+from taichi_ext.storage import MAX_LOCAL_ARRAY, StorageFacts
+from taichi_ext.trace import RETURN, Fused
+
+
+def explain(fused: Fused, fields: FieldTable) -> str:
+    """The choices made for one fused kernel: by local its storage, by field its shadow, the loops made serial."""
+    function = fused.primal.func
+    lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
+    lines.append(f"  columns: {fused.columns}")
+    lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
+    lines += [f"  local {line}" for line in dict.fromkeys(_locals(fused))]
+    for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
+        lines.append(f"  parallel loop {number} runs serially: {reason}")
+    return "\n".join(lines)
+
+
+def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
+    for key in fused.shadows:
+        if key == RETURN:
+            yield "the return value"
+        elif key[0] == "scratch":
+            size = fused.scratch_sizes[key] * numpy_dtype(_taichi.named_type(key[1])).itemsize
+            yield f"long rows: {size} bytes of scratch memory"
+        elif key in fields.infos:
+            info = fields.infos[key]
+            size = info.size * fused.columns * numpy_dtype(info.dtype).itemsize
+            written = ", every entry written" if key in fused.facts.covered else ""
+            yield f"{info.name}: {info.size} x {fused.columns}, {size} bytes{written}"
+        else:
+            yield f"array argument {key[1]}"
+
+
+def _locals(fused: Fused) -> Iterator[str]:
+    for key, facts in fused.facts.storages.items():
+        if not facts.needed:
+            continue
+        path, name, line, *part = key
+        entry = "".join(f"[{p}]" for p in part if isinstance(p, int))
+        within = "".join(f" in {function} (called at line {at})" for at, function in path[-1:])
+        yield f"{name}{entry}, line {line}{within}: {_kind(facts, fused.columns)}"
+
+
+def _kind(facts: StorageFacts, columns: int) -> str:
+    registers = f"{len(facts.constants)} registers" if facts.constants and not facts.has_many_columns else ""
+    if facts.has_row:
+        place = "local array" if columns <= MAX_LOCAL_ARRAY else "scratch memory"
+        kind = f"a row of {columns} columns in {place}"
+        return f"{kind} and {registers}" if registers else kind
+    slots = f"{facts.slots} slots" if facts.slots else ""
+    return " and ".join(k for k in (registers, slots) if k) or "no tangent"

@@ -1,0 +1,288 @@
+"""Custom gradients in a kernel: marks, stopped and replaced gradients, and how a rule is applied while tracing.
+
+A rule t(x, d_x) is linear in its tangents.  Traced once with tangents that are zero and carry seeds of their own, its
+result has a form over those seeds: the partials of the rule.  What is then applied is ``sum(partial * tangent)``, as
+for any operation of the rule table.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from taichi_ext import _taichi
+from taichi_ext.errors import InvalidRuleError
+from taichi_ext.linear_form import Affine, Form, Seed, accumulate
+from taichi_ext.registry import GradientRule, registry
+from taichi_ext.values import (
+    Scalar,
+    StructValue,
+    entries_of,
+    is_active,
+    is_tensor_like,
+    linearize,
+    make_tensor,
+    primal_of,
+    shape_of,
+)
+
+
+def mark(name: str, value: Any, **along: Any) -> Any:
+    """Give a subexpression of a kernel a name, so that ``@boundary_gradient(name)`` can give it a derivative.
+
+    Args:
+        name: the name, a string literal.
+        value: the subexpression: a scalar, vector or matrix.
+        **along: further values that the rule may need, each with its tangent.
+
+    Returns:
+        The value.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import boundary_gradient, jacobian, mark, registry
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f64, shape=()), ti.field(ti.f64, shape=())
+        >>> x[None] = 2.0
+        >>> @ti.kernel
+        ... def k():
+        ...     y[None] = 3.0 * mark("clipped", ti.min(x[None], 1.0), by=x[None])
+        >>> @boundary_gradient("clipped")
+        ... def _(by, d_by, auto):
+        ...     return ti.select(by > 1.0, 0.1 * d_by, auto)  # a slope that leads back
+        >>> jacobian(k, x, y)
+        array(0.3)
+        >>> registry.remove("clipped")
+    """
+    registry.note_mark(name)
+    rule = registry.rule_for(name) if _taichi.is_inside_kernel() else None
+    if rule is not None and _taichi.is_gradient_kernel():
+        rule.uses += 1
+        return _taichi.mark_with_rule(rule, value, along)
+    return value
+
+
+def stop_gradient(value: Any) -> Any:
+    """The value, with a derivative of zero.
+
+    Args:
+        value: a scalar, vector or matrix in a kernel.
+
+    Returns:
+        The value.  In Taichi's reverse mode it is exact for 2**-12 <= abs(value) < 2**63 (float32: from 2**-41 on) and
+        has an absolute error of at most 2**-64 below.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian, stop_gradient
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f64, shape=()), ti.field(ti.f64, shape=())
+        >>> x[None] = 2.0
+        >>> @ti.kernel
+        ... def k():
+        ...     y[None] = x[None] * stop_gradient(x[None])
+        >>> jacobian(k, x, y)
+        array(2.)
+    """
+    return _taichi.stop_gradient(value) if _taichi.is_gradient_kernel() else value
+
+
+def replace_gradient(value: Any, surrogate: Any) -> Any:
+    """The value of one expression with the derivative of another.
+
+    Args:
+        value: a scalar, vector or matrix in a kernel.
+        surrogate: an expression of the same shape.
+
+    Returns:
+        The value, with the tangent of the surrogate.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian, replace_gradient
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f64, shape=()), ti.field(ti.f64, shape=())
+        >>> x[None] = 2.0
+        >>> @ti.kernel
+        ... def k():
+        ...     y[None] = replace_gradient(ti.round(x[None]), x[None])  # straight through
+        >>> jacobian(k, x, y)
+        array(1.)
+    """
+    if _taichi.is_gradient_kernel():
+        stop = _taichi.stop_gradient
+        return stop(value) + (surrogate - stop(surrogate))
+    return value
+
+
+for _function in (mark, stop_gradient, replace_gradient):
+    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+
+
+# --- while a Jacobian is traced ---------------------------------------------------------------------------------------
+
+
+def trace_mark(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``mark`` in a kernel that the engine traces."""
+    given = inspect.signature(mark).bind(*args, **keywords).arguments
+    name, keywords = given["name"], given.get("along", {})
+    if not isinstance(name, str):
+        raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
+    registry.note_mark(name)
+    rule = tracer.resolve_rule(name)
+    value = tracer.value_of(given["value"])
+    if rule is None:
+        return value
+    if tracer.is_reverse:
+        return _taichi.mark_with_rule(rule, primal_of(value), {k: tracer.primal(v) for k, v in keywords.items()})
+    along = {k: tracer.freeze(v, (tracer.path, "mark", tracer.line(), k)) for k, v in keywords.items()}
+    allowed = {*along, *(f"d_{k}" for k in along), "out", "auto"}
+    for parameter in rule.parameters:
+        if parameter not in allowed:
+            raise InvalidRuleError(
+                f"The rule {rule.name!r} ({rule.place}) has a parameter {parameter!r}, which mark({name!r}, ...) does "
+                f"not pass along; it can take {', '.join(sorted(allowed))}."
+            )
+    automatic = tracer.freeze(value, (tracer.path, "marked", tracer.line()))
+    return apply_rule(tracer, rule, along, automatic)
+
+
+def trace_stop(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``stop_gradient`` in a kernel that the engine traces."""
+    value = primal_of(tracer.value_of(inspect.signature(stop_gradient).bind(*args, **keywords).args[0]))
+    return _taichi.stop_gradient(value) if tracer.is_reverse else value
+
+
+def trace_replace(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``replace_gradient`` in a kernel that the engine traces."""
+    given = inspect.signature(replace_gradient).bind(*args, **keywords).arguments
+    value, surrogate = tracer.value_of(given["value"]), tracer.value_of(given["surrogate"])
+    if tracer.is_reverse:
+        return function(primal_of(value), primal_of(surrogate))
+    if not is_active(surrogate):
+        return primal_of(value)
+    if shape_of(value) != shape_of(surrogate):
+        raise InvalidRuleError(
+            f"replace_gradient: the value has shape {shape_of(value)}, the surrogate {shape_of(surrogate)}."
+        )
+    pairs = zip(_entries(value), _entries(surrogate), strict=True)
+    nodes = [Scalar(primal_of(v), form=lambda s=s: dict(linearize(tracer, s))) for v, s in pairs]
+    return make_tensor(nodes, shape_of(value)) if is_tensor_like(value) else nodes[0]
+
+
+def call_with_rule(tracer: Any, rule: GradientRule, func: Any, args: list[Any], inline: Callable[..., Any]) -> Any:
+    """A call of a function that has a rule."""
+    names = [a.name for a in func.arguments]
+    frozen: dict[str, Any] = {}
+    passed: list[Any] = []
+    for name, arg in zip(names, args, strict=True):
+        value = tracer.value_of(arg)
+        if _is_value(value):
+            frozen[name] = tracer.freeze(value, (tracer.path, "rule", tracer.line(), func.func.__qualname__, name))
+            stops = "auto" not in rule.parameters and name in rule.taken
+            passed.append(primal_of(frozen[name]) if stops else frozen[name])
+        else:
+            frozen[name] = value
+            passed.append(arg)
+    automatic = tracer.value_of(inline(passed))
+    return apply_rule(tracer, rule, frozen, automatic)
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, (int, float, Scalar, StructValue)) or _taichi.is_expr(x) or is_tensor_like(x)
+
+
+def apply_rule(tracer: Any, rule: GradientRule, inputs: dict[str, Any], automatic: Any) -> Any:
+    """``automatic`` is the result with the tangents of autodiff (of the arguments that the rule leaves to it)."""
+    tracer.facts.used_rules.add(rule)
+    if isinstance(automatic, (tuple, list)):
+        parts = list(automatic)
+    else:
+        parts = [automatic]
+    parts = [tracer.freeze(p, (tracer.path, "automatic", tracer.line(), n)) for n, p in enumerate(parts)]
+    tangents: dict[Seed, Any] = {}  # the rule's own seeds, and the tangents that they stand for
+
+    def tangent_of(value: Any) -> Any:
+        nodes = []
+        for entry in _entries(value):
+            seed = Seed(Affine((), -1 - len(tangents)))
+            tangents[seed] = entry
+            dtype = _taichi.dtype_of(primal_of(entry))
+            zero = _taichi.constant(0, dtype if _taichi.is_real(dtype) else _taichi.f32)
+            node = Scalar(zero, form={seed: 1}, is_tangent=True)
+            node.variable = _taichi.variable(zero)
+            nodes.append(node)
+        return make_tensor(nodes, shape_of(value)) if is_tensor_like(value) else nodes[0]
+
+    is_tuple = isinstance(automatic, (tuple, list))
+    bound: list[Any] = []
+    for parameter in rule.parameters:
+        if parameter == "out":
+            bound.append(tuple(primal_of(p) for p in parts) if is_tuple else primal_of(parts[0]))
+        elif parameter == "auto":
+            bound.append(tuple(tangent_of(p) for p in parts) if is_tuple else tangent_of(parts[0]))
+        elif parameter in inputs:
+            bound.append(primal_of(inputs[parameter]))
+        else:
+            bound.append(tangent_of(inputs[parameter[2:]]))
+    function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None)
+    with tracer.without_rule(rule.target):
+        result = tracer.value_of(tracer.inline(function, bound))
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    returned = None if results == [None] else [None if r is None else shape_of(r) for r in results]
+    check_shapes(rule, [shape_of(p) for p in parts], returned)
+    keeps_automatic = "auto" not in rule.parameters
+    finished = []
+    for part, given in zip(parts, results, strict=True):
+        nodes = [
+            _combine(tracer, rule, p, g, tangents, keeps_automatic)
+            for p, g in zip(_entries(part), _entries(given), strict=True)
+        ]
+        finished.append(make_tensor(nodes, shape_of(part)) if is_tensor_like(part) else nodes[0])
+    return tuple(finished) if is_tuple else finished[0]
+
+
+def _combine(
+    tracer: Any, rule: GradientRule, automatic: Any, given: Any, tangents: dict[Seed, Any], keeps_automatic: bool
+) -> Any:
+    if isinstance(given, Scalar) and given.is_tangent:
+        _taichi.assert_zero(
+            primal_of(given), f"the rule {rule.name!r} is not linear: it is not 0 where its tangents are 0"
+        )
+    elif not tracer.facts.changed and not (isinstance(given, (int, float)) and given == 0):
+        raise InvalidRuleError(
+            f"The rule {rule.name!r} ({rule.place}) returns a value that does not depend on its tangents, so it is not "
+            "linear in them; return a combination of the d_... and auto, or 0.0."
+        )
+    form: Form = {}
+    if keeps_automatic:
+        accumulate(form, linearize(tracer, automatic))
+    for leaf, partial in linearize(tracer, given).items():
+        if leaf in tangents:
+            weight = _taichi.variable(partial) if _taichi.is_expr(partial) else partial
+            accumulate(form, linearize(tracer, tangents[leaf]), weight)
+        else:  # the rule reads a field that carries a tangent of its own
+            accumulate(form, {leaf: partial})
+    primal = primal_of(automatic)
+    node = Scalar(primal, form=form)
+    node.variable = primal
+    return node
+
+
+def _entries(x: Any) -> list[Any]:
+    if isinstance(x, StructValue):
+        return [e for m in x.members.values() for e in _entries(m)]
+    return entries_of(x) if is_tensor_like(x) else [x]
+
+
+def check_shapes(rule: GradientRule, wanted: list[Any], given: list[Any] | None) -> None:
+    """Raise unless a rule returns values of the shapes of its function's results; it returned nothing for None."""
+    if wanted != given:
+        shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))
+        returned = "nothing" if given is None else f"a value of shape {found}"
+        raise InvalidRuleError(
+            f"The rule {rule.name!r} ({rule.place}) returns {returned}; the result of {rule.target_name!r} has "
+            f"shape {shown}."
+        )

@@ -1,0 +1,132 @@
+"""``jacobian`` and ``value_and_jacobian``: the prepared form of a call, from the cache, and its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext import _taichi
+from taichi_ext.cache_keys import anchor as anchor_of
+from taichi_ext.cache_keys import identity, structure_key
+from taichi_ext.plan import Jacobian
+
+_CACHE = "_taichi_ext_prepared"
+_CACHE_SIZE = 32
+
+
+def jacobian(
+    kernel: Any,
+    params: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    out: Any = None,
+    max_memory: int | None = None,
+    seeds: str = "auto",
+    lanes: int | None = None,
+) -> Any:
+    """The Jacobian of what a kernel writes by what it reads, in one launch.
+
+    ``J[o..., p...] = d outputs[o...] / d params[p...]``, by forward-mode automatic differentiation of the kernel's
+    source.  The kernel runs exactly once; its side effects are those of one plain run.
+
+    Args:
+        kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class, or a Python function that
+            launches kernels.
+        params: a ``ti.field`` (scalar, vector, matrix, struct member, any layout), an array that is in ``args``, or the
+            name of a kernel argument; or a list, tuple or dict of those.
+        outputs: likewise; None means the kernel's return value.
+        args: positional arguments of the call.
+        out: an array of the result's shape and type that is filled instead of a new one.
+        max_memory: bytes that the tangents of intermediate fields may take, beside the Jacobian itself; by default half
+            of what is free.  Where they need more, the columns are computed in as few runs as fit, everything that the
+            kernels wrote being put back in between: a Python function is then called several times.
+        seeds: how tangents of locals are stored that are written in branches and loops.  "symbolic" keeps the few
+            coefficients that can be other than zero, each with its column, wherever that is possible; "lanes" keeps all
+            columns side by side; "auto" takes the first up to 24 constant columns or 8 index expressions, and the
+            second beyond.  The result is the same.
+        lanes: how many columns are computed in one run at most, in balanced blocks, everything being put back in
+            between; by default all of them.
+
+    Returns:
+        A NumPy array of shape ``outputs.shape + element_shape + params.shape + element_shape`` and the type of the
+        output; structured like outputs, and inside that like params, where they are lists, tuples or dicts.
+
+    Raises:
+        InvalidArgumentError: an argument that cannot be used, named.
+        UnsupportedError: a construct whose derivative is not known, with the user's file, line and source text.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> x = ti.field(ti.f32, shape=2)
+        >>> y = ti.field(ti.f32, shape=3)
+        >>> @ti.kernel
+        ... def powers():
+        ...     for i in range(3):
+        ...         y[i] = x[0] ** (i + 1) * x[1]
+        >>> x.from_numpy(np.array([2, 1], dtype=np.float32))
+        >>> jacobian(powers, x, y)
+        array([[ 1.,  2.],
+               [ 4.,  4.],
+               [12.,  8.]], dtype=float32)
+    """
+    return _prepared(kernel, params, outputs, args, (max_memory, seeds, lanes))(args=args, out=out)
+
+
+def value_and_jacobian(
+    kernel: Any,
+    params: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    out: Any = None,
+    max_memory: int | None = None,
+    seeds: str = "auto",
+    lanes: int | None = None,
+) -> tuple[Any, Any]:
+    """The outputs and their Jacobian, from the same launch.
+
+    Args and errors are those of ``jacobian``.
+
+    Returns:
+        The outputs as NumPy arrays (structured like ``outputs``; the return value where that is None), and the
+        Jacobian.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import value_and_jacobian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> @ti.kernel
+        ... def area(width: ti.f64, height: ti.f64) -> ti.f64:
+        ...     return width * height
+        >>> value, J = value_and_jacobian(area, ["width", "height"], args=(3.0, 5.0))
+        >>> value, [float(column) for column in J]
+        (15.0, [5.0, 3.0])
+    """
+    plan = _prepared(kernel, params, outputs, args, (max_memory, seeds, lanes))
+    result = plan(args=args, out=out)
+    return plan.value(), result
+
+
+def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Jacobian:
+    """The prepared form, from the cache where there is one for the same kernel, params and outputs."""
+    anchor = anchor_of(kernel)
+    store = getattr(anchor, "__dict__", {}).get(_CACHE) if anchor is not None else None
+    key = (identity(kernel), structure_key(params, args), structure_key(outputs, args), options)
+    if store is not None:
+        plan = store.get(key)
+        if plan is not None and plan._program is _taichi.program():
+            return plan
+        for stale in [k for k, p in store.items() if p._program is not _taichi.program()]:
+            del store[stale]
+    max_memory, seeds, lanes = options
+    plan = Jacobian(kernel, params, outputs, args=args, max_memory=max_memory, seeds=seeds, lanes=lanes)
+    if anchor is not None:
+        # on the kernel itself: when the user drops the kernel, what was prepared for it goes too
+        store = anchor.__dict__.setdefault(_CACHE, {})
+        if len(store) >= _CACHE_SIZE:
+            del store[next(iter(store))]
+        store[key] = plan
+    return plan

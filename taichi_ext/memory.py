@@ -1,0 +1,167 @@
+"""Shadows: the arrays that hold tangents, J among them, and the tables that tell which container is which."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import _taichi
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.trace import ContainerInfo
+
+_INDEX_LIMIT = 2**31 - 1
+_ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
+_ADVICE = (
+    "Use fewer parameters at a time; or a product v J instead (torch_function with reverse=True needs no J); or, for "
+    "sparse rows, J of a part of the output by the parameters that it depends on."
+)
+
+
+class FieldTable:
+    """The fields that kernels were seen to use, by their placed components."""
+
+    def __init__(self) -> None:
+        self.infos: dict[Any, ContainerInfo] = {}
+        self._components: dict[int, tuple[Any, int | None, Any]] = {}  # id of a component -> (key, number, component)
+
+    def field(self, field: Any) -> ContainerInfo | None:
+        """The container of a scalar or matrix field; None for integer fields."""
+        components = _taichi.field_components(field)
+        known = self._components.get(id(components[0]))
+        if known is not None:
+            return self.infos[known[0]]
+        if not _taichi.is_real(field.dtype):
+            return None
+        is_matrix = isinstance(field, _taichi.MatrixField)
+        shape = () if not is_matrix else ((field.n,) if field.ndim == 1 else (field.n, field.m))
+        key = ("field", id(components[0]))
+        name = f"the field {field._name} of shape {tuple(field.shape)}"
+        offset = _taichi.field_offset(field)
+        info = ContainerInfo(key, name, field, tuple(field.shape), shape, offset, field.dtype)
+        self.infos[key] = info
+        for number, component in enumerate(components):
+            if id(component) in self._components:
+                raise UnsupportedError(
+                    f"A component of {name} was used on its own before the field as a whole; use the field first, or "
+                    "name it as a parameter or output."
+                )
+            self._components[id(component)] = (key, number if is_matrix else None, component)
+        return info
+
+    def component(self, field: Any) -> int | None:
+        """Which component of its container a scalar field is; None for a whole field."""
+        if isinstance(field, _taichi.MatrixField):
+            return None
+        return self._components[id(_taichi.field_components(field)[0])][1]
+
+    def by_accessor(self, accessor: Any) -> tuple[ContainerInfo, int] | None:
+        """The container, and the component of it, that a host accessor of Taichi's writes to."""
+        for info in self.infos.values():
+            for number, own in enumerate(getattr(info.obj, "host_accessors", None) or ()):
+                if own is accessor:
+                    return info, number
+        return None
+
+
+def array_identity(value: Any) -> Any:
+    """What makes two array arguments the same array: their memory."""
+    if isinstance(value, np.ndarray):
+        return ("memory", value.ctypes.data, value.nbytes)
+    if _taichi.is_torch_tensor(value):
+        return ("memory", value.data_ptr(), value.numel() * value.element_size())
+    return ("object", id(value))
+
+
+def array_info(key: Any, name: str, value: Any, annotation: Any) -> ContainerInfo | None:
+    """An array argument as a container; None for integer arrays."""
+    dtype = _taichi.outer_array_dtype(value)
+    if not _taichi.is_real(dtype):
+        return None
+    element_shape = _taichi.array_element_shape(value, annotation)
+    shape = tuple(value.shape)
+    if not isinstance(value, _taichi.Ndarray) and element_shape:
+        shape = shape[: -len(element_shape)]
+    return ContainerInfo(key, name, None, shape, element_shape, (), dtype)
+
+
+def numpy_dtype(dtype: Any) -> Any:
+    return np.dtype(_taichi.to_numpy_type(dtype))
+
+
+class Shadow:
+    """The tangent of one container: a matrix with a row per scalar entry and a column per seed.
+
+    ``is_fresh`` tells that it is zero throughout.
+    """
+
+    def __init__(self, name: str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
+        if rows * columns > _INDEX_LIMIT:
+            raise InvalidArgumentError(
+                f"The tangent of {name} has {rows} x {columns} entries, more than the 2**31 - 1 that Taichi can index. "
+                + _ADVICE
+            )
+        needed = rows * columns * numpy_dtype(dtype).itemsize
+        if array is None and needed > _ALWAYS_ALLOWED and needed > available_memory():
+            raise InvalidArgumentError(
+                f"The tangent of {name} by {columns} parameters needs {needed / 2**30:.1f} GiB, more than the "
+                f"{available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
+            )
+        self.shape = (rows, columns)
+        self.dtype = numpy_dtype(dtype)
+        self.is_fresh = True
+        self.is_dirty = False  # not yet set to zero
+        self.on_host = _taichi.is_host_arch()
+        if not self.on_host:
+            self.array: Any = ti.ndarray(dtype, shape=max(1, rows * columns))
+            self.array.fill(0)
+        elif array is None:
+            self.array = np.zeros(max(1, rows * columns), self.dtype)
+        else:
+            self.array = array.reshape(-1)
+            self.is_dirty = True
+
+    def clean(self) -> None:
+        """Set it to zero where that has not been done."""
+        if self.is_dirty:
+            self.array.fill(0)
+            self.is_dirty = False
+
+    def set_identity(self, first_column: int) -> None:
+        """Let the rows be their own seeds, from a column on (negative: the first ones belong to another block)."""
+        self._assign(np.eye(*self.shape, k=first_column, dtype=self.dtype))
+        self.is_fresh = False
+
+    def clear_rows(self, rows: Any) -> None:
+        """Set the tangents of some entries to zero."""
+        if not self.is_fresh:
+            values = self.to_numpy()
+            values[rows] = 0
+            self._assign(values)
+
+    def _assign(self, values: np.ndarray) -> None:
+        self.is_dirty = False
+        if self.on_host:
+            self.array[...] = values.reshape(-1)
+        else:
+            self.array.from_numpy(np.ascontiguousarray(values).reshape(-1))
+
+    def to_numpy(self) -> np.ndarray:
+        self.clean()
+        rows, columns = self.shape
+        flat = self.array if self.on_host else self.array.to_numpy()
+        return flat[: rows * columns].reshape(self.shape)
+
+
+def available_memory() -> float:
+    """Free memory of the host in bytes, infinity where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as info:
+            for line in info:
+                if line.startswith("MemAvailable"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return math.inf

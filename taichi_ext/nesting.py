@@ -1,0 +1,71 @@
+"""Parallel loops over fields of several dimensions, run row by row: a loop over i that runs a loop over j."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class LoopNode:
+    """A loop in a tree, and how it was written: in a static loop it is visited again, with another domain."""
+
+    node: ast.For
+    target: ast.expr
+    iterable: ast.expr
+    body: list[Any]
+
+    def restore(self) -> None:
+        """Make the loop what it was."""
+        self.node.target, self.node.iter, self.node.body = self.target, self.iterable, self.body
+
+
+def loops_by_number(tree: ast.Module) -> dict[int, LoopNode]:
+    """The loops of a rewritten kernel by the numbers that they announce."""
+    found = {}
+    for node in ast.walk(tree):
+        first = node.body[0] if isinstance(node, ast.For) else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Call):
+            called = first.value.func
+            if isinstance(called, ast.Attribute) and called.attr == "enter" and first.value.args:
+                loop = LoopNode(node, node.target, node.iter, node.body)  # type: ignore[attr-defined]
+                found[first.value.args[0].value] = loop  # type: ignore[attr-defined]
+    return found
+
+
+def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
+    """Make ``for i, j in field`` a loop over pieces of rows that runs a loop over j, where that is the same."""
+    names = [e.id for e in node.target.elts] if isinstance(node.target, ast.Tuple) else []  # type: ignore[attr-defined]
+    if len(set(names)) != len(shape) or any(_has_break(statement) for statement in node.body):
+        return  # a parallel loop cannot be left, which Taichi says; an inner one could
+    if any(_assigns(statement, set(names)) for statement in node.body):
+        return  # the variables of ti.ndrange can be assigned, those of range cannot
+    lines = [f"for _piece in range({shape[0] * pieces}):", f"    {names[0]} = _piece // {pieces}"]
+    first, end = (f"(_piece % {pieces}{plus}) * {shape[1]} // {pieces}" for plus in ("", " + 1"))
+    lines.append(f"    for {names[1]} in range({first}, {end}):")
+    for depth, (name, n) in enumerate(zip(names[2:], shape[2:], strict=True), 2):
+        lines.append(f"{'    ' * depth}for {name} in range({n}):")
+    lines.append("    " * len(names) + "pass")
+    (new,) = ast.parse("\n".join(lines)).body
+    assert isinstance(new, ast.For)
+    for child in ast.walk(new):
+        ast.copy_location(child, node)
+    innermost = new
+    while isinstance(innermost.body[-1], ast.For):
+        innermost = innermost.body[-1]
+    innermost.body = node.body
+    node.target, node.iter, node.body = new.target, new.iter, new.body
+
+
+def _assigns(statement: ast.AST, names: set[str]) -> bool:
+    """Whether a rewritten statement may assign a name, which it holds as a constant."""
+    constants = (n.value for n in ast.walk(statement) if isinstance(n, ast.Constant))
+    return any(c in names if isinstance(c, str) else isinstance(c, tuple) and names & set(c) for c in constants)
+
+
+def _has_break(node: ast.AST) -> bool:
+    """Whether a statement leaves the loop that it stands in."""
+    if isinstance(node, (ast.For, ast.While)):
+        return False
+    return isinstance(node, ast.Break) or any(_has_break(child) for child in ast.iter_child_nodes(node))

@@ -1,0 +1,239 @@
+"""The oracle of most tests: the whole Jacobian by central differences, and the state that one plain run leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import taichi as ti
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import UnsupportedError, jacobian
+
+STEP = 1e-6
+RTOL = 1e-6  # what J must agree to
+ATOL = 1e-8  # central differences of what does not vary, for outputs of order one
+
+
+class FieldPool:
+    """Fields of the current Taichi program, handed out again in the next test.
+
+    Taichi compiles a kernel for each field that is copied from or to NumPy, which takes longer than most tests.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[Any, list[Any]] = {}
+        self._taken: list[tuple[Any, Any]] = []
+
+    def take(self, element_shape: tuple[int, ...], dtype: Any, shape: tuple[int, ...]) -> Any:
+        """A dense field; what it holds is not defined."""
+        key = (element_shape, dtype, shape)
+        free = self._free.setdefault(key, [])
+        if free:
+            field = free.pop()
+        elif len(element_shape) == 0:
+            field = ti.field(dtype, shape=shape)
+        elif len(element_shape) == 1:
+            field = ti.Vector.field(*element_shape, dtype, shape=shape)
+        else:
+            field = ti.Matrix.field(*element_shape, dtype, shape=shape)
+        self._taken.append((key, field))
+        return field
+
+    def give_back(self) -> None:
+        """The test is over: all fields are free."""
+        for key, field in self._taken:
+            self._free[key].append(field)
+        self._taken.clear()
+
+    def forget(self) -> None:
+        """The Taichi program is over: its fields no longer exist."""
+        self._free.clear()
+        self._taken.clear()
+
+
+pool = FieldPool()
+
+
+def _filled(values: Any, rank: int, dtype: Any) -> Any:
+    values = np.asarray(values, dtype=np.float32 if dtype == ti.f32 else np.float64)
+    split = values.ndim - rank
+    field = pool.take(values.shape[split:], dtype, values.shape[:split])
+    field.from_numpy(np.array(values, order="C"))
+    return field
+
+
+def scalars(values: Any, dtype: Any = ti.f64) -> Any:
+    """A scalar field that holds the values."""
+    return _filled(values, 0, dtype)
+
+
+def vectors(values: Any, dtype: Any = ti.f64) -> Any:
+    """A vector field that holds the values; their last axis is the vector."""
+    return _filled(values, 1, dtype)
+
+
+def matrices(values: Any, dtype: Any = ti.f64) -> Any:
+    """A matrix field that holds the values; their last two axes are the matrix."""
+    return _filled(values, 2, dtype)
+
+
+def outputs(*shape: int, dtype: Any = ti.f64) -> Any:
+    """A scalar field of zeros."""
+    return _filled(np.zeros(shape), 0, dtype)
+
+
+def vector_outputs(n: int, *shape: int, dtype: Any = ti.f64) -> Any:
+    """A field of zero vectors of n entries."""
+    return _filled(np.zeros((*shape, n)), 1, dtype)
+
+
+def matrix_outputs(n: int, m: int, *shape: int, dtype: Any = ti.f64) -> Any:
+    """A field of zero n x m matrices."""
+    return _filled(np.zeros((*shape, n, m)), 2, dtype)
+
+
+def read(container: Any) -> np.ndarray:
+    """A copy of what a field or array holds."""
+    if isinstance(container, np.ndarray):
+        return container.copy()
+    if isinstance(container, ti.StructField):
+        raise TypeError("name the members of a struct field")
+    return container.to_numpy()
+
+
+def write(container: Any, values: np.ndarray) -> None:
+    """Set what a field or array holds."""
+    if isinstance(container, np.ndarray):
+        container[...] = values
+    else:
+        container.from_numpy(np.array(values, order="C"))
+
+
+class Snapshot:
+    """What the containers held at some time."""
+
+    def __init__(self, containers: Iterable[Any]) -> None:
+        self.containers = list({id(c): c for c in containers}.values())
+        self.values = [read(c) for c in self.containers]
+
+    def restore(self) -> None:
+        """Set all of it back."""
+        for container, values in zip(self.containers, self.values, strict=True):
+            write(container, values)
+
+
+def central_differences(
+    run: Callable[[], Any], params: list[Any], outs: list[Any], state: Iterable[Any] = (), step: float = STEP
+) -> list[list[np.ndarray]]:
+    """d outs / d params: ``[output][parameter]`` of shape ``output.shape + parameter.shape``.
+
+    Args:
+        run: launches the kernels.
+        params: fields or arrays, perturbed one entry at a time.
+        outs: fields or arrays, read after each run.
+        state: others that ``run`` changes; set back before each run.
+        step: the distance of the differences.
+    """
+    start = Snapshot([*params, *outs, *state])
+    blocks = [[np.zeros(read(o).shape + read(p).shape) for p in params] for o in outs]
+    for n, param in enumerate(params):
+        start.restore()
+        centre = read(param)
+        for index in np.ndindex(centre.shape):
+            ends = []
+            for sign in (1, -1):
+                start.restore()
+                moved = centre.copy()
+                moved[index] += sign * step
+                write(param, moved)
+                run()
+                ends.append([read(o) for o in outs])
+            for block, high, low in zip(blocks, *ends, strict=True):
+                block[n][(..., *index)] = (high - low) / (2 * step)
+    start.restore()
+    return blocks
+
+
+def as_list(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def check_jacobian(
+    kernel: Any,
+    params: Any,
+    outs: Any,
+    *,
+    args: tuple[Any, ...] = (),
+    state: Iterable[Any] = (),
+    expected: Any = None,
+    step: float = STEP,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    state_rtol: float = 1e-13,
+) -> Any:
+    """Hold ``jacobian(kernel, params, outs)`` against central differences, and its side effects against one plain run.
+
+    Args:
+        kernel: a kernel or pipeline.
+        params: a field or array, or a list of them.
+        outs: likewise.
+        args: arguments of the call.
+        state: further fields and arrays that the kernel changes.
+        expected: the Jacobian where differences cannot give it (at a kink): one array, or ``[output][parameter]``.
+        step: the distance of the differences.
+        rtol: relative tolerance.
+        atol: absolute tolerance, for entries that are zero.
+        state_rtol: relative tolerance of the state afterwards; the operations and their order are those of a plain run,
+            but the compiler may contract a multiplication and an addition.
+
+    Returns:
+        What ``jacobian`` returned.
+    """
+    params_list, outs_list = as_list(params), as_list(outs)
+    everything = [*params_list, *outs_list, *state]
+    start = Snapshot(everything)
+
+    def run() -> None:
+        kernel(*args)
+
+    if expected is None:
+        truth = central_differences(run, params_list, outs_list, state, step)
+    elif isinstance(params, (list, tuple)) or isinstance(outs, (list, tuple)):
+        truth = expected
+    else:
+        truth = [[np.asarray(expected, dtype=np.float64)]]
+    run()
+    plain = Snapshot(everything)
+    start.restore()
+    result = jacobian(kernel, params, outs, args=args)
+    changed = Snapshot(everything)
+    rows = result if isinstance(outs, (list, tuple)) else [result]
+    for n, (row, true_row) in enumerate(zip(rows, truth, strict=True)):
+        blocks = row if isinstance(params, (list, tuple)) else [row]
+        for m, (block, true_block) in enumerate(zip(blocks, true_row, strict=True)):
+            assert block.shape == np.shape(true_block), f"output {n}, parameter {m}: shape {block.shape}"
+            assert_allclose(block, true_block, rtol=rtol, atol=atol, err_msg=f"output {n} by parameter {m}")
+    for values, plain_values in zip(changed.values, plain.values, strict=True):
+        assert_allclose(values, plain_values, rtol=state_rtol, atol=1e-14, err_msg="state afterwards")
+    written = {id(o) for o in [*outs_list, *state]}
+    for param, before in zip(start.containers, start.values, strict=True):
+        if id(param) not in written:
+            assert_array_equal(read(param), before, err_msg="a parameter changed")
+    start.restore()
+    return result
+
+
+def check_refused(kernel: Any, params: Any, outs: Any, *words: str, args: tuple[Any, ...] = ()) -> str:
+    """Taichi runs the kernel, ``jacobian`` refuses it: the message has file, line and source text, and the words."""
+    kernel(*args)
+    try:
+        jacobian(kernel, params, outs, args=args)
+    except UnsupportedError as error:
+        message = str(error)
+    else:
+        raise AssertionError("a derivative was given for something that should be refused")
+    for word in ("line", ".py", *words):
+        assert word in message, f"{word!r} is missing in: {message}"
+    return message

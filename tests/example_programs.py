@@ -1,0 +1,36 @@
+"""The programs in ``examples/``, loaded and run in this process."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def load(name: str) -> ModuleType:
+    """The module of an example, as Python finds it for one that runs in that folder."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    return importlib.import_module(name)
+
+
+def run(
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str] | None = None,
+) -> str:
+    """What an example prints; it must exit with 0 and show no line that failed.  Some take arguments."""
+    monkeypatch.setitem(os.environ, "TI_CPU_MAX_NUM_THREADS", "2")
+    monkeypatch.setitem(os.environ, "TI_OFFLINE_CACHE", "0")
+    main = load(name).main
+    exit_code = main() if arguments is None else main(arguments)
+    printed = capsys.readouterr().out
+    assert exit_code == 0, printed
+    assert "FAIL" not in printed
+    assert "  ok  " in printed
+    return printed

@@ -1,0 +1,87 @@
+"""Run many random programs, each batch in a process of its own, so that a crash of the compiler names its seed.
+
+    python tests/program_batches.py 2000                       # the programs of seeds 0 to 1999
+    python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
+
+Every program that is not right is appended to the log, one line of JSON each; the counts come last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from program_grammar import generate
+from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
+
+PER_PROCESS = 50
+LONGEST = 300  # seconds without a verdict
+
+
+def run_batch(first: int, count: int, is_reducing: bool) -> None:
+    """The programs of some seeds, in this process: one line before each and one after."""
+    workshop = Workshop()
+    for seed in range(first, first + count):
+        print(json.dumps({"seed": seed}), flush=True)
+        program = generate(seed)
+        kind, message = verdict(program, seed, workshop, runs_alone=seed % 4 == 0)
+        if is_reducing and kind not in (RIGHT, REJECTED):
+            message += "\n" + describe(reduced(program, seed, workshop, kind))
+        print(json.dumps({"seed": seed, "kind": kind, "message": message}), flush=True)
+
+
+def run_process(first: int, count: int, is_reducing: bool) -> list[dict[str, Any]]:
+    """The verdicts of a batch; where the process dies, that of its last seed says so and ends the list."""
+    command = [sys.executable, __file__, str(count), "--first", str(first), "--here", *["--reduce"] * is_reducing]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST * count)
+        output, errors, end = done.stdout, done.stderr, f"exit status {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        output, errors, end = str(error.stdout or ""), "", "never came to an end"
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"seed"')]
+    verdicts = [line for line in lines if "kind" in line]
+    if len(verdicts) < count:
+        seed = lines[-1]["seed"] if lines else first
+        verdicts.append({"seed": seed, "kind": "died", "message": f"{end}\n{errors[-3000:]}"})
+    return verdicts
+
+
+def run_all(first: int, count: int, is_reducing: bool, log: IO[str]) -> collections.Counter[str]:
+    """The counts of what came out, of which the log tells more."""
+    counts: collections.Counter[str] = collections.Counter()
+    start, seed = time.time(), first
+    while seed < first + count:
+        verdicts = run_process(seed, min(PER_PROCESS, first + count - seed), is_reducing)
+        seed = verdicts[-1]["seed"] + 1
+        for found in verdicts:
+            counts[found["kind"]] += 1
+            if found["kind"] != RIGHT:
+                print(json.dumps(found), file=log, flush=True)
+        print(f"{seed - first} programs, {time.time() - start:.0f} s: {dict(counts)}", flush=True)
+    return counts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--log", type=Path, default=Path("random_programs.jsonl"))
+    parser.add_argument("--reduce", action="store_true", help="cut down what fails")
+    parser.add_argument("--here", action="store_true", help="one batch in this process")
+    options = parser.parse_args()
+    if options.here:
+        run_batch(options.first, options.count, options.reduce)
+        return 0
+    with options.log.open("a") as log:
+        counts = run_all(options.first, options.count, options.reduce, log)
+    return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,67 @@
+"""What comes out of a random program, and a smaller program of which the same comes out."""
+
+from __future__ import annotations
+
+import taichi as ti
+from conftest import initialise
+from program_check import Fields, MismatchError, check
+from program_model import Program
+from program_reducer import reduce_program
+from program_reference import RejectedError
+
+from taichi_ext import UnsupportedError
+
+PER_START = 50  # programs in one Taichi program, whose fields and compiled kernels are never freed before its end
+RIGHT, REJECTED, REFUSED = "right", "rejected", "refused"
+BY_ITSELF = ("plain run", "plain crash")  # what Taichi does without taichi_ext
+
+
+class Workshop:
+    """A Taichi program that is replaced by a new one now and then."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.fields = Fields()
+
+    def ready(self) -> Fields:
+        if self.count % PER_START == 0:
+            initialise(default_fp=ti.f64)
+            self.fields = Fields()
+        self.count += 1
+        return self.fields
+
+
+def verdict(program: Program, seed: int, workshop: Workshop, *, runs_alone: bool = False) -> tuple[str, str]:
+    """How a program fares, in a word, with a message.
+
+    ``right``; ``rejected`` where the reference cannot judge it; ``refused`` with ``UnsupportedError``; one of
+    ``BY_ITSELF`` where Taichi alone differs from the reference, which says nothing about taichi_ext; else what is
+    wrong: ``state``, ``derivative`` or ``crash``.
+    """
+    try:
+        check(program, seed, workshop.ready(), f"<random program {seed}, {workshop.count}>", runs_alone=runs_alone)
+    except RejectedError as error:
+        return REJECTED, str(error)
+    except UnsupportedError as error:
+        return REFUSED, str(error)
+    except MismatchError as error:
+        return error.kind, str(error)
+    return RIGHT, ""
+
+
+def reduced(program: Program, seed: int, workshop: Workshop, kind: str, tries: int = 120) -> Program:
+    """A smaller program that fails in the same way."""
+
+    def is_alike(smaller: Program) -> bool:
+        try:
+            return verdict(smaller, seed, workshop)[0] == kind
+        except Exception:  # a cut that left no program, for the reference or for Taichi
+            return False
+
+    return reduce_program(program, is_alike, tries)
+
+
+def describe(program: Program) -> str:
+    """The program with what its text does not say."""
+    fields = ", ".join(f"{f.name}: {f.type}{list(f.shape)}" for f in program.fields if f"{f.name}[" in program.text)
+    return f"params {program.params}, outputs {program.outputs}, {fields}\n\n{program.text}"

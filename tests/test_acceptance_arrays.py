@@ -1,0 +1,92 @@
+"""Arrays from elsewhere: the programs of examples/external_arrays.py and examples/nerf_rendering.py."""
+
+import example_programs
+import numpy as np
+import pytest
+from conftest import initialise
+from differences import check_jacobian
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import jacobian, value_and_jacobian
+
+nerf = example_programs.load("nerf_rendering")
+arrays = example_programs.load("external_arrays")
+
+needs_torch = "PyTorch is not installed (python -m pip install 'taichi-ext[torch]')"
+
+
+def test_external_arrays_prints_the_expected_numbers(capsys, monkeypatch):
+    pytest.importorskip("torch", reason=needs_torch)
+    assert example_programs.run("external_arrays", capsys, monkeypatch).count("  ok  ") == 5
+
+
+def test_external_arrays_runs_without_torch(capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    printed = example_programs.run("external_arrays", capsys, monkeypatch)
+    assert printed.count("  ok  ") == 2
+    assert "taichi-ext[torch]" in printed
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_gradient_of_a_leaf_and_of_another_tensor(is_leaf):
+    pytest.importorskip("torch", reason=needs_torch)
+    initialise()
+    assert_allclose(arrays.torch_gradient(is_leaf).numpy(), np.full((20, 30), 2 / 600), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "ndarray"])
+def test_jacobian_is_three_times_the_identity(kind):
+    initialise()
+    make = {"numpy": arrays.numpy_jacobian, "ndarray": arrays.ndarray_jacobian}[kind]
+    J = make((3, 5))
+    assert isinstance(J, np.ndarray)
+    assert J.dtype == np.float32
+    assert_array_equal(J, 3 * np.eye(15, dtype=np.float32).reshape(3, 5, 3, 5))
+
+
+def test_torch_jacobian_is_a_tensor():
+    torch = pytest.importorskip("torch", reason=needs_torch)
+    initialise()
+    J = arrays.torch_jacobian((3, 5))
+    assert isinstance(J, torch.Tensor)
+    assert J.dtype == torch.float32
+    assert_array_equal(J.numpy(), 3 * np.eye(15).reshape(3, 5, 3, 5))
+
+
+def test_nerf_prints_the_expected_numbers(capsys, monkeypatch):
+    assert example_programs.run("nerf_rendering", capsys, monkeypatch).count("  ok  ") == 13
+
+
+def test_nerf_outputs_accumulate_on_what_they_held(ti64):
+    """The outputs are added to, as in one plain run, and the working array T is left as that run leaves it."""
+    arguments, plain = nerf.make_arguments(3), nerf.make_arguments(3)
+    for each in (arguments, plain):
+        each["rgb"][...] = 0.25
+    nerf.render(*plain.values())
+    jacobian(nerf.render, "sigmas", ["rgb", "opacity"], args=tuple(arguments.values()))
+    for name, value in plain.items():
+        assert_allclose(arguments[name], value, rtol=1e-13, err_msg=name)
+
+
+def test_nerf_by_every_real_array_at_once(ti64):
+    arguments = nerf.make_arguments(5)
+    params = [arguments[name] for name in ("sigmas", "rgbs", "deltas", "ts")]
+    outs = [arguments[name] for name in nerf.OUTPUTS]
+    state = [arguments["T"], arguments["samples"]]
+    check_jacobian(nerf.render, params, outs, args=tuple(arguments.values()), state=state)
+
+
+def test_nerf_on_tensors_gives_tensors(ti64):
+    torch = pytest.importorskip("torch", reason=needs_torch)
+    arguments = nerf.make_arguments()
+    values, J = value_and_jacobian(nerf.render, ["sigmas", "rgbs"], ["opacity", "ws"], args=tuple(arguments.values()))
+    again = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in nerf.make_arguments().items()}
+    tensors, J_tensors = value_and_jacobian(
+        nerf.render, ["sigmas", "rgbs"], ["opacity", "ws"], args=tuple(again.values())
+    )
+    for row, row_of_tensors in zip(J, J_tensors, strict=True):
+        for block, tensor in zip(row, row_of_tensors, strict=True):
+            assert isinstance(tensor, torch.Tensor)
+            assert_array_equal(tensor.numpy(), block)
+    for value, tensor in zip(values, tensors, strict=True):
+        assert_array_equal(tensor.numpy(), value)

@@ -1,0 +1,412 @@
+"""Array arguments as parameters, outputs, intermediates and constants: NumPy, ti.ndarray and torch."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+needs_torch = "PyTorch is not installed (python -m pip install 'taichi-ext[torch]')"
+KINDS = ["numpy", "ndarray", "torch"]
+vec3 = ti.types.vector(3, ti.f64)
+mat23 = ti.types.matrix(2, 3, ti.f64)
+
+
+def make(kind, values, element=()):
+    """An array of some kind that holds the values; ``element`` is the shape of its elements where they are vectors."""
+    values = np.array(values)
+    if kind == "numpy":
+        return values
+    if kind == "torch":
+        return pytest.importorskip("torch", reason=needs_torch).from_numpy(values)
+    dtype = {np.dtype(np.float64): ti.f64, np.dtype(np.float32): ti.f32, np.dtype(np.int32): ti.i32}[values.dtype]
+    shape = values.shape[: values.ndim - len(element)]
+    if len(element) == 1:
+        array = ti.Vector.ndarray(*element, dtype, shape)
+    elif len(element) == 2:
+        array = ti.Matrix.ndarray(*element, dtype, shape)
+    else:
+        array = ti.ndarray(dtype, shape)
+    array.from_numpy(values)
+    return array
+
+
+def content(array):
+    """A NumPy copy of an array."""
+    if isinstance(array, np.ndarray):
+        return array.copy()
+    return array.to_numpy() if isinstance(array, ti.Ndarray) else array.numpy().copy()
+
+
+@ti.kernel
+def smooth(x: ti.types.ndarray(), y: ti.types.ndarray()):
+    for i in range(y.shape[0]):
+        y[i] = ti.sin(x[i]) * x[i + 1]
+
+
+def smooth_jacobian(x):
+    J = np.zeros((len(x) - 1, len(x)))
+    for i in range(len(x) - 1):
+        J[i, i], J[i, i + 1] = np.cos(x[i]) * x[i + 1], np.sin(x[i])
+    return J
+
+
+X = np.array([0.3, -0.8, 1.1, 0.6])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameter_and_output(kind):
+    x, y = make(kind, X), make(kind, np.zeros(3))
+    values, J = value_and_jacobian(smooth, x, y, args=(x, y))
+    assert_allclose(content(J), smooth_jacobian(X), rtol=1e-14)
+    assert_allclose(content(y), np.sin(X[:-1]) * X[1:], rtol=1e-15)
+    assert_allclose(content(values), content(y), rtol=0)
+    assert_array_equal(content(x), X)
+    assert type(J).__module__.split(".")[0] == ("torch" if kind == "torch" else "numpy")
+
+
+@pytest.mark.parametrize("parameter", KINDS)
+@pytest.mark.parametrize("output", KINDS)
+def test_kinds_can_be_mixed(parameter, output):
+    x, y = make(parameter, X), make(output, np.zeros(3))
+    J = jacobian(smooth, "x", "y", args=(x, y))
+    assert_allclose(content(J), smooth_jacobian(X), rtol=1e-14)
+
+
+def test_names_and_objects_are_the_same():
+    x, y = X.copy(), np.zeros(3)
+    by_object = jacobian(smooth, {"in": x}, [y], args=(x, y))
+    by_name = jacobian(smooth, {"in": "x"}, ["y"], args=(x, y))
+    assert_array_equal(by_object[0]["in"], by_name[0]["in"])
+
+
+def test_float32_arrays_have_float32_jacobians():
+    x, y = X.astype(np.float32), np.zeros(3, np.float32)
+    J = jacobian(smooth, x, y, args=(x, y))
+    assert J.dtype == np.float32
+    assert_allclose(J, smooth_jacobian(X), rtol=1e-5)
+
+
+def test_types_can_be_mixed():
+    """The type of J is that of the output."""
+    x, y = X.astype(np.float32), np.zeros(3)
+    J = jacobian(smooth, x, y, args=(x, y))
+    assert J.dtype == np.float64
+    assert_allclose(J, smooth_jacobian(X), rtol=1e-6)
+
+
+# --- elements that are vectors and matrices
+
+
+@ti.kernel
+def transform(
+    m: ti.types.ndarray(dtype=mat23, ndim=1), v: ti.types.ndarray(dtype=vec3, ndim=1), total: ti.types.ndarray(ndim=1)
+):
+    for i in v:
+        w = m[i] @ v[i].normalized()
+        total[i] = w.norm() + m[i][1, 2] * v[i].y
+
+
+def transform_values(m, v):
+    w = np.einsum("nij,nj->ni", m, v / np.linalg.norm(v, axis=1, keepdims=True))
+    return np.linalg.norm(w, axis=1) + m[:, 1, 2] * v[:, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vector_and_matrix_elements(kind):
+    rng = np.random.default_rng(1)
+    m_values, v_values = rng.standard_normal((4, 2, 3)), rng.standard_normal((4, 3))
+    m, v, total = make(kind, m_values, (2, 3)), make(kind, v_values, (3,)), make(kind, np.zeros(4))
+    J_m, J_v = jacobian(transform, [m, v], total, args=(m, v, total))
+    assert tuple(J_m.shape) == (4, 4, 2, 3)
+    assert tuple(J_v.shape) == (4, 4, 3)
+    h = 1e-6
+    for J, values, other in ((J_m, m_values, 0), (J_v, v_values, 1)):
+        for index in np.ndindex(values.shape):
+            d = np.zeros(values.shape)
+            d[index] = h
+            high = transform_values(m_values + d, v_values) if other == 0 else transform_values(m_values, v_values + d)
+            low = transform_values(m_values - d, v_values) if other == 0 else transform_values(m_values, v_values - d)
+            assert_allclose(content(J)[(..., *index)], (high - low) / (2 * h), rtol=1e-6, atol=1e-8)
+
+
+@ti.kernel
+def spread(s: ti.types.ndarray(ndim=2), v: ti.types.ndarray(dtype=vec3, ndim=2)):
+    for i, j in v:
+        v[i, j] = ti.Vector([1.0, s[i, j], s[i, j] ** 2]) * s[0, 0]
+        v[i, j][2] += s[1, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vector_elements_as_output(kind):
+    s_values = np.array([[0.5, 1.5, -1.0], [2.0, 0.3, 0.7]])
+    s, v = make(kind, s_values), make(kind, np.zeros((2, 3, 3)), (3,))
+    J = content(jacobian(spread, s, v, args=(s, v)))
+    assert J.shape == (2, 3, 3, 2, 3)
+    expected = np.zeros(J.shape)
+    for i, j in np.ndindex(2, 3):
+        x, scale = s_values[i, j], s_values[0, 0]
+        expected[i, j, :, 0, 0] += [1, x, x**2]
+        expected[i, j, :, i, j] += np.array([0, 1, 2 * x]) * scale
+        expected[i, j, 2, 1, 0] += 1
+    assert_allclose(J, expected, rtol=1e-14)
+
+
+# --- in place, intermediates, constants, aliases
+
+
+@ti.kernel
+def decay(T: ti.types.ndarray(), a: ti.types.ndarray()):
+    ti.loop_config(serialize=True)
+    for s in range(T.shape[0] - 1):
+        T[s + 1] = T[s] * (1 - a[s])
+
+
+def test_recurrence_through_an_array():
+    T, a = np.array([1.0, 0, 0, 0, 0]), np.array([0.1, 0.4, 0.2, 0.7])
+    check_jacobian(decay, a, T, args=(T, a))
+    check_jacobian(decay, [T, a], T, args=(T, a))
+
+
+@ti.kernel
+def through_working_array(
+    x: ti.types.ndarray(), work: ti.types.ndarray(), n: ti.types.ndarray(), y: ti.types.ndarray()
+):
+    for i in x:
+        work[i] = x[i] ** 2
+    for i in x:
+        y[i] = work[n[i]] * x[i]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_array_between_two_loops(kind):
+    x = make(kind, X)
+    args = (x, make(kind, np.full(4, 7.0)), make(kind, np.array([2, 0, 3, 1], np.int32)), make(kind, np.zeros(4)))
+    J = content(jacobian(through_working_array, x, args[3], args=args))
+    expected = np.zeros((4, 4))
+    for i, n in enumerate([2, 0, 3, 1]):
+        expected[i, n] += 2 * X[n] * X[i]
+        expected[i, i] += X[n] ** 2
+    assert_allclose(J, expected, rtol=1e-14)
+    assert_allclose(content(args[1]), X**2, rtol=1e-15)
+
+
+@ti.kernel
+def step_in_place(x: ti.types.ndarray(), k: ti.f64):
+    for i in x:
+        x[i] += k * x[i] ** 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameter_is_output(kind):
+    x = make(kind, X)
+    J = jacobian(step_in_place, x, x, args=(x, 0.5))
+    assert_allclose(content(J), np.diag(1 + X), rtol=1e-14)
+    assert_allclose(content(x), X + 0.5 * X**2, rtol=1e-15)
+
+
+def test_array_and_number_as_parameters():
+    x = X.copy()
+    J = jacobian(step_in_place, {"x": "x", "k": "k"}, "x", args=(x, 0.5))
+    assert_allclose(J["x"], np.diag(1 + X), rtol=1e-14)
+    assert_allclose(J["k"], X**2, rtol=1e-14)
+
+
+@ti.kernel
+def product(a: ti.types.ndarray(), b: ti.types.ndarray(), c: ti.types.ndarray()):
+    for i in a:
+        c[i] = a[i] * b[i]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_array_twice_is_one_array(kind):
+    a, c = make(kind, X), make(kind, np.zeros(4))
+    J = jacobian(product, a, c, args=(a, a, c))
+    assert_allclose(content(J), np.diag(2 * X), rtol=1e-14)
+    J = jacobian(product, "a", a, args=(a, a, a))
+    assert_allclose(content(J), np.diag(2 * X), rtol=1e-14)
+    assert_allclose(content(a), X**2, rtol=1e-15)
+
+
+def test_equal_arrays_are_two_arrays():
+    a, b, c = X.copy(), X.copy(), np.zeros(4)
+    J = jacobian(product, a, c, args=(a, b, c))
+    assert_allclose(J, np.diag(X), rtol=1e-14)
+
+
+def test_the_plan_takes_other_arrays():
+    x, y = X.copy(), np.zeros(3)
+    plan = Jacobian(smooth, "x", "y", args=(x, y))
+    assert_allclose(plan(), smooth_jacobian(X), rtol=1e-14)
+    other, longer = 2 * X, np.linspace(0.1, 0.9, 6)
+    y2 = np.zeros(3)
+    assert_allclose(plan(args=(other, y2)), smooth_jacobian(other), rtol=1e-14)
+    assert_allclose(y2, np.sin(other[:-1]) * other[1:], rtol=1e-15)
+    assert_allclose(plan(args=(longer, np.zeros(5))), smooth_jacobian(longer), rtol=1e-14)
+    assert_allclose(y, np.sin(X[:-1]) * X[1:], rtol=1e-15)  # left alone since
+
+
+def test_arrays_that_change_roles_between_calls():
+    """The same two arrays the other way round: nothing that was prepared for one call is taken for the other."""
+    a, b, c = X.copy(), X[::-1].copy(), np.zeros(4)
+    assert_allclose(jacobian(product, a, c, args=(a, b, c)), np.diag(b), rtol=1e-14)
+    assert_allclose(jacobian(product, a, c, args=(b, a, c)), np.diag(b), rtol=1e-14)
+    assert_allclose(jacobian(product, b, c, args=(a, b, c)), np.diag(a), rtol=1e-14)
+    assert_allclose(jacobian(product, a, c, args=(a, a, c)), np.diag(2 * a), rtol=1e-14)
+    assert_allclose(jacobian(product, a, c, args=(a, b, c)), np.diag(b), rtol=1e-14)
+
+
+def test_fresh_arrays_in_a_loop():
+    """Arrays come and go at the same addresses; each call is about its own."""
+    for n in range(6):
+        x, y = np.full(3 + n % 3, 0.1 * n), np.zeros(2 + n % 3)
+        assert_allclose(jacobian(smooth, x, y, args=(x, y)), smooth_jacobian(x), rtol=1e-14, atol=1e-15)
+
+
+def test_fields_and_arrays_together():
+    scale = ti.field(ti.f64, shape=())
+    scale[None] = 3.0
+
+    @ti.kernel
+    def scaled(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in x:
+            y[i] = scale[None] * x[i]
+
+    x, y = X.copy(), np.zeros(4)
+    J = jacobian(scaled, [scale, x], y, args=(x, y))
+    assert_allclose(J[0], X, rtol=1e-15)
+    assert_allclose(J[1], 3 * np.eye(4), rtol=1e-15)
+
+
+def test_out_takes_the_jacobian():
+    x, y = X.copy(), np.zeros(3)
+    out = np.empty((3, 4))
+    assert jacobian(smooth, x, y, args=(x, y), out=out) is out
+    assert_allclose(out, smooth_jacobian(X), rtol=1e-14)
+
+
+def test_fortran_order_is_read_as_it_is():
+    values = np.arange(6.0).reshape(2, 3) + 1
+
+    @ti.kernel
+    def square(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i, j in x:
+            y[i, j] = x[i, j] ** 2 + j
+
+    x, y = np.asfortranarray(values), np.zeros((2, 3))
+    square(x, y)
+    plain = y.copy()
+    J = jacobian(square, x, y, args=(x, y))
+    assert_allclose(y, plain, rtol=0)
+    assert_allclose(J, np.einsum("ij,ik,jl->ijkl", 2 * values, np.eye(2), np.eye(3)), rtol=1e-14)
+
+
+def test_indices_below_zero_from_the_end_stay_taichis():
+    @ti.kernel
+    def by_shape(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        n = x.shape[0]
+        for i in range(n):
+            y[n - 1 - i] = x[i] * n
+
+    x, y = X.copy(), np.zeros(4)
+    check_jacobian(by_shape, x, y, args=(x, y))
+
+
+def test_struct_for_over_an_array_of_two_axes_and_atomics():
+    @ti.kernel
+    def reduce(x: ti.types.ndarray(), rows: ti.types.ndarray(), best: ti.types.ndarray()):
+        for i, j in x:
+            rows[i] += x[i, j] * x[0, j]
+            ti.atomic_max(best[j], x[i, j])
+
+    x = np.random.default_rng(4).standard_normal((3, 5))
+    rows, best = np.zeros(3), np.full(5, -10.0)
+    check_jacobian(reduce, x, [rows, best], args=(x, rows, best))
+
+
+# --- bad input
+
+
+def test_not_contiguous_numpy():
+    x, y = np.zeros(8)[::2], np.zeros(3)
+    with pytest.raises(InvalidArgumentError, match=r"'x'.*contiguous"):
+        jacobian(smooth, "x", "y", args=(x, y))
+
+
+def test_not_contiguous_tensor():
+    torch = pytest.importorskip("torch", reason=needs_torch)
+    x, y = torch.zeros(4, 2).T[0], torch.zeros(3)
+    with pytest.raises(InvalidArgumentError, match=r"'x'.*contiguous"):
+        jacobian(smooth, "x", "y", args=(x, y))
+
+
+def test_overlapping_arguments():
+    whole = np.zeros(6)
+    with pytest.raises(InvalidArgumentError, match="share"):
+        jacobian(smooth, "x", "y", args=(whole[:4], whole[3:]))
+
+
+def test_wrong_number_of_axes():
+    x = np.zeros((2, 2))
+    with pytest.raises(InvalidArgumentError, match=r"dimensions"):
+        jacobian(spread, "s", "v", args=(np.zeros(3), np.zeros((2, 2, 3))))
+    with pytest.raises(InvalidArgumentError, match="argument"):
+        jacobian(smooth, "x", "y", args=(x,))
+
+
+def test_integer_array_as_parameter():
+    x, y = np.zeros(4, np.int32), np.zeros(3)
+    with pytest.raises(InvalidArgumentError, match=r"integer|real"):
+        jacobian(smooth, "x", "y", args=(x, y))
+
+
+def test_array_that_is_not_among_args():
+    x, y = np.zeros(4), np.zeros(3)
+    with pytest.raises(InvalidArgumentError, match="args"):
+        jacobian(smooth, np.zeros(4), y, args=(x, y))
+
+
+def test_list_instead_of_an_array():
+    with pytest.raises(InvalidArgumentError, match=r"'x'.*list.*NumPy"):
+        jacobian(smooth, "x", "y", args=([0.0, 1.0], np.zeros(3)))
+
+
+def test_number_by_value_cannot_be_an_output():
+    with pytest.raises(InvalidArgumentError, match="by value"):
+        jacobian(step_in_place, "x", "k", args=(X.copy(), 0.5))
+
+
+def test_array_that_the_kernel_does_not_read_or_write():
+    @ti.kernel
+    def partial(x: ti.types.ndarray(), unused: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in x:
+            y[i] = x[i]
+
+    x, u, y = X.copy(), X.copy(), np.zeros(4)
+    with pytest.raises(InvalidArgumentError, match=r"unused.*not read"):
+        jacobian(partial, "unused", "y", args=(x, u, y))
+    with pytest.raises(InvalidArgumentError, match=r"unused.*not written"):
+        jacobian(partial, "x", "unused", args=(x, u, y))
+    assert_array_equal(y, np.zeros(4))  # found out before the kernel ran
+
+
+def test_tensor_that_requires_grad_gets_no_gradient():
+    torch = pytest.importorskip("torch", reason=needs_torch)
+    x, y = torch.tensor(X, requires_grad=True), torch.zeros(3, dtype=torch.float64)
+    J = jacobian(smooth, x, y, args=(x, y))
+    assert_allclose(J.numpy(), smooth_jacobian(X), rtol=1e-14)
+    assert x.grad is None
+    assert not J.requires_grad
+
+
+def test_tensors_of_one_storage():
+    """Two rows of one tensor are two arrays."""
+    torch = pytest.importorskip("torch", reason=needs_torch)
+    pair = torch.tensor(np.stack([X, 2 * X]))
+    c = torch.zeros(4, dtype=torch.float64)
+    J = jacobian(product, "a", c, args=(pair[0], pair[1], c))
+    assert_allclose(J.numpy(), np.diag(2 * X), rtol=1e-14)

@@ -1,0 +1,897 @@
+"""What cannot be used is refused before anything is launched, by an error that names the object and the mend."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, scalars
+from numpy.testing import assert_allclose, assert_array_equal
+from taichi.lang.kernel_impl import Kernel
+
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The kernels that are launched, except those of Taichi's own that read and write fields from Python."""
+    names = []
+    launch = Kernel.launch_kernel
+
+    def noted(self, cpp, *args):
+        if self.func.__module__ != "taichi._kernels":
+            names.append(self.func.__name__)
+        return launch(self, cpp, *args)
+
+    monkeypatch.setattr(Kernel, "launch_kernel", noted)
+    return names
+
+
+@pytest.fixture
+def scene(launched):
+    """Fields and kernels that count their runs."""
+
+    class Scene:
+        x, y, unused = scalars([0.3, 0.5]), outputs(3), scalars([1.0, 2.0, 3.0, 4.0])
+        counter = ti.field(ti.i32, shape=3)
+
+    s = Scene
+    s.counter.fill(0)
+    x, y, counter = s.x, s.y, s.counter
+
+    @ti.kernel
+    def k():
+        for i in y:
+            counter[i] += 1
+            y[i] += x[0] * x[1] + counter[i]
+
+    @ti.kernel
+    def with_args(a: ti.f64, n: ti.i32, v: ti.types.vector(2, ti.f64)):
+        for i in y:
+            y[i] += a * v[0] * v[1] * n * x[0]
+
+    @ti.kernel
+    def arrays(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in o:
+            o[i] += a[i] * x[0]
+
+    s.k, s.with_args, s.arrays = staticmethod(k), staticmethod(with_args), staticmethod(arrays)
+    launched.clear()
+    return s
+
+
+@pytest.fixture
+def refused(scene, launched):
+    """Hold that a call is refused, that its message has the words, and that nothing was launched or changed."""
+
+    def check(kernel, params, outs, *words, error=InvalidArgumentError, again=True, **options):
+        before = [f.to_numpy() for f in (scene.x, scene.y, scene.counter)]
+        for call in (jacobian, value_and_jacobian) if again else (jacobian,):
+            with pytest.raises(error) as caught:
+                call(kernel, params, outs, **options)
+            message = str(caught.value)
+            for word in words:
+                assert word in message, f"{word!r} is missing in: {message}"
+        assert launched == []
+        for field, values in zip((scene.x, scene.y, scene.counter), before):
+            assert_array_equal(field.to_numpy(), values)
+        return message
+
+    return check
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------------
+
+
+def test_kernel_without_source(scene, refused):
+    scope = {"ti": ti, "x": scene.x, "y": scene.y}
+    text = "@ti.kernel\ndef made():\n    for i in y:\n        y[i] = x[0]\n"
+    exec(compile(text, "<generated>", "exec"), scope)
+    words = "source of 'made'", "<generated>", "define it in a file"
+    refused(scope["made"], scene.x, scene.y, *words, error=UnsupportedError)
+
+
+def test_function_without_source_that_a_kernel_calls(scene, refused):
+    scope = {"ti": ti}
+    exec(compile("@ti.func\ndef made(a):\n    return a * a\n", "<generated>", "exec"), scope)
+    made, x, y = scope["made"], scene.x, scene.y
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += made(x[0])
+
+    refused(k, x, y, "source of 'made'", "test_bad_input.py", "y[i] += made(x[0])", error=UnsupportedError)
+
+
+@pytest.mark.parametrize("kernel", [3.0, None, "k"])
+def test_something_that_is_no_kernel(scene, refused, kernel):
+    refused(kernel, scene.x, scene.y, f"kernel is {kernel!r}", "expected a @ti.kernel")
+
+
+def test_ti_func_instead_of_a_kernel(scene, refused):
+    @ti.func
+    def square(a):
+        return a * a
+
+    refused(square, scene.x, scene.y, "ti.func", "square", "@ti.kernel that calls it")
+
+
+def test_gradient_kernel_instead_of_the_kernel(scene, refused):
+    refused(scene.k.grad, scene.x, scene.y, "grad")
+
+
+def test_python_function_that_launches_nothing(scene, refused):
+    def run():
+        return 1.0
+
+    refused(run, scene.x, scene.y, "run", "launched no kernel")
+
+
+def test_call_inside_a_kernel(scene, launched):
+    x, y, k = scene.x, scene.y, scene.k
+
+    @ti.kernel
+    def first_time():
+        jacobian(k, x, y)
+
+    with pytest.raises(ti.TaichiCompilationError, match="cannot be taken inside a kernel; call it from Python"):
+        first_time()
+    assert launched == []
+    jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    launched.clear()
+
+    @ti.kernel
+    def when_cached():
+        jacobian(k, x, y)
+
+    @ti.kernel
+    def when_prepared():
+        plan()
+
+    for kernel in (when_cached, when_prepared):
+        with pytest.raises(ti.TaichiCompilationError, match="cannot be taken inside a kernel; call it from Python"):
+            kernel()
+    assert launched == []
+    assert_allclose(jacobian(k, x, y)[0], [0.5, 0.3])
+
+
+def test_call_before_init():
+    program = textwrap.dedent(
+        """
+        import taichi as ti
+        from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+
+        @ti.kernel
+        def k() -> ti.f32:
+            return 1.0
+
+        for call in (jacobian, value_and_jacobian, Jacobian):
+            try:
+                call(k, [], None)
+            except InvalidArgumentError as error:
+                print(error)
+        """
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "ti.init" in line]
+    assert lines == ["Taichi is not initialised; call ti.init(...) first."] * 3
+
+
+# --- params and outputs -----------------------------------------------------------------------------------------------
+
+
+def test_parameter_that_is_not_read(scene, refused):
+    refused(scene.k, scene.unused, scene.y, "params (field of shape (4,)) is not read in", "k")
+    refused(scene.k, {"a": scene.x, "b": [scene.unused]}, scene.y, "params['b'][0] (field of shape (4,)) is not read")
+
+
+def test_output_that_is_not_written(scene, refused):
+    refused(scene.k, scene.x, scene.unused, "outputs (field of shape (4,)) is not written in")
+    refused(scene.k, scene.x, [scene.y, scene.unused], "outputs[1] (field of shape (4,)) is not written in")
+
+
+def test_params_and_outputs_exchanged(scene, refused):
+    x, other = scene.x, outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in other:
+            other[i] = x[i] ** 2
+
+    refused(k, other, x, "is not written")
+
+
+def test_argument_that_is_not_read(scene, refused):
+    x, y = scene.x, scene.y
+
+    @ti.kernel
+    def k(a: ti.f64):
+        for i in y:
+            y[i] += x[0]
+
+    refused(k, [x, "a"], y, "params[1] (argument 'a') is not read", args=(1.0,))
+
+
+def test_parameter_that_no_kernel_of_a_pipeline_reads(scene):
+    def run():
+        scene.k()
+
+    with pytest.raises(InvalidArgumentError, match=r"params \(field of shape \(4,\)\) is not read by .*run.*launched"):
+        jacobian(run, scene.unused, scene.y)
+    with pytest.raises(InvalidArgumentError, match=r"outputs \(field of shape \(4,\)\) is not written by .*run"):
+        jacobian(run, scene.x, scene.unused)
+
+
+def test_integer_fields(scene, refused):
+    words = "field of shape (3,) and type i32", "only fields of real numbers", "ti.f32 or ti.f64"
+    refused(scene.k, scene.counter, scene.y, "params", *words)
+    refused(scene.k, scene.x, (scene.counter,), "outputs[0]", *words)
+
+
+def test_integer_arguments_arrays_and_return_values(scene, refused):
+    args = (1.0, 2, ti.Vector([1.0, 2.0]))
+    refused(scene.with_args, "n", scene.y, "params (argument 'n') is an integer", args=args)
+
+    @ti.kernel
+    def integers(a: ti.types.ndarray(ti.i32, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)) -> ti.i32:
+        for i in o:
+            o[i] += a[i]
+        return 3
+
+    a, o = np.ones(2, np.int32), np.zeros(2)
+    refused(integers, a, o, "array argument 'a'", "integer", args=(a, o))
+    refused(integers, o, a, "array argument 'a'", "integer", args=(a, o))
+    message = refused(integers, o, None, "integers returns", "i32", args=(a, o))
+    assert "object at" not in message
+    assert_array_equal(o, 0)
+
+
+def test_return_value_that_does_not_exist(scene, refused):
+    refused(scene.k, scene.x, None, "outputs is None", "returns nothing", "name what it writes")
+    refused(lambda: scene.k(), scene.x, None, "outputs is None", "Python function", "name the fields")
+
+
+def test_return_value_that_is_a_struct(scene, refused):
+    x, pair = scene.x, ti.types.struct(a=ti.f64, b=ti.f64)
+
+    @ti.kernel
+    def k() -> pair:
+        return pair(a=x[0], b=x[1])
+
+    message = refused(k, x, None, "k returns", "struct")
+    assert "object at" not in message
+
+
+@pytest.mark.parametrize("leaf", [3.0, None, ti.f64, lambda: 0])
+def test_leaf_that_is_nothing_differentiable(scene, refused, leaf):
+    words = "expected a ti.field, an array that is in args, or the name of a kernel argument"
+    refused(scene.k, leaf, scene.y, "params is", words)
+    refused(scene.k, [scene.x, leaf], scene.y, "params[1] is", words)
+    if leaf is not None:
+        refused(scene.k, scene.x, {"a": leaf}, "outputs['a'] is", words)
+
+
+def test_empty_structures(scene, refused):
+    for empty in ([], (), {}):
+        refused(scene.k, empty, scene.y, "params")
+        refused(scene.k, scene.x, empty, "outputs")
+
+
+def test_parameter_given_twice(scene, refused):
+    refused(scene.k, [scene.x, scene.x], scene.y, "params[1]", "twice")
+
+
+def test_unknown_argument_name(scene, refused):
+    args = (1.0, 2, ti.Vector([1.0, 2.0]))
+    words = "'b'", "not an argument of", "with_args", "'a', 'n', 'v'"
+    refused(scene.with_args, ["a", "b"], scene.y, "params[1] is", *words, args=args)
+    refused(scene.with_args, "a", "b", "outputs is", *words, args=args)
+    refused(scene.k, "b", scene.y, "params is 'b'", "arguments: none")
+
+
+def test_argument_passed_by_value_as_output(scene, refused):
+    args = (1.0, 2, ti.Vector([1.0, 2.0]))
+    refused(scene.with_args, "a", "v", "outputs (argument 'v')", "passed by value", args=args)
+
+
+def test_arguments_that_cannot_be_parameters(scene, refused):
+    x, y, pair = scene.x, scene.y, ti.types.struct(a=ti.f64, b=ti.f64)
+
+    @ti.kernel
+    def k(p: pair, t: ti.template()):
+        for i in y:
+            y[i] += p.a * x[0] * t
+
+    args = (pair(a=1.0, b=2.0), 3.0)
+    refused(k, "p", y, "params (argument 'p')", "only scalar, vector, matrix and array arguments", args=args)
+    refused(k, "t", y, "params (argument 't')", "only scalar, vector, matrix and array arguments", args=args)
+
+
+def test_argument_of_a_python_function_as_parameter(scene, refused):
+    def run(a):
+        scene.with_args(a, 1, ti.Vector([1.0, 2.0]))
+
+    words = "params (argument 'a')", "Python function", "Put the value in a field"
+    refused(run, "a", scene.y, *words, args=(1.0,))
+
+
+def test_array_that_is_not_among_args(scene, refused):
+    a, o = np.ones(3), np.zeros(3)
+    refused(scene.arrays, np.ones(3), o, "params is an array of shape (3,)", "not among args", args=(a, o))
+    refused(scene.arrays, a, a.copy(), "outputs is an array of shape (3,)", "pass the same object", args=(a, o))
+
+
+def test_component_of_a_field_that_is_used_as_a_whole(scene, refused):
+    v, y = ti.Vector.field(2, ti.f64, shape=2), scene.y
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += v[0].norm()
+
+    v.fill(1.0)
+    jacobian(k, v, y)
+    y.fill(0.0)
+    with pytest.raises((InvalidArgumentError, UnsupportedError), match="whole"):
+        jacobian(k, [v, v.get_scalar_field(0)], y)
+    assert_array_equal(y.to_numpy(), 0)
+
+
+def test_field_that_is_not_placed():
+    """Taichi runs no kernel at all while a field is not placed, so in a program of its own."""
+    initialise(default_fp=ti.f64)
+    x, y, free = scalars([0.3]), outputs(1), ti.field(ti.f64)
+
+    @ti.kernel
+    def k():
+        y[0] += x[0]
+
+    with pytest.raises(InvalidArgumentError, match="params is a field that is not placed; give it a shape or place it"):
+        jacobian(k, free, y)
+    with pytest.raises(InvalidArgumentError, match=r"outputs\[0\] is a field that is not placed"):
+        jacobian(k, x, [free])
+    ti.root.dense(ti.i, 1).place(free)
+    assert_allclose(jacobian(k, x, y), [[1.0]])
+    initialise(default_fp=ti.f64)
+
+
+# --- args -------------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_number_of_args(scene, refused):
+    words = "with_args takes 3 arguments (a, n, v)", "args has 2"
+    refused(scene.with_args, "a", scene.y, *words, args=(1.0, 2))
+    refused(scene.k, scene.x, scene.y, "k takes 0 arguments (none)", "args has 1", args=(1.0,))
+    plan = Jacobian(scene.with_args, "a", scene.y, args=(1.0, 2, ti.Vector([1.0, 2.0])))
+    with pytest.raises(InvalidArgumentError, match="args has 1"):
+        plan(args=(1.0,))
+
+
+def test_args_that_are_no_tuple(scene, refused):
+    refused(scene.with_args, "a", scene.y, "args is 1.0", "tuple", args=1.0)
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "words"),
+    [
+        (0, "s", ("args[0] ('a' of", "is a str", "expected f64")),
+        (0, [1.0], ("args[0] ('a' of", "is a list", "expected f64")),
+        (1, 2.5, ("args[1] ('n' of", "is a float", "expected i32")),
+        (2, ti.Vector([1.0, 2.0, 3.0]), ("args[2] ('v' of", "has shape (3,)", "expected (2,)")),
+        (2, np.ones((2, 1)), ("args[2] ('v' of", "has shape (2, 1)", "expected (2,)")),
+        (2, 1.0, ("args[2] ('v' of", "expected (2,)")),
+        (2, "ab", ("args[2] ('v' of",)),
+    ],
+)
+def test_wrong_type_or_shape_of_a_value(scene, refused, position, value, words):
+    args = [1.0, 2, ti.Vector([1.0, 2.0])]
+    param = "a" if position != 0 else "v"
+    args[position] = value
+    refused(scene.with_args, param, scene.y, *words, args=tuple(args))
+
+
+def test_wrong_arrays(scene, refused):
+    a, o, k = np.ones(3), np.zeros(3), scene.arrays
+    refused(k, "a", o, "args[0] ('a' of", "is a list", "expected a NumPy array", args=([1.0, 2.0, 3.0], o))
+    refused(k, "a", o, "args[0] ('a' of", "has 2 dimensions", "expected 1", args=(np.ones((3, 2)), o))
+    refused(k, "a", o, "'a'", "f64", "f32", error=ValueError, args=(np.ones(3, np.float32), o))
+    words = "args[0] ('a' of", "not contiguous", "np.ascontiguousarray"
+    refused(k, "a", o, *words, args=(np.ones((3, 2))[:, 0], o))
+    plan = Jacobian(k, "a", "o", args=(a, o))
+    with pytest.raises(InvalidArgumentError, match="not contiguous"):
+        plan(args=(a, np.zeros((3, 2))[:, 1]))
+    assert_array_equal(o, 0)
+
+
+def test_arrays_that_overlap(scene, refused):
+    whole = np.ones(8)
+    words = "'a'", "'o'", "share a part of their memory", "pass copies"
+    refused(scene.arrays, "a", "o", *words, args=(whole[:5], whole[3:]))
+    assert_array_equal(whole, 1)
+
+
+def test_the_same_array_twice_is_one_array(scene):
+    a = np.array([0.3, 0.5])
+    assert_allclose(jacobian(scene.arrays, a, a, args=(a, a)), 1.3 * np.eye(2))
+    assert_allclose(a, [0.39, 0.65])
+
+
+def test_torch_tensors_that_cannot_be_used(scene, refused):
+    torch = pytest.importorskip("torch")
+    o, k = torch.zeros(3, dtype=torch.float64), scene.arrays
+    strided = torch.ones((3, 2), dtype=torch.float64)[:, 0]
+    refused(k, "a", "o", "args[0] ('a' of", "not contiguous", ".contiguous()", args=(strided, o))
+    elsewhere = torch.ones(3, dtype=torch.float64, device="meta")
+    refused(k, "a", "o", "args[0] ('a' of", "on meta", "Taichi runs on x64", args=(elsewhere, o))
+    whole = torch.ones(8, dtype=torch.float64)
+    refused(k, "a", "o", "share a part of their memory", args=(whole[:5], whole[3:]))
+    assert o.count_nonzero() == 0
+
+
+def test_array_of_another_library(scene, refused):
+    class Foreign:
+        """An array that is only known to share memory through DLPack."""
+
+        shape = (3,)
+
+        def __dlpack__(self, **options):
+            raise AssertionError("nothing may be converted silently")
+
+    foreign, o = Foreign(), np.zeros(3)
+    words = "Foreign, which Taichi does not take", "np.from_dlpack(a)", "torch.from_dlpack(a)"
+    refused(scene.arrays, "a", o, "args[0]", *words, args=(foreign, o))
+    refused(scene.k, foreign, scene.y, "params is a", *words)
+
+
+def test_arrays_that_change_their_shape_between_calls(scene):
+    """Another size is another launch, not an error; another number of dimensions is refused."""
+    for size in (3, 5, 3):
+        a, o = np.arange(1.0, size + 1), np.zeros(size)
+        assert_allclose(jacobian(scene.arrays, a, o, args=(a, o)), 0.3 * np.eye(size))
+        assert_allclose(o, 0.3 * a)
+    with pytest.raises(InvalidArgumentError, match="2 dimensions"):
+        jacobian(scene.arrays, "a", "o", args=(np.ones((2, 2)), np.zeros(2)))
+
+
+# --- out and memory ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3), (6,), (3, 2, 1), ()])
+def test_out_of_another_shape(scene, refused, shape):
+    words = f"out has shape {shape}", "(3, 2)"
+    refused(scene.k, scene.x, scene.y, *words, out=np.zeros(shape))
+    refused(scene.k, scene.x, scene.y, *words, out=ti.field(ti.f64, shape=shape))
+    if shape:
+        refused(scene.k, scene.x, scene.y, *words, out=ti.ndarray(ti.f64, shape=shape))
+
+
+def test_out_of_another_dtype(scene, refused):
+    for out in (np.zeros((3, 2), np.float32), ti.field(ti.f32, shape=(3, 2)), ti.ndarray(ti.f32, shape=(3, 2))):
+        refused(scene.k, scene.x, scene.y, "out has dtype float32", "float64", out=out)
+    refused(scene.k, scene.x, scene.y, "out has dtype int64", "float64", out=np.zeros((3, 2), np.int64))
+
+
+def test_out_tensor_of_another_shape_dtype_or_device(scene, refused):
+    torch = pytest.importorskip("torch")
+    refused(scene.k, scene.x, scene.y, "out has shape (2, 3)", "(3, 2)", out=torch.zeros((2, 3), dtype=torch.float64))
+    refused(scene.k, scene.x, scene.y, "out has dtype float32", out=torch.zeros((3, 2)))
+    elsewhere = torch.zeros((3, 2), dtype=torch.float64, device="meta")
+    refused(scene.k, scene.x, scene.y, "out", "meta", out=elsewhere)
+
+
+def test_out_of_another_structure(scene, refused):
+    good = np.zeros((3, 2))
+    refused(scene.k, scene.x, scene.y, "out", out=[good, good])
+    refused(scene.k, scene.x, [scene.y], "out", out={"y": good})
+    refused(scene.k, scene.x, {"y": scene.y}, "out", "'y'", out={"z": good})
+    refused(scene.k, {"x": scene.x}, scene.y, "out", out={"other": good})
+    refused(scene.k, [scene.x], [scene.y], "out[0][0] has shape (2, 3)", out=[[good.T]])
+
+
+@pytest.mark.parametrize("out", ["J", 1.0, [[0.0, 0.0]] * 3])
+def test_out_that_is_no_array(scene, refused, out):
+    refused(scene.k, scene.x, scene.y, "out", out=out)
+
+
+def test_out_that_cannot_be_written(scene, refused):
+    out = np.zeros((3, 2))
+    out.flags.writeable = False
+    refused(scene.k, scene.x, scene.y, "out", "read-only", out=out)
+
+
+def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
+    many, rows = ti.field(ti.f64, shape=4000), ti.field(ti.f64, shape=5000)
+
+    @ti.kernel
+    def k():
+        for i in rows:
+            rows[i] = many[i % 4000]
+
+    monkeypatch.setattr("taichi_ext.memory.available_memory", lambda: 100e6)
+    words = "0.1 GiB", "product", "sparse rows"
+    refused(k, many, rows, "outputs (field of shape (5000,))", "by 4000 parameters", *words)
+
+
+def test_jacobian_larger_than_what_taichi_can_index(scene, refused):
+    many, rows = ti.field(ti.f32, shape=3_000_000), ti.field(ti.f32, shape=3_000)
+
+    @ti.kernel
+    def k():
+        for i in rows:
+            rows[i] = many[i * 1000]
+
+    words = "3000 x 3000000 entries", "2**31 - 1", "product", "sparse rows"
+    refused(k, many, rows, "outputs (field of shape (3000,))", *words)
+
+
+@pytest.mark.parametrize("limit", ["1G", -1, 1.5j])
+def test_limit_that_is_no_number_of_bytes(scene, refused, limit):
+    refused(scene.k, scene.x, scene.y, f"max_memory is {limit!r}", "bytes", max_memory=limit)
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def line_of(text):
+    """The number of the one line of this file that contains the text."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (number,) = [n for n, line in enumerate(lines, 1) if line.endswith(f"  {text}")]
+    return number
+
+
+def check_warning(caught, text, *words):
+    (warning,) = [w for w in caught if issubclass(w.category, DerivativeWarning)]
+    for word in words:
+        assert word in str(warning.message)
+    assert Path(warning.filename).name == "test_bad_input.py"
+    assert warning.lineno == line_of(text)
+
+
+@pytest.mark.parametrize("call", ["jacobian", "value_and_jacobian", "Jacobian"])
+def test_output_that_depends_on_no_parameter(call):
+    x, y, z = scalars([0.3]), outputs(1), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = x[0]
+        z[0] = ti.floor(x[0]) + 2.0
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if call == "jacobian":
+            result = jacobian(k, x, [y, z])  # first caller
+        elif call == "value_and_jacobian":
+            result = value_and_jacobian(k, x, [y, z])[1]  # second caller
+        else:
+            result = Jacobian(k, x, [y, z])()  # third caller
+    number = {"jacobian": "first", "value_and_jacobian": "second", "Jacobian": "third"}[call]
+    check_warning(caught, f"# {number} caller", "outputs[1]", "does not depend on any of the params", "zero")
+    assert_array_equal(result[1], [[0.0]])
+    assert_array_equal(result[0], [[1.0]])
+
+
+def test_no_warning_where_there_is_a_derivative():
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = x[0] ** 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jacobian(k, x, y)
+        jacobian(lambda: k(), x, y)
+
+
+def test_parameter_that_a_pipeline_overwrites():
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def overwrite():
+        for i in x:
+            x[i] = 2.0
+
+    @ti.kernel
+    def square():
+        y[0] = x[0] ** 2
+
+    def run():
+        overwrite()
+        square()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = jacobian(run, x, y)  # overwriting pipeline
+    assert_array_equal(result, [[0.0]])
+    own = [w for w in caught if "overwritten" in str(w.message)]
+    check_warning(own, "# overwriting pipeline", "params (field of shape (1,))", "overwritten before it is read")
+
+
+def test_python_that_branches_on_an_active_value_is_allowed():
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def double():
+        x[0] *= 2.0
+
+    @ti.kernel
+    def square():
+        y[0] = x[0] ** 2
+
+    def run():
+        double()
+        while x[0] < 2.0:
+            double()
+        square()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = jacobian(run, x, y)
+    assert_allclose(result, [[2 * 0.3 * 8**2]])
+    assert_allclose(x.to_numpy(), [2.4])
+
+
+def test_active_value_that_python_writes_back():
+    x, y = scalars([0.3, 0.5]), outputs(1)
+
+    @ti.kernel
+    def scale():
+        for i in x:
+            x[i] *= 3.0
+
+    @ti.kernel
+    def add():
+        y[0] = x[0] + 10.0 * x[1]
+
+    def run():
+        scale()
+        x[1] = x[0]  # written back by hand
+        add()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = jacobian(run, x, y)
+    check_warning(caught, "# written back by hand", "tangent is lost", "Assign it in a kernel")
+    assert_allclose(result, [[3.0, 0.0]])
+    assert_allclose(y.to_numpy(), [0.9 * 11])
+
+
+def test_jacobian_that_is_zero_here():
+    x, y = scalars([0.3, 0.5]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = ti.max(x[i] - 1.0, 0.0)
+
+    with pytest.warns(DerivativeWarning, match=r"outputs .* does not depend on the params as they are now"):
+        assert_allclose(jacobian(k, x, y), np.zeros((2, 2)))
+    x[1] = 2.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_allclose(jacobian(k, x, y), [[0.0, 0.0], [0.0, 1.0]])
+
+
+def test_array_that_python_changes_between_kernels():
+    a, o = np.array([0.3, 0.5]), np.zeros(2)
+
+    @ti.kernel
+    def scale(v: ti.types.ndarray(ti.f64, ndim=1), w: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in v:
+            w[i] = 3.0 * v[i]
+
+    b = np.zeros(2)
+
+    def run(p, q):
+        scale(p, b)
+        b[1] = 2.0 * b[0]
+        scale(b, q)  # notices the change
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = jacobian(run, a, o, args=(a, o))
+    check_warning(caught, "# notices the change", "changed from Python", "Change them in a kernel")
+    assert_allclose(result, [[9.0, 0.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize("how", ["entry", "fill", "from_numpy"])
+def test_active_value_that_python_writes_to_another_field(how):
+    x, y, z = scalars([0.3]), outputs(1), outputs(1)
+
+    @ti.kernel
+    def square():
+        y[0] = x[0] ** 2
+
+    @ti.kernel
+    def add():
+        z[0] = z[0] + y[0]
+
+    def run():
+        square()
+        if how == "entry":
+            z[0] = y[0]
+        elif how == "fill":
+            z.fill(y[0])
+        else:
+            z.from_numpy(2.0 * y.to_numpy())
+        add()
+
+    with pytest.warns(DerivativeWarning, match="constant"):
+        result = jacobian(run, x, z)
+    assert_allclose(result, [[0.6]])
+
+
+def test_jacobian_inside_a_pipeline_that_is_differentiated(scene):
+    x, y, z = scene.x, scene.y, outputs(3)
+
+    @ti.kernel
+    def square():
+        for i in z:
+            z[i] = y[i] ** 2 + x[0]
+
+    plan = Jacobian(scene.k, x, y)
+    plan()
+
+    def run():
+        jacobian(scene.k, x, y)
+        square()
+
+    def run_prepared():
+        plan()
+        square()
+
+    for pipeline in (run, run_prepared):
+        with pytest.raises((InvalidArgumentError, UnsupportedError, RuntimeError), match="Jacobian"):
+            jacobian(pipeline, x, z)
+
+
+def test_gradient_kernels_in_a_pipeline():
+    p, loss = ti.field(ti.f64, shape=(), needs_grad=True), ti.field(ti.f64, shape=(), needs_grad=True)
+    o = outputs()
+    p[None] = 2.0
+
+    @ti.kernel
+    def cube():
+        loss[None] = p[None] ** 3
+
+    @ti.kernel
+    def descend():
+        o[None] = p[None] - 0.1 * p.grad[None]
+
+    def by_hand():
+        cube()
+        loss.grad[None] = 1.0
+        p.grad[None] = 0.0
+        cube.grad()
+        descend()
+
+    def by_tape():
+        with ti.ad.Tape(loss):
+            cube()
+        descend()
+
+    for pipeline in (by_hand, by_tape):
+        with pytest.raises(UnsupportedError, match=r"second derivative|gradient"):
+            jacobian(pipeline, p, o)
+
+
+# --- constructs -------------------------------------------------------------------------------------------------------
+
+
+def test_construct_without_a_rule(scene, refused):
+    x, y = scene.x, scene.y
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += ti.cast(ti.bit_cast(x[0], ti.i64), ti.f64)  # no rule in a kernel
+
+    number = line_of("# no rule in a kernel")
+    words = (
+        "test_bad_input.py",
+        f"line {number}, in k",
+        "ti.bit_cast(x[0], ti.i64)",
+        "bit_cast",
+        "derivative is not known",
+    )
+    refused(k, x, y, *words, error=UnsupportedError)
+
+
+def test_construct_without_a_rule_in_a_function(scene, refused):
+    x, y = scene.x, scene.y
+
+    @ti.func
+    def bits(a):
+        return ti.bit_cast(a, ti.i64)  # no rule in a function
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += bits(x[0])
+
+    number = line_of("# no rule in a function")
+    refused(k, x, y, "test_bad_input.py", f"line {number}, in bits", "ti.bit_cast(a, ti.i64)", error=UnsupportedError)
+
+
+def test_python_function_that_taichi_was_not_told_about(scene, refused):
+    x, y = scene.x, scene.y
+
+    def halve(a):
+        return a / 2
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += halve(x[0])  # plain Python function
+
+    number = line_of("# plain Python function")
+    refused(k, x, y, f"line {number}, in k", "halve'", "@ti.func", error=UnsupportedError)
+
+
+def test_launch_in_a_function_whose_gradient_is_replaced(scene):
+    @ti.ad.no_grad
+    def run():
+        scene.k()
+
+    with pytest.raises(UnsupportedError, match=r"k is launched in a function decorated with ti\.ad\.no_grad"):
+        jacobian(lambda: run(), scene.x, scene.y)
+
+
+def test_an_error_leaves_nothing_behind(scene, refused):
+    """After any refusal, the same kernel can be differentiated and launched."""
+    refused(scene.k, scene.unused, scene.y, "is not read")
+    refused(scene.k, scene.x, scene.y, "out has shape (2, 2)", out=np.zeros((2, 2)))
+
+    def broken():
+        scene.k()
+        raise RuntimeError("the user's own")
+
+    with pytest.raises(RuntimeError, match="the user's own"):
+        jacobian(broken, scene.x, scene.y)
+    scene.k()
+    before = scene.counter.to_numpy()
+    assert_allclose(jacobian(scene.k, scene.x, scene.y), [[0.5, 0.3]] * 3)
+    assert_array_equal(scene.counter.to_numpy(), before + 1)
+
+
+def test_taichi_s_own_errors_name_the_user_s_line(scene, refused):
+    x, y = scene.x, scene.y
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += x[0] @ x[1]  # no product
+
+    number = line_of("# no product")
+    words = "test_bad_input.py", f"line {number}, in k", "y[i] += x[0] @ x[1]"
+    refused(k, x, y, *words, error=ti.TaichiCompilationError)
+
+
+def test_taichi_s_own_warnings_name_the_user_s_line(scene):
+    x, y = scene.x, scene.y
+
+    def number():
+        return 2.0
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += x[0] * number()  # not decorated
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        jacobian(k, x, y)
+    (warning,) = {(w.filename, w.lineno) for w in caught if "Calling non-taichi function" in str(w.message)}
+    assert Path(warning[0]).name == "test_bad_input.py"
+    assert warning[1] == line_of("# not decorated")

@@ -1,0 +1,726 @@
+"""check_jacobian and check_rule: what agrees, what is found, where it arose, and that nothing is left changed."""
+
+import math
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from conftest import initialise
+from differences import matrices, outputs, read, scalars, vector_outputs, vectors, write
+from numpy.testing import assert_array_equal
+
+from taichi_ext import (
+    InvalidArgumentError,
+    boundary_gradient,
+    check_jacobian,
+    check_rule,
+    edge,
+    jacobian,
+    mark,
+    registry,
+    stop_gradient,
+)
+from taichi_ext.errors import CheckError, InvalidRuleError
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+@pytest.fixture(autouse=True)
+def empty_registry():
+    registry.clear()
+    yield
+    registry.clear()
+
+
+# --- check_jacobian: agreement ----------------------------------------------------------------------------------------
+
+
+def test_a_right_jacobian_passes():
+    x, y = scalars([0.3, 0.8]), outputs(3)
+
+    @ti.kernel
+    def powers():
+        for i in range(3):
+            y[i] = x[0] ** (i + 1) * x[1]
+
+    report = check_jacobian(powers, x, y)
+    assert report
+    assert report.is_ok
+    [block] = report.blocks
+    assert (block.compared, block.total, block.failed) == (6, 6, 0)
+    assert block.worst.error < 1e-9
+    assert block.worst.jacobian == pytest.approx(block.worst.differences, rel=1e-8)
+    text = str(report)
+    assert "powers agrees with central differences (relative tolerance 1e-06)" in text
+    assert "outputs (field of shape (3,))" in text
+    assert "params (field of shape (2,))" in text
+    assert "6 of 6" in text
+
+
+def test_structures_vectors_and_several_parameters():
+    p, q = vectors([[0.3, 0.8], [0.5, 0.2]]), scalars([1.5, 0.4])
+    u, m = vector_outputs(3, 2), matrices(np.zeros((1, 2, 2)))
+
+    @ti.kernel
+    def k():
+        for i in p:
+            u[i] = tm.vec3(p[i].x * q[0], p[i].y, ti.sin(q[i]))
+        m[0] = p[0].outer_product(p[1])
+
+    report = check_jacobian(k, {"p": p, "q": q}, [u, m])
+    assert report
+    assert [(b.output.split()[0], b.param.split()[0], b.total) for b in report.blocks] == [
+        ("outputs[0]", "params['p']", 24),
+        ("outputs[0]", "params['q']", 12),
+        ("outputs[1]", "params['p']", 16),
+        ("outputs[1]", "params['q']", 8),
+    ]
+
+
+def test_arguments_arrays_and_return_values():
+    @ti.kernel
+    def k(a: ti.f64, v: tm.vec2, z: ti.types.ndarray(), w: ti.types.ndarray()):
+        for i in range(2):
+            w[i] = a * v[i] * z[i]
+
+    @ti.kernel
+    def returned(a: ti.f64, m: ti.types.matrix(2, 2, ti.f64)) -> tm.vec2:
+        return m @ tm.vec2(a, a * a)
+
+    z, w = np.array([1.0, 2.0]), np.full(2, 7.0)
+    assert check_jacobian(k, ["a", "v", z], w, args=(2.0, ti.Vector([1.0, 3.0]), z, w))
+    assert_array_equal(z, [1, 2])
+    assert_array_equal(w, 7)
+    report = check_jacobian(returned, ("a", "m"), args=(0.4, ti.Matrix([[0.3, 0.8], [0.5, 0.2]])))
+    assert report
+    assert report.blocks[1].total == 8
+
+
+def test_torch_tensors():
+    torch = pytest.importorskip("torch")
+    x = torch.tensor([0.3, 0.8], dtype=torch.float64, requires_grad=True)
+    y = torch.full((2,), 7.0, dtype=torch.float64)
+
+    @ti.kernel
+    def k(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in range(2):
+            y[i] = x[0] * x[i]
+
+    report = check_jacobian(k, x, y, args=(x, y))
+    assert report
+    assert report.blocks[0].worst.error < 1e-9
+    assert x.tolist() == [0.3, 0.8]
+    assert y.tolist() == [7, 7]
+
+
+def test_pipelines():
+    x, v, loss = scalars([0.3, 0.8]), scalars([0.0, 0.0]), outputs(1)
+    count = ti.field(ti.i32, ())
+
+    @ti.kernel
+    def move():
+        for i in x:
+            v[i] += ti.sin(x[i])
+            x[i] += 0.1 * v[i]
+
+    @ti.kernel
+    def sum_up():
+        for i in x:
+            loss[0] += x[i] ** 2 * count[None]
+
+    def run():
+        loss.fill(0.0)
+        for _ in range(3):
+            move()
+            count[None] += 1
+        sum_up()
+
+    write(v, np.array([0.2, 0.1]))
+    write(loss, np.array([5.0]))
+    count[None] = 4
+    assert check_jacobian(run, [x, v], loss)
+    assert_array_equal(read(x), [0.3, 0.8])
+    assert_array_equal(read(v), [0.2, 0.1])
+    assert_array_equal(read(loss), [5])
+    assert count[None] == 4
+
+
+def test_everything_is_put_back():
+    """In-place parameters, outputs, counters, fields that are neither; also where the check fails."""
+    x, y, z = scalars([0.3, 0.8]), outputs(2), outputs(2)
+    n = ti.field(ti.i32, ())
+    write(y, np.array([3.0, 4.0]))
+    write(z, np.array([5.0, 6.0]))
+    n[None] = 3
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] += x[i] * n[None]
+            z[i] = 1.0 / (i - x[i] + x[i])
+        for i in x:
+            x[i] *= 2.0
+        n[None] += 1
+
+    for outs, is_ok in ((y, True), (z, False)):
+        assert bool(check_jacobian(k, x, outs)) == is_ok
+        assert_array_equal(read(x), [0.3, 0.8])
+        assert_array_equal(read(y), [3, 4])
+        assert_array_equal(read(z), [5, 6])
+        assert n[None] == 3
+
+
+def test_float32_has_a_step_and_a_tolerance_of_its_own():
+    """Also where parameters are of very different sizes, one of them zero."""
+    initialise()
+    try:
+        x, y = scalars([3e-4, 2.0, 5e4, 0.0], ti.f32), outputs(4, dtype=ti.f32)
+
+        @ti.kernel
+        def k():
+            y[0] = ti.sin(x[1]) * x[0]
+            y[1] = ti.sqrt(x[2]) + x[3]
+            y[2] = ti.exp(x[1]) / x[2]
+            y[3] = x[0] / x[1] + x[2] * x[3]
+
+        report = check_jacobian(k, x, y)
+        assert report, str(report)
+        assert report.rtol == 2e-2
+        assert "relative tolerance 2e-02" in str(report)
+
+        @boundary_gradient("root")
+        def _(auto):
+            return 1.1 * auto
+
+        @ti.kernel
+        def wrong():
+            y[1] = mark("root", ti.sqrt(x[2])) + x[3]
+
+        report = check_jacobian(wrong, x, y)
+        assert not report
+        assert report.blocks[0].worst.param == (2,)
+    finally:
+        initialise(default_fp=ti.f64)
+
+
+def test_at_most_so_many_entries():
+    x, y = scalars(np.linspace(0.1, 1, 300)), outputs(1)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[0] += x[i] * x[i]
+
+    assert check_jacobian(k, x, y).blocks[0].compared == 200
+    assert check_jacobian(k, x, y, most_entries=7).blocks[0].compared == 7
+    assert "7 of 300" in str(check_jacobian(k, x, y, most_entries=7))
+    small = scalars(np.ones(3))
+
+    @ti.kernel
+    def few():
+        for i in small:
+            y[0] += small[i] * x[0]
+
+    assert check_jacobian(few, [small, x], y, most_entries=None).blocks[1].compared == 300
+
+
+# --- check_jacobian: disagreement -------------------------------------------------------------------------------------
+
+
+def test_the_worst_entry_is_named():
+    x, y = vectors([[0.3, 0.8], [0.5, 0.2]]), outputs(2, 3)
+
+    @ti.func
+    def f(a):
+        return a * a
+
+    @boundary_gradient(f)
+    def _(a, d_a):
+        return ti.select(a > 0.7, 2.5, 2.0) * a * d_a
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            y[i, j] = f(x[i].y) * j + x[i].x
+
+    report = check_jacobian(k, x, y)
+    assert not report
+    [block] = report.blocks
+    assert block.failed == 2  # j = 1 and j = 2 of i = 0
+    assert block.worst.output == (0, 2)
+    assert block.worst.param == (0, 1)
+    assert block.worst.jacobian == pytest.approx(4.0)
+    assert block.worst.differences == pytest.approx(3.2)
+    text = str(report)
+    assert "DISAGREES" in text
+    assert "[0, 2] by [0, 1]: J 4, differences 3.2" in text
+    with pytest.raises(CheckError, match=r"\[0, 2\] by \[0, 1\]"):
+        check_jacobian(k, x, y, raise_on_failure=True)
+    assert check_jacobian(k, x, y, rtol=0.3)
+    assert check_jacobian(k, x, y, atol=1.0)
+
+
+def test_a_column_that_is_missing_is_noticed():
+    """A zero in J is compared, too."""
+    x, y = scalars([0.3, 1e-3]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = 1000.0 * x[0] + stop_gradient(x[1])
+
+    report = check_jacobian(k, x, y)
+    assert not report
+    assert report.blocks[0].worst.param == (1,)
+
+
+def test_a_jump_within_the_step_is_told():
+    x, image = scalars([2.5]), outputs(6)
+
+    @ti.kernel
+    def k():
+        for i in image:
+            image[i] = 1.0 if i < x[0] + 0.5 else 0.0
+
+    report = check_jacobian(k, x, image)
+    assert not report
+    assert report.blocks[0].worst.output == (3,)
+    assert report.blocks[0].worst.jacobian == 0
+    assert "jumps or has a kink within the step" in str(report)
+
+
+# --- check_jacobian: NaN and infinity ---------------------------------------------------------------------------------
+
+
+def test_a_nan_that_is_real_is_reported_with_its_origin():
+    """The division of a simulation's grid velocity by a mass that is zero."""
+    g_v, g_m, out = scalars([0.0, 2.0]), scalars([0.0, 3.0]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in g_v:
+            m = g_m[i] + 0
+            v = g_v[i] / m
+            out[i] = v * 2.0
+
+    J = jacobian(k, g_v, out)
+    assert np.isinf(J[0, 0])  # not hidden
+    report = check_jacobian(k, [g_v, g_m], out)
+    assert not report
+    text = str(report)
+    assert "outputs (field of shape (2,)) is nan at [0] after a plain run" in text
+    assert "J of outputs (field of shape (2,)) by params[0] (field of shape (2,)) is inf at [0] by [0]" in text
+    assert "by params[1] (field of shape (2,)) is nan at [0] by [0]" in text
+    assert "it arises first in" in text
+    origin = text[text.index("it arises first in") :]
+    assert 'test_check.py", line' in origin
+    assert "v = g_v[i] / m" in origin
+    assert "out[i] = v * 2.0" not in origin.split("from there")[0]
+    assert report.blocks[0].worst.output == (0,)
+    assert math.isinf(report.blocks[0].worst.jacobian)
+
+
+def test_an_infinite_partial_of_a_finite_value():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+
+    @ti.func
+    def root(a):
+        b = 3.0 * a
+        return ti.sqrt(b)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            r = root(x[i] - 0.3)
+            y[i] = r * 2.0
+
+    report = check_jacobian(k, x, y)
+    assert not report
+    text = str(report)
+    assert "after a plain run" not in text
+    assert "is inf at [0] by [0]." in text
+    assert "return ti.sqrt(b)" in text
+
+
+def test_a_nan_in_rows():
+    """Many parameters: tangents are kept as rows."""
+    n = 40
+    x, y = scalars(np.linspace(0.1, 1, n)), outputs(n)
+
+    @ti.kernel
+    def k():
+        for i in range(n):
+            s = 0.0
+            for j in range(n):
+                s += x[j] * x[i]
+            t = ti.log(s - 2.0 * ti.sqrt(s * s))
+            y[i] = s + t
+
+    report = check_jacobian(k, x, y, most_entries=3)
+    assert not report
+    text = str(report)
+    assert "t = ti.log(s - 2.0 * ti.sqrt(s * s))" in text
+    assert "s += x[j]" not in text
+
+
+def test_a_nan_that_the_user_holds():
+    x, y = scalars([0.3, np.nan]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] * 2.0
+
+    report = check_jacobian(k, x, y)
+    assert not report
+    text = str(report)
+    assert "params (field of shape (2,)) holds nan at [1]" in text
+    assert "outputs (field of shape (2,)) is nan at [1]" in text
+    assert np.isnan(read(x)[1])
+
+
+def test_no_nan_where_zero_meets_infinity():
+    """What is guarded is not reported: the side of an edge that does not count, a root of zero without a tangent."""
+    x, image = scalars([2.3]), outputs(6)
+
+    @ti.kernel
+    def k():
+        for i in image:
+            px = float(i)
+            py = 0.0
+            level = x[0] - px
+            image[i] = ti.sqrt(0.0 * x[0]) + edge(level, ti.sqrt(ti.max(level, 0.0)), 0.0, at=(px, py), jump=0.0)
+
+    report = check_jacobian(k, x, image)
+    assert report, str(report)
+
+
+def test_differences_that_leave_the_domain():
+    x, y = scalars([0.0, 0.5]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = ti.sqrt(x[i] + 1e-9) if i == 0 else x[i]
+
+    report = check_jacobian(k, x, y)
+    assert not report
+    assert "the output is not finite on one side" in str(report)
+    assert report.not_finite == ()
+
+
+# --- check_jacobian: what it refuses ----------------------------------------------------------------------------------
+
+
+def test_random_numbers_are_refused():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] * ti.random()
+
+    with pytest.raises(InvalidArgumentError, match="draws random numbers"):
+        check_jacobian(k, x, y)
+    assert_array_equal(read(y), 0)
+
+
+def test_sparse_layouts_are_refused_before_anything_changes():
+    x, y = scalars([0.3, 0.8]), ti.field(ti.f64)
+    ti.root.pointer(ti.i, 4).place(y)
+    z = outputs(2)
+    y[0] = 5.0
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i]
+            z[i] = x[i]
+
+    with pytest.raises(InvalidArgumentError, match=r"shape \(4,\) in a sparse layout"):
+        check_jacobian(k, x, z)
+    assert y[0] == 5.0
+    assert_array_equal(read(z), 0)
+
+
+def test_bad_arguments_are_those_of_jacobian():
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = 1.0
+
+    with pytest.raises(InvalidArgumentError, match="is not read"):
+        check_jacobian(k, x, y)
+    with pytest.raises(InvalidArgumentError, match="expected a ti.field"):
+        check_jacobian(k, 3.0, y)
+
+
+# --- check_rule -------------------------------------------------------------------------------------------------------
+
+
+@ti.func
+def area(a, b):
+    return a * a * b
+
+
+def figures(report):
+    return {finding.text.split(" (")[0]: finding for finding in report.findings}
+
+
+LINEAR = ("rule(0) = 0", "rule(2 t) = 2 rule(t)", "rule(a + b) = rule(a) + rule(b)")
+
+
+def test_a_good_rule_passes_and_is_compared_with_autodiff():
+    @boundary_gradient(area)
+    def rule(a, b, d_a, d_b, out, auto):
+        return ti.select(a > 0.5, auto, 3 * d_a * b + d_b * out)
+
+    inputs = {"a": [0.1, 0.4, 0.8], "b": 2.0}
+    for name in ("area", rule, area):
+        report = check_rule(name, inputs)
+        assert report
+        assert report.points == 3
+        assert report.differing == (0, 1)
+        found = figures(report)
+        assert set(found) == {*LINEAR, "auto agrees with differences", "jacobian applies the rule"}
+        assert all(f.figure < 1e-9 for f in found.values())
+    text = str(report)
+    assert "rule 'area' (" in text
+    assert "test_check.py" in text
+    assert "rule and autodiff differ at 2 of 3 points" in text
+    rows = [row.split() for row in text.splitlines() if "point 0" in row]
+    assert rows == [["point", "0", "(a", "=", "0.1,", "b", "=", "2.)", "d", "out", "/", "d", "a", "6", "0.4"]]
+    assert registry["area"].uses == 0  # a check is not a use
+
+
+def with_offset(a, b, d_a):
+    return 2 * d_a + b
+
+
+def squared(d_a, a, b):
+    return d_a * d_a * b
+
+
+def size(d_a, b):
+    return abs(d_a) * b
+
+
+@pytest.mark.parametrize(
+    ("rule", "failing", "figure"),
+    [
+        (with_offset, LINEAR, None),
+        (squared, LINEAR[1:], None),
+        (size, LINEAR[2:], None),
+    ],
+)
+def test_rules_that_are_not_linear_are_named_with_the_figure(rule, failing, figure):
+    boundary_gradient(area)(rule)
+    report = check_rule("area", {"a": [0.1, 0.4], "b": [1.0, 2.0]})
+    assert not report
+    found = figures(report)
+    for text in LINEAR:
+        assert found[text].is_ok == (text not in failing), str(report)
+        if text in failing:
+            assert found[text].figure > 0.1
+            assert found[text].where.startswith("point ")
+            assert f"{text}: FAILED, {found[text].figure:.2g} at point" in str(report)
+    with pytest.raises(CheckError, match=r"FAILED, \d"):
+        check_rule("area", {"a": [0.1, 0.4], "b": [1.0, 2.0]}, raise_on_failure=True)
+
+
+def test_the_figure_is_relative_to_the_rule():
+    @boundary_gradient(area)
+    def _(d_a, a):
+        return d_a * 1e6 + (1e3 if a > 0.3 else 0.0)
+
+    report = check_rule("area", {"a": [0.1, 0.4], "b": 1.0})
+    offset = figures(report)["rule(0) = 0"]
+    assert 2e-4 < offset.figure < 1e-2  # 1e3 to about 1e6
+    assert offset.where == "point 1 (a = 0.4, b = 1.)"
+
+
+def test_partial_rules_keep_autodiff_of_the_rest():
+    @boundary_gradient(area)
+    def _(d_b):
+        return 7.0 * d_b
+
+    report = check_rule("area", {"a": [0.3, 0.8], "b": [0.5, 0.6]})
+    assert report
+    assert "d out / d b" in str(report)
+    assert "d out / d a" not in str(report)
+
+
+def test_vectors_matrices_tuples_and_integers():
+    @ti.func
+    def f(v, m, n):
+        return m @ v * n, v.norm()
+
+    @boundary_gradient(f)
+    def _(v, m, d_v, d_m, out, auto):
+        return auto[0] + d_m @ v, d_v.dot(v) + out[1] * auto[1]
+
+    generator = np.random.default_rng(0)
+    inputs = {"v": generator.normal(size=(4, 2)), "m": generator.normal(size=(4, 2, 2)), "n": 3}
+    report = check_rule("f", inputs)
+    assert report, str(report)
+    assert report.differing == (0, 1, 2, 3)
+    assert "d out[" in str(report)
+
+
+def test_methods():
+    @ti.data_oriented
+    class Scaled:
+        def __init__(self):
+            self.c = 2.0
+
+        @ti.func
+        def f(self, a, b):
+            return a * b * self.c
+
+    @boundary_gradient(Scaled.f)
+    def _(self, d_a):
+        return 10 * d_a * self.c
+
+    report = check_rule("Scaled.f", {"self": Scaled(), "a": [1.0, 2.0], "b": [3.0, 4.0]})
+    assert report, str(report)
+    assert "d out / d a  20    6" in str(report)
+
+
+def test_marks():
+    @boundary_gradient("rim")
+    def _(auto, s, d_s, out):
+        return 2 * auto + s * d_s * out
+
+    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]})
+    assert report, str(report)
+    assert set(figures(report)) == {*LINEAR, "jacobian applies the rule"}
+    registry.clear()
+
+    @boundary_gradient("rim")
+    def _(auto, d_s, out):
+        return auto * out + ti.sin(d_s)
+
+    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]})
+    assert not report
+    assert "jacobian refuses the rule" in str(report)
+
+
+def test_functions_that_jump():
+    """Differences across the jump say nothing, and are left out of the comparison with auto."""
+
+    @ti.func
+    def inside(x):
+        return ti.select(x > 0, 1.0 + x, x)
+
+    @boundary_gradient(inside)
+    def _(x, d_x, auto):
+        return auto + ti.exp(-x * x) * d_x
+
+    report = check_rule("inside", {"x": [-1.0, -1e-9, 1e-9, 2.0]})
+    assert report, str(report)
+    assert "2 points with a jump or kink left out" in str(report)
+
+
+def test_a_wrong_derivative_of_autodiff_would_be_seen():
+    @ti.func
+    def f(x):
+        return stop_gradient(x) * x
+
+    @boundary_gradient(f)
+    def _(auto):
+        return auto
+
+    report = check_rule("f", {"x": [0.5, 2.0]})
+    assert not report
+    finding = figures(report)["auto agrees with differences"]
+    assert not finding.is_ok
+    assert finding.figure == pytest.approx(0.5, rel=1e-6)
+
+
+def test_a_nan_is_not_masked():
+    @ti.func
+    def root(a):
+        return ti.sqrt(a)
+
+    @boundary_gradient(root)
+    def _(a, d_a):
+        return d_a / a
+
+    report = check_rule("root", {"a": [0.0, 1.0]})
+    assert not report
+    assert math.isnan(figures(report)["rule(0) = 0"].figure)
+    assert "at point 0 (a = 0.)" in str(report)
+
+
+def test_disabled_rules_and_several_rules_are_checked_all_the_same():
+    @boundary_gradient(area, name="first")
+    def _(d_a):
+        return 3.0 * d_a
+
+    @boundary_gradient(area, name="second")
+    def _(d_a):
+        return 4.0 * d_a
+
+    registry.disable("first")
+    inputs = {"a": [0.5], "b": [1.0]}
+    assert "d out / d a  3     1" in str(check_rule("first", inputs))
+    assert "d out / d a  4     1" in str(check_rule("second", inputs))
+    assert not registry["first"].is_enabled
+    assert registry["second"].is_enabled
+
+
+def test_float32_rules():
+    initialise()
+    try:
+
+        @ti.func
+        def f(a):
+            s = 0.0
+            for i in range(3):
+                s += a * a * i
+            return s
+
+        @boundary_gradient(f)
+        def _(a, d_a, auto):
+            return auto + 0.1 * a * d_a
+
+        report = check_rule("f", {"a": [0.5, 2.0]})
+        assert report, str(report)
+    finally:
+        initialise(default_fp=ti.f64)
+
+
+def test_bad_inputs():
+    @boundary_gradient(area)
+    def rule(d_a):
+        return d_a
+
+    for inputs, message in (
+        ({"a": [1.0]}, r"missing 'b'\. Expected are 'a', 'b'"),
+        ({"a": [1.0], "b": 1.0, "c": 2.0}, "unknown 'c'"),
+        ({"a": [1.0, 2.0], "b": [1.0, 2.0, 3.0]}, "different numbers of points"),
+        ({"a": np.zeros((2, 2, 2, 2)), "b": 1.0}, r"shape \(2, 2, 2, 2\)"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            check_rule("area", inputs)
+    for what in (3, lambda d_a: d_a, test_bad_inputs):
+        with pytest.raises(InvalidArgumentError, match="neither the name of a rule"):
+            check_rule(what, {})
+    with pytest.raises(InvalidArgumentError, match="No rule is named 'other'"):
+        check_rule("other", {})
+    with pytest.raises(InvalidArgumentError, match="'out'"):
+        boundary_gradient("rim")(lambda_free)
+        check_rule("rim", {"s": [1.0]})
+    registry.clear()
+
+    @boundary_gradient(area)
+    def misfit(d_a):
+        return ti.Vector([d_a, d_a])
+
+    with pytest.raises(InvalidRuleError, match=r"shape \(2,\)"):
+        check_rule("area", {"a": [1.0], "b": 1.0})
+
+
+def lambda_free(auto):
+    return auto

@@ -1,0 +1,161 @@
+"""The documentation runs: every Python block of README.md and docs/, and what it says that lines print."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import taichi as ti
+from numpy.testing import assert_allclose
+
+import taichi_ext
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+SPLIT = re.compile(r"\s+")
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def blocks(page):
+    """The Python blocks of a page: number of the first line, and lines."""
+    found, inside = [], None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if inside is None and line.strip() == "```python":
+            inside = (number + 1, [])
+        elif inside is not None and line.strip() == "```":
+            found.append(inside)
+            inside = None
+        elif inside is not None:
+            inside[1].append(line)
+    assert inside is None, f"{page.name}: a block is not closed"
+    return found
+
+
+def program_of(page):
+    """All blocks that run, each at the line where it stands in the page, so that errors name that line."""
+    lines = []
+    for start, block in blocks(page):
+        lines += [""] * (start - 1 - len(lines)) + block
+    return "\n".join(lines) + "\n"
+
+
+def promised(program):
+    """What the page says is printed: the text after ``# ->``."""
+    return [line.split("# ->", 1)[1] for line in program.splitlines() if "# ->" in line]
+
+
+def normalised(lines):
+    return [SPLIT.sub(" ", line).strip() for line in lines if line.strip()]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run the text of a page as a program in a folder of its own; gives its names and what it printed."""
+
+    def run_text(text):
+        file = tmp_path / "page.py"
+        file.write_text(text, encoding="utf-8")
+        capsys.readouterr()
+        names = runpy.run_path(str(file))
+        printed = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("[Taichi]")]
+        return names, printed
+
+    monkeypatch.setenv("TI_CPU_MAX_NUM_THREADS", "2")
+    monkeypatch.setenv("TI_OFFLINE_CACHE", "0")
+    monkeypatch.chdir(tmp_path)
+    yield run_text
+    taichi_ext.registry.clear()
+    ti.reset()
+
+
+PROGRAMS = [page for page in PAGES if blocks(page) and page.name != "README.md"]
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
+def test_page_runs(page, run):
+    text = program_of(page)
+    _, printed = run(text)
+    assert normalised(printed) == normalised(promised(text))
+
+
+def test_guide_is_a_program():
+    text = program_of(ROOT / "docs" / "guide.md")
+    assert len(promised(text)) >= 20
+
+
+def test_quickstart_of_the_readme(run):
+    found = {start: "\n".join(block) for start, block in blocks(ROOT / "README.md")}
+    (program,) = [text for text in found.values() if "ti.init" in text]
+    names, printed = run(program)
+    assert names["J"].shape == (640, 480, 4)
+    (said,) = re.findall(r"print\(J\[360, 280\]\S*\)  # (\[.*\])", program)
+    assert normalised(printed)[0] == normalised([said])[0]
+    assert_allclose(names["J"][360, 280], [-1.000078, 0.107752, 0.107752, 0.988400], rtol=1e-5)
+    assert float(printed[1]) > 0
+
+    (rest,) = [text for text in found.values() if "plan = Jacobian" in text]
+    names, _ = run(f"{program}\n{rest}")
+    assert_allclose(names["J"][360, 280], [-1.000078, 0.107752, 0.107752, 0.988400], rtol=1e-5)
+
+
+def test_signature_in_the_readme_is_that_of_the_function():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "J = jacobian(kernel, params, outputs)" in text
+
+
+# --- links and text ---------------------------------------------------------------------------------------------------
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    found = set()
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            title = line.lstrip("#").strip().lower()
+            found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+    return found
+
+
+@each_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        other = (page.parent / path).resolve() if path else page
+        assert other.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(other), f"{page.name}: {target}"
+
+
+@each_page
+def test_lines_are_short(page):
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        is_table = line.startswith("|") or line.startswith("20")  # or the line about the machine above one
+        assert is_table or len(line) <= 132, f"{page.name}:{number}"
+
+
+def test_every_page_is_linked_from_the_index():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").glob("*.md"):
+        if page.name != "index.md":
+            assert f"({page.name})" in index, f"docs/index.md does not link {page.name}"
+
+
+def test_public_names_are_documented_somewhere():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    missing = [name for name in taichi_ext.__all__ if f"`{name}" not in text and f"{name}(" not in text]
+    assert not missing
+
+
+def test_architecture_lists_the_modules_in_the_order_of_their_imports():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)\.py` \|", text, re.MULTILINE)
+    paths = {path.stem: path for path in (ROOT / "taichi_ext").glob("*.py") if path.stem != "__init__"}
+    assert sorted(listed) == sorted(paths)
+    for place, name in enumerate(listed):
+        text = paths[name].read_text(encoding="utf-8")
+        imported = set(re.findall(r"^from taichi_ext\.(\w+) import", text, re.MULTILINE))
+        above = imported & set(listed[:place])
+        assert not above, f"{name}.py imports {above}, which the table has above it"

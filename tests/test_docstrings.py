@@ -1,0 +1,97 @@
+"""The examples in docstrings run as they stand, and every public name has a docstring that says what a user needs."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+
+import pytest
+import taichi as ti
+
+import taichi_ext
+
+SKIPPED = {"__main__", "picture", "demo"}  # programs
+MODULES = sorted(m.name for m in pkgutil.iter_modules(taichi_ext.__path__) if m.name not in SKIPPED)
+
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+class Checker(doctest.OutputChecker):
+    """Compares without the line in which Taichi greets."""
+
+    def check_output(self, want, got, optionflags):
+        lines = [line for line in got.splitlines(keepends=True) if not line.startswith("[Taichi] ")]
+        return super().check_output(want, "".join(lines), optionflags)
+
+
+def examples_of(name):
+    module = importlib.import_module(f"taichi_ext.{name}")
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    return [test for test in finder.find(module, f"taichi_ext.{name}") if test.examples]
+
+
+EXAMPLES = [(name, test.name) for name in MODULES for test in examples_of(name)]
+
+
+@pytest.fixture(autouse=True)
+def few_threads(monkeypatch):
+    """Examples call ti.init as users do; these set what tests need."""
+    monkeypatch.setenv("TI_CPU_MAX_NUM_THREADS", "2")
+    monkeypatch.setenv("TI_OFFLINE_CACHE", "0")
+    yield
+    taichi_ext.registry.clear()
+    ti.reset()
+
+
+@pytest.mark.parametrize(("module", "name"), EXAMPLES, ids=[name.removeprefix("taichi_ext.") for _, name in EXAMPLES])
+def test_example(module, name, capsys):
+    if module.startswith("torch"):
+        pytest.importorskip("torch")
+    (test,) = [t for t in examples_of(module) if t.name == name]
+    report = []
+    with capsys.disabled():
+        runner = doctest.DocTestRunner(Checker(), optionflags=FLAGS)
+        # the annotations of kernels are objects, whatever the module of the docstring imports from __future__
+        runner.run(test, compileflags=0, out=report.append)
+    assert runner.tries > 0
+    assert not report, "\n".join(report)
+
+
+def public_objects():
+    for name in taichi_ext.__all__:
+        obj = getattr(taichi_ext, name)
+        yield name, obj
+        if inspect.isclass(obj) or not callable(obj):
+            kind = obj if inspect.isclass(obj) else type(obj)
+            for attribute, member in vars(kind).items():
+                if not attribute.startswith("_") and (callable(member) or isinstance(member, property)):
+                    yield f"{name}.{attribute}", member
+
+
+@pytest.mark.parametrize(("name", "obj"), [pytest.param(n, o, id=n) for n, o in public_objects()])
+def test_public_names_are_documented(name, obj):
+    text = inspect.getdoc(obj)
+    assert text, f"{name} has no docstring"
+    first = text.split("\n\n")[0]
+    assert first.strip().endswith((".", ":", "?")), f"{name}: the docstring begins with a sentence"
+
+
+FUNCTIONS = [name for name in taichi_ext.__all__ if inspect.isfunction(getattr(taichi_ext, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_say_what_they_take_and_give(name):
+    function = getattr(taichi_ext, name)
+    text = inspect.getdoc(function) or ""
+    refers = "are those of ``" in text  # to the docstring of a sibling
+    missing = [p for p in inspect.signature(function).parameters if not re.search(rf"\b{p}\b", text)]
+    assert refers or not missing, f"{name} does not describe {missing}"
+    assert refers or "Args:" in text, f"{name} has no section 'Args:'"
+    assert "Returns:" in text, f"{name} has no section 'Returns:'"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_have_an_example(name):
+    text = inspect.getdoc(getattr(taichi_ext, name)) or ""
+    assert ">>>" in text, f"{name} has no example"

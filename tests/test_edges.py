@@ -1,0 +1,1071 @@
+"""Edges: values, boundary terms of the derivative against exact lengths and areas, and the sphere's reference values."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from conftest import initialise
+from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+from planar import (
+    area_in_pixels,
+    circle_in_pixels,
+    half_plane_in_pixels,
+    line_in_box,
+    line_in_pixels,
+    pixels,
+)
+from reverse_mode import check_transpose, gradient_field
+
+from taichi_ext import (
+    InvalidArgumentError,
+    UnsupportedError,
+    coverage,
+    edge,
+    jacobian,
+    segment_edge,
+    sqrt_edge,
+    step,
+    value_and_jacobian,
+)
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+W, H = 26, 21
+MODES = ("hard", "aa")
+
+
+def relative(a, b):
+    """Distance of two images in the L2 norm, relative to the second."""
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+# --- a straight edge: exact -------------------------------------------------------------------------------------------
+
+LINES = [(0.3, 11.2), (-0.9, 3.7), (2.4, -8.1), (0.02, 13.4), (np.pi / 4, 17.3), (1.2, 15.0)]  # angle, offset
+
+
+def half_plane_kernel(p, image, primal):
+    """The half-plane ``cos(p1) x + sin(p1) y < p0``; its level is not a distance."""
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level = 3.0 * (p[0] - px * ti.cos(p[1]) - py * ti.sin(p[1]))
+            image[i, j] = edge(level, 1.0, 0.0, at=(px, py), primal=primal)
+
+    return k
+
+
+@pytest.mark.parametrize("primal", MODES)
+def test_half_plane(primal):
+    p, image = scalars([0.0, 0.0]), outputs(W, H)
+    k = half_plane_kernel(p, image, primal)
+    x, y = pixels(W, H)
+    for angle, offset in LINES:
+        normal = np.array([np.cos(angle), np.sin(angle)])
+        write(p, np.array([offset, angle]))
+        value, J = value_and_jacobian(k, p, image)
+        length = line_in_box(normal, offset, np.array([-0.5, -0.5]), np.array([W - 0.5, H - 0.5]))
+        assert length > 5
+        assert_allclose(J[..., 0].sum(), length, rtol=1e-12)
+        lengths = line_in_pixels(normal, offset, W, H)
+        assert_allclose(J[..., 0], lengths, rtol=1e-9, atol=1e-9)
+        turning = lengths * (x * np.sin(angle) - y * np.cos(angle))  # of the pixel centre: level is linear there
+        assert_allclose(J[..., 1], turning, rtol=1e-9, atol=1e-8)
+        if primal == "aa":
+            exact = half_plane_in_pixels(-normal, -offset, W, H)
+            assert_allclose(value, exact, rtol=1e-9, atol=1e-9)
+        else:
+            assert_array_equal(value, (x * normal[0] + y * normal[1] < offset).astype(float))
+
+
+def test_the_derivative_of_the_covered_area_is_the_chord():
+    p, image = scalars([11.2, 0.3]), outputs(W, H)
+    k = half_plane_kernel(p, image, "aa")
+    for angle, offset in LINES:
+        write(p, np.array([offset, angle]))
+        J = jacobian(k, p, image)
+        [[differences]] = central_differences(k, [p], [image])
+        assert_allclose(J[..., 0], differences[..., 0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("primal", MODES)
+def test_an_edge_on_the_border_of_pixels_is_shared(primal):
+    p, direction, image = scalars([7.5]), scalars([1.0, 0.0]), outputs(W, H)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = step(p[0] - direction[0] * px - direction[1] * py, at=(px, py), primal=primal)
+
+    for normal, rows in (([1.0, 0.0], H), ([0.0, 1.0], W)):
+        write(direction, np.array(normal))
+        write(p, np.array([7.5]))
+        by_offset = jacobian(k, p, image)[..., 0]
+        by_offset = by_offset if normal[0] else by_offset.T
+        assert_array_equal(by_offset[7], 0.5)
+        assert_array_equal(by_offset[8], 0.5)
+        assert by_offset.sum() == rows
+        write(p, np.array([7.0]))  # through the middle of pixels it is theirs alone
+        by_offset = jacobian(k, p, image)[..., 0]
+        assert_array_equal(by_offset[7] if normal[0] else by_offset[:, 7], 1)
+        assert by_offset.sum() == rows
+
+
+def test_many_edges_one_over_the_other():
+    """Offsets of twelve half-planes, the later in front: for straight edges, J is the derivative of the covered areas."""
+    n = 12
+    generator = np.random.default_rng(3)
+    angles, colours = generator.uniform(0, 2 * np.pi, n), generator.uniform(0, 1, n)
+    offsets = [np.cos(a) * 13 + np.sin(a) * 10 + generator.uniform(-7, 7) for a in angles]
+    p, image = scalars(offsets), outputs(W, H)
+    direction, colour = vectors(np.stack([np.cos(angles), np.sin(angles)], axis=1)), scalars(colours)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            c = 0.1
+            for m in range(n):
+                level = p[m] - px * direction[m].x - py * direction[m].y
+                c = edge(level, colour[m], 0.5 * c, at=(px, py), primal="aa")
+            image[i, j] += c
+
+    J = jacobian(k, p, image)
+    [[differences]] = central_differences(k, [p], [image])
+    assert np.abs(J).max() > 0.1
+    assert_allclose(J, differences, rtol=1e-5, atol=1e-7)
+
+
+# --- discs ------------------------------------------------------------------------------------------------------------
+
+DISC = [12.317, 9.733, 7.213]  # centre and radius
+CURVED = 0.05  # what the curvature of so small a disc costs in the single pixel
+
+
+@pytest.mark.parametrize("primal", MODES)
+@pytest.mark.parametrize(("squared", "r"), [(False, 40.713), (True, 100.361)])
+def test_disc(primal, squared, r):
+    """A level that is a distance is exact up to the curvature of the edge; one that is not, up to its own, too."""
+    size = int(2 * r + 8)
+    cx, cy = size / 2 - 0.317, size / 2 + 0.233
+    p, image = scalars([cx, cy, r]), outputs(size, size)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            d = ti.Vector([px - p[0], py - p[1]])
+            level = p[2] - d.norm() if ti.static(not squared) else p[2] ** 2 - d.norm_sqr()
+            image[i, j] = step(level, at=(px, py), primal=primal)
+
+    value, J = value_and_jacobian(k, p, image)
+    assert_allclose(J.sum((0, 1)), [0, 0, 2 * np.pi * r], rtol=0.1 / r, atol=0.1)
+    assert relative(J[..., 0], circle_in_pixels((cx, cy), r, lambda a, x, y: np.cos(a), size, size)) < 0.01
+    assert relative(J[..., 1], circle_in_pixels((cx, cy), r, lambda a, x, y: np.sin(a), size, size)) < 0.01
+    assert relative(J[..., 2], circle_in_pixels((cx, cy), r, lambda a, x, y: np.ones_like(a), size, size)) < 0.01
+    assert value.sum() == pytest.approx(np.pi * r * r, rel=1e-3 if primal == "hard" else 1e-4)
+
+
+def test_coverage_is_a_mask():
+    p, image = scalars(DISC), outputs(W, H)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            mask = coverage(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
+            image[i, j] = mask * 0.8 + (1 - mask) * 0.2
+
+    k()
+    covered = (read(image) - 0.2) / 0.6
+    assert covered.min() >= -1e-12
+    assert covered.max() <= 1 + 1e-12
+    samples = (np.arange(32) + 0.5) / 32 - 0.5
+    x, y = pixels(W, H)
+    inside = [(x + dx - DISC[0]) ** 2 + (y + dy - DISC[1]) ** 2 < DISC[2] ** 2 for dx in samples for dy in samples]
+    assert_allclose(covered, np.mean(inside, axis=0), rtol=0, atol=0.02)
+    J = jacobian(k, p, image)
+    assert relative(J[..., 2], 0.6 * circle_in_pixels(DISC[:2], DISC[2], lambda a, x, y: 1 + 0 * a, W, H)) < CURVED
+
+
+# --- occlusion --------------------------------------------------------------------------------------------------------
+
+FRONT, BACK = (41.217, 36.733, 22.413), (61.642, 44.381, 25.178)
+OCCLUDED = (104, 84)
+FRONT_COLOUR, BACK_COLOUR, NOTHING = 0.3, 0.8, 0.1
+
+
+def occlusion(p, image, primal):
+    @ti.func
+    def disc(px, py, n):
+        return p[n + 2] - ti.sqrt((px - p[n]) ** 2 + (py - p[n + 1]) ** 2)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            behind = edge(disc(px, py, 3), BACK_COLOUR, NOTHING, at=(px, py), primal=primal)
+            image[i, j] = edge(disc(px, py, 0), FRONT_COLOUR, behind, at=(px, py), primal=primal)
+
+    return k
+
+
+def occlusion_truth():
+    """Reynolds' theorem along both circles: the back one counts where it is seen."""
+
+    def is_in(disc, x, y):
+        return (x - disc[0]) ** 2 + (y - disc[1]) ** 2 < disc[2] ** 2
+
+    columns = []
+    for disc, jump in (
+        (FRONT, lambda x, y: FRONT_COLOUR - np.where(is_in(BACK, x, y), BACK_COLOUR, NOTHING)),
+        (BACK, lambda x, y: np.where(is_in(FRONT, x, y), 0.0, BACK_COLOUR - NOTHING)),
+    ):
+        for speed in (np.cos, np.sin, np.ones_like):
+
+            def weight(angle, x, y, jump=jump, speed=speed):
+                return jump(x, y) * speed(angle)
+
+            columns.append(circle_in_pixels(disc[:2], disc[2], weight, *OCCLUDED))
+    return np.stack(columns, axis=-1)
+
+
+def test_nested_edges_are_occlusion():
+    """In the pixels that both edges cross, a point sample decides what is seen; covered areas share them."""
+    truth = occlusion_truth()
+    crossed = (truth[..., 2] != 0) & (truth[..., 5] != 0)
+    assert 2 <= crossed.sum() <= 12
+    p, image = scalars([*FRONT, *BACK]), outputs(*OCCLUDED)
+    for primal, everywhere, total in (("hard", 0.15, 0.03), ("aa", 0.05, 0.01)):
+        J = jacobian(occlusion(p, image, primal), p, image)
+        assert relative(J, truth) < everywhere
+        assert relative(J.sum((0, 1)), truth.sum((0, 1))) < total
+        assert relative(J[~crossed], truth[~crossed]) < 0.015
+
+
+# --- polygons ---------------------------------------------------------------------------------------------------------
+
+TRIANGLE = np.array([[30.3, 12.1], [180.2, 47.7], [79.6, 133.3]])
+
+
+def gradient_of_area(corners):
+    """d area / d corners of a polygon that goes round to the left."""
+    after, before = np.roll(corners, -1, axis=0), np.roll(corners, 1, axis=0)
+    return 0.5 * np.stack([after[:, 1] - before[:, 1], before[:, 0] - after[:, 0]], axis=1)
+
+
+def test_triangle_as_a_minimum_of_half_planes():
+    p, image = vectors(TRIANGLE), outputs(200, 150)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level = 1e9
+            for n in ti.static(range(3)):
+                a = p[n]
+                d = p[(n + 1) % 3] - a
+                level = ti.min(level, ((py - a.y) * d.x - (px - a.x) * d.y) / d.norm())
+            image[i, j] = step(level, at=(px, py))
+
+    total = jacobian(k, p, image).sum((0, 1))
+    expected = gradient_of_area(TRIANGLE)
+    errors = np.linalg.norm(total - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    assert errors.max() < 0.05
+
+
+def polygon_kernel(p, image, sides):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            total = 0.0
+            for n in range(sides):
+                total += segment_edge(p[n], p[(n + 1) % sides], 1.0, at=(px, py))
+            image[i, j] = total
+
+    return k
+
+
+def test_segments_are_exact_in_sum():
+    p, image = vectors(TRIANGLE), outputs(200, 150)
+    value, J = value_and_jacobian(polygon_kernel(p, image, 3), p, image)
+    assert_array_equal(value, 0)
+    assert_allclose(J.sum((0, 1)), gradient_of_area(TRIANGLE), rtol=1e-11)
+    turned = vectors(TRIANGLE[::-1])  # the inside to the right: the boundary term of what is outside
+    J = jacobian(polygon_kernel(turned, image, 3), turned, image)
+    assert_allclose(J.sum((0, 1)), -gradient_of_area(TRIANGLE)[::-1], rtol=1e-11)
+
+
+def test_segments_are_exact_in_every_pixel():
+    """A polygon that is not convex, with a corner outside of the image and an upright side, against clipped areas."""
+    corners = np.array([[2.2, 1.4], [12.6, 3.3], [12.6, 9.7], [7.1, 5.2], [4.6, 13.7]])
+    width, height, h = 14, 11, 1e-5
+    p, image = vectors(corners), outputs(width, height)
+    J = jacobian(polygon_kernel(p, image, len(corners)), p, image)
+    for index in np.ndindex(corners.shape):
+        moved = [corners.copy(), corners.copy()]
+        moved[0][index] += h
+        moved[1][index] -= h
+        high, low = (area_in_pixels(m, width, height) for m in moved)
+        assert_allclose(J[(..., *index)], (high - low) / (2 * h), rtol=1e-6, atol=1e-6)
+
+
+def test_segments_with_a_jump_of_colours():
+    colour = [0.9, -0.4, 0.2]
+    p, image = vectors([[2.2, 1.4], [12.6, 3.3], [7.1, 9.2]]), vector_outputs(3, 14, 11)
+    plain = outputs(14, 11)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            total = ti.Vector([0.0, 0.0, 0.0])
+            for n in ti.static(range(3)):
+                total += segment_edge(p[n], p[(n + 1) % 3], ti.Vector(colour), at=(px, py))
+            image[i, j] = total
+
+    J = jacobian(k, p, image)
+    single = jacobian(polygon_kernel(p, plain, 3), p, plain)
+    assert_allclose(J, single[:, :, None] * np.array(colour)[:, None, None], rtol=1e-12, atol=1e-13)
+
+
+# --- a random scene of polygons ---------------------------------------------------------------------------------------
+
+POLYGONS, SIDES = 4, 4
+SCENE = (320, 240)
+
+
+def random_polygons(seed):
+    """Convex polygons (corners on ellipses), shape (POLYGONS, SIDES, 2), and their colours."""
+    generator = np.random.default_rng(seed)
+    corners = np.empty((POLYGONS, SIDES, 2))
+    for n in range(POLYGONS):
+        angle = generator.uniform(0, 2 * np.pi) + 2 * np.pi / SIDES * (
+            np.arange(SIDES) + generator.uniform(-0.3, 0.3, SIDES)
+        )
+        centre, radii = generator.uniform([100, 80], [220, 160]), generator.uniform(50, 75, 2)
+        corners[n] = centre + radii * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return corners, generator.uniform(0.1, 1.0, POLYGONS)
+
+
+class PolygonScene:
+    """Polygons, the later in front: rendered with edges, and supersampled without any."""
+
+    def __init__(self):
+        self.corners = ti.Vector.field(2, ti.f64, (POLYGONS, SIDES))
+        self.colours = scalars(np.zeros(POLYGONS))
+        self.image = outputs(*SCENE)
+        corners, colours, image = self.corners, self.colours, self.image
+
+        @ti.func
+        def side(n, m, px, py):
+            a = corners[n, m]
+            d = corners[n, (m + 1) % SIDES] - a
+            return ((py - a.y) * d.x - (px - a.x) * d.y) / d.norm()
+
+        @ti.kernel
+        def render():
+            for i, j in image:
+                px = float(i)
+                py = float(j)
+                c = 0.05
+                for n in range(POLYGONS):
+                    inside = colours[n]
+                    for m in ti.static(range(SIDES)):
+                        inside = edge(side(n, m, px, py), inside, c, at=(px, py), primal="aa")
+                    c = inside
+                image[i, j] = c
+
+        @ti.kernel
+        def supersample(most: ti.i32):
+            for i, j in image:
+                nearest = 1e9
+                for n in range(POLYGONS):
+                    for m in ti.static(range(SIDES)):
+                        nearest = ti.min(nearest, abs(side(n, m, float(i), float(j))))
+                samples = most if nearest < 0.71 else 1
+                total = 0.0
+                for a, b in ti.ndrange(samples, samples):
+                    px = i - 0.5 + (a + 0.5) / samples
+                    py = j - 0.5 + (b + 0.5) / samples
+                    c = 0.05
+                    for n in range(POLYGONS):
+                        outside = 0
+                        for m in ti.static(range(SIDES)):
+                            outside += side(n, m, px, py) <= 0
+                        if outside == 0:
+                            c = colours[n]
+                    total += c
+                image[i, j] = total / (samples * samples)
+
+        self.render = render
+        self.supersample = supersample
+
+    def supersampled(self, corners):
+        self.corners.from_numpy(corners)
+        self.supersample(64)
+        return read(self.image)
+
+    def along(self, corners, direction):
+        """J times a direction."""
+        self.corners.from_numpy(corners)
+        return np.tensordot(jacobian(self.render, self.corners, self.image), direction, 3)
+
+
+def test_random_polygons_agree_with_supersampled_differences():
+    """A difference is the mean of the derivative between its ends, so J is averaged there by Gauss' rule.
+
+    What is left comes from the few pixels that two edges cross at a small angle: covered areas are multiplied there.
+    """
+    scene = PolygonScene()
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    h = 0.25
+    for seed in range(2):
+        corners, colours = random_polygons(seed)
+        write(scene.colours, colours)
+        direction = np.random.default_rng(100 + seed).normal(size=corners.shape)  # a pixel for each corner
+        ends = [scene.supersampled(corners + sign * h * direction) for sign in (1, -1)]
+        differences = (ends[0] - ends[1]) / (2 * h)
+        mean = sum(w / 2 * scene.along(corners + h * x * direction, direction) for x, w in zip(nodes, weights))
+        assert np.linalg.norm(mean - differences) < 0.02 * np.linalg.norm(ends[0])
+        assert relative(mean, differences) < 0.05
+        scene.corners.from_numpy(corners + h * direction)
+        scene.render()
+        assert relative(read(scene.image), ends[0]) < 0.01
+
+
+# --- the sphere -------------------------------------------------------------------------------------------------------
+
+SPHERE = np.array([40.0, 10.0, 10.0, 100.0])  # r, cx, cy, cz
+TOTALS = {  # derivatives of the sum of the depth image by r, cx and cz
+    "exact": (330001.413, 18092.290, -66869.220),
+    "autodiff": (-204408.90, 7207.58, 149061.94),
+    "chord": (331369.27, 17658.26, -67344.39),
+    "sqrt": (330041.95, 18096.69, -66889.43),
+}
+SPHERE_PRIMAL = {"autodiff": "hard", "chord": "hard", "sqrt": "aa"}  # that of the reference values
+
+
+def sphere_kernel(p, depth, kind, primal):
+    @ti.kernel
+    def k():
+        for i, j in depth:
+            px = float(i)
+            py = float(j)
+            v = tm.normalize(ti.Vector([(px - 320) / 400, (py - 240) / 400, 1.0]))
+            c = ti.Vector([p[1], p[2], p[3]])
+            s = c.dot(v)
+            D = p[0] ** 2 - (s * v - c).norm_sqr()
+            if ti.static(kind == "autodiff"):
+                if D > 0:
+                    depth[i, j] = s - ti.sqrt(D)
+                else:
+                    depth[i, j] = 0.0
+            elif ti.static(kind == "chord"):
+                depth[i, j] = edge(D, s - ti.sqrt(ti.max(D, 1e-9)), 0.0, at=(px, py), primal=primal, jump=s)
+            else:
+                depth[i, j] = edge(D, s, 0.0, at=(px, py), primal=primal) - sqrt_edge(D, at=(px, py))
+
+    return k
+
+
+@pytest.mark.parametrize("kind", list(SPHERE_PRIMAL))
+def test_sphere_reference_values(kind):
+    p, depth = scalars(SPHERE), outputs(640, 480)
+    J = jacobian(sphere_kernel(p, depth, kind, SPHERE_PRIMAL[kind]), p, depth)
+    by_r, by_x, by_y, by_z = J.sum((0, 1))
+    assert_allclose([by_r, by_x, by_z], TOTALS[kind], rtol=0, atol=0.02)
+    assert by_y == pytest.approx(by_x, rel=1e-9)
+    exact = np.array(TOTALS["exact"])
+    if kind == "autodiff":
+        assert by_r < 0 < exact[0]
+        assert by_z > 0 > exact[2]
+    else:
+        assert_allclose([by_r, by_x, by_z], exact, rtol=5e-4 if kind == "sqrt" else 3e-2)
+
+
+def gauss_newton(k, p, depth, target, start, steps):
+    """The distance from the truth after each step."""
+    x, errors = start, []
+    for _ in range(steps):
+        write(p, x)
+        value, J = value_and_jacobian(k, p, depth)
+        J = J.reshape(-1, 4)
+        x = x - np.linalg.solve(J.T @ J, J.T @ (value - target).reshape(-1))
+        errors.append(np.linalg.norm(x - SPHERE))
+    return errors
+
+
+def test_gauss_newton_from_near():
+    start = SPHERE + np.array([0.1, 0.05, -0.05, 0.1])
+    p, depth = scalars(SPHERE), outputs(640, 480)
+    k = sphere_kernel(p, depth, "sqrt", "aa")
+    k()
+    errors = gauss_newton(k, p, depth, read(depth), start, 8)
+    assert_allclose(errors[:2], [0.25, 1.7e-2], rtol=0.05)
+    assert errors[2] < 1.5e-4
+    assert errors[3] < 1e-6
+    assert errors[7] < 3e-12
+    k = sphere_kernel(p, depth, "autodiff", "hard")
+    write(p, SPHERE)
+    k()
+    errors = gauss_newton(k, p, depth, read(depth), start, 8)
+    assert max(errors) > 10  # without the boundary term it runs away
+
+
+def test_plain_autodiff_is_enough_where_every_pixel_stays_inside():
+    p, depth = scalars(SPHERE), outputs(640, 480)
+    k = sphere_kernel(p, depth, "autodiff", "hard")
+    x, y = pixels(640, 480)
+    used = (x - 360) ** 2 + (y - 280) ** 2 < 60**2  # both spheres are hit there, well inside
+    write(p, SPHERE)
+    k()
+    target = read(depth)
+    assert (target[used] > 0).all()
+    guess = SPHERE + np.array([0.1, 0.05, -0.05, 0.1])
+    for _ in range(6):
+        write(p, guess)
+        value, J = value_and_jacobian(k, p, depth)
+        guess = guess - np.linalg.lstsq(J[used], (value - target)[used], rcond=None)[0]
+    assert_allclose(guess, SPHERE, rtol=1e-10)
+
+
+# --- square roots that end at an edge ---------------------------------------------------------------------------------
+
+
+def test_sqrt_edge_averages_the_singularity():
+    """The derivative of sqrt(max(level, 0)) by an offset, in every pixel, against a fine quadrature."""
+    p, image = scalars([11.3, 0.35]), outputs(W, H)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level = 2.0 * (px * ti.cos(p[1]) + py * ti.sin(p[1]) - p[0])
+            image[i, j] = sqrt_edge(level, at=(px, py))
+
+    value, J = value_and_jacobian(k, p, image)
+    x, y = pixels(W, H)
+    level = 2 * (x * np.cos(0.35) + y * np.sin(0.35) - 11.3)
+    assert_allclose(value, np.sqrt(np.maximum(level, 0)), rtol=1e-14, atol=1e-15)
+    # along lines of constant level the average is one of chords: substitute z = u**2 in the integral of z**-0.5 / 2
+    a, b = np.cos(0.35), np.sin(0.35)
+    u = (np.arange(4000) + 0.5) / 4000
+    truth = np.zeros((W, H))
+    for i, j in np.argwhere(level > -2.6):
+        low, high = max(level[i, j] - (a + b), 0.0), max(level[i, j] + (a + b), 0.0)
+        root = np.sqrt(low) + u * (np.sqrt(high) - np.sqrt(low))
+        s = (root**2 - level[i, j]) / 2  # signed distance from the centre of the pixel
+        chord = np.clip(((a + b) / 2 - np.abs(s)) / (a * b), 0, 1 / a)
+        truth[i, j] = np.mean(chord) / 2 * (np.sqrt(high) - np.sqrt(low))
+    near = level < 10
+    assert_allclose(J[near][:, 0], -2 * truth[near], rtol=1e-4, atol=1e-6)
+    assert relative(J[~near][:, 0], -2 * truth[~near]) < 2e-3  # far from the edge the point value is used
+
+
+def test_sqrt_edge_along_the_axes():
+    """An edge along the grid is the case in which the formula would divide by zero."""
+    p, image = scalars([11.3]), outputs(W, H)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = sqrt_edge(px - p[0], at=(px, py))
+
+    by_p = jacobian(k, p, image)[..., 0]
+    x = np.arange(W)
+    truth = -(np.sqrt(np.maximum(x + 0.5 - 11.3, 0)) - np.sqrt(np.maximum(x - 0.5 - 11.3, 0)))
+    near = x < 15
+    assert_allclose(by_p[near], np.repeat(truth[near][:, None], H, 1), rtol=2e-3, atol=1e-3)
+    assert np.isfinite(by_p).all()
+
+
+# --- values, shapes, types --------------------------------------------------------------------------------------------
+
+
+def test_in_plain_kernels_they_are_their_values():
+    p, image = scalars(DISC), outputs(W, H, 5)
+    half, colour = outputs(W, H), vector_outputs(2, W, H)
+
+    @ti.func
+    def shaded(px, py):
+        level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
+        return edge(level, 2.0, 0.5, at=(px, py), primal="aa")
+
+    @ti.kernel
+    def k():
+        for i, j in half:
+            px = float(i)
+            py = float(j)
+            level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
+            image[i, j, 0] = edge(level, 2.0, 0.5)
+            image[i, j, 1] = step(level)
+            image[i, j, 2] = sqrt_edge(level)
+            image[i, j, 3] = segment_edge(ti.Vector([1.0, 2.0]), ti.Vector([p[0], 4.0]), 1.0, at=(px, py))
+            image[i, j, 4] = edge(level, 2, 1, at=(px, py))
+            colour[i, j] = edge(level, ti.Vector([1.0, px]), ti.Vector([0.0, py]))
+
+    @ti.kernel
+    def antialiased():
+        for i, j in half:
+            half[i, j] = shaded(float(i), float(j))
+
+    k()
+    x, y = pixels(W, H)
+    level = DISC[2] ** 2 - (x - DISC[0]) ** 2 - (y - DISC[1]) ** 2
+    inside = level > 0
+    expected = [np.where(inside, 2, 0.5), inside, np.sqrt(np.maximum(level, 0)), 0 * x, np.where(inside, 2, 1)]
+    assert_allclose(read(image), np.stack(expected, axis=-1), rtol=1e-14)
+    assert_allclose(read(colour), np.where(inside[..., None], np.stack([0 * x + 1, x], -1), np.stack([0 * x, y], -1)))
+    antialiased()
+    covered = (read(half) - 0.5) / 1.5
+    assert covered.sum() == pytest.approx(np.pi * DISC[2] ** 2, rel=5e-3)
+    assert_allclose(covered[np.abs(level) > 20], inside[np.abs(level) > 20], rtol=0, atol=1e-12)
+
+
+def test_vectors_and_matrices_with_tangents_of_their_own():
+    p, image = scalars([*DISC, 0.7, 0.2]), vector_outputs(3, W, H)
+    full = outputs(W, H, 2, 2)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level = p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2)
+            image[i, j] = edge(level, ti.Vector([1.0, p[3], px * p[3]]), ti.Vector([0.0, p[4], 0.2]), at=(px, py))
+            m = edge(level, ti.Matrix([[1.0, p[3]], [0.0, 0.0]]), ti.Matrix([[0.0, 0.0], [p[4], 0.0]]), at=(px, py))
+            for a, b in ti.static(ti.ndrange(2, 2)):
+                full[i, j, a, b] = m[a, b]
+
+    J, J_full = jacobian(k, p, [image, full])
+    x, y = pixels(W, H)
+    inside = (DISC[2] ** 2 > (x - DISC[0]) ** 2 + (y - DISC[1]) ** 2).astype(float)
+    kappa = J[:, :, 0, 2]  # the jump of the first component is 1
+    assert relative(kappa, circle_in_pixels(DISC[:2], DISC[2], lambda a, x, y: 1 + 0 * a, W, H)) < CURVED
+    assert_allclose(J[:, :, 1, 2], kappa * (0.7 - 0.2), rtol=1e-12, atol=1e-13)
+    assert_allclose(J[:, :, 2, 2], kappa * (0.7 * x - 0.2), rtol=1e-12, atol=1e-13)
+    assert_allclose(J[:, :, 1, 3:], np.stack([inside, 1 - inside], -1), rtol=1e-14)
+    assert_allclose(J[:, :, 2, 3:], np.stack([inside * x, 0 * x], -1), rtol=1e-14)
+    assert_allclose(J_full[:, :, 0, 0, 2], kappa, rtol=1e-12)
+    assert_allclose(J_full[:, :, 0, 1, 2], 0.7 * kappa, rtol=1e-12)
+    assert_allclose(J_full[:, :, 1, 0, 4], 1 - inside, rtol=1e-14)
+
+
+def test_jump_replaces_the_difference_in_the_boundary_term_only():
+    p, image = scalars([*DISC, 0.7]), outputs(W, H, 2)
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(W, H):
+            px = float(i)
+            py = float(j)
+            level = p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2)
+            image[i, j, 0] = edge(level, 3.0 * p[3], 0.0, at=(px, py))
+            image[i, j, 1] = edge(level, 3.0 * p[3], 0.0, at=(px, py), jump=5.0)
+
+    value, J = value_and_jacobian(k, p, image)
+    assert_array_equal(value[..., 0], value[..., 1])
+    assert_allclose(J[..., 1, :3], J[..., 0, :3] * 5 / 2.1, rtol=1e-12, atol=1e-14)
+    assert_allclose(J[..., 1, 3], J[..., 0, 3], rtol=1e-14)
+
+
+def test_a_side_that_does_not_count_may_have_an_infinite_tangent():
+    p, image = scalars(DISC), outputs(W, H, 2)
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(W, H):
+            px = float(i)
+            py = float(j)
+            level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
+            image[i, j, 0] = edge(level, ti.sqrt(ti.max(level, 0.0)), 0.0, at=(px, py))
+            image[i, j, 1] = edge(-level, 0.0, ti.sqrt(ti.max(level, 0.0)), at=(px, py), jump=0.0)
+
+    J = jacobian(k, p, image)
+    assert np.isfinite(J).all()
+    x, y = pixels(W, H)
+    level = DISC[2] ** 2 - (x - DISC[0]) ** 2 - (y - DISC[1]) ** 2
+    deep = level > 30
+    assert_allclose(J[deep][:, :, 2], np.repeat((DISC[2] / np.sqrt(level[deep]))[:, None], 2, 1), rtol=1e-12)
+
+
+def test_where_the_gradient_of_the_level_is_zero_there_is_no_boundary_term():
+    p, image = scalars([4.0, 3.0, 0.0, 0.5]), outputs(9, 7, 3)
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(9, 7):
+            px = float(i)
+            py = float(j)
+            level = p[2] + (px - p[0]) ** 2 + (py - p[1]) ** 2  # 0, and flat, at the pixel (4, 3)
+            image[i, j, 0] = edge(level, p[3], 0.0, at=(px, py))
+            image[i, j, 1] = edge(level, p[3], 0.0, at=(px, py), primal="aa")
+            image[i, j, 2] = sqrt_edge(level + p[3], at=(px, py))
+
+    value, J = value_and_jacobian(k, p, image)
+    assert np.isfinite(J).all()
+    assert_array_equal(value[4, 3, :2], 0)  # level > 0 does not hold there
+    assert_array_equal(J[4, 3, :2], 0)
+    assert_allclose(J[4, 3, 2], [0, 0, 0.5 / np.sqrt(0.5), 0.5 / np.sqrt(0.5)], rtol=1e-12)  # the point value
+    assert_allclose(J[0, 0, :2, 3], 1)
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def position_variants(p, image):
+    @ti.func
+    def level(x, y):
+        return p[2] ** 2 - (x - p[0]) ** 2 - (y - p[1]) ** 2
+
+    @ti.func
+    def shade(x, y):
+        return edge(level(x, y), 2.0, 0.5, at=(x, y))
+
+    @ti.kernel
+    def in_a_function():
+        for i, j in image:
+            image[i, j] = shade(float(i), float(j))
+
+    @ti.kernel
+    def in_nested_control_flow():
+        for i in range(W):
+            px = float(i)
+            for j in range(H):
+                py = float(j)
+                c = 0.0
+                if i + j >= 0:
+                    depth = 0.0
+                    for _ in range(4):
+                        depth += level(px, py)
+                    c = edge(depth, 2.0, 0.5, at=(px, py))
+                image[i, j] = c
+
+    @ti.kernel
+    def grouped_copies():
+        for I in ti.grouped(image):
+            u = ti.cast(I[0], ti.f64)
+            v = ti.cast(I[1], ti.f64)
+            px = u
+            py = v
+            image[I] = edge(p[2] ** 2 - (px - p[0]) ** 2 - (v - p[1]) ** 2, 2.0, 0.5, at=(u, py))
+
+    @ti.kernel
+    def assigned_later():
+        for i, j in image:
+            px = 0.0
+            py = 0.0
+            px = float(i)
+            py += float(j)
+            image[i, j] = edge(level(px, py), 2.0, 0.5, at=(px, py))
+
+    @ti.kernel
+    def changed_afterwards():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            depth = level(px, py)
+            px = 100.0
+            image[i, j] = edge(depth, 2.0, 0.5, at=(px, py))
+
+    @ti.kernel
+    def as_a_vector():
+        for i, j in image:
+            x = ti.Vector([float(i), float(j)])
+            image[i, j] = edge(p[2] ** 2 - (x - ti.Vector([p[0], p[1]])).norm_sqr(), 2.0, 0.5, at=x)
+
+    @ti.kernel
+    def entries_of_a_vector():
+        for i, j in image:
+            x = ti.Vector([float(i), float(j)])
+            image[i, j] = edge(p[2] ** 2 - (x - ti.Vector([p[0], p[1]])).norm_sqr(), 2.0, 0.5, at=(x[0], x.y))
+
+    @ti.kernel
+    def samples_of_a_pixel():
+        for i, j in image:
+            total = 0.0
+            for a in range(2):
+                px = float(i)
+                py = float(j)
+                total += 0.5 * edge(level(px, py), 2.0, 0.5, at=(px, py))
+            image[i, j] = total
+
+    @ti.kernel
+    def accumulated():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] += 0.25 * edge(level(px, py), 2.0, 0.5, at=(px, py))
+            image[i, j] -= -0.75 * edge(level(px, py), 2.0, 0.5, at=(px, py))
+
+    return [k for name, k in locals().items() if name not in ("p", "image", "level", "shade")]
+
+
+def test_positions_can_be_written_in_many_ways():
+    p, image = scalars(DISC), outputs(W, H)
+
+    @ti.kernel
+    def plain():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = edge(p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2, 2.0, 0.5, at=(px, py))
+
+    expected = jacobian(plain, p, image)
+    variants = position_variants(p, image)
+    assert len(variants) == 9
+    for k in variants:
+        assert_allclose(jacobian(k, p, image), expected, rtol=1e-12, atol=1e-14, err_msg=k.__name__)
+
+
+def test_atomics_and_returned_values_hold_no_positions():
+    """The positions are seeds beyond the last column: they must not reach a neighbour's row."""
+    p, image, total = scalars(DISC), outputs(W, H), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            e = step(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
+            ti.atomic_add(total[1], e)
+            ti.atomic_sub(total[2], 2.0 * e)
+
+    @ti.kernel
+    def returned(i: ti.i32, j: ti.i32) -> ti.f64:
+        px = float(i)
+        py = float(j)
+        return step(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
+
+    J = jacobian(k, p, total)
+    assert_array_equal(J[0], 0)
+    assert J[1, 2] == pytest.approx(2 * np.pi * DISC[2], rel=0.01)
+    assert_allclose(J[2], -2 * J[1], rtol=1e-12)
+    columns = jacobian(returned, p, args=(19, 8))
+    assert columns.shape == (3,)
+    distance = np.hypot(19 - DISC[0], 8 - DISC[1])
+    assert_allclose(columns / columns[2], [(19 - DISC[0]) / distance, (8 - DISC[1]) / distance, 1], rtol=1e-12)
+    assert columns[2] > 0.5
+
+
+# --- both modes, both types -------------------------------------------------------------------------------------------
+
+
+PAIR = [10.3, 9.2, 5.6, 15.4, 11.1, 6.3]  # two discs
+
+
+def transposed_programs(p, image):
+    @ti.func
+    def level(x, y, n):
+        return p[n + 2] ** 2 - (x - p[n]) ** 2 - (y - p[n + 1]) ** 2
+
+    @ti.kernel
+    def hard():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py))
+
+    @ti.kernel
+    def antialiased():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py), primal="aa") ** 2
+
+    @ti.kernel
+    def nested():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            behind = edge(level(px, py, 3), p[6], 0.1, at=(px, py), primal="aa")
+            image[i, j] = edge(level(px, py, 0), p[7], behind, at=(px, py), primal="aa")
+
+    @ti.kernel
+    def roots():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = p[6] * sqrt_edge(level(px, py, 0), at=(px, py)) + coverage(level(px, py, 3), at=(px, py))
+
+    @ti.kernel
+    def with_a_jump():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = edge(level(px, py, 0), p[6], 0.0, at=(px, py), jump=p[7])
+
+    return hard, antialiased, nested, roots, with_a_jump
+
+
+def test_reverse_is_the_transpose_of_forward():
+    p, image = gradient_field([*PAIR, 0.7, 0.3]), gradient_field(np.zeros((W, H)))
+    for k in transposed_programs(p, image):
+        check_transpose(k, p, image)
+
+
+def test_float32():
+    initialise()
+    try:
+        p, image = gradient_field([*PAIR, 0.7, 0.3], dtype=ti.f32), gradient_field(np.zeros((W, H)), dtype=ti.f32)
+        for k in transposed_programs(p, image):
+            J = check_transpose(k, p, image, rtol=1e-5)
+            assert J.dtype == np.float32
+            assert np.isfinite(J).all()
+        x, wide = scalars(np.array([11.2, 0.3]), ti.f32), outputs(W, H, dtype=ti.f32)
+        for primal in MODES:
+            k = half_plane_kernel(x, wide, primal)
+            for angle, offset in LINES:
+                normal = np.array([np.cos(angle), np.sin(angle)])
+                write(x, np.array([offset, angle], np.float32))
+                length = line_in_box(normal, offset, np.array([-0.5, -0.5]), np.array([W - 0.5, H - 0.5]))
+                assert jacobian(k, x, wide)[..., 0].sum(dtype=float) == pytest.approx(length, rel=1e-4)
+        x, depth = scalars(SPHERE, ti.f32), outputs(640, 480, dtype=ti.f32)
+        J = jacobian(sphere_kernel(x, depth, "sqrt", "aa"), x, depth)
+        by_r, by_x, by_y, by_z = J.sum((0, 1), dtype=np.float64)
+        assert_allclose([by_r, by_x, by_z], TOTALS["sqrt"], rtol=2e-3)
+        assert by_y == pytest.approx(by_x, rel=1e-3)
+    finally:
+        initialise(default_fp=ti.f64)
+
+
+# --- what cannot be used ----------------------------------------------------------------------------------------------
+
+
+def edge_kernel(body):
+    """A kernel over 8 x 6 pixels that stores what ``body(x, i, j, px, py)`` gives."""
+    x, image = scalars([0.3, 0.8]), outputs(8, 6)
+    body = ti.func(body)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = body(x, i, j, px, py)
+
+    return k, x, image
+
+
+def no_position(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0)
+
+
+def antialiased_without_position(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0, primal="aa")
+
+
+def integer_level(x: ti.template(), i, j, px, py):
+    return edge(i - 3, x[0], 0.0, at=(px, py))
+
+
+def vector_level(x: ti.template(), i, j, px, py):
+    return edge(ti.Vector([x[0] - px, 1.0]), 1.0, 0.0, at=(px, py))
+
+
+def integer_position(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - i, 1.0, 0.0, at=(i, j))
+
+
+def position_written_in_place(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - float(i), 1.0, 0.0, at=(float(i), float(j)))
+
+
+def single_position(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0, at=px)
+
+
+def independent_level(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - i, 1.0, 0.0, at=(px, py))
+
+
+def unknown_primal(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), primal="soft")
+
+
+def unequal_shapes(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, ti.Vector([1.0, x[0]]), ti.Vector([1.0, 2.0, 3.0]), at=(px, py))[0]
+
+
+def unknown_keyword(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), wrong=3)
+
+
+def missing_outside(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, at=(px, py))
+
+
+def position_without_its_name(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0, (px, py))
+
+
+def scalar_ends(x: ti.template(), i, j, px, py):
+    return segment_edge(x[0], x[1], 1.0, at=(px, py))
+
+
+def root_without_position(x: ti.template(), i, j, px, py):
+    return sqrt_edge(8 * x[0] - px)
+
+
+BAD = {  # what the message says; whether a plain run of the kernel is refused, too
+    no_position: (r"edge needs at=\(px, py\)", False),
+    root_without_position: (r"sqrt_edge needs at=\(px, py\)", False),
+    antialiased_without_position: (r"edge needs at=\(px, py\)", True),
+    integer_level: ("level must be a real scalar", True),
+    vector_level: ("level must be a real scalar", True),
+    integer_position: ("at must be two real variables", False),
+    position_written_in_place: ("at must be two real variables", False),
+    single_position: ("at must be", False),
+    independent_level: (r"level does not depend on at=\(px, py\); compute it in the same kernel", False),
+    unknown_primal: ('primal is \'soft\'; expected "hard" or "aa"', True),
+    unequal_shapes: (r"inside has shape \(2,\), outside \(3,\)", False),
+    unknown_keyword: ("unexpected keyword argument 'wrong'", True),
+    missing_outside: ("missing a required argument: 'outside'", True),
+    position_without_its_name: ("too many positional arguments", True),
+    scalar_ends: ("vectors? of (2|two)", True),
+}
+
+
+@pytest.mark.parametrize("body", list(BAD))
+def test_bad_input(body):
+    message, is_refused_plainly = BAD[body]
+    k, x, image = edge_kernel(body)
+    with pytest.raises((UnsupportedError, InvalidArgumentError, ti.TaichiTypeError), match=message) as error:
+        jacobian(k, x, image)
+    text = str(error.value)
+    assert "test_edges.py" in text
+    assert "line" in text
+    assert len(text.splitlines()) < 10
+    if is_refused_plainly:
+        with pytest.raises((UnsupportedError, InvalidArgumentError, ti.TaichiTypeError)) as error:
+            k()
+        assert len(str(error.value).splitlines()) < 12
+
+
+def test_outside_kernels():
+    for call in (
+        lambda: edge(1.0, 2.0, 3.0),
+        lambda: step(1.0),
+        lambda: sqrt_edge(1.0),
+        lambda: segment_edge([0.0, 0.0], [1.0, 1.0], 1.0, at=(0.0, 0.0)),
+    ):
+        with pytest.raises((UnsupportedError, InvalidArgumentError), match="kernel"):
+            call()

@@ -1,0 +1,1184 @@
+"""User rules in a kernel: what they are given, what is applied, and the same rule in Taichi's reverse mode."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from conftest import initialise
+from differences import check_jacobian, outputs, read, scalars, vector_outputs, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+from reverse_mode import check_transpose, gradient_field
+
+from taichi_ext import (
+    InvalidArgumentError,
+    UnsupportedError,
+    boundary_gradient,
+    edge,
+    jacobian,
+    mark,
+    registry,
+    replace_gradient,
+    segment_edge,
+    stop_gradient,
+)
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+@pytest.fixture(autouse=True)
+def empty_registry():
+    registry.clear()
+    yield
+    registry.clear()
+
+
+def check(kernel, x, y, expected):
+    """J of a program with rules against its closed form."""
+    J = jacobian(kernel, x, y)
+    expected = np.asarray(expected, np.float64)
+    assert J.shape == expected.shape
+    assert_allclose(J, expected, rtol=1e-12, atol=1e-14)
+
+
+# --- rules on functions -----------------------------------------------------------------------------------------------
+
+
+def test_a_rule_chooses_what_it_takes_by_name():
+    @ti.func
+    def f(a, b):
+        return a * a * b
+
+    seen = []
+
+    @boundary_gradient(f)
+    def rule(d_b, out, auto, a, d_a, b):
+        return auto + 3.0 * d_a * b + d_b * out * a
+
+    seen.append(rule)
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.sin(f(2.0 * x[0], x[1]))
+
+    a, b = 0.6, 0.8
+    out = a * a * b
+    check(k, x, y, [np.cos(out) * np.array([2 * (2 * a * b + 3 * b), a * a + out * a])])
+    assert seen[0] is rule  # the decorator gives the rule back
+    assert read(y)[0] == pytest.approx(np.sin(out), rel=1e-14)  # a rule does not change the value
+
+
+def test_arguments_that_a_rule_leaves_out_keep_autodiff():
+    @ti.func
+    def f(a, b):
+        return a * a * b
+
+    @boundary_gradient(f)
+    def _(d_b):
+        return 7.0 * d_b
+
+    x, y = scalars([0.3, 0.8]), outputs(2)
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0], x[1])
+        v = x[0] * x[1]
+        y[1] = f(v, v)  # only the second use of v is the rule's
+
+    v = 0.24
+    by_v = 2 * v * v + 7
+    check(k, x, y, [[2 * 0.3 * 0.8, 7], [by_v * 0.8, by_v * 0.3]])
+
+
+def test_a_rule_that_takes_auto_decides_about_all_of_it():
+    @ti.func
+    def f(a, b):
+        return a * b
+
+    @boundary_gradient(f)
+    def _(d_b, auto):
+        return 0.5 * auto + d_b
+
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0], x[1])
+
+    check(k, x, y, [[0.4, 0.15 + 1]])
+
+
+def test_a_rule_of_nothing_is_a_derivative_of_zero():
+    @ti.func
+    def f(a):
+        return a * a
+
+    @boundary_gradient(f)
+    def _(d_a):
+        return 0.0
+
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0]) + x[0]
+
+    check(k, x, y, [[1]])
+
+
+def test_vectors():
+    @ti.func
+    def f(v, s):
+        return v * s
+
+    @boundary_gradient(f)
+    def _(v, s, d_v, d_s, out, auto):
+        return auto + d_v.dot(v) * v + d_s * out
+
+    x, y = scalars([0.3, 0.8, 0.5]), outputs(2)
+
+    @ti.kernel
+    def k():
+        r = f(ti.Vector([x[0], x[1]]), x[2])
+        y[0] = r[0] * r[1]
+        y[1] = r.y
+
+    v, s = np.array([0.3, 0.8]), 0.5
+    by_x = np.column_stack([s * np.eye(2) + np.outer(v, v), v + v * s])
+    check(k, x, y, [s * v[1] * by_x[0] + s * v[0] * by_x[1], by_x[1]])
+
+
+def test_matrices():
+    @ti.func
+    def f(m, v):
+        return m @ v
+
+    @ti.func
+    def g(v, w):
+        return v.outer_product(w)
+
+    @boundary_gradient(f)
+    def _(m, v, d_m, d_v):
+        return 2 * (d_m @ v) + 3 * (m @ d_v)
+
+    @boundary_gradient(g)
+    def _(v, w, d_v, auto):
+        return 2 * auto + d_v.outer_product(w).transpose()
+
+    x, y, z = scalars([0.3, 0.8, 0.5, 0.2, 0.7, 0.9]), outputs(2), outputs(2, 2)
+
+    @ti.kernel
+    def k():
+        v = ti.Vector([x[4], x[5]])
+        r = f(ti.Matrix([[x[0], x[1]], [x[2], x[3]]]), v)
+        y[0] = r[0]
+        y[1] = r[1]
+        p = g(ti.Vector([x[0], x[1]]), v)
+        for i, j in ti.static(ti.ndrange(2, 2)):
+            z[i, j] = p[i, j]
+
+    J = jacobian(k, x, [y, z])
+    assert_allclose(J[0], [[1.4, 1.8, 0, 0, 0.9, 2.4], [0, 0, 1.4, 1.8, 1.5, 0.6]], rtol=1e-14)
+    expected = np.zeros((2, 2, 6))
+    v, w = np.array([0.3, 0.8]), np.array([0.7, 0.9])
+    for i, j in np.ndindex(2, 2):
+        expected[i, j, i] += 2 * w[j]
+        expected[i, j, 4 + j] += 2 * v[i]
+        expected[j, i, i] += w[j]
+    assert_allclose(J[1], expected, rtol=1e-14)
+
+
+def test_tuple_results():
+    @ti.func
+    def f(a, b):
+        return a * b, ti.Vector([a, b])
+
+    @boundary_gradient(f)
+    def _(a, b, d_a, d_b, out, auto):
+        return 2 * auto[0] + d_a, 3 * auto[1] + d_b * out[1]
+
+    x, y = scalars([0.3, 0.8]), outputs(3)
+
+    @ti.kernel
+    def k():
+        p, q = f(x[0], x[1])
+        y[0] = p
+        y[1] = q[0]
+        y[2] = q[1]
+
+    check(k, x, y, [[2 * 0.8 + 1, 2 * 0.3], [3, 0.3], [0, 3 + 0.8]])
+
+
+@ti.data_oriented
+class Scaled:
+    """A class whose method takes rules."""
+
+    def __init__(self, c):
+        self.c = c
+        self.x, self.y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.func
+    def f(self, a, b):
+        return a * b * self.c
+
+    @ti.kernel
+    def k(self):
+        self.y[0] = self.f(self.x[0], self.x[1])
+
+
+def test_methods():
+    two, five = Scaled(2.0), Scaled(5.0)
+
+    @boundary_gradient(Scaled.f)
+    def _(self, a, d_a):
+        return d_a * self.c * 10
+
+    check(two.k, two.x, two.y, [[20, 0.6]])
+    check(five.k, five.x, five.y, [[50, 1.5]])
+    registry.clear()
+
+    @boundary_gradient(two.f)  # named through an instance, it is still the method of the class
+    def _(d_a):
+        return 11 * d_a
+
+    check(two.k, two.x, two.y, [[11, 0.6]])
+
+
+def test_functions_of_other_packages():
+    @boundary_gradient(tm.mix)
+    def _(x, y, a, d_a):
+        return 5 * (y - x) * d_a
+
+    assert "mix" in registry
+    p, q = scalars([0.3, 0.8, 0.5]), outputs(3)
+
+    @ti.kernel
+    def k():
+        q[0] = tm.mix(p[0], p[1], p[2])
+        v = tm.mix(tm.vec2(p[0], 1.0), tm.vec2(p[1], 3.0), p[2])
+        q[1] = v.x
+        q[2] = v.y
+
+    check(k, p, q, [[0.5, 0.5, 2.5], [0.5, 0.5, 2.5], [0, 0, 10]])
+
+
+def test_functions_with_rules_call_each_other():
+    @ti.func
+    def g(a):
+        return a * a
+
+    @ti.func
+    def f(a):
+        return g(a) + a
+
+    @boundary_gradient(g)
+    def _(d_a):
+        return 5 * d_a
+
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0])
+
+    check(k, x, y, [[5 + 1]])
+
+    @boundary_gradient(f)
+    def _(d_a, auto):
+        return 2 * auto + g(1.5) * d_a  # auto holds the inner rule; what a rule computes is primal
+
+    check(k, x, y, [[2 * 6 + 2.25]])
+
+
+def test_a_rule_that_calls_its_own_function_gets_the_value():
+    @ti.func
+    def f(a):
+        return a * a
+
+    @boundary_gradient(f)
+    def _(a, d_a):
+        return f(a + 1.0) * d_a
+
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0])
+
+    check(k, x, y, [[1.69]])
+
+
+def test_a_rule_has_branches_and_loops_of_its_own():
+    @ti.func
+    def f(a):
+        r = 0.0
+        if a > 0.5:
+            r = a * a
+        else:
+            r = a
+        return r
+
+    @boundary_gradient(f)
+    def _(a, d_a, auto):
+        t = 0.0 * d_a
+        if a > 0.5:
+            t = 2 * auto
+        for n in range(3):
+            t += n * d_a if a > 0.4 else 0.0
+        return t + (d_a if a > 0.7 else 0.5 * auto)
+
+    x, y = scalars([0.3, 0.6, 0.8]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = f(x[i])
+
+    check(k, x, y, np.diag([0.5, 2 * 1.2 + 3 + 0.6, 2 * 1.6 + 3 + 1]))
+
+
+def test_a_rule_in_loops_with_many_parameters():
+    """The tangents that the rule meets are index expressions and rows."""
+    n = 40
+    values = np.linspace(0.1, 1.0, n)
+    x, y = scalars(values), outputs(n)
+
+    @ti.func
+    def f(a, b):
+        return a * b
+
+    @boundary_gradient(f)
+    def _(a, b, d_a, d_b):
+        return 2 * (a * d_b + b * d_a)
+
+    @ti.kernel
+    def k():
+        for i in range(n):
+            s = 0.0
+            for j in range(n):
+                s += f(x[i], x[j])
+            y[i] = f(s, x[i])
+
+    s = values * values.sum()
+    by_x = 2 * (np.diag(np.full(n, values.sum())) + np.outer(values, np.ones(n)))  # d s / d x, doubled by the rule
+    check(k, x, y, 2 * (values[:, None] * by_x + np.diag(s)))
+
+
+def test_structs_are_passed_through_to_autodiff():
+    @ti.dataclass
+    class Ray:
+        origin: tm.vec2
+        slope: ti.f64
+
+    @ti.func
+    def f(ray, s):
+        return ray.origin.x * ray.slope * s
+
+    @boundary_gradient(f)
+    def _(ray, d_s):
+        return 7 * d_s * ray.slope
+
+    x, y = scalars([0.3, 0.8, 0.5]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = f(Ray(origin=tm.vec2(x[0], 1.0), slope=x[1]), x[2])
+
+    check(k, x, y, [[0.4, 0.15, 7 * 0.8]])
+
+
+def sphere_kernel(with_function):
+    """Depth of a sphere in 40 x 30 pixels: the program that the cost of a rule is measured on."""
+    x, y = scalars([4.0, 1.0, 1.0, 10.0]), outputs(40, 30)
+
+    @ti.func
+    def distance(r, along, square):
+        return along - ti.sqrt(ti.max(r * r - square, 1e-6))
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            v = tm.vec3((i - 20) / 25.0, (j - 15) / 25.0, 1.0).normalized()
+            c = tm.vec3(x[1], x[2], x[3])
+            s = c.dot(v)
+            y[i, j] = distance(x[0], s, (s * v - c).norm_sqr())
+
+    return k, x, y, distance
+
+
+def test_an_override_that_returns_auto_is_bit_identical_and_free():
+    k, x, y, distance = sphere_kernel(True)
+    plain = jacobian(k, x, y)
+    value = read(y)
+
+    @boundary_gradient(distance)
+    def _(auto):
+        return auto
+
+    assert_array_equal(jacobian(k, x, y), plain)
+    assert_array_equal(read(y), value)
+    registry.clear()
+
+    @boundary_gradient(distance)
+    def _(r, along, square, d_r, d_along, d_square, out, auto):
+        return auto
+
+    assert_array_equal(jacobian(k, x, y), plain)
+
+
+# --- marks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mark_is_its_value_until_a_rule_names_it():
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        q = ti.sin(x[1])
+        y[0] = 3 * mark("square", x[0] * x[0], other=q)
+
+    k()
+    assert read(y)[0] == pytest.approx(0.27, rel=1e-14)
+    check(k, x, y, [[1.8, 0]])
+
+    @boundary_gradient("square")
+    def _(out, auto, other, d_other):
+        return 2 * auto + d_other * other + out * auto
+
+    q = np.sin(0.8)
+    check(k, x, y, [[3 * 0.6 * 2.09, 3 * q * np.cos(0.8)]])
+    k()
+    assert read(y)[0] == pytest.approx(0.27, rel=1e-14)
+
+
+def test_marks_of_vectors_in_functions_and_in_several_places():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+
+    @ti.func
+    def f(v):
+        return mark("v", v * v, s=v[0], w=v)
+
+    @boundary_gradient("v")
+    def _(auto, d_s, w, d_w):
+        return 2 * auto + w * d_s + d_w
+
+    @ti.kernel
+    def k():
+        u = f(ti.Vector([x[0], x[1]])) + mark("v", ti.Vector([x[1], 0.0]), s=0.5, w=ti.Vector([1.0, 2.0]))
+        y[0] = u[0]
+        y[1] = u[1]
+
+    check(k, x, y, [[4 * 0.3 + 0.3 + 1, 2], [0.8, 4 * 0.8 + 1]])
+
+
+def test_marks_in_conditional_code():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+
+    @boundary_gradient("inside")
+    def _(auto, d_p, out):
+        return auto + d_p * out
+
+    @ti.kernel
+    def k():
+        for i in x:
+            r = 0.0
+            if x[i] > 0.5:
+                r = mark("inside", x[i] * x[i], p=x[0])
+            y[i] = r
+
+    check(k, x, y, [[0, 0], [0.64, 1.6]])
+
+
+# --- stopped and replaced gradients -----------------------------------------------------------------------------------
+
+
+def test_stop_gradient():
+    x, y = scalars([0.3, 0.8]), outputs(3)
+
+    @ti.kernel
+    def k():
+        y[0] = stop_gradient(x[0]) * x[0]
+        v = stop_gradient(ti.Vector([x[0], x[1]]))
+        y[1] = v[0] * x[1] + v[1]
+        y[2] = stop_gradient(2) * x[0] + stop_gradient(0.5)
+
+    check(k, x, y, [[0.3, 0], [0, 0.3], [2, 0]])
+    assert_allclose(read(y), [0.09, 0.3 * 0.8 + 0.8, 1.1], rtol=1e-14)
+
+
+def test_replace_gradient():
+    x, y = scalars([0.37, 0.84]), outputs(3)
+
+    @ti.kernel
+    def k():
+        y[0] = replace_gradient(ti.floor(10 * x[0]), 10 * x[0])  # straight-through rounding
+        w = replace_gradient(ti.floor(ti.Vector([x[0], x[1]])), ti.Vector([x[1], x[0]]))
+        y[1] = w[0] + 2 * w[1]
+        y[2] = replace_gradient(x[0] * x[0], 1.0)
+
+    check(k, x, y, [[10, 0], [2, 1], [0, 0]])
+    assert_allclose(read(y), [3, 0, 0.37**2], rtol=1e-14)
+
+
+def test_outside_kernels_they_are_the_value():
+    assert mark("any", 3.0) == 3.0
+    assert stop_gradient(3.0) == 3.0
+    assert replace_gradient(3.0, 4.0) == 3.0
+
+
+# --- rules that do not fit --------------------------------------------------------------------------------------------
+
+
+def product_kernel():
+    @ti.func
+    def f(a, b):
+        return a * b
+
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0], x[1])
+
+    return f, k, x, y
+
+
+def vector_rule(a, d_a):
+    return ti.Vector([d_a, d_a])
+
+
+def tuple_rule(d_a):
+    return d_a, d_a
+
+
+def empty_rule(d_a):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [(vector_rule, r"shape \(2,\)"), (tuple_rule, r"\[\(\), \(\)\]"), (empty_rule, "returns nothing")],
+)
+def test_wrong_shape_of_the_result(rule, found):
+    f, k, x, y = product_kernel()
+    boundary_gradient(f, name="misfit")(rule)
+    with pytest.raises(InvalidArgumentError, match=found) as error:
+        jacobian(k, x, y)
+    message = str(error.value)
+    for word in ("'misfit'", "test_gradients.py", "line", "shape ()", "y[0] = f(x[0], x[1])"):
+        assert word in message
+    assert len(message.splitlines()) < 8
+
+
+def squared(d_a):
+    return d_a * d_a
+
+
+def sine(d_a):
+    return ti.sin(d_a)
+
+
+def branching(d_a):
+    t = 0.0
+    if d_a > 0:
+        t = d_a
+    return t
+
+
+def clamped(d_a):
+    return ti.max(d_a, 0.0)
+
+
+def divided(a, d_a):
+    return a / d_a
+
+
+def length(d_a):
+    return ti.Vector([d_a, d_a]).norm()
+
+
+def dotted(d_a):
+    v = ti.Vector([d_a, d_a])
+    return v.dot(v)
+
+
+def through_a_loop(d_a):
+    t = 0.0
+    for _ in range(3):
+        t += d_a
+    return ti.sin(t)
+
+
+def to_integer(d_a):
+    return ti.cast(d_a, ti.i32)
+
+
+def looping(d_a):
+    w = 3.0
+    while w > 1:
+        w -= d_a
+    return w
+
+
+def with_offset(d_a):
+    return d_a + 1.0
+
+
+def independent(a, d_a):
+    return a
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        squared,
+        sine,
+        branching,
+        clamped,
+        divided,
+        length,
+        dotted,
+        through_a_loop,
+        to_integer,
+        looping,
+        with_offset,
+        independent,
+    ],
+)
+def test_rules_that_are_not_linear_are_refused(rule):
+    f, k, x, y = product_kernel()
+    boundary_gradient(f)(rule)
+    with pytest.raises((UnsupportedError, InvalidArgumentError), match="linear") as error:
+        jacobian(k, x, y)
+    assert "test_gradients.py" in str(error.value)
+    assert "line" in str(error.value)
+
+
+def test_debug_mode_finds_an_offset_that_is_only_known_at_run_time():
+    initialise(default_fp=ti.f64, debug=True)
+    try:
+        f, k, x, y = product_kernel()
+
+        @boundary_gradient(f)
+        def shifted(b, d_a):
+            return d_a + b
+
+        with pytest.raises(ti.TaichiAssertionError, match=r"'.*f' is not linear"):
+            jacobian(k, x, y)
+        registry.clear()
+
+        @boundary_gradient(f)
+        def linear(b, d_a):
+            return d_a * b
+
+        assert_allclose(jacobian(k, x, y), [[0.8, 0.3]], rtol=1e-14)
+    finally:
+        registry.clear()
+        initialise(default_fp=ti.f64)
+
+
+def test_a_rule_does_not_write():
+    f, k, x, y = product_kernel()
+    z = outputs(1)
+
+    @boundary_gradient(f)
+    def _(d_a):
+        z[0] = 7.0
+        return d_a
+
+    with pytest.raises((UnsupportedError, InvalidArgumentError), match="write|store"):
+        jacobian(k, x, y)
+    assert read(z)[0] == 0
+
+
+def test_what_a_mark_does_not_pass_along():
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = mark("m", x[0], other=x[1])
+
+    @boundary_gradient("m")
+    def _(auto, another):
+        return auto
+
+    with pytest.raises(
+        InvalidArgumentError, match=r"'another'.*mark\('m', \.\.\.\).*can take auto, d_other, other, out"
+    ):
+        jacobian(k, x, y)
+
+
+def test_misuse_of_mark_and_replace():
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def number():
+        y[0] = mark(3, x[0])
+
+    @ti.kernel
+    def no_value():
+        y[0] = mark("m")
+
+    @ti.kernel
+    def shapes():
+        y[0] = replace_gradient(x[0], ti.Vector([x[0], x[1]]))
+
+    with pytest.raises(InvalidArgumentError, match="name is 3; expected a string"):
+        jacobian(number, x, y)
+    with pytest.raises(ti.TaichiTypeError, match="missing a required argument: 'value'"):
+        jacobian(no_value, x, y)
+    with pytest.raises(InvalidArgumentError, match=r"value has shape \(\), the surrogate \(2,\)"):
+        jacobian(shapes, x, y)
+
+
+# --- the same rule in Taichi's reverse mode ---------------------------------------------------------------------------
+
+
+def program(build, dtype=ti.f64):
+    """x, y and the kernel that ``build`` makes of them."""
+    x = gradient_field([0.3, 0.8, 0.5, 0.2, 0.7, 0.9], dtype=dtype)
+    y = gradient_field(np.zeros(6), dtype=dtype)
+    return build(x, y), x, y
+
+
+def all_arguments(x, y):
+    @ti.func
+    def f(a, b):
+        return ti.select(a > 0.0, a * a * b, 0.0)
+
+    @boundary_gradient(f)
+    def _(a, b, d_a, d_b, out, auto):
+        return auto + 3.0 * d_a * b + d_b * out
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            y[i] = ti.sin(f(2.0 * x[i], x[i + 1]))
+
+    return k
+
+
+def some_arguments(x, y):
+    @ti.func
+    def f(a, b):
+        return a * a * b
+
+    @boundary_gradient(f)
+    def _(b, d_b):
+        return 7.0 * d_b * b
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            v = x[i] * x[i]
+            y[i] = f(v, v) + f(x[i], x[i + 1])
+
+    return k
+
+
+def step_with_a_gaussian(x, y):
+    @ti.func
+    def f(a):
+        return ti.select(a > 0.4, 1.0, 0.0)
+
+    @boundary_gradient(f)
+    def _(a, d_a):
+        return ti.exp(-a * a) * d_a
+
+    @ti.kernel
+    def k():
+        for i in range(6):
+            y[i] = f(ti.sin(x[i])) * x[0] + ti.cos(f(x[i]))
+
+    return k
+
+
+def vectors_and_matrices(x, y):
+    @ti.func
+    def f(m, v):
+        return m @ v
+
+    @boundary_gradient(f)
+    def _(m, v, d_m, d_v, out):
+        return 2.0 * (d_m @ v) + 3.0 * (m @ d_v) + out * d_v[0]
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            r = f(ti.Matrix([[x[0], x[1]], [x[2 + i], x[3]]]), ti.Vector([x[4], x[5]]))
+            y[2 * i] = r[0] * r[1]
+            y[2 * i + 1] = r.y
+
+    return k
+
+
+def tuple_result(x, y):
+    @ti.func
+    def f(a, b):
+        return a * b, ti.Vector([a, b])
+
+    @boundary_gradient(f)
+    def _(a, b, d_a, d_b, out, auto):
+        return 2.0 * auto[0] + d_a, 3.0 * auto[1] + d_b * out[1]
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            p, q = f(x[i], x[i + 2])
+            y[i] = p * q[0]
+            y[i + 2] = q[1]
+
+    return k
+
+
+def method_of_a_class(x, y):
+    @ti.data_oriented
+    class Program:
+        def __init__(self):
+            self.c = 2.0
+
+        @ti.func
+        def f(self, a, b):
+            return a * b * self.c
+
+        @ti.kernel
+        def k(self):
+            for i in range(5):
+                y[i] = self.f(x[i], x[i + 1])
+
+    @boundary_gradient(Program.f)
+    def _(self, a, d_a, out):
+        return d_a * self.c * 10.0 * out
+
+    return Program().k
+
+
+def library_function(x, y):
+    @boundary_gradient(tm.mix)
+    def _(x, y, a, d_a):
+        return 5.0 * (y - x) * d_a
+
+    @ti.kernel
+    def k():
+        for i in range(4):
+            y[i] = tm.mix(x[i], x[i + 1], x[i + 2]) ** 2
+
+    return k
+
+
+def nested_rules(x, y):
+    @ti.func
+    def g(a):
+        return a * a
+
+    @ti.func
+    def f(a):
+        return g(a) + a
+
+    @boundary_gradient(g)
+    def _(a, d_a):
+        return 5.0 * a * d_a
+
+    @boundary_gradient(f)
+    def _(a, d_a, auto):
+        return 2.0 * auto + f(a) * d_a
+
+    @ti.kernel
+    def k():
+        for i in range(6):
+            y[i] = f(g(x[i]))
+
+    return k
+
+
+def marks(x, y):
+    @boundary_gradient("m")
+    def _(auto, s, d_s, w, d_w, out):
+        return 2.0 * auto + w * d_s * s + d_w * out
+
+    @ti.kernel
+    def k():
+        for i in range(4):
+            v = ti.Vector([x[i], x[i + 1]])
+            w = mark("m", v * v, s=x[i + 2], w=v)
+            y[i] = w[0] * w[1]
+
+    return k
+
+
+def stopped_and_replaced(x, y):
+    @ti.kernel
+    def k():
+        for i in range(5):
+            v = stop_gradient(ti.Vector([x[i], x[i + 1]]))
+            w = replace_gradient(ti.floor(v * 10.0), ti.Vector([x[i + 1], x[i]]) ** 2)
+            y[i] = v[0] * x[i] + w[0] * w[1]
+
+    return k
+
+
+def branches_in_a_rule(x, y):
+    @ti.func
+    def f(a):
+        r = a
+        if a > 0.5:
+            r = a * a
+        return r
+
+    @boundary_gradient(f)
+    def _(a, d_a, auto):
+        t = 3.0 * d_a
+        if a > 0.5:
+            t = 2.0 * auto
+        return t + (d_a if a > 0.7 else 0.0)
+
+    @ti.kernel
+    def k():
+        for i in range(6):
+            y[i] = f(x[i]) ** 2
+
+    return k
+
+
+def rule_beside_an_edge(x, y):
+    @ti.func
+    def radius(a, b):
+        return 2.0 * ti.max(a, b)
+
+    @boundary_gradient(radius)
+    def _(a, b, d_a, d_b):
+        return d_a + d_b
+
+    @ti.kernel
+    def k():
+        for i in range(6):
+            px = float(i)
+            py = 0.3
+            level = radius(x[0], x[1]) - ti.sqrt((px - 2.0) ** 2 + (py - x[2]) ** 2)
+            y[i] = edge(level, x[3] * px, x[4] ** 2, at=(px, py))
+
+    return k
+
+
+PROGRAMS = [
+    all_arguments,
+    some_arguments,
+    step_with_a_gaussian,
+    vectors_and_matrices,
+    tuple_result,
+    method_of_a_class,
+    library_function,
+    nested_rules,
+    marks,
+    stopped_and_replaced,
+    branches_in_a_rule,
+    rule_beside_an_edge,
+]
+
+
+@pytest.mark.parametrize("build", PROGRAMS)
+def test_reverse_is_the_transpose_of_forward(build):
+    k, x, y = program(build)
+    check_transpose(k, x, y)
+    k()  # compiled without a gradient, and with one: the same value
+    value = read(y)
+    write(y, np.zeros(6))
+    k.grad()
+    k()
+    assert_array_equal(read(y), value)
+
+
+@pytest.mark.parametrize(
+    "build", [all_arguments, vectors_and_matrices, marks, stopped_and_replaced, rule_beside_an_edge]
+)
+def test_reverse_is_the_transpose_of_forward_in_float32(build):
+    check_transpose(*program(build, ti.f32), rtol=1e-5)
+
+
+def test_rules_that_end_outside_loops_in_reverse():
+    """Taichi's reverse mode does not mix loops with statements outside of them: a rule must not bring one in."""
+    f, _, _, _ = product_kernel()
+
+    @boundary_gradient(f)
+    def _(a, b, d_a, out, auto):
+        return auto + d_a * out
+
+    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0])
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0], x[1])
+
+    assert_allclose(check_transpose(k, x, y), [[0.8 + 0.24, 0.3]], rtol=1e-14)
+
+
+def test_a_rule_that_stores_is_refused_in_both_modes():
+    f, _, _, _ = product_kernel()
+    log = gradient_field([0.0])
+
+    @boundary_gradient(f)
+    def _(d_a, auto):
+        log[0] = 1.0
+        return auto
+
+    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0, 0.0])
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i] = f(x[0], x[i])
+
+    with pytest.raises(UnsupportedError, match="must not write"):
+        jacobian(k, x, y)
+    with pytest.raises(ti.TaichiCompilationError, match="must not write"):
+        k.grad()
+    assert log[0] == 0.0
+
+
+def test_a_loop_in_a_rule_is_refused_in_reverse():
+    """Taichi 1.7.4 counts only the last iteration of what a loop does to a value from before it."""
+    f, _, _, _ = product_kernel()
+
+    @boundary_gradient(f)
+    def _(a, d_a, auto):
+        t = 0.0
+        for n in range(4):
+            t += n * d_a
+        return auto + t
+
+    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0, 0.0])
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i] = f(x[0], x[i])
+
+    assert_allclose(jacobian(k, x, y), [[0.6 + 6, 0], [0.8 + 6, 0.3]], rtol=1e-14)
+    with pytest.raises(UnsupportedError, match=r"has a loop.*ti\.static"):
+        k.grad()
+
+
+def test_tape():
+    @ti.func
+    def inside(a):
+        return ti.select(a > 0.0, 1.0, 0.0)
+
+    @boundary_gradient(inside)
+    def _(a, d_a):
+        return ti.exp(-a * a) * d_a
+
+    x, loss = gradient_field([0.3, -0.8, 0.5]), ti.field(ti.f64, (), needs_grad=True)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            loss[None] += inside(x[i]) * x[i]
+
+    with ti.ad.Tape(loss):
+        k()
+    v = np.array([0.3, -0.8, 0.5])
+    expected = (v > 0) + v * np.exp(-v * v)
+    assert_allclose(read(x.grad), expected, rtol=1e-12)
+    with registry.disabled(), ti.ad.Tape(loss):
+        k()
+    assert_allclose(read(x.grad), v > 0, rtol=1e-12)
+    with ti.ad.Tape(loss):
+        k()
+    assert_allclose(read(x.grad), expected, rtol=1e-12)
+
+
+def test_fwd_mode_says_what_to_use():
+    @ti.func
+    def f(a):
+        return a * a
+
+    @boundary_gradient(f)
+    def _(d_a):
+        return d_a
+
+    x = ti.field(ti.f64, 2, needs_dual=True)
+    y = ti.field(ti.f64, 2, needs_dual=True)
+
+    @ti.kernel
+    def with_a_rule():
+        for i in x:
+            y[i] = f(x[i])
+
+    @ti.kernel
+    def with_an_edge():
+        for i in x:
+            px = float(i)
+            py = 0.0
+            y[i] = edge(x[i] - px, 1.0, 0.0, at=(px, py))
+
+    @ti.kernel
+    def with_a_stop():
+        for i in x:
+            y[i] = stop_gradient(x[i])
+
+    for kernel in (with_a_rule, with_an_edge, with_a_stop):
+        with pytest.raises(ti.TaichiCompilationError, match=r"FwdMode.*jacobian, or kernel.grad\(\) and ti.ad.Tape"):
+            with ti.ad.FwdMode(loss=y, param=x, seed=[1.0, 0.0]):
+                kernel()
+    write(x, np.array([0.3, 0.8]))
+    with registry.disabled(), ti.ad.FwdMode(loss=y, param=x, seed=[1.0, 0.0]):
+        with_a_rule()
+    assert_allclose(read(y.dual), [0.6, 0], rtol=1e-12)
+
+
+def test_stop_gradient_in_reverse_keeps_values():
+    """To the last bit from 2**-11 on, and to 2**-64 below that."""
+    values = np.array([1.0, -1 / 3, 1e6 / 7, 2.0**-11 / 3 * 2, 0.0, 1e-30, -1e-17])
+    x, y = gradient_field(values), gradient_field(np.zeros(7))
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = stop_gradient(x[i]) * x[i]
+
+    weights = np.ones(7)
+    write(y, np.zeros(7))
+    k()
+    write(y.grad, weights)
+    write(x.grad, np.zeros(7))
+    k.grad()
+    result = read(x.grad)
+    assert_array_equal(result[:3], values[:3])
+    assert_allclose(result, values, rtol=0, atol=2.0**-64 + 2.0**-64)
+
+
+def test_segments_in_reverse():
+    corners = gradient_field([[1.2, 0.7], [6.3, 1.9], [2.8, 5.6]], 1)
+    image = gradient_field(np.zeros((8, 7)))
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            total = 0.0
+            for n in ti.static(range(3)):
+                total += segment_edge(corners[n], corners[(n + 1) % 3], 1.0, at=(px, py))
+            image[i, j] = total
+
+    check_transpose(k, corners, image)
+
+
+def test_check_jacobian_helper_sees_a_wrong_rule():
+    """The oracle of these tests is not blind: a rule that is not the derivative differs from differences."""
+    u, w = vectors([[0.3, 0.8]]), vector_outputs(2, 1)
+
+    @ti.func
+    def f(v):
+        return v * v
+
+    @boundary_gradient(f)
+    def _(v, d_v):
+        return 2.1 * v * d_v
+
+    @ti.kernel
+    def k():
+        w[0] = f(u[0])
+
+    with pytest.raises(AssertionError, match="output 0 by parameter 0"):
+        check_jacobian(k, u, w)

@@ -1,0 +1,62 @@
+"""Numbers that a pipeline reads from fields with tangents: they compute as others do, and know where they come from."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars
+
+from taichi_ext import jacobian
+from taichi_ext.host_values import is_active_on_host
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+# Y and Z are arrays of float64 and float32 that depend on the parameters, y is their field
+MARKED = """Y[0]; Y[0].item(); Y.sum().item() / 0.5; round(Y.max(), 3); Y[0] / 0.0; (-Y[0]) ** 0.5; Y.mean(); y[0] + 1
+3 * y[0]; max(y[0], Y[1]); Y.reshape(2, 2)[1]; Y[1:3]; list(Y); y[0] ** 2; 2 ** y[0]; -Y; abs(Y); np.sum(Y, axis=0)
+Y.sum(axis=0, keepdims=True); Z[0] / 3; np.exp(Z); np.sin(y[0]); {"a": Y[0]}; Y.astype(np.float32); Y @ Y; 1 - Z[1]"""
+OTHERS = """round(y[0]); hash(Y.sum()); json.dumps(Y.sum()); {Y.max(): 1}; Y.astype(int); Y > 0; (Y > 0).sum(); Y.argmax()
+f"{Y[0]:.3f} {Y.sum():.2f} {y[0]:.3e}"; int(Y[0] * 10); bool(Y.any()); Y.dtype; Z.sum().dtype; np.exp(Z[0]).dtype
+isinstance(Y.sum(), float); y[0] > 0.1; Z[0] == Z[0] / 3 * 3; np.zeros(2)[0]"""
+# what NumPy and math make of marked numbers without asking them: the mark is lost, the value is right
+FORGOTTEN = "math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]]); Y.tolist()"
+
+
+def expressions(text):
+    return [e.strip() for line in text.splitlines() for e in line.split(";")]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_numbers_compute_as_without_a_derivative():
+    x, y, z = scalars([0.3, 0.8, 0.5, 0.7]), outputs(4), outputs(4, dtype=ti.f32)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] * x[0]
+            z[i] = ti.cast(x[i], ti.f32)
+
+    everything = [*expressions(MARKED), *expressions(OTHERS), *expressions(FORGOTTEN)]
+    found = {}
+
+    def run():
+        k()
+        names = {"np": np, "json": json, "math": math, "y": y, "Y": y.to_numpy(), "Z": z.to_numpy()}
+        for text in everything:
+            found[text] = eval(text, names)
+
+    def shown(value):
+        text = repr(value)
+        for name in ("ActiveFloat64", "ActiveFloat32"):
+            text = text.replace(name, f"np.{name.removeprefix('Active').lower()}")
+        return text.replace("ActiveArray", "array")
+
+    run()
+    plain = {text: shown(value) for text, value in found.items()}
+    assert not any(is_active_on_host(value) for value in found.values())
+    jacobian(run, x, [y, z])
+    for text in everything:
+        assert shown(found[text]) == plain[text], text
+        assert is_active_on_host(found[text]) == (text in expressions(MARKED)), text

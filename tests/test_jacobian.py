@@ -1,0 +1,684 @@
+"""The contract of ``jacobian``: what may be given, and the shape, type and structure of the result."""
+
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, matrices, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import Jacobian, jacobian, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+Pair = namedtuple("Pair", "first second")
+Material = ti.types.struct(stiffness=ti.f64, direction=ti.types.vector(2, ti.f64))
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def test_shape_is_that_of_output_and_parameter_with_their_elements():
+    x, v, m = scalars([[0.3, 0.5, 0.7]]), vectors([[0.2, 0.4]]), matrices([[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]])
+    y, w = outputs(2, 4), vector_outputs(3, 5)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            y[i, j] = x[0, i] * m[0][1, 2] * j
+        for i in w:
+            w[i] = ti.Vector([v[0][0], v[0][1] * i, m[0][0, 1]])
+
+    result = jacobian(k, [x, v, m], [y, w])
+    shapes = [[block.shape for block in row] for row in result]
+    assert shapes == [
+        [(2, 4, 1, 3), (2, 4, 1, 2), (2, 4, 1, 2, 3)],
+        [(5, 3, 1, 3), (5, 3, 1, 2), (5, 3, 1, 2, 3)],
+    ]
+    assert all(isinstance(block, np.ndarray) and block.dtype == np.float64 for row in result for block in row)
+    by_x, by_v, by_m = np.zeros((2, 4, 1, 3)), np.zeros((5, 3, 1, 2)), np.zeros((2, 4, 1, 2, 3))
+    for i in range(2):
+        for j in range(4):
+            by_x[i, j, 0, i] = 6.0 * j
+            by_m[i, j, 0, 1, 2] = x.to_numpy()[0, i] * j
+    by_v[:, 0, 0, 0] = 1.0
+    by_v[:, 1, 0, 1] = range(5)
+    assert_allclose(result[0][0], by_x)
+    assert_allclose(result[0][2], by_m)
+    assert_allclose(result[1][1], by_v)
+    assert_array_equal(result[0][1], 0)
+
+
+def test_fields_without_axes():
+    a, y = scalars(1.5), outputs()
+
+    @ti.kernel
+    def k():
+        y[None] = ti.sin(a[None])
+
+    result = jacobian(k, a, y)
+    assert result.shape == ()
+    assert_allclose(result, np.cos(1.5))
+
+
+def test_matrix_output_by_matrix_parameter():
+    m, y = matrices(np.arange(1.0, 7.0).reshape(1, 2, 3)), matrices(np.zeros((1, 2, 2)))
+
+    @ti.kernel
+    def k():
+        y[0] = m[0] @ m[0].transpose()
+
+    result = check_jacobian(k, m, y)
+    assert result.shape == (1, 2, 2, 1, 2, 3)
+
+
+def test_members_of_a_struct_field():
+    s, y = Material.field(shape=3), outputs(3)
+    s.stiffness.from_numpy(np.array([1.0, 2.0, 3.0]))
+    s.direction.from_numpy(np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]))
+
+    @ti.kernel
+    def k():
+        for i in s:
+            y[i] = s[i].stiffness * s[i].direction.norm_sqr()
+
+    check_jacobian(k, [s.stiffness, s.direction], y)
+    whole = jacobian(k, s, y)
+    assert list(whole) == ["stiffness", "direction"]
+    assert whole["stiffness"].shape == (3, 3)
+    assert whole["direction"].shape == (3, 3, 2)
+    assert_array_equal(whole["stiffness"], jacobian(k, s.stiffness, y))
+
+
+def test_member_of_a_struct_field_as_output():
+    x, s = scalars([0.3, 0.5]), Material.field(shape=2)
+
+    @ti.kernel
+    def k():
+        for i in s:
+            s[i].stiffness = x[i] ** 2
+            s[i].direction = ti.Vector([x[0], x[1] * x[0]])
+
+    result = check_jacobian(k, x, [s.stiffness, s.direction])
+    assert result[1].shape == (2, 2, 2)
+    by_name = jacobian(k, x, s)
+    assert_array_equal(by_name["stiffness"], result[0])
+    assert_array_equal(by_name["direction"], result[1])
+
+
+def test_dtype_is_that_of_the_output():
+    x32, x64 = scalars([0.3], ti.f32), scalars([0.7])
+    y32, y64 = outputs(1, dtype=ti.f32), outputs(1)
+
+    @ti.kernel
+    def k():
+        y32[0] = ti.cast(x64[0] * x32[0], ti.f32)
+        y64[0] = x64[0] * x32[0]
+
+    (single_by_32, single_by_64), (double_by_32, double_by_64) = jacobian(k, [x32, x64], [y32, y64])
+    assert {single_by_32.dtype, single_by_64.dtype} == {np.dtype(np.float32)}
+    assert {double_by_32.dtype, double_by_64.dtype} == {np.dtype(np.float64)}
+    assert_allclose(double_by_64, [[np.float32(0.3)]], rtol=1e-15)
+    assert_allclose(double_by_32, [[0.7]], rtol=1e-15)
+    assert_allclose([single_by_32, single_by_64], [[[0.7]], [[0.3]]], rtol=1e-6)
+
+
+def test_half_precision_is_a_type_too():
+    x, y = ti.field(ti.f16, shape=2), ti.field(ti.f16, shape=1)
+    x.from_numpy(np.array([1.5, 2.0], np.float16))
+
+    @ti.kernel
+    def k():
+        y[0] = x[0] * x[1]
+
+    result = jacobian(k, x, y)
+    assert result.dtype == np.float16
+    assert_allclose(result, [[2.0, 1.5]], rtol=1e-3)
+
+
+# --- structures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def squares():
+    x, v = scalars([0.3, 0.5]), vectors([[0.2, 0.4]])
+    y, z = outputs(2), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i] = x[i] ** 2 + v[0][i]
+        for i in range(3):
+            z[i] = x[0] * v[0][1] * i
+
+    return k, x, v, y, z
+
+
+def expected_squares(x, v):
+    a, b = x.to_numpy(), v.to_numpy()[0]
+    numbers = np.arange(3.0)
+    return {
+        ("y", "x"): np.diag(2 * a),
+        ("y", "v"): np.eye(2)[:, None, :],
+        ("z", "x"): np.outer(numbers, [b[1], 0.0]),
+        ("z", "v"): np.outer(numbers, [0.0, a[0]])[:, None, :],
+    }
+
+
+def test_lists_tuples_and_dicts_give_their_structure_back(squares):
+    k, x, v, y, z = squares
+    true = expected_squares(x, v)
+
+    result = jacobian(k, {"x": x, "v": v}, {"y": y, "z": z})
+    assert list(result) == ["y", "z"]
+    for out in "yz":
+        assert list(result[out]) == ["x", "v"]
+        for param in "xv":
+            assert_allclose(result[out][param], true[out, param])
+
+    result = jacobian(k, [x, v], (z, y))
+    assert isinstance(result, tuple)
+    assert all(isinstance(row, list) for row in result)
+    for row, out in zip(result, "zy"):
+        for block, param in zip(row, "xv"):
+            assert_allclose(block, true[out, param])
+
+
+def test_a_list_of_one_stays_a_list(squares):
+    k, x, _, y, _ = squares
+    result = jacobian(k, [x], (y,))
+    assert isinstance(result, tuple)
+    assert isinstance(result[0], list)
+    assert result[0][0].shape == (2, 2)
+
+
+def test_nested_structures_and_named_tuples(squares):
+    k, x, v, y, z = squares
+    true = expected_squares(x, v)
+    result = jacobian(k, Pair({"inner": [x]}, v), {"all": Pair(y, [z])})
+    by_y, (by_z,) = result["all"]
+    assert isinstance(result["all"], Pair)
+    assert isinstance(by_y, Pair)
+    assert_allclose(by_y.first["inner"][0], true["y", "x"])
+    assert_allclose(by_y.second, true["y", "v"])
+    assert_allclose(by_z.first["inner"][0], true["z", "x"])
+    assert_allclose(by_z.second, true["z", "v"])
+
+
+def test_order_of_params_is_that_given(squares):
+    k, x, v, y, _ = squares
+    forwards, backwards = jacobian(k, [x, v], y), jacobian(k, [v, x], y)
+    assert_array_equal(forwards[0], backwards[1])
+    assert_array_equal(forwards[1], backwards[0])
+
+
+def test_an_output_may_be_named_twice(squares):
+    k, x, _, y, _ = squares
+    first, second = jacobian(k, x, [y, y])
+    assert_array_equal(first, second)
+    first[0, 0] = 7.0
+    assert second[0, 0] != 7.0
+
+
+def test_parameter_that_is_also_output():
+    x = scalars([0.3, 0.5])
+
+    @ti.kernel
+    def k():
+        for i in x:
+            x[i] = ti.sin(x[i])
+
+    check_jacobian(k, x, x)
+
+
+def test_output_that_the_kernel_leaves_in_part():
+    x, y = scalars([0.3, 0.5]), outputs(4)
+    y.fill(2.0)
+
+    @ti.kernel
+    def k():
+        y[1] = x[0] * x[1]
+        y[2] += x[0]
+
+    result = check_jacobian(k, x, y)
+    assert_allclose(result, [[0, 0], [0.5, 0.3], [1, 0], [0, 0]])
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def test_float_and_vector_arguments_by_name():
+    y = outputs(3)
+
+    @ti.kernel
+    def k(a: ti.f64, v: ti.types.vector(2, ti.f64), n: ti.i32, m: ti.types.matrix(2, 2, ti.f64)):
+        for i in range(n):
+            y[i] = a * v[0] ** i + (m @ v)[1]
+
+    args = (0.5, ti.Vector([2.0, 3.0]), 3, ti.Matrix([[1.0, 2.0], [3.0, 4.0]]))
+    result = jacobian(k, {"a": "a", "v": "v", "m": "m"}, y, args=args)
+    i = np.arange(3.0)
+    assert_allclose(result["a"], 2.0**i)
+    assert_allclose(result["v"], np.stack([0.5 * i * 2.0 ** (i - 1) + 3.0, np.full(3, 4.0)], axis=1))
+    assert_allclose(result["m"], np.broadcast_to([[0.0, 0.0], [2.0, 3.0]], (3, 2, 2)))
+
+
+def test_numpy_scalars_and_arrays_are_taken_where_taichi_takes_them():
+    y = outputs(1)
+
+    @ti.kernel
+    def k(a: ti.f64, v: ti.types.vector(2, ti.f64), n: ti.i32):
+        y[0] = a * v[0] * v[1] * n
+
+    args = (np.float64(2.0), np.array([3.0, 5.0]), np.int32(7))
+    by_a, by_v = jacobian(k, ["a", "v"], y, args=args)
+    assert_allclose(by_a, [105.0])
+    assert_allclose(by_v, [[70.0, 42.0]])
+
+
+def test_args_may_be_a_list():
+    y = outputs(1)
+
+    @ti.kernel
+    def k(a: ti.f64, b: ti.f64):
+        y[0] = a * b
+
+    assert_allclose(jacobian(k, "a", y, args=[2.0, 3.0]), [3.0])
+
+
+def test_struct_arguments_are_constants():
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def k(material: Material):
+        y[0] = x[0] ** 2 * material.stiffness * material.direction[1]
+
+    check_jacobian(k, x, y, args=(Material(stiffness=2.0, direction=ti.Vector([1.0, 3.0])),))
+
+
+def test_template_arguments():
+    x, y, other = scalars([0.3, 0.5]), outputs(2), outputs(2)
+
+    @ti.kernel
+    def k(source: ti.template(), target: ti.template(), factor: ti.template()):
+        for i in source:
+            target[i] = ti.static(factor) * source[i] ** 2
+
+    assert_allclose(jacobian(k, x, y, args=(x, y, 3.0)), np.diag([1.8, 3.0]))
+    assert_allclose(jacobian(k, "source", "target", args=(x, other, 2)), np.diag([1.2, 2.0]))
+    assert_allclose(y.to_numpy(), [0.27, 0.75])
+    assert_allclose(other.to_numpy(), [0.18, 0.5])
+
+
+def test_return_value_is_the_output_when_none_is_named():
+    x = scalars([0.3, 0.5])
+
+    @ti.kernel
+    def scalar() -> ti.f64:
+        return x[0] * x[1]
+
+    @ti.kernel
+    def vector(a: ti.f64) -> ti.types.vector(3, ti.f64):
+        return ti.Vector([x[0], a * x[1], a * a])
+
+    @ti.kernel
+    def matrix() -> ti.types.matrix(2, 2, ti.f64):
+        return ti.Matrix([[x[0], 2 * x[1]], [x[0] * x[1], 1.0]])
+
+    @ti.kernel
+    def several() -> (ti.f64, ti.types.vector(2, ti.f64)):
+        return x[0] ** 2, ti.Vector([x[1], x[0]])
+
+    assert_allclose(jacobian(scalar, x), [0.5, 0.3])
+    by_x, by_a = jacobian(vector, [x, "a"], args=(2.0,))
+    assert_allclose(by_x, [[1, 0], [0, 2], [0, 0]])
+    assert_allclose(by_a, [0, 0.5, 4])
+    assert_allclose(jacobian(matrix, x), [[[1, 0], [0, 2]], [[0.5, 0.3], [0, 0]]])
+    assert_allclose(jacobian(several, x), [[0.6, 0], [0, 1], [1, 0]])
+
+
+def test_return_value_beside_fields():
+    x, y = scalars([0.3, 0.5]), outputs(1)
+
+    @ti.kernel
+    def k() -> ti.f64:
+        y[0] = x[0] * 2
+        return x[1] * y[0]
+
+    value, result = value_and_jacobian(k, x)
+    assert value == pytest.approx(0.3)
+    assert_allclose(result, [1.0, 0.6])
+    assert_allclose(jacobian(k, x, y), [[2.0, 0.0]])
+
+
+def test_float32_arguments_and_return_value():
+    @ti.kernel
+    def k(a: ti.f32) -> ti.f32:
+        return a * a
+
+    result = jacobian(k, "a", args=(3.0,))
+    assert result.dtype == np.float32
+    assert result == 6.0
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+@ti.data_oriented
+class Spring:
+    def __init__(self, stiffness):
+        self.stiffness = stiffness
+        self.position = ti.field(ti.f64, shape=2)
+        self.force = ti.field(ti.f64, shape=2)
+        self.position.from_numpy(np.array([0.3, 0.5]))
+
+    @ti.kernel
+    def pull(self, rest: ti.f64):
+        for i in self.force:
+            self.force[i] = self.law(self.position[i] - rest)
+
+    @ti.func
+    def law(self, extension):
+        return self.stiffness * extension**2
+
+    @ti.kernel
+    def energy(self) -> ti.f64:
+        return self.stiffness * self.position[0] * self.position[1]
+
+    @staticmethod
+    @ti.kernel
+    def power(source: ti.template(), target: ti.template(), a: ti.f64):
+        for i in source:
+            target[i] = source[i] ** a
+
+    def pull_twice(self, rest):
+        self.pull(rest)
+        for i in range(2):
+            self.pull(rest + 0.1 * i)
+
+
+def test_methods_of_two_objects():
+    soft, stiff = Spring(1.0), Spring(10.0)
+    for spring in (soft, stiff, soft):
+        by_position, by_rest = jacobian(spring.pull, [spring.position, "rest"], spring.force, args=(0.1,))
+        slope = 2 * spring.stiffness * (np.array([0.3, 0.5]) - 0.1)
+        assert_allclose(by_position, np.diag(slope))
+        assert_allclose(by_rest, -slope)
+        assert_allclose(spring.force.to_numpy(), spring.stiffness * np.array([0.04, 0.16]))
+
+
+def test_method_that_returns_a_value():
+    spring = Spring(2.0)
+    assert_allclose(jacobian(spring.energy, spring.position), [1.0, 0.6])
+
+
+def test_static_method_and_unbound_method():
+    spring = Spring(3.0)
+    for power in (spring.power, Spring.power):
+        by_source, by_a = jacobian(
+            power, [spring.position, "a"], spring.force, args=(spring.position, spring.force, 2.0)
+        )
+        assert_allclose(by_source, np.diag([0.6, 1.0]))
+        assert_allclose(by_a, np.array([0.09, 0.25]) * np.log([0.3, 0.5]))
+    unbound = jacobian(Spring.pull, spring.position, spring.force, args=(spring, 0.1))
+    assert_allclose(unbound, jacobian(spring.pull, spring.position, spring.force, args=(0.1,)))
+
+
+def test_method_that_launches_kernels():
+    spring = Spring(2.0)
+    result = jacobian(spring.pull_twice, spring.position, spring.force, args=(0.1,))
+    assert_allclose(result, np.diag(4 * (np.array([0.3, 0.5]) - 0.2)))
+
+
+# --- the value --------------------------------------------------------------------------------------------------------
+
+
+def test_value_and_jacobian_has_the_structure_of_the_outputs(squares):
+    k, x, v, y, z = squares
+    values, result = value_and_jacobian(k, x, {"y": y, "rest": [z]})
+    assert_allclose(values["y"], np.array([0.09, 0.25]) + [0.2, 0.4])
+    assert_allclose(values["rest"][0], 0.3 * 0.4 * np.arange(3))
+    assert_allclose(result["y"], expected_squares(x, v)["y", "x"])
+    assert_array_equal(values["y"], y.to_numpy())
+
+
+def test_value_of_an_array_is_a_copy():
+    @ti.kernel
+    def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in o:
+            o[i] = a[i] ** 2
+
+    a, o = np.array([2.0, 3.0]), np.zeros(2)
+    value, result = value_and_jacobian(k, a, o, args=(a, o))
+    assert_allclose(result, np.diag([4.0, 6.0]))
+    o.fill(0)
+    assert_array_equal(value, [4.0, 9.0])
+
+
+def test_value_of_a_vector_field():
+    v, w = vectors([[0.3, 0.5]]), vector_outputs(2, 1)
+
+    @ti.kernel
+    def k():
+        w[0] = v[0] * v[0][1]
+
+    value, result = value_and_jacobian(k, v, w)
+    assert_allclose(value, [[0.15, 0.25]])
+    assert_allclose(result[0, :, 0], [[0.5, 0.3], [0.0, 1.0]])
+
+
+# --- out --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def product():
+    x, y = scalars([0.3, 0.5]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = x[0] * x[1] * i
+
+    return k, x, y, np.outer(np.arange(3.0), [0.5, 0.3])
+
+
+def test_out_numpy_array_is_filled_and_returned(product):
+    k, x, y, true = product
+    out = np.full((3, 2), np.nan)
+    assert jacobian(k, x, y, out=out) is out
+    assert_allclose(out, true)
+    x.from_numpy(np.array([1.0, 2.0]))
+    assert jacobian(k, x, y, out=out) is out
+    assert_allclose(out, np.outer(np.arange(3.0), [2.0, 1.0]))
+
+
+def test_out_numpy_array_that_is_not_contiguous(product):
+    k, x, y, true = product
+    for out in (np.full((2, 3), np.nan).T, np.full((6, 4), np.nan)[::2, 1:3]):
+        assert jacobian(k, x, y, out=out) is out
+        assert_allclose(out, true)
+
+
+def test_out_ndarray_and_field(product):
+    k, x, y, true = product
+    for out in (
+        ti.ndarray(ti.f64, shape=(3, 2)),
+        ti.field(ti.f64, shape=(3, 2)),
+        ti.Vector.field(2, ti.f64, shape=3),
+        ti.Vector.ndarray(2, ti.f64, shape=3),
+    ):
+        out.fill(7.0)
+        assert jacobian(k, x, y, out=out) is out
+        assert_allclose(out.to_numpy(), true)
+
+
+def test_out_torch_tensor(product):
+    torch = pytest.importorskip("torch")
+    k, x, y, true = product
+    out = torch.full((3, 2), torch.nan, dtype=torch.float64)
+    assert jacobian(k, x, y, out=out) is out
+    assert_allclose(out.numpy(), true)
+
+
+def test_out_has_the_structure_of_the_result(squares):
+    k, x, v, y, z = squares
+    true = expected_squares(x, v)
+    out = {
+        "y": [np.empty((2, 2)), ti.ndarray(ti.f64, shape=(2, 1, 2))],
+        "z": [np.empty((3, 2)), np.empty((3, 1, 2))],
+    }
+    result = jacobian(k, [x, v], {"y": y, "z": z}, out=out)
+    assert result is out
+    assert_allclose(out["y"][0], true["y", "x"])
+    assert_allclose(out["y"][1].to_numpy(), true["y", "v"])
+    assert_allclose(out["z"][0], true["z", "x"])
+    assert_allclose(out["z"][1], true["z", "v"])
+
+
+def test_out_is_filled_by_name(squares):
+    _, x, _, y, _ = squares
+    other = outputs(2)
+
+    @ti.kernel
+    def both():
+        for i in range(2):
+            y[i] = x[i] ** 2
+            other[i] = x[0] * i
+
+    out = {"other": np.empty((2, 2)), "y": np.empty((2, 2))}
+    jacobian(both, x, {"y": y, "other": other}, out=out)
+    assert_allclose(out["y"], np.diag([0.6, 1.0]))
+    assert_allclose(out["other"], [[0, 0], [1, 0]])
+
+
+def test_out_that_is_the_parameter_is_filled_last():
+    m, y = scalars(np.arange(1.0, 5.0).reshape(2, 2)), outputs()
+
+    @ti.kernel
+    def k():
+        y[None] = m[0, 0] * m[1, 1] - m[0, 1] * m[1, 0]
+
+    jacobian(k, m, y, out=m)
+    assert_allclose(m.to_numpy(), [[4.0, -3.0], [-2.0, 1.0]])
+
+
+def test_out_that_is_an_argument_is_filled_last():
+    @ti.kernel
+    def k(a: ti.types.ndarray(ti.f64, ndim=1)) -> ti.f64:
+        return a[0] ** 2 * a[1]
+
+    a = np.array([2.0, 3.0])
+    assert jacobian(k, a, args=(a,), out=a) is a
+    assert_allclose(a, [12.0, 4.0])
+
+
+def test_fresh_array_at_each_call(product):
+    k, x, y, true = product
+    first = jacobian(k, x, y)
+    second = jacobian(k, x, y)
+    assert not np.shares_memory(first, second)
+    first[...] = 0
+    assert_allclose(second, true)
+
+
+# --- side effects -----------------------------------------------------------------------------------------------------
+
+
+def test_side_effects_are_those_of_one_plain_run():
+    x, y, total, count = scalars([0.3, 0.5]), outputs(2), scalars(1.0), ti.field(ti.i32, shape=())
+    y.fill(0.25)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] += x[i] ** 2
+            count[None] += 1
+            total[None] *= 2.0
+        y[0] = y[0] * y[1]
+
+    check_jacobian(k, x, y, state=[total, count])
+    count[None] = 0
+    jacobian(k, x, y)
+    assert count[None] == 2
+    assert_array_equal(x.to_numpy(), [0.3, 0.5])
+
+
+def test_derivative_is_taken_at_the_state_before_the_call():
+    x = scalars([0.3])
+
+    @ti.kernel
+    def k():
+        x[0] = x[0] ** 3
+
+    assert_allclose(jacobian(k, x, x), [[3 * 0.3**2]])
+    assert_allclose(jacobian(k, x, x), [[3 * 0.3**6]])
+    assert_allclose(x.to_numpy(), [0.3**9])
+
+
+def test_assigning_fields_needs_no_order_and_no_flags():
+    x = ti.field(ti.f64)
+    x_first = 0.3
+    ti.root.dense(ti.i, 2).place(x)
+    x[0] = x_first
+    late = ti.field(ti.f64)
+    ti.root.dense(ti.i, 3).place(late)
+
+    @ti.kernel
+    def k():
+        for i in late:
+            late[i] = x[0] * i
+
+    assert_allclose(jacobian(k, x, late), [[0, 0], [1, 0], [2, 0]])
+
+
+def test_gradient_flags_change_nothing():
+    x, y = ti.field(ti.f64, shape=2, needs_grad=True, needs_dual=True), ti.field(ti.f64, shape=2, needs_grad=True)
+    x.from_numpy(np.array([0.3, 0.5]))
+    x.grad.fill(7.0)
+    y.grad.fill(3.0)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[0] * x[i]
+
+    assert_allclose(jacobian(k, x, y), [[0.6, 0.0], [0.5, 0.3]])
+    assert_array_equal(x.grad.to_numpy(), 7.0)
+    assert_array_equal(y.grad.to_numpy(), 3.0)
+    assert_array_equal(x.dual.to_numpy(), 0.0)
+
+
+def test_empty_loop_gives_zero():
+    x, y, n = scalars([0.3]), outputs(2), ti.field(ti.i32, shape=())
+
+    @ti.kernel
+    def k():
+        for i in range(n[None]):
+            y[i] = x[0]
+
+    n[None] = 0
+    assert_array_equal(jacobian(k, x, y), np.zeros((2, 1)))
+    n[None] = 2
+    assert_array_equal(jacobian(k, x, y), np.ones((2, 1)))
+
+
+def test_parameter_that_is_overwritten_before_it_is_read_has_no_influence():
+    x, y = scalars([0.3]), outputs(1)
+
+    @ti.kernel
+    def k():
+        x[0] = 2.0
+        y[0] = x[0] * 3.0
+
+    assert_array_equal(jacobian(k, x, y), [[0.0]])
+    assert_array_equal(y.to_numpy(), [6.0])
+
+
+def test_prepared_form_is_the_same_thing(squares):
+    k, x, v, y, z = squares
+    plan = Jacobian(k, {"x": x, "v": v}, [y, z])
+    for _ in range(2):
+        for row, again in zip(plan(), jacobian(k, {"x": x, "v": v}, [y, z]), strict=True):
+            for name in "xv":
+                assert_array_equal(row[name], again[name])

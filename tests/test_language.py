@@ -1,0 +1,350 @@
+"""Operators in kernels, and the order in which Taichi evaluates an expression."""
+
+import operator
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+def integers(*values):
+    field = ti.field(ti.i32, shape=len(values))
+    field.from_numpy(np.array(values, dtype=np.int32))
+    return field
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def test_arithmetic_operators():
+    x, y = scalars([1.3, 0.45]), outputs(12)
+
+    @ti.kernel
+    def k():
+        a, b = x[0], x[1]
+        y[0] = a + b * a - b / a
+        y[1] = a // b + a
+        y[2] = a % b
+        y[3] = a**b
+        y[4] = -a + +b
+        y[5] = -((a**2) ** 0.5)
+        y[6] = 2 * a - 3 / b + 1
+        y[7] = (a - 1) / (b + 1) * 2 - a * a * a
+        y[8] = 2**a + a**-2
+        y[9] = 1 / a / b
+        y[10] = -b % a
+        y[11] = a - (a - (a - b)) - b * (b - a)
+
+    check_jacobian(k, x, y)
+
+
+@pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow"])
+def test_augmented_assignment(name):
+    x, y, z = scalars([1.3, 0.45]), scalars([2.2, 0.7]), outputs(2)
+    v, w = vectors([[1.3, 0.45]]), vectors([[2.2, 0.7]])
+
+    @ti.kernel
+    def k():
+        if ti.static(name == "iadd"):
+            a = x[0]
+            a += x[1]
+            z[0] = a * x[0]
+            y[0] += x[0]
+            y[1] += y[0]
+            w[0] += v[0]
+            w[0] += x[0]
+        elif ti.static(name == "isub"):
+            a = x[0]
+            a -= x[1]
+            z[0] = a * x[0]
+            y[0] -= x[0]
+            y[1] -= y[0]
+            w[0] -= v[0]
+            w[0] -= x[0]
+        elif ti.static(name == "imul"):
+            a = x[0]
+            a *= x[1]
+            z[0] = a * x[0]
+            y[0] *= x[0]
+            y[1] *= y[0]
+            w[0] *= v[0]
+            w[0] *= x[0]
+        elif ti.static(name == "itruediv"):
+            a = x[0]
+            a /= x[1]
+            z[0] = a * x[0]
+            y[0] /= x[0]
+            y[1] /= y[0]
+            w[0] /= v[0]
+            w[0] /= x[0]
+        elif ti.static(name == "ifloordiv"):
+            a = x[0]
+            a //= x[1]
+            z[0] = a * x[0]
+            y[0] //= x[0]
+            y[1] //= y[0]
+            w[0] //= v[0]
+            w[0] //= x[0]
+        elif ti.static(name == "imod"):
+            a = x[0]
+            a %= x[1]
+            z[0] = a * x[0]
+            y[0] %= x[0]
+            y[1] %= y[0]
+            w[0] %= v[0]
+            w[0] %= x[0]
+        else:
+            a = x[0]
+            a **= x[1]
+            z[0] = a * x[0]
+            y[0] **= x[0]
+            y[1] **= y[0]
+            w[0] **= v[0]
+            w[0] **= x[0]
+
+    check_jacobian(k, [x, y, v, w], [y, z, w])
+
+
+@pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
+def test_operators_as_functions():
+    x, y = scalars([1.3, 0.45]), outputs(8)
+    plus = operator.add
+
+    @ti.kernel
+    def k():
+        a, b = x[0], x[1]
+        y[0] = plus(a, b) * operator.sub(a, b)
+        y[1] = operator.mul(a, operator.truediv(a, b))
+        y[2] = operator.mod(a, b) + operator.floordiv(a, b)
+        y[3] = operator.pow(a, b) + operator.neg(a)
+        if operator.lt(b, a):
+            y[4] = operator.mul(a, 2)
+
+    check_jacobian(k, x, y)
+
+
+def test_integers_mixed_in():
+    x, y = scalars([1.3, 0.45]), outputs(10)
+    n = integers(3, -2, 5)
+
+    @ti.kernel
+    def k():
+        m = n[0]
+        y[0] = x[0] * (n[0] // 2) + (n[2] % 3) * x[1]
+        y[1] = x[0] ** n[0] + x[0] ** n[1]
+        y[2] = x[0] * (n[0] & 1) + x[1] * (n[2] | 2) - x[0] * (n[0] ^ n[2])
+        y[3] = x[0] * (n[0] << 2) - x[1] * (n[2] >> 1) + x[0] * (~n[0])
+        y[4] = n[0] / n[2] * x[0] + n[0] / x[0]
+        y[5] = x[0] * (m > 2) + (m == 3) * x[1] + x[0] * (not m)
+        m += 1
+        y[6] = x[0] * m
+        m *= n[2]
+        m -= 1
+        y[7] = m * x[0] / n[1] * x[1]
+        y[8] = x[m % 2] * x[(m + 1) % 2] ** 2
+        m <<= 1
+        m |= 1
+        m ^= 2
+        m &= 13
+        m >>= 1
+        m //= 2
+        m %= 3
+        y[9] = x[0] * m + x[1] * ti.cast(m, ti.f64) * abs(n[1]) * max(m, n[0]) * min(m, n[1])
+
+    check_jacobian(k, x, y)
+
+
+def test_a_float_stored_to_an_integer_carries_no_tangent():
+    x, y = scalars([1.3, 2.45]), outputs(3)
+
+    @ti.kernel
+    def k():
+        n = 0
+        n = ti.cast(x[1] * 3.1, ti.i32)
+        y[0] = x[0] * n
+        m = 1
+        for i in range(3):
+            m += ti.cast(x[i % 2], ti.i32)
+        y[1] = x[1] * m
+        n += 2
+        y[2] = x[0] ** n
+
+    check_jacobian(k, x, y)
+
+
+def test_single_precision_mixed_with_double():
+    x, s = scalars([1.25, 0.5]), scalars([0.75, 1.5], ti.f32)
+    y, z = outputs(4), outputs(3, dtype=ti.f32)
+
+    @ti.kernel
+    def k():
+        y[0] = x[0] * s[0]
+        t = s[0]
+        t = t * x[1]
+        y[1] = t * t
+        u = ti.cast(0.0, ti.f32)
+        for i in range(2):
+            u += s[i] * x[i]
+        y[2] = u * u
+        y[3] = max(s[0], x[0]) + min(s[1], x[0]) * s[0]
+        z[0] = x[0] * x[1]
+        z[1] = s[0] * s[1] * 3.0
+        z[2] = u
+
+    p, q = x.to_numpy(), s.to_numpy().astype(float)
+    u = float(q @ p)
+    by_x = [[q[0], 0], [0, 2 * q[0] ** 2 * p[1]], 2 * u * q, [1 + q[0], 0]]
+    by_s = [[p[0], 0], [2 * q[0] * p[1] ** 2, 0], 2 * u * p, [p[0], 0]]
+    z_by_x = [[p[1], p[0]], [0, 0], q]
+    z_by_s = [[0, 0], [3 * q[1], 3 * q[0]], p]
+    check_jacobian(k, [x, s], [y, z], expected=[[by_x, by_s], [z_by_x, z_by_s]])
+
+
+def test_long_expression():
+    x, y = scalars(np.linspace(0.3, 1.1, 5)), outputs(2)
+
+    @ti.kernel
+    def k():
+        a, b, c, d, e = x[0], x[1], x[2], x[3], x[4]
+        y[0] = (((a * b + c) * (d - e * a) / (1 + b * b)) ** 2 + ti.sin(a * (b + c * (d + e * a)))) * ti.exp(
+            -a * a - b * b - c * (c + a)
+        ) - ti.sqrt((a + b) * (c + d) * e) / ti.max(a * b, c * d, e)
+        y[1] = a * (a * (a * (a * (a * (a * (a * b + c) + d) + e) + b) + c) + d) + (a + b) * (a + b) * (a + b)
+
+    check_jacobian(k, x, y)
+
+
+# --- order of evaluation ----------------------------------------------------------------------------------------------
+
+
+def test_side_effects_within_an_expression():
+    """Taichi evaluates the operands of a statement after the calls in it have had their effects."""
+    x, y = scalars([0.3, 0.8, 1.4]), outputs(5)
+
+    @ti.func
+    def double(a: ti.template()):
+        a = a * 2.0
+        return a
+
+    @ti.kernel
+    def k():
+        p = x[0] * x[1]
+        y[0] = p * 2.0 + double(p)
+        q = x[0] * x[1]
+        y[1] = q * x[2] + ti.atomic_add(q, x[1]) * q
+        r = x[0]
+        y[2] = (r := x[1] * r) + r * r
+        s = x[2]
+        t = s * double(s) + s
+        y[3] = t * s
+        y[4] = double(s) + double(s) * double(t) + t
+
+    check_jacobian(k, x, y)
+
+
+def test_side_effects_on_fields_within_an_expression():
+    x, v = scalars([0.3, 0.8]), vectors([[0.3, 0.8], [1.2, 0.5]])
+    z, w, y, u = outputs(1), vector_outputs(2, 1), outputs(3), vector_outputs(2, 2)
+
+    @ti.func
+    def double():
+        z[0] = z[0] * 2.0
+        return z[0]
+
+    @ti.func
+    def double_vector():
+        w[0] = w[0] * 2.0
+        return w[0].x
+
+    @ti.kernel
+    def k():
+        for _ in range(1):
+            z[0] = x[0]
+            y[0] = z[0] + double()
+            y[1] = z[0] * x[1] + double() * z[0]
+            y[2] = (z[0] * 3.0 if x[0] < 1.0 else z[0]) + double()
+            w[0] = v[0]
+            u[0] = w[0] + double_vector()
+            u[1] = w[0] * v[1] + double_vector() * w[0]
+
+    check_jacobian(k, [x, v], [y, u, z, w])
+
+
+def test_walrus():
+    x, y = scalars([0.3, 0.8]), outputs(4)
+
+    @ti.kernel
+    def k():
+        y[0] = (a := x[0] * x[1]) * a
+        if (b := a * 2.0) > 0.1:
+            y[1] = b * x[0]
+        c = 1.0
+        while (c := c * x[1]) > 0.3:
+            y[2] += c * x[0]
+        y[3] = c + (d := c * a) * (e := d + b) * e
+
+    check_jacobian(k, x, y)
+
+
+def test_tuple_assignments():
+    x, y = scalars([0.3, 0.8, 1.4]), outputs(8)
+
+    @ti.kernel
+    def k():
+        a, b = x[0], x[1]
+        a, b = b, a * b
+        y[0], y[1] = a, b
+        a, b, c = b, a + b, a - b
+        c, a = a * c, c
+        y[2] = a + 2.0 * b + 3.0 * c
+        y[3] = x[2]
+        y[3], y[4] = y[3] * a, y[3] * b
+        d = e = a * x[2]
+        d *= 2.0
+        y[5] = d * e
+        f, g, h = x[0] * a, b, c
+        y[6] = f * g * h
+        p = q = y[7] = x[0] * x[1]
+        q += 1.0
+        y[7] += p * q
+
+    check_jacobian(k, x, y)
+
+
+def test_print_and_assert(capfd):
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        a = x[0] * x[1]
+        print("a", a, "x", x[0], f"sum {a + x[1]} and {x[0]:.3f}", f"{a} {x[1]}", sep=" ", end="!\n")
+        assert a > 0.0
+        assert a > 0.0 and x[1] > a, "message"  # noqa: PT018
+        assert a < x[1], f"a is {a}"
+        assert x[0] < 5.0, "x is %f" % x[0]  # noqa: UP031
+        y[0] = a * x[0]
+        print(ti.Vector([a, x[0]]), y[0])
+
+    check_jacobian(k, x, y)
+    ti.sync()
+    assert "sum 1.04" in capfd.readouterr().out
+
+
+def test_docstrings_pass_and_bare_expressions():
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        """A kernel."""
+        x[0] * 2.0
+        x[1]
+        if x[0] > 0.1:
+            pass
+        else:
+            ...
+        y[0] = x[0] * x[1]
+
+    check_jacobian(k, x, y)

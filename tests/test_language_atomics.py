@@ -1,0 +1,283 @@
+"""Atomic operations on locals and fields, their results, in parallel and serial loops."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+
+from taichi_ext import Jacobian, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
+
+
+def test_sums_into_fields():
+    x, y = scalars(FIVE), outputs(6)
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            y[0] += x[i] * x[0]
+            y[1] -= x[i] ** 2
+            ti.atomic_add(y[2], x[i] * x[1])
+            ti.atomic_sub(y[3], x[i])
+            y[4 + i % 2] += x[i] * x[4 - i]
+        y[0] += x[1]
+        ti.atomic_add(y[1], 2.0)
+        ti.atomic_sub(y[2], 2.0 * x[2])
+
+    check_jacobian(k, x, y)
+
+
+def test_extrema_into_fields():
+    x, y = scalars(FIVE), outputs(4)
+    y.from_numpy(np.array([-10.0, 10.0, 0.0, 0.5]))
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            ti.atomic_max(y[0], x[i] * x[2])
+            ti.atomic_min(y[1], x[i] + x[0])
+            ti.atomic_max(y[2], -x[i])
+            ti.atomic_min(y[3], x[i])
+
+    check_jacobian(k, [x, y], y)
+
+
+def test_extrema_at_a_tie_keep_the_entry():
+    x, y = scalars([0.5, 0.5]), scalars([0.5, 0.5])
+
+    @ti.kernel
+    def k():
+        ti.atomic_max(y[0], x[0])
+        ti.atomic_min(y[1], x[1])
+
+    check_jacobian(k, [x, y], y, expected=[[np.zeros((2, 2)), np.eye(2)]])
+
+
+def test_results_of_atomics_on_fields():
+    x, y, z = scalars(FIVE), outputs(6), scalars([0.5, 0.6])
+
+    @ti.kernel
+    def k():
+        for _ in range(1):
+            old = ti.atomic_add(z[0], x[0] * x[1])
+            y[0] = old * x[2] + z[0]
+            y[1] = ti.atomic_sub(z[0], x[3]) * z[0]
+            y[2] = ti.atomic_max(z[1], x[0]) + z[1] * x[1]
+            y[3] = ti.atomic_min(z[1], x[1] * z[0]) * x[4]
+            for i in range(3):
+                y[4] += ti.atomic_add(z[0], x[i]) * x[i + 1]
+                y[5] += ti.atomic_max(z[1], x[i] * 1.1) * i
+
+    check_jacobian(k, [x, z], [y, z])
+
+
+def test_results_of_atomics_in_the_order_of_a_serial_loop():
+    x, y, z = scalars(FIVE), outputs(5), outputs(1)
+
+    @ti.kernel
+    def k():
+        ti.loop_config(serialize=True)
+        for i in range(5):
+            y[i] = ti.atomic_add(z[0], x[i]) * x[0]
+
+    check_jacobian(k, x, [y, z])
+
+
+def test_results_that_do_not_depend_on_the_order_in_parallel():
+    x, y, n = scalars(FIVE), outputs(1), ti.field(ti.i32, shape=())
+    z = outputs(5)
+
+    @ti.kernel
+    def k():
+        n[None] = 0
+        for i in range(5):
+            slot = ti.atomic_add(n[None], 1)
+            z[slot] = x[i] * x[0]
+        for i in range(5):
+            y[0] += z[i]
+
+    check_jacobian(k, x, y)
+    J = jacobian(k, x, z)
+    np.testing.assert_allclose(J.sum(axis=0), [sum(FIVE) + FIVE[0], *[FIVE[0]] * 4], rtol=1e-12)
+
+
+def test_atomics_on_locals():
+    x, y = scalars(FIVE), outputs(6)
+
+    @ti.kernel
+    def k():
+        for n in range(2):
+            s = 0.0
+            m = -1.0
+            w = 5.0
+            p = x[0]
+            for j in range(5):
+                ti.atomic_add(s, x[j] * j)
+                old = ti.atomic_add(s, x[j] * x[n])
+                ti.atomic_sub(s, old * 0.1)
+                ti.atomic_max(m, x[j] * x[n])
+                w = ti.atomic_min(w, x[j]) + 0.01
+                p *= x[j]
+                s += ti.atomic_max(m, s) * 0.1
+            y[n] = s * x[1]
+            y[2 + n] = m * w
+            y[4 + n] = p
+
+    check_jacobian(k, x, y)
+
+
+def test_atomics_on_local_vectors_at_runtime_indices():
+    x, y = scalars(FIVE[:3]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for n in range(3):
+            v = ti.Vector([0.0, 0.0, 0.0])
+            for j in range(3):
+                ti.atomic_add(v[j], x[j] * x[n])
+                ti.atomic_sub(v[(j + n) % 3], x[j])
+                ti.atomic_max(v[n], x[j] * 1.1)
+            y[n] = v[0] * v[1] * v[2]
+
+    check_jacobian(k, x, y)
+
+
+def test_atomics_on_vectors():
+    x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 4)
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            y[0] += x[i] * x[0].x
+            ti.atomic_add(y[1], x[i])
+            y[1] -= x[i].yx * x[i]
+            ti.atomic_add(y[2].x, x[i].y * x[i].x)
+            y[2][1] -= x[i].x
+        total = tm.vec2(0.0)
+        for i in range(3):
+            total += x[i] * x[i].yx
+        y[3] = total * total.yx
+
+    check_jacobian(k, x, y)
+
+
+def test_extrema_of_vectors():
+    x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), vector_outputs(2, 2)
+
+    @ti.kernel
+    def k():
+        for _ in range(1):
+            for i in range(3):
+                ti.atomic_max(y[0], x[i])
+                ti.atomic_min(y[1], -x[i])
+
+    check_jacobian(k, x, y)
+
+
+def test_atomics_on_integers_beside_tangents():
+    x, y, n = scalars(FIVE), outputs(5), ti.field(ti.i32, shape=3)
+
+    def run():
+        n.fill(0)
+        launch()
+
+    @ti.kernel
+    def launch():
+        for i in range(5):
+            ti.atomic_or(n[0], 1 << i)
+            ti.atomic_max(n[1], i)
+            c = 0
+            for j in range(i):
+                was = ti.atomic_add(c, j)
+                y[i] += x[was % 5] * x[c % 5]
+        y[0] = x[0] * n[0] * n[1]
+
+    check_jacobian(run, x, y)
+
+
+def test_atomic_mul_on_a_field_is_refused():
+    x, y = scalars(FIVE), outputs(1)
+
+    @ti.kernel
+    def k():
+        ti.atomic_mul(y[0], x[0])
+
+    # Taichi 1.7.4 aborts the process on it, so that it cannot be run first
+    with pytest.raises(ti.TaichiCompilationError, match="atomic_mul"):
+        jacobian(k, x, y)
+
+
+def test_multiplication_of_an_entry():
+    x, y = scalars(FIVE), scalars([1.5, 2.5])
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i] *= x[i]
+            y[i] /= x[4]
+            y[i] **= 2
+            y[i] -= y[i] * x[0]
+
+    check_jacobian(k, [x, y], y)
+
+
+def test_sums_over_many_threads():
+    n = 4000
+    x, y = scalars(np.linspace(0.5, 1.5, 8)), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in range(n):
+            w = ti.sin(i * 0.1) + 1.5
+            y[0] += x[i % 8] * w
+            ti.atomic_max(y[1], x[(i * 3) % 8] * w)
+            y[2] -= x[i % 8] * x[(i + 1) % 8]
+
+    check_jacobian(k, x, y, atol=1e-5, state_rtol=1e-12)
+
+
+def test_atomics_on_local_vectors_that_start_without_tangents():
+    x, y = scalars(FIVE[:3]), outputs(4)
+
+    @ti.func
+    def raise_entry(entry: ti.template(), by):
+        entry += by * by
+
+    @ti.kernel
+    def k():
+        for n in range(2):
+            v, w = ti.Vector([0.0, 0.0]), ti.Vector([0.5, 0.5, 0.5])
+            for j in range(3):
+                ti.atomic_add(v[0], x[j] * x[n])
+                raise_entry(w[(j * 2) % 3], x[n])
+            ti.atomic_max(v[1], x[n])
+            y[n] = v[0] * v[1]
+            y[2 + n] = w[0] * w[1] * w[2]
+
+    check_jacobian(k, x, y)
+
+
+def test_loops_are_serial_only_where_iterations_meet():
+    x, y, z, total = scalars(FIVE[:3]), outputs(3), outputs(3), outputs(1)
+
+    @ti.kernel
+    def private():
+        for i in x:
+            old = ti.atomic_add(y[i], x[i])
+            z[i] = old + ti.atomic_max(y[i], 2.0 * x[i])
+
+    @ti.kernel
+    def shared():
+        for i in x:
+            z[i] = ti.atomic_add(total[0], x[i])
+
+    for k, is_serial in ((private, False), (shared, True)):
+        plan = Jacobian(k, x, z)
+        plan()
+        assert ("runs serially" in plan.explain()) == is_serial
+    check_jacobian(private, x, [y, z])
+    check_jacobian(shared, x, [z, total])

@@ -1,0 +1,216 @@
+"""Branches, static ones too, several loops in a kernel, and programs of many loops."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import check_jacobian, matrices, outputs, scalars, vector_outputs, vectors
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
+
+
+def test_branches_that_store():
+    x, y = scalars(FIVE), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            if x[i] > 1.0:
+                y[i] = x[i] * x[0]
+            elif x[i] > 0.5:
+                y[i] += x[i]
+                if i % 2 == 0:
+                    y[i] *= x[1]
+                else:
+                    y[i] -= x[2]
+            elif i == 1:
+                y[i] = 3.0
+            else:
+                if x[0] > 1.0 and i > 0:
+                    y[i] = x[3] ** 2
+        if x[0] > 0.0:
+            y[0] += x[4]
+        else:
+            y[0] = 0.0
+
+    check_jacobian(k, x, y)
+
+
+def test_branches_within_branches_of_loops():
+    x, y = scalars(FIVE), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            s = 0.0
+            for j in range(5):
+                if i < j:
+                    t = x[i] * x[j]
+                    if t > 0.5:
+                        s += t
+                        if j == 4:
+                            s *= x[0]
+                    elif j > 2:
+                        s -= t * t
+                    else:
+                        for l in range(2):
+                            if l == 0:
+                                s += x[l]
+                            else:
+                                s *= 0.9
+                else:
+                    s = s + 0.1 * x[j]
+            y[i] = s
+
+    check_jacobian(k, x, y)
+
+
+def test_static_branches():
+    x, y = scalars(FIVE), outputs(3)
+    mode, flags = "square", {"double": True}
+
+    @ti.kernel
+    def k():
+        a = x[0]
+        if ti.static(mode == "square"):
+            a = a * x[1]
+        elif ti.static(mode == "cube"):
+            a = a * a * a
+        else:
+            a = 0.0
+        b = a
+        if ti.static(flags["double"]):
+            b = a * 2.0
+            c = b * x[2]
+            y[0] = c
+        else:
+            b = tm.vec2(a)
+        y[0] += b * a
+        for i in ti.static(range(2)):
+            for j in ti.static(range(2)):
+                if ti.static(i == j):
+                    y[1] += x[i] * x[j]
+                else:
+                    y[2] += x[i] * x[j] ** 2
+        ti.static_assert(mode == "square")
+
+    check_jacobian(k, x, y)
+
+
+def test_trilinear_interpolation():
+    x, p = scalars(np.random.default_rng(0).uniform(0.2, 1, (3, 3, 3))), vectors([[0.3, 1.2, 0.7], [1.6, 0.2, 1.1]])
+    y = outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            q = p[i]
+            base = ti.cast(ti.floor(q), ti.i32)
+            f = q - base
+            s = 0.0
+            for d in ti.static(ti.grouped(ti.ndrange(2, 2, 2))):
+                w = 1.0
+                for c in ti.static(range(3)):
+                    w *= f[c] if ti.static(d[c] == 1) else 1.0 - f[c]
+                s += w * x[base + d]
+            t = 0.0
+            for d in ti.grouped(ti.ndrange(2, 2, 2)):
+                w = 1.0
+                for c in ti.static(range(3)):
+                    if d[c] == 1:
+                        w *= f[c]
+                    else:
+                        w *= 1.0 - f[c]
+                t += w * w * x[base + d]
+            y[i] = s * t
+
+    check_jacobian(k, [x, p], y)
+
+
+def test_particles_to_a_grid_and_back():
+    n, g = 6, 5
+    generator = np.random.default_rng(0)
+    x, v = vectors(generator.uniform(0.3, 0.7, (n, 2))), vectors(generator.uniform(-1, 1, (n, 2)))
+    c = matrices(generator.uniform(-1, 1, (n, 2, 2)))
+    momentum, mass, out = vector_outputs(2, g, g), outputs(g, g), vector_outputs(2, n)
+
+    @ti.kernel
+    def k():
+        for I in ti.grouped(mass):
+            momentum[I] = tm.vec2(0.0)
+            mass[I] = 0.0
+        for p in x:
+            base = ti.cast(x[p] * g - 0.5, ti.i32)
+            fx = x[p] * g - ti.cast(base, ti.f64)
+            w = [0.5 * (1.5 - fx) ** 2, 0.75 - (fx - 1) ** 2, 0.5 * (fx - 0.5) ** 2]
+            for i, j in ti.static(ti.ndrange(3, 3)):
+                offset = ti.Vector([i, j])
+                weight = w[i].x * w[j].y
+                momentum[base + offset] += weight * (v[p] + c[p] @ ((ti.cast(offset, ti.f64) - fx) / g))
+                mass[base + offset] += weight
+        for i, j in mass:
+            if mass[i, j] > 0:
+                momentum[i, j] /= mass[i, j]
+                momentum[i, j].y -= 0.1
+                if i < 1 and momentum[i, j].x < 0:
+                    momentum[i, j].x = 0.0
+        for p in x:
+            base = ti.cast(x[p] * g - 0.5, ti.i32)
+            fx = x[p] * g - ti.cast(base, ti.f64)
+            w = [0.5 * (1.5 - fx) ** 2, 0.75 - (fx - 1) ** 2, 0.5 * (fx - 0.5) ** 2]
+            new = ti.Vector.zero(ti.f64, 2)
+            for i in ti.static(range(3)):
+                for j in ti.static(range(3)):
+                    new += w[i].x * w[j].y * momentum[base + ti.Vector([i, j])]
+            out[p] = new
+
+    # sums into the grid are made in no fixed order
+    check_jacobian(k, [x, v, c], out, state=[momentum, mass], rtol=1e-5, atol=1e-6, state_rtol=1e-10)
+
+
+def test_several_top_level_loops_and_statements_between():
+    x, y, z = scalars(FIVE), outputs(5), outputs(2)
+
+    @ti.kernel
+    def k():
+        total = x[0] * 2.0
+        for i in range(5):
+            y[i] = x[i] * total
+        z[0] = y[1] * total
+        total2 = 0.0
+        for i in y:
+            total2 += y[i] * x[i]
+        z[1] = total2 * total
+        total = total2 + z[0]
+        for i in range(5):
+            y[i] += total * x[4 - i]
+        z[1] *= total
+
+    check_jacobian(k, x, [y, z])
+
+
+def test_reductions_in_parallel():
+    n = 500
+    x, y = scalars(np.sin(np.arange(n)) + 1.5), outputs(6)
+    v = vectors(np.stack([np.cos(np.arange(8.0)), np.ones(8)], axis=1))
+
+    @ti.kernel
+    def k():
+        s = 0.0
+        w = tm.vec2(0.0)
+        for i in range(n):
+            s += x[i] * x[i]
+            y[0] += x[i] * x[0]
+            y[1] -= ti.sqrt(x[i])
+        for i in v:
+            w += v[i] * v[0].x
+        y[2] = s * s
+        y[3] = w.x * w.y
+        for i in range(n):
+            for j in range(3):
+                y[4] += x[i] * x[(i + j) % n]
+            y[5] += s * 1e-3 * x[i]
+
+    check_jacobian(k, [x, v], y, atol=1e-6)

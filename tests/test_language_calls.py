@@ -1,0 +1,394 @@
+"""Functions that kernels call: ti.func, ti.pyfunc, methods, closures, static recursion."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import check_jacobian, check_refused, outputs, scalars, vectors
+
+from taichi_ext import UnsupportedError, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
+SCALE = 1.5
+
+
+@ti.func
+def square(a):
+    return a * a
+
+
+@ti.func
+def grow(a, n):
+    s = a
+    for _ in range(n):
+        if s > 0.5:
+            s = s * a + 0.3
+        else:
+            s += a * SCALE
+    return s
+
+
+@ti.func
+def power(a, n: ti.template()):
+    result = a
+    if ti.static(n > 1):
+        result = a * power(a, n - 1)
+    return result
+
+
+# --- arguments and results --------------------------------------------------------------------------------------------
+
+
+def test_calls_on_one_line():
+    x, y = scalars(FIVE), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            y[i] = grow(x[i], 2) * grow(x[1], i) + grow(grow(x[0], 1), 3) - square(square(x[i]) + square(x[0]))
+
+    check_jacobian(k, x, y)
+
+
+def test_arguments_by_value_can_be_changed():
+    x, y, v = scalars(FIVE), outputs(3), vectors([[0.3, 0.8]])
+
+    @ti.func
+    def f(a, b, w):
+        a = a * b
+        b += a
+        w *= a
+        w.x = b
+        for i in range(2):
+            a += w[i]
+        return a * b
+
+    @ti.kernel
+    def k():
+        p, q, w = x[0], x[1], v[0]
+        y[0] = f(p, q, w) + p * q + w.x * w.y
+        y[1] = f(p, p, w) * f(q + 1.0, x[2], v[0])
+        y[2] = f(x[3], 2.0, tm.vec2(1.0)) + p
+
+    check_jacobian(k, [x, v], y)
+
+
+def test_results_that_are_tuples_vectors_and_nothing():
+    x, y = scalars(FIVE), outputs(8)
+
+    @ti.func
+    def pair(a, b):
+        c = a * b
+        return c, a + b
+
+    @ti.func
+    def frame(a):
+        u = tm.vec2(a, a * a)
+        return u, ti.Matrix([[a, 1.0], [0.0, u.y]]), a
+
+    @ti.func
+    def store(i, a):
+        y[i] = a * a
+
+    @ti.func
+    def one_of(flag: ti.template(), a):
+        if ti.static(flag):
+            return a * a
+        return -a
+
+    @ti.kernel
+    def k():
+        p, q = pair(x[0], x[1])
+        p, q = pair(q, p)
+        y[0] = p * q
+        u, m, a = frame(x[2])
+        y[1] = (m @ u).sum() * a
+        store(2, x[3] * p)
+        y[3] = one_of(True, x[0]) * one_of(False, x[1])
+        y[4] = pair(x[0], x[1])[0] * pair(x[2], x[1])[1]
+        r = pair(x[3], x[4])
+        y[5] = r[0] * r[1]
+        (y[6], y[7]) = pair(x[0], x[4])
+
+    check_jacobian(k, x, y)
+
+
+def test_keywords_defaults_and_annotations():
+    x, y = scalars(FIVE), outputs(6)
+
+    @ti.func
+    def f(a, b=2.0, c=3):
+        return a * b + c
+
+    @ti.func
+    def typed(a: ti.f64, n: int, s: ti.f32) -> ti.f64:
+        n += 1
+        return a * n * s
+
+    @ti.func
+    def integral(a: ti.i32, b: ti.f64) -> ti.f64:
+        a += 1
+        return a * b
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0]) + f(x[1], x[2])
+        y[1] = f(b=x[0], a=x[1] * x[1])
+        y[2] = typed(x[0], 2, 0.5)
+        y[3] = integral(x[0] * 3.1, x[1] * 5.0) * x[0]
+        y[4] = f(x[0], c=x[1])
+        y[5] = typed(n=1, a=x[2], s=2.0)
+
+    check_jacobian(k, x, y)
+
+
+def test_functions_as_arguments_and_closures():
+    x, y = scalars(FIVE), outputs(5)
+    weight, shift = 2.5, [0.1, 0.2]
+
+    def make(factor):
+        @ti.func
+        def scaled(a):
+            return a * factor + shift[1]
+
+        return scaled
+
+    double, triple = make(2.0), make(3.0)
+    functions = [double, triple, square]
+
+    @ti.func
+    def apply(f: ti.template(), a, n: ti.template()):
+        for _ in ti.static(range(n)):
+            a = f(a)
+        return a
+
+    @ti.func
+    def outer(a):
+        b = a * weight
+        return inner(b) + inner(a)
+
+    @ti.func
+    def inner(a):
+        return ti.sin(a) * shift[0]
+
+    @ti.kernel
+    def k():
+        y[0] = double(x[0]) * triple(x[0])
+        y[1] = apply(square, x[1], 3)
+        y[2] = outer(x[2])
+        for f in ti.static(functions):
+            y[3] += f(x[3]) * f(x[0])
+        y[4] = apply(double, apply(ti.sin, x[4], 2), 2)
+
+    check_jacobian(k, x, y)
+
+
+def test_functions_called_in_branches_and_conditions():
+    x, y = scalars(FIVE), outputs(5)
+
+    @ti.func
+    def is_large(a):
+        b = a * 2.0
+        return b > 1.0
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            t = x[i]
+            if is_large(t):
+                t = grow(t, 2)
+            elif is_large(t * 2.0) and not is_large(square(t)):
+                t = square(t) + x[0]
+            while is_large(t):
+                t = t * 0.5 - 0.01 * square(x[0])
+            y[i] = grow(t, 1) if is_large(x[i]) else square(x[i]) * t
+
+    check_jacobian(k, x, y)
+
+
+def test_static_recursion():
+    x, y = scalars(FIVE), outputs(3)
+
+    @ti.func
+    def fibonacci(n: ti.template()):
+        result = x[n]
+        if ti.static(n > 1):
+            result = fibonacci(n - 1) * x[0] + fibonacci(n - 2)
+        return result
+
+    @ti.kernel
+    def k():
+        y[0] = power(x[0], 4) + power(x[1], 2) * power(x[0], 1)
+        y[1] = fibonacci(4)
+        y[2] = power(x[2], 20)
+
+    check_jacobian(k, x, y)
+
+
+def test_functions_of_the_library_from_modules():
+    x, y = scalars(FIVE), outputs(2)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.math.mix(x[0], x[1], ti.math.clamp(x[2], 0.0, 0.5 + x[3]))
+        y[1] = tm.mix(a=1.0, y=x[1], x=x[0]) if ti.static(False) else tm.mix(x[0], x[1], a=x[4])
+
+    check_jacobian(k, x, y)
+
+
+def test_arrays_and_fields_through_functions():
+    a, b, x = np.array(FIVE), np.zeros(5), scalars(FIVE)
+
+    @ti.func
+    def get(p: ti.template(), i):
+        return p[i] * p[(i + 1) % 5]
+
+    @ti.func
+    def put(p: ti.template(), i, v):
+        p[i] = v
+        p[i] += get(x, i)
+
+    @ti.kernel
+    def k(p: ti.types.ndarray(dtype=ti.f64, ndim=1), q: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i in range(5):
+            put(q, i, get(p, i) * p[0])
+
+    check_jacobian(k, [a, x], b, args=(a, b))
+
+
+def test_pyfunc():
+    x, y = scalars(FIVE), outputs(2)
+
+    @ti.pyfunc
+    def f(a, b):
+        c = a * b
+        return c + a
+
+    assert f(2.0, 3.0) == 8.0
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0], x[1])
+        y[1] = f(f(x[2], 2.0), x[3])
+
+    check_jacobian(k, x, y)
+
+
+@pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
+def test_plain_python_functions():
+    """Taichi calls them while it traces: of numbers they are constants, of values with a tangent they are refused."""
+    x, y = scalars(FIVE), outputs(1)
+
+    def number(n):
+        return n * 2.5
+
+    def half(a):
+        return a * 0.5
+
+    @ti.kernel
+    def constant():
+        y[0] = x[0] * number(3) * ti.static(number(2))
+
+    @ti.kernel
+    def active():
+        y[0] = half(x[0])
+
+    check_jacobian(constant, x, y)
+    check_refused(active, x, y, "half(x[0])", "@ti.func")
+
+
+def test_items_of_a_list_at_run_time_are_refused():
+    x, y = scalars(FIVE), outputs(2)
+
+    @ti.kernel
+    def k():
+        items = [x[0], x[1]]
+        for i in range(2):
+            y[i] = items[i]
+
+    with pytest.raises(ti.TaichiCompilationError):
+        k()
+    message = r"(?s)test_language_calls.py.*line \d+.*items\[i\].*list is indexed at run time"
+    with pytest.raises(UnsupportedError, match=message):
+        jacobian(k, x, y)
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+
+
+@ti.data_oriented
+class Springs:
+    stiffness_scale = 2.0
+
+    def __init__(self, n):
+        self.n = n
+        self.x = scalars(np.linspace(0.3, 1.1, n))
+        self.k = scalars([1.7])
+        self.y = outputs(n)
+        self.rest = 0.25
+        self.offsets = (1, 2)
+
+    @ti.func
+    def force(self, i, j):
+        d = self.x[i] - self.x[j]
+        return -self.k[0] * self.scaled(d - self.rest * self.tension)
+
+    @staticmethod
+    @ti.func
+    def scaled(a):
+        return a * Springs.stiffness_scale
+
+    @property
+    def tension(self):
+        return 1.5
+
+    @ti.func
+    def add(self, i, f):
+        self.y[i] += f
+
+    @ti.kernel
+    def run(self):
+        for i in range(self.n):
+            for o in ti.static(self.offsets):
+                if i + o < self.n:
+                    self.add(i, self.force(i, i + o))
+                    self.add(i + o, -self.force(i, i + o) * self.x[0])
+
+    @ti.kernel
+    def run_with(self, factor: ti.f64) -> ti.f64:
+        s = 0.0
+        for i in range(self.n):
+            s += self.force(i, 0) * factor
+        return s
+
+
+class Heavier(Springs):
+    @ti.func
+    def add(self, i, f):
+        self.y[i] += 3.0 * f * self.x[i]
+
+
+@pytest.mark.parametrize("kind", [Springs, Heavier])
+def test_data_oriented_classes(kind):
+    s, other = kind(4), kind(3)
+    check_jacobian(s.run, [s.x, s.k], s.y)
+    check_jacobian(other.run, [other.x, other.k], other.y)
+    check_jacobian(s.run, s.k, s.y)
+
+    def both():
+        s.run()
+        other.run()
+
+    check_jacobian(both, [s.x, other.k], [s.y, other.y])
+
+
+def test_a_bound_kernel_with_an_argument_and_a_result():
+    s = Springs(4)
+    x, k = s.x.to_numpy(), s.k[0]
+    J = jacobian(s.run_with, [s.k, s.x, "factor"], args=(0.5,))
+    d = x - x[0] - 0.25 * 1.5
+    np.testing.assert_allclose(J[0], [-0.5 * 2 * d.sum()], rtol=1e-12)
+    np.testing.assert_allclose(J[1], -k * np.array([1 - 4, 1, 1, 1]), rtol=1e-12)
+    np.testing.assert_allclose(J[2], -k * 2 * d.sum(), rtol=1e-12)

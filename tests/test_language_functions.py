@@ -1,0 +1,343 @@
+"""Every function of ``ti`` and ``ti.math`` that a kernel can call on real numbers: scalars, vectors and matrices."""
+
+import inspect
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import (
+    check_jacobian,
+    check_refused,
+    matrices,
+    matrix_outputs,
+    outputs,
+    scalars,
+    vector_outputs,
+    vectors,
+)
+from numpy.testing import assert_allclose
+
+from taichi_ext import jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+# What a function takes and gives: s a scalar, 2 3 4 a vector, m n a matrix of 3 x 3, 4 x 4.
+FUNCTIONS = {
+    "ti.abs": ("s s", "3 3"),
+    "ti.acos": ("s s", "3 3"),
+    "ti.asin": ("s s", "3 3"),
+    "ti.atan2": ("ss s",),
+    "ti.cast": (),
+    "ti.ceil": ("s s", "3 3"),
+    "ti.cos": ("s s", "3 3"),
+    "ti.exp": ("s s", "3 3"),
+    "ti.floor": ("s s", "3 3"),
+    "ti.log": ("s s", "3 3"),
+    "ti.max": ("ss s", "sss s", "33 3", "3s 3", "s3 3"),
+    "ti.min": ("ss s", "sss s", "33 3", "3s 3", "s3 3"),
+    "ti.one": ("s s", "3 3", "m m"),
+    "ti.pow": ("ss s", "33 3", "3s 3", "s3 3"),
+    "ti.raw_div": ("ss s", "33 3", "3s 3"),
+    "ti.round": ("s s", "3 3"),
+    "ti.rsqrt": ("s s", "3 3"),
+    "ti.select": (),
+    "ti.sin": ("s s", "3 3"),
+    "ti.sqrt": ("s s", "3 3"),
+    "ti.stop_grad": (),
+    "ti.tan": ("s s", "3 3"),
+    "ti.tanh": ("s s", "3 3", "m m"),
+    "ti.zero": ("s s", "3 3", "m m"),
+    "tm.acos": ("s s", "3 3"),
+    "tm.asin": ("s s", "3 3"),
+    "tm.atan2": ("ss s",),
+    "tm.cconj": ("2 2",),
+    "tm.cdiv": ("22 2",),
+    "tm.ceil": ("s s", "3 3"),
+    "tm.cexp": ("2 2",),
+    "tm.cinv": ("2 2",),
+    "tm.clamp": ("sss s", "333 3", "3ss 3"),
+    "tm.clog": ("2 2",),
+    "tm.cmul": ("22 2",),
+    "tm.cos": ("s s", "3 3"),
+    "tm.cpow": ("2s 2",),
+    "tm.cross": ("22 s", "33 3"),
+    "tm.csqrt": ("2 2",),
+    "tm.degrees": ("s s", "3 3"),
+    "tm.determinant": ("m s", "n s"),
+    "tm.distance": ("22 s", "33 s"),
+    "tm.dot": ("33 s", "44 s"),
+    "tm.exp": ("s s", "3 3"),
+    "tm.floor": ("s s", "3 3"),
+    "tm.fract": ("s s", "3 3"),
+    "tm.inverse": ("m m", "n n"),
+    "tm.length": ("2 s", "3 s", "4 s"),
+    "tm.log": ("s s", "3 3"),
+    "tm.log2": ("s s", "3 3"),
+    "tm.max": ("ss s", "33 3", "333 3"),
+    "tm.min": ("ss s", "33 3", "333 3"),
+    "tm.mix": ("sss s", "333 3", "33s 3"),
+    "tm.mod": ("ss s", "33 3", "3s 3"),
+    "tm.normalize": ("2 2", "3 3"),
+    "tm.pow": ("ss s", "33 3", "3s 3"),
+    "tm.radians": ("s s", "3 3"),
+    "tm.reflect": ("33 3",),
+    "tm.refract": ("33s 3",),
+    "tm.rot_by_axis": ("3s n",),
+    "tm.rot_yaw_pitch_roll": ("sss n",),
+    "tm.rotation2d": ("s p",),
+    "tm.rotation3d": ("sss n",),
+    "tm.round": ("s s", "3 3"),
+    "tm.scale": ("sss n",),
+    "tm.sign": ("s s", "3 3"),
+    "tm.sin": ("s s", "3 3"),
+    "tm.smoothstep": ("sss s", "333 3", "ss3 3"),
+    "tm.sqrt": ("s s", "3 3"),
+    "tm.step": ("ss s", "33 3", "s3 3"),
+    "tm.tan": ("s s", "3 3"),
+    "tm.tanh": ("s s", "3 3"),
+    "tm.translate": ("sss n",),
+    "tm.vdir": ("s 2",),
+    "tm.vec2": ("ss 2", "s 2"),
+    "tm.vec3": ("sss 3", "2s 3", "s2 3", "s 3"),
+    "tm.vec4": ("ssss 4", "22 4", "3s 4", "s3 4", "s2s 4"),
+    "tm.mat2": ("ssss p", "22 p", "s p"),
+    "tm.mat3": ("333 m", "s m"),
+    "tm.mat4": ("4444 n", "s n"),
+}
+ELSEWHERE = {
+    # tested in test_language_linalg.py
+    *("ti.svd", "ti.polar_decompose", "ti.sym_eig", "ti.eig", "ti.solve"),
+    # tested below, or in test_language_atomics.py
+    *("ti.random", "ti.randn", "ti.bit_cast", "ti.assume_in_range", "tm.isinf", "tm.isnan", "tm.eye"),
+    *("ti.atomic_add", "ti.atomic_sub", "ti.atomic_min", "ti.atomic_max", "ti.atomic_mul"),
+    # statements and iterators, tested in the other files
+    *("ti.static", "ti.static_assert", "ti.static_print", "ti.grouped", "ti.ndrange", "ti.loop_config", "ti.Vector"),
+    *("ti.activate", "ti.deactivate", "ti.is_active", "ti.append", "ti.length", "ti.rescale_index", "ti.Matrix"),
+    # aborts the process on a CPU in Taichi 1.7.4
+    "ti.frexp",
+    # of integers only
+    *("ti.atomic_and", "ti.atomic_or", "ti.atomic_xor", "ti.bit_shr", "ti.raw_mod", "tm.popcnt", "tm.clz"),
+    *("tm.ivec2", "tm.ivec3", "tm.ivec4", "tm.uvec2", "tm.uvec3", "tm.uvec4"),
+    # hints to the compiler, of GPUs and meshes
+    *("ti.block_local", "ti.mesh_local", "ti.mesh_patch_idx", "ti.cache_read_only", "ti.global_thread_idx"),
+    *("ti.no_activate", "ti.get_addr"),
+    # not called in kernels
+    *("ti.data_oriented", "ti.dataclass", "ti.field", "ti.func", "ti.init", "ti.kernel", "ti.ndarray", "ti.pyfunc"),
+    *("ti.real_func", "ti.ref", "ti.reset", "ti.set_logging_level", "ti.is_logging_effective", "ti.sync"),
+    *("ti.sparse_matrix_builder", "ti.template", "ti.argpack", "ti.hex_to_rgb", "ti.rgb_to_hex"),
+    *("ti.deactivate_all_snodes",),
+}
+ANGLES = np.array([0.37, 0.58, 0.81, 0.66, 0.27, 0.52, 0.9, 0.44, 0.73, 0.61, 0.33, 0.84, 0.47, 0.25, 0.95, 0.7])
+SHAPES = {"s": (), "2": (2,), "3": (3,), "4": (4,), "p": (2, 2), "m": (3, 3), "n": (4, 4)}
+CASES = [(name, signature) for name, signatures in FUNCTIONS.items() for signature in signatures]
+
+
+def lookup(name):
+    module, attribute = name.split(".")
+    return getattr({"ti": ti, "tm": tm}[module], attribute)
+
+
+def test_every_callable_is_accounted_for():
+    found = set()
+    for prefix, module in (("ti", ti), ("tm", tm)):
+        for name in dir(module):
+            value = getattr(module, name)
+            if name.startswith("_") or inspect.ismodule(value) or not callable(value):
+                continue
+            if inspect.isclass(value) and name not in ("Vector", "Matrix"):
+                continue
+            if value is ti.f32 or isinstance(value, type(ti.f32)) or name in ("cpu", "gpu", "axes"):
+                continue
+            found.add(f"{prefix}.{name}")
+    assert found - set(FUNCTIONS) - ELSEWHERE == set()
+    assert not set(FUNCTIONS) & ELSEWHERE
+
+
+def argument(kind, number):
+    """A field of no indices with numbers between 0.2 and 1, different for each argument."""
+    shape = SHAPES[kind]
+    size = int(np.prod(shape, dtype=int))
+    values = np.roll(ANGLES, -3 * number)[:size].reshape(shape)
+    if len(shape) == 2:
+        return matrices(values + np.diag(np.arange(1.0, shape[0] + 1)))
+    return vectors(values) if shape else scalars(values)
+
+
+def result(kind):
+    shape = SHAPES[kind]
+    return (outputs, vector_outputs, matrix_outputs)[len(shape)](*shape)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not depend on any")
+@pytest.mark.parametrize(("name", "signature"), CASES, ids=[f"{n}({s.replace(' ', ')->')}" for n, s in CASES])
+def test_function(name, signature):
+    f = lookup(name)
+    takes, gives = signature.split()
+    fields = [argument(kind, n) for n, kind in enumerate(takes)]
+    y = result(gives)
+    if len(fields) == 1:
+        (a,) = fields
+
+        @ti.kernel
+        def k():
+            y[None] = f(a[None])
+    elif len(fields) == 2:
+        a, b = fields
+
+        @ti.kernel
+        def k():
+            y[None] = f(a[None], b[None])
+    elif len(fields) == 3:
+        a, b, c = fields
+
+        @ti.kernel
+        def k():
+            y[None] = f(a[None], b[None], c[None])
+    else:
+        a, b, c, d = fields
+
+        @ti.kernel
+        def k():
+            y[None] = f(a[None], b[None], c[None], d[None])
+
+    check_jacobian(k, fields, y)
+
+
+@pytest.mark.parametrize("point", [-0.7, 0.0, 1e-3, 0.2, 0.5, 0.999, 1.0, 1.3])
+def test_smoothstep_inside_and_outside(point):
+    x, y = scalars([point]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = tm.smoothstep(0.0, 1.0, x[0])
+
+    check_jacobian(k, x, y, expected=[[max(0.0, 6.0 * point * (1.0 - point))]])
+
+
+def test_total_reflection():
+    x, y = vectors([0.9, 0.1, 0.2]), vector_outputs(3)
+
+    @ti.kernel
+    def k():
+        y[None] = tm.refract(tm.normalize(x[None]), tm.vec3(0.0, 1.0, 0.0), 1.5)
+
+    check_jacobian(k, x, y)
+
+
+# --- conversions and choices ------------------------------------------------------------------------------------------
+
+
+def test_casts_to_real_types_are_linear():
+    x, y = scalars([0.625, -1.25]), outputs(2, 9)
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i, 0] = ti.cast(x[i], ti.f64) * x[i]
+            y[i, 1] = ti.cast(x[i], ti.f32) * x[i]
+            y[i, 2] = ti.f64(x[i]) * 2.0
+            y[i, 3] = float(x[i]) * x[1 - i]
+            y[i, 4] = ti.cast(x[i], float) * 3.0
+            y[i, 5] = ti.f32(x[i] * x[i])
+            y[i, 6] = ti.cast(ti.Vector([x[i], 2.0 * x[i]]), ti.f64)[1]
+            y[i, 7] = ti.Vector([x[i], 2.0 * x[i]]).cast(ti.f64).sum()
+            y[i, 8] = ti.cast(x[i], dtype=ti.f64)
+
+    expected = np.zeros((2, 9, 2))
+    for i, v in enumerate(x.to_numpy()):
+        expected[i, :, i] = [2 * v, 2 * v, 2, x[1 - i], 3, 2 * v, 2, 3, 1]
+        expected[i, 3, 1 - i] = v
+    check_jacobian(k, x, y, expected=expected)
+
+
+def test_casts_to_integers_carry_no_tangent():
+    x, y = scalars([1.73, -2.64]), outputs(2, 7)
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i, 0] = x[i] * ti.cast(x[i], ti.i32)
+            y[i, 1] = x[i] * int(x[i])
+            y[i, 2] = x[i] * ti.i32(x[i])
+            y[i, 3] = x[i] * ti.cast(x[i] * 10.0, ti.i8) + ti.u8(3)
+            y[i, 4] = x[i] * ti.floor(x[i], ti.i32)
+            y[i, 5] = x[i] * ti.round(x[i], dtype=ti.i32) + ti.ceil(x[i], ti.i64)
+            n: ti.i32 = x[i] * 3.0
+            y[i, 6] = x[i] * n
+
+    check_jacobian(k, x, y)
+
+
+def test_annotated_declarations_convert():
+    x, y = scalars([1.7]), outputs(2)
+
+    @ti.kernel
+    def k():
+        a: ti.f32 = x[0] * x[0]
+        b: ti.f64 = 3
+        b += x[0]
+        y[0] = b * x[0]
+        y[1] = a
+
+    check_jacobian(k, x, y, expected=[[3 + 2 * 1.7], [2 * 1.7]])
+
+
+def test_select():
+    x, v = scalars([0.3, 0.8]), vectors([[0.5, -0.2, 0.9]])
+    y, w = outputs(4), vector_outputs(3, 4)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.select(x[0] > 0.5, x[0] * 2.0, x[1] * x[0])
+        y[1] = ti.select(x[0] < 0.5, x[0] * 2.0, 7.0)
+        y[2] = ti.select(1, 7.0, x[0]) + ti.select(0, 7.0, x[0])
+        y[3] = ti.select(x[0] > 0.5, 1, x[1])
+        w[0] = ti.select(v[0] > 0.0, v[0] * x[0], -v[0])
+        w[1] = ti.select(x[0] < 0.5, v[0], x[1])
+        w[2] = ti.select(v[0] > 0.3, x[0], tm.vec3(x[1]))
+        w[3] = ti.select(ti.Vector([1, 0, 1]), v[0], 0.0)
+
+    check_jacobian(k, [x, v], [y, w])
+
+
+def test_values_without_derivative_beside_values_with():
+    x, y = scalars([0.3, 0.8]), outputs(6)
+
+    @ti.kernel
+    def k():
+        y[0] = x[0] * ti.raw_mod(7, 4) * ti.bit_shr(9, 1)
+        y[1] = x[0] * ti.cast(tm.isnan(x[0]), ti.i32) + x[1] * (1 - ti.cast(tm.isinf(x[1]), ti.i32))
+        y[2] = x[1] * ti.bit_cast(ti.bit_cast(ti.cast(1.5, ti.f32), ti.i32), ti.f32)
+        y[3] = x[0] * tm.popcnt(ti.cast(7, ti.u32)) * tm.clz(1)
+        y[4] = (tm.eye(3) * x[0])[1, 1] * tm.pi * tm.e
+        y[5] = x[1] * (ti.cast(x[0] * 11.0, ti.i32) & 1) * (5 // 2) * (7 % 4)
+
+    check_jacobian(k, x, y)
+
+
+def test_bits_of_a_value_with_a_tangent_are_refused():
+    x, y = scalars([0.3]), outputs(2)
+
+    @ti.kernel
+    def bits():
+        y[0] = ti.bit_cast(ti.bit_cast(x[0], ti.i64), ti.f64)
+
+    check_refused(bits, x, y, "ti.bit_cast(x[0], ti.i64)")
+
+
+def test_random_numbers_are_drawn_once():
+    x, y, z = scalars([2.0, 3.0]), outputs(6), outputs(6)
+
+    @ti.kernel
+    def k():
+        for i in range(6):
+            r = ti.random()
+            y[i] = x[0] * r * ti.random() + x[1] * ti.randn()
+            z[i] = x[ti.cast(ti.random() * 2.0, ti.i32)]
+
+    J = jacobian(k, x, [y, z])
+    assert_allclose(J[0] @ [2.0, 3.0], y.to_numpy(), rtol=1e-12)
+    assert_allclose(J[1] @ [2.0, 3.0], z.to_numpy(), rtol=1e-12)
+    assert len(np.unique(J[0])) == 12
+    assert set(np.unique(J[1])) == {0.0, 1.0}

@@ -1,0 +1,193 @@
+"""Taichi's small decompositions and solvers, in two and three dimensions."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import check_jacobian, matrices, matrix_outputs, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose
+
+from taichi_ext import jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+GENERAL = {
+    2: [[1.3, 0.4], [-0.2, 0.9]],
+    3: [[1.3, 0.4, -0.2], [-0.2, 0.9, 0.5], [0.3, -0.6, 1.8]],
+}
+SYMMETRIC = {
+    2: [[1.3, 0.4], [0.4, 0.2]],
+    3: [[1.3, 0.4, -0.2], [0.4, 0.2, 0.5], [-0.2, 0.5, 2.1]],
+}
+SIZES = pytest.mark.parametrize("n", [2, 3])
+ITERATIVE = {"step": 1e-5, "rtol": 1e-5, "atol": 1e-7}  # Taichi's iterations stop at some 1e-10
+
+
+@SIZES
+def test_svd(n):
+    x, u, s, v = matrices([GENERAL[n]]), *(matrix_outputs(n, n, 1) for _ in range(3))
+
+    @ti.kernel
+    def k():
+        u[0], s[0], v[0] = ti.svd(x[0])
+
+    check_jacobian(k, x, [u, s, v], **ITERATIVE)
+
+
+def test_svd_of_an_expression():
+    x, y = matrices([GENERAL[2]]), outputs(3)
+
+    @ti.kernel
+    def k():
+        a = x[0] @ x[0].transpose() + x[0] * x[0][0, 1]
+        u, s, v = ti.svd(a)
+        r = u @ v.transpose()
+        y[0] = r[0, 1]
+        y[1] = s[0, 0] * s[1, 1]
+        y[2] = (u @ s @ v.transpose() - a).norm_sqr() + s.trace()
+
+    check_jacobian(k, x, y, **ITERATIVE)
+
+
+@SIZES
+def test_singular_values_that_are_equal(n):
+    """U V^T, V S V^T and U S V^T are smooth where singular values are equal, although U, S and V are not."""
+    x, r, p, a = matrices([np.eye(n) * 1.5]), *(matrix_outputs(n, n, 1) for _ in range(3))
+
+    @ti.kernel
+    def k():
+        u, s, v = ti.svd(x[0])
+        r[0] = u @ v.transpose()
+        a[0] = u @ s @ v.transpose()
+        if ti.static(n == 2):
+            p[0] = v @ s @ v.transpose()
+
+    rotation, stretch = polar_of_identity(n)
+    identity = np.eye(n * n).reshape(1, n, n, 1, n, n)
+    if n == 2:
+        check_jacobian(k, x, [r, a, p], expected=[[rotation / 1.5], [identity], [stretch]], atol=1e-7)
+    else:
+        check_jacobian(k, x, [r, a], expected=[[rotation / 1.5], [identity]], atol=1e-7)
+
+
+def polar_of_identity(n):
+    """d R and d P by A at A = 1 for A = R P: the antisymmetric and the symmetric part."""
+    shape = (1, n, n, 1, n, n)
+    identity = np.einsum("ik,jl->ijkl", np.eye(n), np.eye(n))
+    flipped = np.einsum("il,jk->ijkl", np.eye(n), np.eye(n))
+    return (identity - flipped).reshape(shape) / 2, (identity + flipped).reshape(shape) / 2
+
+
+@SIZES
+def test_polar_decompose(n):
+    x, r, p = matrices([GENERAL[n]]), matrix_outputs(n, n, 1), matrix_outputs(n, n, 1)
+
+    @ti.kernel
+    def k():
+        r[0], p[0] = ti.polar_decompose(x[0])
+
+    check_jacobian(k, x, [r, p], **ITERATIVE)
+    x.from_numpy(np.eye(n)[None])
+    rotation, stretch = polar_of_identity(n)
+    check_jacobian(k, x, [r, p], expected=[[rotation], [stretch]], atol=1e-7)
+
+
+@SIZES
+def test_sym_eig(n):
+    x, values, q = matrices([SYMMETRIC[n]]), vector_outputs(n, 1), matrix_outputs(n, n, 1)
+
+    @ti.kernel
+    def k():
+        a = (x[0] + x[0].transpose()) * 0.5
+        values[0], q[0] = ti.sym_eig(a)
+
+    check_jacobian(k, x, [values, q], **ITERATIVE)
+
+
+@SIZES
+def test_functions_of_a_symmetric_matrix_with_equal_eigenvalues(n):
+    x, y = matrices([np.eye(n) * 2.0]), outputs(2)
+
+    @ti.kernel
+    def k():
+        a = (x[0] + x[0].transpose()) * 0.5
+        values, _ = ti.sym_eig(a)
+        y[0] = values.sum()
+        y[1] = values.norm_sqr()
+
+    expected = np.stack([np.eye(n), 4 * np.eye(n)]).reshape(2, 1, n, n)
+    check_jacobian(k, x, y, expected=expected, atol=1e-7)
+
+
+def test_eig():
+    """Complex eigenvalues and eigenvectors of a general 2 x 2 matrix."""
+    for values in ([[1.3, 0.4], [0.2, 0.5]], [[0.3, 0.9], [-0.7, 0.5]]):
+        x, y, w = matrices([values]), matrix_outputs(2, 2, 1), vector_outputs(4, 2)
+
+        @ti.kernel
+        def k():
+            e, vectors = ti.eig(x[0])
+            y[0] = e
+            w[0] = vectors[:, 0]
+            w[1] = vectors[:, 1]
+
+        check_jacobian(k, x, [y, w])
+
+
+@SIZES
+def test_solve(n):
+    x, b, y = matrices([GENERAL[n]]), vectors([[0.3, 0.8, -0.5][:n]]), vector_outputs(n, 2)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.solve(x[0], b[0])
+        if ti.static(n == 2):
+            y[1] = ti.solve(x[0] @ x[0], y[0] * b[0].x) + ti.solve(x[0], ti.Vector.one(ti.f64, n))
+
+    check_jacobian(k, [x, b], y)
+    check_jacobian(k, b, y)
+
+
+def test_decompositions_in_loops():
+    x, y = vectors([[0.3, 0.8], [1.4, 0.6], [0.2, 1.1]]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            a = tm.mat2(x[i].x, 0.1, x[i].y, 1.0)
+            s = 0.0
+            for j in range(3):
+                u, sig, v = ti.svd(a)
+                s += sig[0, 0]
+                a = u @ v.transpose() * 0.3 + x[j].outer_product(x[i])
+                if j > i:
+                    r, p = ti.polar_decompose(a)
+                    a += r * p[0, 0]
+            y[i] = s + a.determinant()
+
+    check_jacobian(k, x, y, **ITERATIVE)
+
+
+def test_decomposition_of_values_without_tangents():
+    x, a, y = scalars([1.5]), matrices([GENERAL[3]]), outputs(1)
+
+    @ti.kernel
+    def k():
+        _u, s, _v = ti.svd(a[0])
+        e, _q = ti.sym_eig(a[0].transpose() @ a[0])
+        y[0] = x[0] * s[0, 0] * e[1] * ti.solve(a[0], tm.vec3(1.0, 0.0, 0.0)).x
+
+    J = jacobian(k, x, y)
+    assert_allclose(J[0, 0], y[0] / 1.5, rtol=1e-12)
+
+
+def test_other_sizes_are_taichis_own_errors():
+    x, y = matrices([np.eye(4)]), outputs(1)
+
+    @ti.kernel
+    def k():
+        _u, s, _v = ti.svd(x[0])
+        y[0] = s[0, 0]
+
+    with pytest.raises(ti.TaichiCompilationError, match="2D and 3D"):
+        jacobian(k, x, y)

@@ -1,0 +1,173 @@
+"""Programs with more parameters than fit into local arrays: rows in scratch memory, one part for each thread."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import Snapshot, outputs, read, scalars, write
+from numpy.testing import assert_allclose
+
+from taichi_ext import jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+MANY = 600
+COLUMNS = (0, 1, 7, 333, 599)  # those that are differenced
+
+
+def check_columns(kernel, x, outs, columns=COLUMNS, rtol=1e-6, atol=1e-7):
+    """Some columns of the Jacobian against central differences, and the state against one plain run."""
+    everything = Snapshot([x, *outs])
+    blocks = jacobian(kernel, x, outs)
+    after = Snapshot([x, *outs])
+    everything.restore()
+    kernel()
+    plain = Snapshot([x, *outs])
+    for values, plain_values in zip(after.values, plain.values, strict=True):
+        assert_allclose(values, plain_values, rtol=1e-12, atol=1e-13)
+    for column in columns:
+        ends = []
+        for sign in (1, -1):
+            everything.restore()
+            moved = everything.values[0].copy()
+            moved[column] += sign * 1e-6
+            write(x, moved)
+            kernel()
+            ends.append([read(o) for o in outs])
+        for block, high, low in zip(blocks, *ends, strict=True):
+            assert_allclose(block[..., column], (high - low) / 2e-6, rtol=rtol, atol=atol, err_msg=f"column {column}")
+    everything.restore()
+
+
+def many(n=MANY):
+    return scalars(np.random.default_rng(0).uniform(0.2, 1.0, n))
+
+
+def test_local_vectors_in_many_iterations():
+    n = 60
+    x, y = many(n), outputs(2000)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            v = ti.Vector([0.0] * 12)
+            for j in range(n):
+                v[j % 12] = v[(j + i) % 12] * 0.5 + x[j] * x[(i + j) % n]
+            s = 0.0
+            for j in range(12):
+                s += v[j] * v[(j + 3) % 12]
+            y[i] = s
+
+    check_columns(k, x, [y], (0, 7, 59))
+
+
+def test_locals_and_functions_in_many_iterations():
+    x, y, z, w = many(), outputs(300), outputs(300), outputs(1)
+
+    @ti.func
+    def f(a, i):
+        s = a
+        for j in range(20):
+            s = s * 0.9 + x[(i * 7 + j * 31) % MANY] * a
+        return s
+
+    @ti.kernel
+    def k():
+        for i in y:
+            acc = x[i]
+            b = 0.0
+            for j in range(40):
+                if (i + j) % 3 == 0:
+                    continue
+                t = acc
+                acc = f(acc, j) * 0.5 + x[(i + j) % MANY]
+                b = max(b * 0.9, t * x[j])
+                if acc > 50.0:
+                    break
+            y[i] = acc + b
+            z[i] = b * acc
+            w[0] += acc * 0.001
+
+    check_columns(k, x, [y, z, w])
+
+
+def test_locals_of_the_kernel_itself():
+    x, y = many(), outputs(4)
+
+    @ti.kernel
+    def k():
+        s = 0.0
+        for i in x:
+            s += x[i] * x[(i * 7) % MANY]
+        t = s * x[0]
+        for i in x:
+            t += x[i] * 0.1
+        y[0] = s
+        y[1] = t
+        y[2] = s * t
+        for i in x:
+            y[3] += s * x[i] * 1e-3 + t * 1e-3
+
+    check_columns(k, x, [y], rtol=1e-5)
+
+
+def test_iterations_over_a_sparse_field():
+    x, y = many(), outputs(64)
+    s = ti.field(ti.f64)
+    ti.root.pointer(ti.i, 8).dense(ti.i, 8).place(s)
+    for i in (3, 17, 18, 40, 63):
+        s[i] = 1.0
+
+    @ti.kernel
+    def k():
+        for i in s:
+            acc = 0.0
+            for j in range(MANY):
+                acc += x[j] * x[(i + j) % MANY]
+            before = acc
+            acc *= 0.5
+            y[i] = acc * before * 1e-3
+
+    check_columns(k, x, [y])
+
+
+def test_a_serial_loop():
+    x, y, z = many(), outputs(10), outputs(1)
+
+    @ti.kernel
+    def k():
+        ti.loop_config(serialize=True)
+        for i in range(10):
+            acc = z[0]
+            for j in range(MANY):
+                acc += x[j] * x[(i + j) % MANY] * 0.01
+            y[i] = acc
+            z[0] = acc * 0.5 + x[i]
+
+    check_columns(k, x, [y, z])
+
+
+def test_kernels_in_turn():
+    x, y, z = many(), outputs(10), outputs(10)
+
+    @ti.kernel
+    def first():
+        for i in range(10):
+            acc = y[i]
+            for j in range(MANY):
+                acc += x[j] * x[(i + j) % MANY] * 0.01
+            z[i] = acc
+
+    @ti.kernel
+    def second():
+        for i in range(10):
+            acc = 0.0
+            for j in range(10):
+                acc += z[j] * x[j + i]
+            y[i] += acc * 0.1
+
+    def run():
+        for _ in range(3):
+            first()
+            second()
+
+    check_columns(run, x, [y, z])

@@ -1,0 +1,180 @@
+"""Programs in Taichi's own defaults: float32 literals, locals and fields, alone and beside float64 fields."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import outputs, scalars, vectors
+from numpy.testing import assert_allclose
+
+from taichi_ext import jacobian
+
+pytestmark = pytest.mark.usefixtures("ti32")
+
+FIVE = np.array([1.3, 0.4, 0.7, 0.23, 0.9])
+
+
+def differences(f, x, step=1e-6):
+    """Central differences in float64 of a function of NumPy arrays."""
+    columns = []
+    for i in range(x.size):
+        d = np.zeros_like(x)
+        d[i] = step
+        columns.append((np.asarray(f(x + d)) - np.asarray(f(x - d))) / (2 * step))
+    return np.stack(columns, axis=-1)
+
+
+def test_state_carried_through_loops():
+    x, y = scalars(FIVE, ti.f32), outputs(5, dtype=ti.f32)
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            s = x[i]
+            t = 1.0
+            best = -1e9
+            for j in range(5):
+                s = s * x[j] + 0.5 * t
+                if j % 2 == 0:
+                    t += s * x[i]
+                else:
+                    t *= 0.9
+                best = max(best, s * t)
+            y[i] = s * t + ti.sqrt(best)
+
+    def f(x):
+        out = []
+        for i in range(5):
+            s, t, best = x[i], 1.0, -1e9
+            for j in range(5):
+                s = s * x[j] + 0.5 * t
+                t = t + s * x[i] if j % 2 == 0 else t * 0.9
+                best = max(best, s * t)
+            out.append(s * t + np.sqrt(best))
+        return np.array(out)
+
+    J = jacobian(k, x, y)
+    assert J.dtype == np.float32
+    assert_allclose(J, differences(f, FIVE), rtol=2e-5, atol=1e-5)
+    assert_allclose(y.to_numpy(), f(FIVE), rtol=1e-5)
+
+
+def test_many_parameters():
+    n = 50
+    values = np.linspace(0.2, 1.4, n)
+    x, y = scalars(values, ti.f32), outputs(3, dtype=ti.f32)
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            acc = 0.0
+            damped = 1.0
+            for j in range(n):
+                acc += ti.exp(-x[j]) * x[i]
+                damped = 0.95 * damped + 0.1 * acc * x[j] ** 2
+            y[i] = acc * damped
+
+    def f(x):
+        out = []
+        for i in range(3):
+            acc, damped = 0.0, 1.0
+            for j in range(n):
+                acc += np.exp(-x[j]) * x[i]
+                damped = 0.95 * damped + 0.1 * acc * x[j] ** 2
+            out.append(acc * damped)
+        return np.array(out)
+
+    assert_allclose(jacobian(k, x, y), differences(f, values), rtol=1e-4, atol=1e-4)
+
+
+def test_vectors_and_functions():
+    x, y = vectors([[0.3, 0.8, 0.5], [1.4, 0.6, 0.9]], ti.f32), outputs(3, dtype=ti.f32)
+
+    @ti.func
+    def angle(u, v):
+        return ti.acos(u.normalized().dot(v.normalized()))
+
+    @ti.kernel
+    def k():
+        u, v = x[0], x[1]
+        y[0] = angle(u, v)
+        m = u.outer_product(v) + ti.Matrix.identity(ti.f32, 3)
+        y[1] = m.determinant() + (m @ u).norm()
+        y[2] = tm.mix(u, v, 0.3).xy.dot(v.zx) * ti.pow(u.x, v.y) + u.z**3 + 2**u.x
+
+    def f(flat):
+        u, v = flat.reshape(2, 3)
+        m = np.outer(u, v) + np.eye(3)
+        mixed = 0.7 * u + 0.3 * v
+        return [
+            np.arccos(u @ v / np.linalg.norm(u) / np.linalg.norm(v)),
+            np.linalg.det(m) + np.linalg.norm(m @ u),
+            mixed[:2] @ v[[2, 0]] * u[0] ** v[1] + u[2] ** 3 + 2 ** u[0],
+        ]
+
+    expected = differences(f, x.to_numpy().astype(np.float64).ravel())
+    assert_allclose(jacobian(k, x, y).reshape(3, 6), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_double_fields_among_single_locals():
+    """A float64 field gets float64 tangents, also where the literals of the program are float32."""
+    x, y, z = scalars(FIVE), outputs(5), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            y[i] = x[i] * x[0] * 3.0 + ti.sin(x[i])
+            s = x[i] * 2.0
+            for j in range(3):
+                s = s * x[j] + x[i]
+            z[i] = s
+
+    def f(x):
+        out = []
+        for i in range(5):
+            s = x[i] * 2.0
+            for j in range(3):
+                s = s * x[j] + x[i]
+            out.append(s)
+        return [*(x * x[0] * 3.0 + np.sin(x)), *out]
+
+    J = jacobian(k, x, [y, z])
+    assert J[0].dtype == J[1].dtype == np.float64
+    assert_allclose(np.concatenate(J), differences(f, FIVE), rtol=1e-8, atol=1e-9)
+
+
+def test_single_accumulators_of_double_values():
+    x, y = scalars(FIVE), outputs(2)
+
+    @ti.kernel
+    def k():
+        s = 0.0  # float32 in this program
+        for j in range(5):
+            s += x[j] * x[0]
+        y[0] = s * x[1]
+        for _ in range(1):
+            t = 1.0
+            for j in range(5):
+                t *= x[j]
+            y[1] = t
+
+    def f(x):
+        return [(x * x[0]).sum() * x[1], x.prod()]
+
+    assert_allclose(jacobian(k, x, y), differences(f, FIVE), rtol=1e-5, atol=1e-6)
+
+
+def test_single_value_arguments_and_results():
+    x = scalars(FIVE, ti.f32)
+
+    @ti.kernel
+    def k(a: float, n: int) -> float:
+        s = 0.0
+        for i in range(n):
+            s += x[i] * a**2
+        return s * a
+
+    J = jacobian(k, ["a", x], args=(0.5, 4))
+    assert J[0].dtype == np.float32
+    assert_allclose(J[0], 3 * 0.25 * FIVE[:4].sum(), rtol=1e-5)
+    assert_allclose(J[1], [0.125] * 4 + [0], rtol=1e-6)

@@ -1,0 +1,130 @@
+"""Loops over fields: dense, sparse, with offsets, of several layouts."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
+
+
+@pytest.mark.parametrize("kind", ["dense", "pointer", "bitmasked", "dense pointer", "hash-like", "ordered"])
+def test_struct_for_on_placements(kind):
+    y = outputs(8)
+    p = ti.field(ti.f64)
+    if kind == "dense":
+        ti.root.dense(ti.i, 8).place(p)
+    elif kind == "pointer":
+        ti.root.pointer(ti.i, 4).dense(ti.i, 2).place(p)
+    elif kind == "bitmasked":
+        ti.root.dense(ti.i, 2).bitmasked(ti.i, 4).place(p)
+    elif kind == "dense pointer":
+        ti.root.dense(ti.i, 4).pointer(ti.i, 2).place(p)
+    elif kind == "hash-like":
+        ti.root.pointer(ti.i, 2).pointer(ti.i, 2).dense(ti.i, 2).place(p)
+    else:
+        ti.root.dense(ti.i, 8).place(p, offset=0)
+    for i in (1, 2, 5, 7):
+        p[i] = 0.3 + 0.1 * i
+    active = [i for i in range(8) if kind in ("dense", "ordered") or p[i] != 0 or is_active_block(kind, i)]
+
+    @ti.kernel
+    def k():
+        for i in p:
+            y[i] = p[i] * p[i] + p[1] * p[5]
+        for i in p:
+            y[0] += ti.sin(p[i])
+
+    values = p.to_numpy()
+    by_p = np.zeros((8, 8))
+    for i in active:
+        by_p[i, i] += 2 * values[i]
+        by_p[i, 1] += values[5]
+        by_p[i, 5] += values[1]
+        by_p[0, i] += np.cos(values[i])
+    check_jacobian(k, p, y, expected=by_p)
+
+
+def is_active_block(kind, i):
+    blocks = {"pointer": 2, "hash-like": 2}
+    return any(i // blocks[kind] == j // blocks[kind] for j in (1, 2, 5, 7)) if kind in blocks else False
+
+
+def test_struct_for_activates_what_it_stores():
+    x, y = scalars(FIVE), outputs(3)
+    s = ti.field(ti.f64)
+    ti.root.pointer(ti.i, 8).place(s)
+
+    @ti.kernel
+    def scatter():
+        for i in range(3):
+            s[2 * i] = x[i] * x[0]
+
+    @ti.kernel
+    def gather():
+        for i in s:
+            y[0] += s[i] * x[4]
+            y[1] += 1.0
+        y[2] = s[2] * s[5]
+
+    def run():
+        scatter()
+        gather()
+
+    check_jacobian(run, x, y)
+    assert [i for i in range(8) if s[i] != 0] == [0, 2, 4]
+
+
+def test_fields_with_offsets():
+    x = ti.field(ti.f64, shape=(3, 2), offset=(-1, 4))
+    y = ti.field(ti.f64, shape=3, offset=10)
+    x.from_numpy(np.array([[0.3, 0.8], [0.5, 1.1], [0.7, 0.2]]))
+
+    @ti.kernel
+    def k():
+        for i, j in x:
+            y[i + 11] += x[i, j] * x[-1, 4] * j
+        for i in y:
+            y[i] *= x[i - 11, 5]
+        for I in ti.grouped(x):
+            y[10] += x[I] * I[1]
+
+    check_jacobian(k, x, y)
+
+
+def test_layouts():
+    y = outputs(3)
+    aos, soa = ti.Vector.field(2, ti.f64), ti.Vector.field(2, ti.f64)
+    ti.root.dense(ti.i, 3).place(aos)
+    ti.root.dense(ti.i, 3).place(soa.get_scalar_field(0))
+    ti.root.dense(ti.i, 3).place(soa.get_scalar_field(1))
+    transposed = ti.field(ti.f64, shape=(2, 3), order="ji")
+    values = np.array([[0.3, 0.8], [0.5, 1.1], [0.7, 0.2]])
+    aos.from_numpy(values)
+    soa.from_numpy(values + 0.1)
+    transposed.from_numpy(values.T + 0.2)
+
+    @ti.kernel
+    def k():
+        for i in aos:
+            y[i] = aos[i].dot(soa[i]) * transposed[0, i] + soa[2 - i].x * transposed[1, i] * aos[0].y
+
+    check_jacobian(k, [aos, soa, transposed], y)
+
+
+def test_hierarchical_blocks():
+    x, y = ti.field(ti.f64), ti.field(ti.f64)
+    ti.root.dense(ti.ij, (2, 2)).dense(ti.ij, (2, 2)).place(x, y)
+    x.from_numpy(np.arange(1.0, 17.0).reshape(4, 4) / 9.0)
+
+    @ti.kernel
+    def k():
+        for i, j in x:
+            y[i, j] = x[i, j] * x[j, i]
+            for di, dj in ti.static([(-1, 0), (0, 1)]):
+                if 0 <= i + di < 4 and 0 <= j + dj < 4:
+                    y[i, j] += x[i + di, j + dj] * x[i, j]
+
+    check_jacobian(k, x, y)

@@ -1,0 +1,267 @@
+"""Structs: types, dataclasses with methods, nested, in fields of both layouts, as arguments."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+
+from taichi_ext import jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+FIVE = [1.3, 0.4, 0.7, 0.23, 0.9]
+Pair = ti.types.struct(a=ti.f64, b=ti.f64)
+vec2 = ti.types.vector(2, ti.f64)
+vec3 = ti.types.vector(3, ti.f64)
+Mixed = ti.types.struct(n=ti.i32, v=vec2, m=ti.types.matrix(2, 2, ti.f64), s=ti.f32)
+Nested = ti.types.struct(first=Pair, second=Pair, w=vec2)
+
+
+@ti.dataclass
+class Ball:
+    center: vec3
+    radius: ti.f64
+    kind: ti.i32
+
+    @ti.func
+    def distance(self, p):
+        return (p - self.center).norm() - self.radius
+
+    @ti.func
+    def move(self, step):
+        self.center += step * self.radius
+        self.radius *= 1.1
+
+    @ti.func
+    def normal(self, p):
+        d = p - self.center
+        return d / self.distance(p)
+
+    @ti.func
+    def larger(self, factor):
+        return Ball(self.center, self.radius * factor, self.kind)
+
+
+# --- locals -----------------------------------------------------------------------------------------------------------
+
+
+def test_structs_built_read_and_changed():
+    x, y = scalars(FIVE), outputs(8)
+
+    @ti.kernel
+    def k():
+        s = Pair(a=x[0], b=x[1])
+        t = Pair(x[2], 2.0)
+        u = Pair(b=x[3])
+        y[0] = s.a * s.b + t.a * t.b + u.b + u.a
+        s.a = s.b * x[2]
+        s.b += s.a
+        t.a *= s.b
+        y[1] = s.a * s.b * t.a
+        s, t = t, s
+        y[2] = s.a + 2.0 * t.a
+        r = s
+        s.a = 0.0
+        y[3] = r.a * r.b + s.a
+        m = Mixed(n=3, v=vec2(x[0], x[1]), m=ti.Matrix([[x[0], x[1]], [x[2], x[3]]]), s=0.5)
+        m.v.x = x[4]
+        m.v *= m.n
+        m.m[0, 1] += m.v.y
+        y[4] = m.v.dot(m.m @ m.v) * m.s
+        q = Nested(first=Pair(x[0], x[1]), second=r, w=m.v)
+        q.first.b *= q.second.a
+        q.second = q.first
+        q.first.a = 1.0
+        q.w.xy = q.w.yx * q.second.a
+        y[5] = q.first.b * q.second.b * q.w.x
+        y[6] = q.second.a + q.first.a * q.w.y
+        y[7] = ti.Struct(a=x[0], b=x[1] * 2.0).b * x[0]
+
+    check_jacobian(k, x, y)
+
+
+def test_structs_in_loops_and_branches():
+    x, y = scalars(FIVE), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in range(5):
+            s = Pair(x[i], 1.0)
+            best = Pair(0.0, 0.0)
+            for j in range(5):
+                t = Pair(x[j] * s.a + 0.01 * j, s.b)
+                s.b = t.a * 0.5 + s.b
+                if t.a > best.a:
+                    best = t
+                if j == i:
+                    s, best = best, s
+                s.a += 0.1 * best.b
+            y[i] = s.a * s.b + best.a * best.b
+
+    check_jacobian(k, x, y)
+
+
+def test_functions_of_structs():
+    x, y = scalars(FIVE), outputs(3)
+
+    @ti.func
+    def make(a):
+        return Pair(a=a * a, b=a)
+
+    @ti.func
+    def change(s: ti.template(), a):
+        s.a *= a
+        s.b = s.a
+
+    @ti.func
+    def by_value(s, a):
+        s.a *= a
+        return s.a + s.b
+
+    @ti.func
+    def typed(s: Pair) -> ti.f64:
+        return s.a * s.b
+
+    @ti.kernel
+    def k():
+        s = make(x[0])
+        change(s, x[1])
+        y[0] = s.a * s.b
+        y[1] = by_value(s, x[2]) * s.a + by_value(make(x[3]), 2.0)
+        y[2] = typed(s) + typed(make(x[4]))
+
+    check_jacobian(k, x, y)
+
+
+# --- dataclasses ------------------------------------------------------------------------------------------------------
+
+
+def test_methods_of_dataclasses():
+    x, y, w = scalars(FIVE), outputs(4), vector_outputs(3, 1)
+
+    @ti.kernel
+    def k():
+        ball = Ball(center=vec3(x[0], x[1], x[2]), radius=x[3], kind=2)
+        p = vec3(4.0, x[4], 3.0)
+        y[0] = ball.distance(p)
+        ball.move(p * x[0])
+        y[1] = ball.distance(p) * ball.radius * ball.kind
+        w[0] = ball.normal(p)
+        other = ball.larger(x[1]).larger(2.0)
+        y[2] = other.radius * other.center.x
+        for i in range(3):
+            ball.move(vec3(0.1 * i, x[i], 0.0))
+        y[3] = ball.distance(ball.center + p)
+
+    check_jacobian(k, x, [y, w])
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
+def test_struct_fields(layout):
+    y = outputs(4)
+    balls = Ball.field(shape=3, layout=layout)
+    nested = Nested.field(shape=2, layout=layout)
+    balls.center.from_numpy(np.arange(9.0).reshape(3, 3) / 7.0)
+    balls.radius.from_numpy(np.array([0.3, 0.5, 0.9]))
+    nested.w.from_numpy(np.array([[0.3, 0.8], [0.5, 0.2]]))
+    nested.first.a.from_numpy(np.array([0.7, 1.1]))
+    nested.second.b.from_numpy(np.array([0.6, 0.4]))
+
+    @ti.kernel
+    def k():
+        for i in balls:
+            y[i] = balls[i].distance(vec3(2.0, 1.0, balls[0].radius)) * balls.radius[i] + balls[i].center.y
+            b = balls[i]
+            b.move(balls[2 - i].center)
+            y[i] += b.radius * b.center.z
+        y[3] = nested[0].w.x * nested[1].first.a * nested[0].second.b + nested[1].w.norm()
+
+    check_jacobian(k, [balls.center, balls.radius, nested.w, nested.first.a, nested.second.b], y)
+
+
+def test_struct_fields_written():
+    x = scalars(FIVE)
+    pairs, nested = Pair.field(shape=3), Nested.field(shape=2)
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            pairs[i] = Pair(x[i], x[i + 1])
+            pairs[i].a *= x[0]
+            pairs[i].b += pairs[i].a
+        for _ in range(1):
+            pairs[0], pairs[1] = pairs[1], pairs[0]
+            t = pairs[2]
+            pairs[2].a = 5.0
+            pairs.b[2] -= t.a
+            nested[0].first = t
+            nested[0].second.a = pairs[2].b
+            nested[1] = nested[0]
+            nested[0].w.y += t.b * nested[1].first.a
+            nested[1].w = nested[0].w.yx * 2.0
+
+    outs = [pairs.a, pairs.b, nested.first.a, nested.first.b, nested.second.a, nested.second.b, nested.w]
+    check_jacobian(k, x, outs)
+
+
+def test_entries_of_struct_fields_by_reference():
+    x, f = scalars(FIVE), Nested.field(shape=3)
+
+    @ti.func
+    def change(s: ti.template(), c):
+        if c > 0.85:
+            s.first.a = c * 2.0
+            s.w.x += s.first.a
+        s.w *= c
+        s.first.a += s.w.y * c + s.w.x
+        t = s
+        t.first.a = 0.0
+        return t.w.sum()
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            m = i
+            if i == 1:
+                m = 2
+            f[m].w = vec2(x[0], x[i])
+            f[1].second.a += change(f[m], x[i])
+
+    check_jacobian(k, x, [f.first.a, f.second.a, f.w])
+
+
+def test_members_as_parameters_and_as_structures():
+    x, y = Pair.field(shape=2), outputs(2)
+    x.a.from_numpy(np.array([0.3, 0.8]))
+    x.b.from_numpy(np.array([0.5, 1.1]))
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i] = x[i].a * x[i].b + x[0].a
+
+    J = jacobian(k, x, y)
+    assert set(J) == {"a", "b"}
+    np.testing.assert_allclose(J["a"], [[0.5 + 1, 0], [1, 1.1]], rtol=1e-12)
+    np.testing.assert_allclose(J["b"], np.diag([0.3, 0.8]), rtol=1e-12)
+    check_jacobian(k, x.b, y)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+def test_struct_arguments_of_kernels():
+    x, y = vectors([[0.3, 0.8, 0.5]]), outputs(2)
+
+    @ti.kernel
+    def k(ball: Ball, pair: Pair, nested: Nested):
+        y[0] = ball.distance(x[0]) * pair.a + nested.first.b * nested.w.y * x[0].y
+        b = ball
+        b.move(x[0])
+        y[1] = b.center.sum() * pair.b + ball.kind * x[0].z
+
+    args = (Ball(vec3(0.1, 0.2, 0.3), 0.7, 3), Pair(1.5, 2.5), Nested(Pair(1, 2), Pair(3, 4), vec2(5, 6)))
+    check_jacobian(k, x, y, args=args)

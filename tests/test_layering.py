@@ -1,0 +1,157 @@
+"""How the package is put together: imports go one way, Taichi's internals stay in one module, modules are short."""
+
+import ast
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+import taichi as ti
+
+PACKAGE = Path(__file__).resolve().parent.parent / "taichi_ext"
+PRIVATE = "_taichi"
+INSIDE = sorted((PACKAGE / PRIVATE).glob("*.py"))  # where Taichi's internals are used
+MODULES = sorted([*PACKAGE.glob("*.py"), *INSIDE])
+LONGEST = 430
+# What is not a dependency of the package is loaded when it is first needed.
+OPTIONAL = {"torch_function": {"torch"}, "torch_products": {"torch"}}
+
+each_module = pytest.mark.parametrize("module", MODULES, ids=lambda path: name_of(path))
+
+
+def name_of(module):
+    """``jacobian``, ``_taichi.kernels``; the package ``_taichi`` itself is that."""
+    parts = module.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+
+
+@cache
+def tree_of(module):
+    return ast.parse(module.read_text(encoding="utf-8"), filename=str(module))
+
+
+def imports(tree):
+    """Every import statement in a module, as (statement, names of modules that it may load)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield node, [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield node, [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+
+
+def own_imports(module):
+    """The modules of the package that a module loads."""
+    names = {name for _, found in imports(tree_of(module)) for name in found if name.startswith("taichi_ext")}
+    known = {name_of(m) for m in MODULES}
+    return {name.removeprefix("taichi_ext").lstrip(".") for name in names} & known
+
+
+def test_modules_are_found():
+    assert len(MODULES) > 20
+    assert len(INSIDE) > 3
+
+
+def test_imports_go_one_way():
+    graph = {name_of(module): own_imports(module) for module in MODULES}
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
+    assert order.index(PRIVATE) < order.index("tracer") < order.index("trace") < order.index("jacobian")
+    assert all(name.startswith(f"{PRIVATE}.") or name == "errors" for m in INSIDE for name in graph[name_of(m)])
+    assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in graph[name_of(m)])
+
+
+def test_nothing_imports_the_package_itself():
+    """``from taichi_ext import jacobian`` loads everything, which is a cycle in disguise, except for the programs."""
+    for module in MODULES:
+        if module.stem in ("demo", "__main__"):
+            continue
+        names = {
+            alias.name
+            for node in ast.walk(tree_of(module))
+            if isinstance(node, ast.ImportFrom) and node.module == "taichi_ext"
+            for alias in node.names
+        }
+        assert names <= {name_of(m) for m in MODULES}, f"{module.name}: {names}"
+
+
+@each_module
+def test_imports_stand_at_the_top(module):
+    tree = tree_of(module)
+    top = set(tree.body)
+    for node in tree.body:  # imports for types, or tried
+        if isinstance(node, (ast.If, ast.Try)):
+            top |= {child for child in ast.walk(node) if isinstance(child, (ast.Import, ast.ImportFrom))}
+    delayed = [
+        f"line {node.lineno}: {', '.join(names)}"
+        for node, names in imports(tree)
+        if node not in top and not set(names) <= OPTIONAL.get(module.stem, set())
+    ]
+    assert not delayed, f"{module.name} imports inside functions: {delayed}"
+
+
+@each_module
+def test_taichi_s_internals_stay_in_one_module(module):
+    if module in INSIDE:
+        return
+    found = []
+    for node, names in imports(tree_of(module)):
+        found += [(node.lineno, n) for n in names if n.startswith("taichi.") and not n.startswith("taichi.math")]
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ti":
+            is_module = node.attr in ("lang", "_lib", "_kernels", "_snode")
+            if is_module or node.attr.startswith("_") or not hasattr(ti, node.attr):
+                found.append((node.lineno, f"ti.{node.attr}"))
+    assert not found, f"{module.name}: {found}; put it into _taichi/, with a test of what it relies on"
+
+
+@each_module
+def test_modules_have_one_job_and_say_it(module):
+    text = ast.get_docstring(tree_of(module))
+    assert text, f"{module.name} has no docstring"
+    first = text.splitlines()[0]
+    assert first.endswith((".", ":")), f"{module.name}: the first line of the docstring is a sentence"
+
+
+@each_module
+def test_modules_are_short(module):
+    lines = len(module.read_text(encoding="utf-8").splitlines())
+    assert lines <= LONGEST, f"{module.name} has {lines} lines"
+
+
+@each_module
+def test_functions_are_short(module):
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body
+            first = body[1] if ast.get_docstring(node) and len(body) > 1 else body[0]
+            length = (node.end_lineno or node.lineno) - first.lineno + 1
+            assert length <= 80, f"{module.name}: {node.name} has {length} lines"
+
+
+def test_public_names_are_declared_and_exist():
+    import taichi_ext
+
+    assert taichi_ext.__all__ == sorted(taichi_ext.__all__)
+    for name in taichi_ext.__all__:
+        assert hasattr(taichi_ext, name)
+    body = tree_of(PACKAGE / "__init__.py").body
+    allowed = (ast.ImportFrom, ast.Assign, ast.Expr)
+    assert all(isinstance(node, allowed) for node in body), "__init__.py holds the public names and nothing else"
+
+
+def test_version_stands_in_one_place():
+    for path in [*MODULES, PACKAGE.parent / "README.md"]:
+        assert "0.1.0" not in path.read_text(encoding="utf-8"), f"{path.name} repeats the version of pyproject.toml"
+
+
+def test_core_needs_only_taichi_and_numpy():
+    allowed = {"taichi", "numpy", "taichi_ext"}
+    standard = set(sys.stdlib_module_names)
+    for module in MODULES:
+        loaded = {name.split(".")[0] for _, names in imports(tree_of(module)) for name in names}
+        extra = loaded - allowed - standard - OPTIONAL.get(module.stem, set())
+        assert not extra, f"{module.name} imports {extra}"

@@ -1,0 +1,424 @@
+"""Fields of every placement and with every gradient flag; Taichi lays them out, the Jacobian is the same."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import check_jacobian, read
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import UnsupportedError, jacobian
+
+N = 6
+X = np.array([0.3, -0.8, 1.1, 0.6, -0.2, 0.9])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_program():
+    """Gradient flags are taken by the whole layout at once, so each test starts Taichi anew."""
+    initialise(default_fp=ti.f64)
+    yield
+    ti.reset()
+
+
+def place(fields, how):
+    """Place fields of shape (N,) in some layout."""
+    if how == "dense":
+        ti.root.dense(ti.i, N).place(*fields)
+    elif how == "apart":
+        for field in fields:
+            ti.root.dense(ti.i, N).place(field)
+    elif how == "nested":
+        ti.root.dense(ti.i, 2).dense(ti.i, 3).place(*fields)
+    elif how == "pointer":
+        ti.root.pointer(ti.i, 3).dense(ti.i, 2).place(*fields)
+    elif how == "bitmasked":
+        ti.root.bitmasked(ti.i, N).place(*fields)
+    elif how == "builder":
+        builder = ti.FieldsBuilder()
+        builder.dense(ti.i, N).place(*fields)
+        return builder
+    return None
+
+
+def make_fields(how, flag):
+    """Three fields of shape (N,) in some placement, with some gradient flag: parameter, intermediate, output."""
+    wanted = [part for part in ("grad", "dual") if part in flag and not flag.startswith("lazy")]
+    options = {f"needs_{part}": True for part in wanted}
+    if how == "shape":
+        return [ti.field(ti.f64, shape=N, **options) for _ in range(3)]
+    fields = [ti.field(ti.f64, **options) for _ in range(3)]
+    builder = place([*fields, *(getattr(field, part) for field in fields for part in wanted)], how)
+    if flag.startswith("lazy"):
+        getattr(builder or ti.root, flag)()
+    if builder is not None:
+        builder.finalize()
+    return fields
+
+
+def is_placed(field):
+    return field is not None and field.vars[0].ptr.snode() is not None
+
+
+def fill(x):
+    """Set all entries from Python, which activates them in sparse layouts."""
+    for i in range(N):
+        x[i] = X[i]
+
+
+PLACEMENTS = ["shape", "dense", "apart", "nested", "pointer", "bitmasked", "builder"]
+FLAGS = ["none", "grad", "dual", "grad and dual", "lazy_grad", "lazy_dual"]
+# fields with shape= are placed as they are made, and their flags with them: nothing is left to be lazy about
+COMBINATIONS = [(how, flag) for how in PLACEMENTS for flag in FLAGS if how != "shape" or not flag.startswith("lazy")]
+
+
+def test_there_are_at_least_24_combinations():
+    assert len(COMBINATIONS) >= 24
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_placements_with_gradient_flag(flag):
+    following = np.roll(np.eye(N), 1, axis=1)
+    expected = np.diag(3 * X**2 + np.roll(X, -1)) + np.diag(X) @ following
+    made = [(how, make_fields(how, flag)) for how, other in COMBINATIONS if other == flag]
+
+    @ti.kernel
+    def chain(x: ti.template(), t: ti.template(), y: ti.template()):
+        for i in range(N):
+            t[i] = x[i] ** 2 + x[(i + 1) % N]
+        for i in range(N):
+            y[i] += t[i] * x[i]
+
+    for how, (x, t, y) in made:
+        fill(x)
+        J = jacobian(chain, x, y, args=(x, t, y))
+        assert_allclose(J, expected, rtol=1e-13, atol=1e-15, err_msg=how)
+        assert_allclose(t.to_numpy(), X**2 + np.roll(X, -1), rtol=1e-14, err_msg=how)
+        assert_allclose(y.to_numpy(), (X**2 + np.roll(X, -1)) * X, rtol=1e-14, err_msg=how)
+        for companion in (f for field in (x, t, y) for f in (field.grad, field.dual) if is_placed(f)):
+            assert_array_equal(companion.to_numpy(), np.zeros(N), err_msg=f"{how}: gradient fields are not used")
+
+
+# --- sparse layouts
+
+
+def test_struct_for_over_pointer_visits_active_entries_only():
+    x, y = ti.field(ti.f64), ti.field(ti.f64, shape=N)
+    ti.root.pointer(ti.i, 3).dense(ti.i, 2).place(x)
+    x[2] = 0.5
+    x[5] = 2.0
+
+    @ti.kernel
+    def gather():
+        for i in x:
+            y[i] = x[i] ** 3 + 1.0
+
+    J = jacobian(gather, x, y)
+    expected = np.zeros((N, N))
+    for i, value in enumerate([0, 0, 0.5, 0, 0, 2.0]):
+        if i >= 2:  # blocks 1 and 2 are active
+            expected[i, i] = 3 * value**2
+    assert_allclose(J, expected, rtol=1e-14)
+    assert_array_equal(y.to_numpy(), [0, 0, 1.125, 1, 1, 9])
+
+
+def test_activation_by_writing():
+    x, t, total = ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64, shape=())
+    node = ti.root.pointer(ti.i, 8)
+    node.dense(ti.i, 2).place(t)
+
+    @ti.kernel
+    def scatter():
+        for i in x:
+            t[i * i * 3] += x[i] ** 2
+
+    @ti.kernel
+    def count() -> ti.i32:
+        n = 0
+        for i in t:
+            n += 1
+        return n
+
+    @ti.kernel
+    def gather():
+        for i in t:
+            total[None] += t[i] * i
+
+    def run():
+        scatter()
+        gather()
+
+    for i, value in enumerate([1.0, 2.0, 3.0]):
+        x[i] = value
+    J = jacobian(run, x, total)
+    assert_allclose(J, [0, 2 * 2 * 3, 2 * 3 * 12], rtol=1e-14)
+    assert count() == 6  # three blocks of two
+
+
+def test_reading_an_inactive_entry_gives_zero_and_activates_nothing():
+    x, t, y = ti.field(ti.f64, shape=2), ti.field(ti.f64), ti.field(ti.f64, shape=4)
+    ti.root.pointer(ti.i, 4).dense(ti.i, 1).place(t)
+    x[0], x[1] = 1.5, 2.5
+
+    @ti.kernel
+    def run():
+        for i in x:
+            t[2 * i] = x[i] ** 2
+        for i in y:
+            y[i] = t[i] * 3
+
+    J = jacobian(run, x, y)
+    assert_allclose(J, [[9, 0], [0, 0], [0, 15], [0, 0]], rtol=1e-14)
+
+    @ti.kernel
+    def count() -> ti.i32:
+        n = 0
+        for i in t:
+            n += 1
+        return n
+
+    assert count() == 2
+
+
+def test_is_active_as_condition():
+    x, t, y = ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64, shape=3)
+    node = ti.root.bitmasked(ti.i, 3)
+    node.place(t)
+    for i in range(3):
+        x[i] = 1.0 + i
+
+    @ti.kernel
+    def run():
+        for i in x:
+            if x[i] > 1.5:
+                t[i] = x[i] * x[0]
+        for i in y:
+            if ti.is_active(node, [i]):
+                y[i] = t[i] ** 2
+
+    J = jacobian(run, x, y)
+    assert_allclose(J, [[0, 0, 0], [2 * 2 * 2, 2 * 2, 0], [2 * 3 * 3, 0, 2 * 3]], rtol=1e-14)
+
+
+def test_dynamic_append():
+    x, total = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=2)
+    bag = ti.field(ti.f64)
+    node = ti.root.dense(ti.i, 2).dynamic(ti.j, 16, chunk_size=4)
+    node.place(bag)
+    values = np.array([1.0, -2.0, 3.0, 4.0])
+    x.from_numpy(values)
+
+    @ti.kernel
+    def collect():
+        ti.loop_config(serialize=True)
+        for i in range(4):
+            if x[i] > 0:
+                bag[i % 2].append(x[i] ** 2)
+
+    @ti.kernel
+    def add_up():
+        for i in range(2):
+            for j in range(bag[i].length()):
+                total[i] += bag[i, j] * (j + 1)
+
+    def run():
+        collect()
+        add_up()
+
+    J = jacobian(run, x, total)
+    # bag[0] holds x0^2, x2^2; bag[1] holds x3^2
+    assert_allclose(J, [[2 * 1, 0, 2 * 3 * 2, 0], [0, 0, 0, 2 * 4]], rtol=1e-14)
+
+
+def test_hash_is_refused_by_taichi_or_works():
+    """``hash`` nodes exist on some backends only; where Taichi places one, its Jacobian is right."""
+    t = ti.field(ti.f64)
+    try:
+        ti.root.hash(ti.i, 8).dense(ti.i, 2).place(t)
+        t[3] = 1.0
+    except (RuntimeError, AttributeError, ti.TaichiCompilationError) as error:
+        pytest.skip(f"this Taichi has no hash nodes: {error}")
+    x = ti.field(ti.f64, shape=2)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            t[i + 4] = x[i] ** 2
+
+    x[0], x[1] = 1.5, 2.0
+    J = jacobian(run, x, t)
+    assert_allclose(J[4:6], np.diag([3.0, 4.0]), rtol=1e-14)
+
+
+def test_quantised_fields_are_refused():
+    qf = ti.types.quant.fixed(bits=16, max_value=2.0)
+    x = ti.field(qf)
+    y = ti.field(ti.f64, shape=2)
+    pack = ti.BitpackedFields(max_num_bits=32)
+    pack.place(x)
+    ti.root.dense(ti.i, 2).place(pack)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            y[i] = x[i] ** 2
+
+    x[0] = 0.5
+    run()
+    try:
+        J = jacobian(run, x, y)
+    except (UnsupportedError, ValueError):
+        return
+    assert_allclose(J, np.diag(2 * x.to_numpy()), rtol=1e-4)
+
+
+# --- offsets, orders, structs
+
+
+def test_offsets():
+    x = ti.field(ti.f64, shape=(3, 2), offset=(-1, 4))
+    y = ti.Vector.field(2, ti.f64, shape=3, offset=-7)
+    values = np.random.default_rng(0).standard_normal((3, 2))
+    x.from_numpy(values)
+
+    @ti.kernel
+    def run():
+        for i, j in x:
+            y[i - 6][j - 4] += x[i, j] ** 2 * x[-1, 4]
+
+    check_jacobian(run, x, y)
+
+
+def test_offsets_of_intermediates():
+    x, y = ti.field(ti.f64, shape=4), ti.field(ti.f64, shape=4)
+    t = ti.Matrix.field(2, 2, ti.f64, shape=(2, 2), offset=(3, -2))
+    x.from_numpy(np.array([0.4, 0.7, -0.3, 1.2]))
+
+    @ti.kernel
+    def run():
+        for i, j in ti.ndrange((3, 5), (-2, 0)):
+            t[i, j] = ti.Matrix([[x[0], x[1]], [x[2], x[3]]]) * (i + j)
+        for k in y:
+            m = t[3 + k // 2, -2 + k % 2]
+            y[k] = (m @ m)[0, 1] + m.determinant()
+
+    check_jacobian(run, x, y, state=[t])
+
+
+@pytest.mark.parametrize("order", ["ij", "ji"])
+def test_order_of_axes(order):
+    x = ti.field(ti.f64, shape=(3, 4), order=order)
+    y = ti.field(ti.f64, shape=(4, 3), order=order)
+    x.from_numpy(np.random.default_rng(1).standard_normal((3, 4)))
+
+    @ti.kernel
+    def run():
+        for i, j in x:
+            y[j, i] = x[i, j] * x[0, j]
+
+    check_jacobian(run, x, y)
+
+
+@pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
+def test_vectors_by_component_or_by_element(layout):
+    x = ti.Vector.field(3, ti.f64, shape=4, layout=layout)
+    m = ti.Matrix.field(2, 3, ti.f64, shape=2, layout=layout)
+    y = ti.Vector.field(2, ti.f64, shape=4, layout=layout)
+    rng = np.random.default_rng(2)
+    x.from_numpy(rng.standard_normal((4, 3)))
+    m.from_numpy(rng.standard_normal((2, 2, 3)))
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = m[i % 2] @ x[i] + x[i].norm()
+
+    check_jacobian(run, [x, m], y)
+
+
+@pytest.mark.parametrize("layout", [ti.Layout.AOS, ti.Layout.SOA])
+def test_struct_fields(layout):
+    Particle = ti.types.struct(pos=ti.types.vector(2, ti.f64), mass=ti.f64, kind=ti.i32)
+    p = Particle.field(shape=3, layout=layout)
+    y = ti.field(ti.f64, shape=3)
+    rng = np.random.default_rng(3)
+    p.pos.from_numpy(rng.standard_normal((3, 2)))
+    p.mass.from_numpy(rng.standard_normal(3))
+    p.kind.from_numpy(np.array([0, 1, 1], np.int32))
+
+    @ti.kernel
+    def run():
+        for i in p:
+            p[i].mass *= 1.5
+            y[i] = p[i].mass * p[i].pos.norm() + p[0].pos[1] * p[i].kind
+
+    check_jacobian(run, [p.pos, p.mass], [y, p.mass])
+
+
+def test_vector_components_placed_apart():
+    """A vector field placed component by component is one parameter."""
+    v = ti.Vector.field(2, ti.f64)
+    for component in (v.get_scalar_field(0), v.get_scalar_field(1)):
+        ti.root.dense(ti.i, 3).place(component)
+    y = ti.field(ti.f64, shape=3)
+    v.from_numpy(np.random.default_rng(4).standard_normal((3, 2)))
+
+    @ti.kernel
+    def run():
+        for i in y:
+            y[i] = v[i].x * v[(i + 1) % 3].y
+
+    check_jacobian(run, v, y)
+
+
+def test_fields_of_different_axes_in_one_tree():
+    a, b = ti.field(ti.f64), ti.field(ti.f64)
+    block = ti.root.dense(ti.i, 2)
+    block.place(a)
+    block.dense(ti.j, 3).place(b)
+    b.from_numpy(np.random.default_rng(5).standard_normal((2, 3)))
+
+    @ti.kernel
+    def run():
+        for i, j in b:
+            a[i] += b[i, j] ** 2
+
+    check_jacobian(run, b, a)
+
+
+def test_fields_placed_after_the_first_launch():
+    x = ti.field(ti.f64, shape=2)
+
+    @ti.kernel
+    def first():
+        for i in x:
+            x[i] += 1.0
+
+    first()
+    y = ti.field(ti.f64)
+    ti.root.dense(ti.i, 2).place(y)
+
+    @ti.kernel
+    def second():
+        for i in x:
+            y[i] = x[i] ** 2
+
+    assert_allclose(jacobian(second, x, y), np.diag(2 * read(x)), rtol=1e-14)
+
+
+def test_a_destroyed_tree_and_a_new_one():
+    """Fields that come and go, as in a program that changes its resolution."""
+    for n in (2, 3):
+        x, y = ti.field(ti.f64), ti.field(ti.f64)
+        builder = ti.FieldsBuilder()
+        builder.dense(ti.i, n).place(x, y)
+        tree = builder.finalize()
+        x.fill(1.5)
+
+        @ti.kernel
+        def run(n: ti.template()):
+            for i in range(n):
+                y[i] = x[i] ** 2
+
+        assert_allclose(jacobian(run, x, y, args=(n,)), 3 * np.eye(n), rtol=1e-14)
+        tree.destroy()

@@ -1,0 +1,163 @@
+"""``max_memory=``: tangents that do not fit are computed in several runs, the state being put back in between."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import central_differences, outputs, scalars, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+@pytest.fixture
+def simulation():
+    p, x, v = scalars([1.5, 0.7, 0.3, 0.9, 1.1]), scalars(np.linspace(0, 1, 16)), outputs(16)
+    y, count, seen = outputs(3), ti.field(ti.i32, shape=()), np.zeros(2)
+
+    @ti.kernel
+    def step(total: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in x:
+            v[i] -= 0.1 * p[i % 5] * ti.sin(x[i])
+            x[i] += 0.1 * v[i]
+        count[None] += 1
+        total[0] += x[3]
+        total[1] += 1.0
+
+    @ti.kernel
+    def measure():
+        for i in y:
+            y[i] += x[5 * i] * v[i] + p[4]
+
+    def run():
+        for _ in range(4):
+            step(seen)
+        measure()
+
+    return run, p, [x, v, y, seen], y, count
+
+
+def test_several_runs_give_what_one_gives(simulation):
+    run, p, state, y, count = simulation
+    start = [f.copy() if isinstance(f, np.ndarray) else f.to_numpy() for f in state]
+
+    def reset():
+        for f, values in zip(state, start):
+            if isinstance(f, np.ndarray):
+                f[...] = values
+            else:
+                f.from_numpy(values)
+        count[None] = 0
+
+    (truth,) = central_differences(run, [p], [y], state)[0]
+    reset()
+    run()
+    after = [np.array(f if isinstance(f, np.ndarray) else f.to_numpy()) for f in state]
+    for limit in (None, 3000, 1500, 800, 1):
+        runs = 0
+
+        def counted():
+            nonlocal runs
+            runs += 1
+            run()
+
+        reset()
+        result = jacobian(counted, p, y, max_memory=limit)
+        assert_allclose(result, truth, rtol=1e-6, atol=1e-9)
+        assert count[None] == 4
+        for f, values in zip(state, after):
+            assert_array_equal(f if isinstance(f, np.ndarray) else f.to_numpy(), values)
+        if limit is None:
+            assert runs == 1
+        if limit == 1:
+            assert runs >= 5
+
+
+def test_blocks_of_a_prepared_form_are_found_once(simulation):
+    run, p, _, y, _ = simulation
+    runs = 0
+
+    def counted():
+        nonlocal runs
+        runs += 1
+        run()
+
+    plan = Jacobian(counted, p, y, max_memory=1)
+    plan()
+    first, runs = runs, 0
+    plan()
+    assert runs == 5 <= first
+
+
+def test_limit_does_not_count_the_jacobian_itself():
+    x, y = scalars(np.ones(50)), outputs(40)
+    runs = 0
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = x[i] * x[0]
+
+    def run():
+        nonlocal runs
+        runs += 1
+        k()
+
+    result = jacobian(run, x, y, max_memory=1)
+    assert result.shape == (40, 50)
+    assert runs == 1
+
+
+def test_one_kernel_with_an_intermediate_field():
+    x, t, y = scalars([0.3, 0.5, 0.7]), outputs(3), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in t:
+            t[i] += ti.sin(x[i]) * x[0]
+        for i in y:
+            y[i] += t[i] * t[2 - i]
+
+    (truth,) = central_differences(k, [x], [y], [t])[0]
+    t.fill(0)
+    y.fill(0)
+    result = jacobian(k, x, y, max_memory=1)
+    assert_allclose(result, truth, rtol=1e-6)
+    a = np.sin([0.3, 0.5, 0.7]) * 0.3
+    assert_allclose(t.to_numpy(), a)
+    assert_allclose(y.to_numpy(), a * a[::-1])
+
+
+def test_structures_and_out_in_several_runs():
+    x, v, t, y = scalars([0.3, 0.5]), vectors([[0.2, 0.4]]), outputs(2), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in t:
+            t[i] = x[i] * v[0][0]
+        for i in y:
+            y[i] = t[i] * v[0][1]
+
+    whole = jacobian(k, {"x": x, "v": v}, (y,))
+    parts = jacobian(k, {"x": x, "v": v}, (y,), max_memory=1)
+    for name in "xv":
+        assert_allclose(parts[0][name], whole[0][name], rtol=1e-15)
+    out = np.full((2, 2), np.nan)
+    assert jacobian(k, x, y, out=out, max_memory=1) is out
+    assert_allclose(out, whole[0]["x"])
+
+
+def test_random_numbers_cannot_be_drawn_again():
+    x, t, y = scalars([0.3, 0.5]), outputs(2), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in t:
+            t[i] = x[i] * ti.random(ti.f64)
+        for i in y:
+            y[i] = t[i] ** 2
+
+    with pytest.raises(InvalidArgumentError, match="random"):
+        jacobian(k, x, y, max_memory=1)
+    assert jacobian(k, x, y).shape == (2, 2)

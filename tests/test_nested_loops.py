@@ -1,0 +1,183 @@
+"""Parallel loops over fields of several dimensions, which run row by row: a loop over pieces of rows and one over j."""
+
+import ast
+import textwrap
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vectors
+
+from taichi_ext import control_flow, jacobian
+from taichi_ext.nesting import nest_loop
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = [0.3, 0.8, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def nested(monkeypatch):
+    """Fields of tests are small: rows of any length are cut, and each loop that is nested is counted."""
+    found = []
+    monkeypatch.setattr(control_flow, "SHORTEST", 0)
+    nest = lambda node, shape, pieces: found.append(shape) or nest_loop(node, shape, pieces)
+    monkeypatch.setattr(control_flow, "nest_loop", nest)
+    return found
+
+
+def test_text():
+    tree = ast.parse("for i, j, k in x:\n    a(i)\n    b(j, k)")
+    nest_loop(tree.body[0], (2, 6, 5), 3)
+    assert ast.unparse(tree) == textwrap.dedent(
+        """\
+        for _piece in range(6):
+            i = _piece // 3
+            for j in range(_piece % 3 * 6 // 3, (_piece % 3 + 1) * 6 // 3):
+                for k in range(5):
+                    a(i)
+                    b(j, k)"""
+    )
+
+
+def test_names_that_are_no_tuple_stay():
+    for text in ("for i in x:\n    a(i)", "for _, _ in x:\n    a()"):
+        tree = ast.parse(text)
+        nest_loop(tree.body[0], (2, 3), 2)
+        assert ast.unparse(tree) == text
+
+
+def test_fields(nested):
+    x, y = scalars(X), outputs(4, 3)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            if (i + j) % 3 == 1:
+                continue
+            s = 0.0
+            for n in range(i + 1):
+                s += x[n % 3] * x[j]
+            y[i, j] = s * s
+
+    check_jacobian(k, x, y)
+    assert (4, 3) in nested
+
+
+def test_ranges(nested):
+    x, y = scalars(X), outputs(3, 2, 4)
+
+    @ti.kernel
+    def k():
+        for i, _, m in ti.ndrange(3, 2, 4):
+            y[i, m % 2, m] += x[i] * x[m % 3]
+
+    check_jacobian(k, x, y)
+    assert (3, 2, 4) in nested
+
+
+def test_sums_and_vectors(nested):
+    v, y = vectors(np.arange(12.0).reshape(3, 2, 2) * 0.1 + 0.2), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i, j in v:
+            y[0] += v[i, j].norm() * v[0, 1].x
+            ti.atomic_max(y[1], v[i, j].dot(v[i, 0]))
+
+    check_jacobian(k, v, y)
+
+
+def test_many_columns(nested):
+    """Rows of a local, in place in J and in memory of each thread."""
+    x, y, z = scalars(np.linspace(0.1, 0.9, 40)), outputs(3, 4), outputs(3, 4)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            total, through = 0.0, 1.0
+            for n in range(40):
+                total += x[n] * (i + n * j)
+                through *= 1.0 - 0.1 * x[n]
+            y[i, j] = total
+            z[i, j] = through * total
+
+    check_jacobian(k, x, [y, z])
+
+
+def test_layouts_that_stay(nested):
+    x = scalars(X)
+    shifted, tiled = ti.field(ti.f64), ti.field(ti.f64)
+    ti.root.dense(ti.ij, (3, 2)).place(shifted, offset=(-1, 2))
+    ti.root.dense(ti.ij, 2).dense(ti.ij, 2).place(tiled)
+
+    @ti.kernel
+    def k():
+        for i, j in shifted:
+            shifted[i, j] = x[i + 1] * x[j - 2]
+        for i, j in tiled:
+            tiled[i, j] = x[i % 3] * x[j % 3]
+
+    check_jacobian(k, x, [shifted, tiled])
+    assert not nested
+
+
+def test_one_loop_over_several_fields(nested):
+    """In a static loop, the same lines run over fields of other shapes and layouts."""
+    x, a, b = scalars(X), outputs(3, 2), outputs(2, 4)
+    sparse = ti.field(ti.f64)
+    ti.root.pointer(ti.ij, (2, 3)).place(sparse)
+    sparse[1, 2] = 1.0
+
+    @ti.kernel
+    def k():
+        for f in ti.static((a, sparse, b)):
+            for i, j in f:
+                f[i, j] = x[i % 3] * x[j % 3]
+
+    check_jacobian(k, x, [a, b, sparse])
+    assert {(3, 2), (2, 4)} <= set(nested)
+
+
+def test_a_parallel_loop_that_is_left_is_refused_by_taichi():
+    x, y = scalars(X), outputs(3, 2)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            if j == 1:
+                break
+            y[i, j] = x[i]
+
+    for call in (k, lambda: jacobian(k, x, y)):
+        with pytest.raises(ti.TaichiCompilationError, match="break"):
+            call()
+
+
+def test_variables_of_ranges_that_are_assigned(nested):
+    x, y = scalars(X), outputs(3, 2)
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(3, 2):
+            i = i // 2
+            y[i, j] += x[i] * x[j]
+
+    check_jacobian(k, x, y)
+    assert not y.to_numpy()[2].any()
+
+
+def test_ranges_of_nothing(nested):
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(0, 3):
+            y[j] += x[i]
+        for i, j in ti.ndrange(3, 0):
+            y[i] += x[j]
+        for i in range(0, 3):
+            y[i] += x[i]
+
+    check_jacobian(k, x, y)
+    assert not nested

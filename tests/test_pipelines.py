@@ -1,0 +1,823 @@
+"""Pipelines: Python functions that launch kernels, and what the host stores between them."""
+
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+needs_torch = "PyTorch is not installed (python -m pip install 'taichi-ext[torch]')"
+X = [0.3, -0.8, 1.1]
+
+
+@ti.kernel
+def square(a: ti.template(), b: ti.template()):
+    for i in a:
+        b[i] = a[i] ** 2
+
+
+@ti.kernel
+def add(a: ti.template(), b: ti.template(), scale: ti.f64):
+    for i in a:
+        b[i] += scale * a[i]
+
+
+@ti.kernel
+def shift(a: ti.template()):
+    """Each entry takes the value of the next, in order."""
+    ti.loop_config(serialize=True)
+    for i in range(a.shape[0] - 1):
+        a[i] = a[i + 1] * a[i]
+
+
+def test_two_kernels():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        square(t, y)
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_same_kernel_with_different_fields_and_numbers():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        add(t, y, 0.5)
+        add(x, y, 2.0)
+        add(y, y, -0.25)
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_loop_and_condition_in_python():
+    x, y = scalars(X), outputs(3)
+
+    def run(steps, is_even):
+        for n in range(steps):
+            if n % 2 == is_even:
+                add(x, y, 0.1 * n)
+            else:
+                square(y, y)
+
+    check_jacobian(run, x, y, args=(7, 1))
+    check_jacobian(run, x, y, args=(5, 0))
+
+
+def test_number_of_steps_can_change_between_calls():
+    x = scalars(X)
+    steps = 1
+
+    def run():
+        for _ in range(steps):
+            shift(x)
+
+    plan = Jacobian(run, x, x)
+    for steps in (1, 3, 0, 2):
+        x.from_numpy(np.array(X))
+        J = plan()
+        x.from_numpy(np.array(X))
+        expected = np.zeros((3, 3))
+        for k in range(3):
+            ends = []
+            for h in (1e-6, -1e-6):
+                moved = np.array(X)
+                moved[k] += h
+                x.from_numpy(moved)
+                run()
+                ends.append(x.to_numpy())
+            expected[:, k] = (ends[0] - ends[1]) / 2e-6
+        assert_allclose(J, expected, rtol=1e-8, atol=1e-9, err_msg=f"{steps} steps")
+
+
+def test_in_place_steps():
+    x = scalars(X)
+
+    def run():
+        for _ in range(4):
+            shift(x)
+
+    check_jacobian(run, x, x)
+
+
+def test_method_as_pipeline():
+    @ti.data_oriented
+    class Program:
+        def __init__(self):
+            self.x, self.t, self.y = scalars(X), outputs(3), outputs(3)
+            self.factor = 1.5
+
+        @ti.kernel
+        def first(self):
+            for i in self.x:
+                self.t[i] = self.factor * self.x[i] * self.x[0]
+
+        @ti.kernel
+        def second(self, offset: ti.f64):
+            for i in self.t:
+                self.y[i] = ti.exp(self.t[i] - offset)
+
+        def run(self, offset):
+            self.first()
+            self.second(offset)
+
+    program = Program()
+    check_jacobian(program.run, program.x, program.y, args=(0.2,), state=[program.t])
+
+
+def test_several_params_and_outputs_in_structures():
+    x, z, t, y = scalars(X), scalars([0.5]), outputs(3), outputs(3)
+
+    @ti.kernel
+    def mix():
+        for i in x:
+            y[i] = t[i] * z[0]
+
+    def run():
+        square(x, t)
+        mix()
+
+    values, J = value_and_jacobian(run, {"x": x, "z": z}, (t, y))
+    assert_allclose(J[0]["x"], np.diag(2 * np.array(X)), rtol=1e-14)
+    assert_array_equal(J[0]["z"], np.zeros((3, 1)))
+    assert_allclose(J[1]["x"], np.diag(np.array(X)), rtol=1e-14)
+    assert_allclose(J[1]["z"], np.array(X)[:, None] ** 2, rtol=1e-14)
+    assert_allclose(values[1], np.array(X) ** 2 * 0.5, rtol=1e-14)
+
+
+def test_returned_values_of_kernels_are_numbers_to_python():
+    """What a kernel returns is used in Python as the number it is: constants of the next kernel."""
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def total() -> ti.f64:
+        s = 0.0
+        for i in range(3):
+            s += abs(x[i])
+        return s
+
+    def run():
+        n = total()
+        add(x, y, 2.0 if n > 1 else 0.0)
+
+    assert_allclose(jacobian(run, x, y), 2 * np.eye(3), rtol=1e-14)
+
+
+# --- stores of the host between kernels
+
+
+def test_fill_clears_the_tangent():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        add(t, y, 1.0)
+        t.fill(4.0)
+        add(t, y, 1.0)
+        square(t, t)
+
+    check_jacobian(run, x, y, state=[t])
+    check_jacobian(run, x, t, state=[y], expected=np.zeros((3, 3)))
+
+
+def test_fill_of_a_vector_field():
+    x, t, y = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]]), outputs(2)
+
+    @ti.kernel
+    def first():
+        for i in x:
+            t[i] += x[i] * x[i].norm()
+
+    @ti.kernel
+    def second():
+        for i in x:
+            y[i] += t[i].dot(x[i])
+
+    def run():
+        t.fill(0)
+        first()
+        second()
+        t.fill(1.5)
+        second()
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_copy_from_carries_the_tangent():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        y.copy_from(t)
+        t.fill(0)
+        add(x, y, 3.0)
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_copy_from_a_constant_clears():
+    x, c, y = scalars(X), scalars([1, 2, 3]), outputs(3)
+
+    def run():
+        square(x, y)
+        y.copy_from(c)
+        add(x, y, 3.0)
+
+    check_jacobian(run, x, y, expected=3 * np.eye(3))
+
+
+def test_copy_from_of_a_vector_field():
+    x, t = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]])
+
+    @ti.kernel
+    def first():
+        for i in x:
+            x[i] *= x[0].x
+
+    def run():
+        t.copy_from(x)
+        first()
+
+    assert_allclose(jacobian(run, x, t), np.eye(4).reshape(2, 2, 2, 2), rtol=0)
+
+
+def test_from_numpy_clears():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        add(t, y, 1.0)
+        t.from_numpy(np.array([1.0, 2.0, 3.0]))
+        add(t, y, 1.0)
+
+    check_jacobian(run, x, y, state=[t])
+    check_jacobian(run, x, t, state=[y], expected=np.zeros((3, 3)))
+
+
+def test_from_torch_clears():
+    torch = pytest.importorskip("torch", reason=needs_torch)
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        add(t, y, 1.0)
+        t.from_torch(torch.ones(3, dtype=torch.float64))
+        add(t, y, 1.0)
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_assignment_of_one_entry_clears_it_alone():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        t[1] = 5.0
+        add(t, y, 1.0)
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_assignment_of_a_vector_and_of_a_component():
+    x, t, y = vectors([[0.3, 0.4], [0.6, -0.7]]), vectors([[0, 0], [0, 0]]), outputs(2)
+
+    @ti.kernel
+    def first():
+        for i in x:
+            t[i] = x[i] * x[i].norm()
+
+    @ti.kernel
+    def second():
+        for i in x:
+            y[i] = t[i].x + 10.0 * t[i].y
+
+    def run():
+        first()
+        t[0] = [1.0, 2.0]
+        t[1][1] = 3.0
+        second()
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_assignment_to_a_field_with_offset():
+    x, y = scalars(X), outputs(3)
+    t = ti.field(ti.f64, shape=3, offset=-1)
+
+    @ti.kernel
+    def first():
+        for i in x:
+            t[i - 1] = x[i] ** 2
+
+    @ti.kernel
+    def second():
+        for i in x:
+            y[i] = t[i - 1] * 2
+
+    def run():
+        first()
+        t[-1] = 7.0
+        second()
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_assignment_to_a_zero_dimensional_field():
+    x, t, y = scalars(X), outputs(), outputs(3)
+
+    @ti.kernel
+    def first():
+        t[None] += x[0] * x[1]
+
+    @ti.kernel
+    def second():
+        for i in x:
+            y[i] = t[None] * x[i]
+
+    def run():
+        t[None] = 1.0
+        first()
+        second()
+        t[None] = 2.0
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_parameter_assigned_before_it_is_read():
+    """Only the entry that is left depends on what the parameter held."""
+    x, y = scalars(X), outputs(3)
+
+    def run():
+        x[0] = 2.0
+        square(x, y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is not overwritten as a whole
+        J = jacobian(run, x, y)
+    assert_allclose(J, np.diag([0, *2 * np.array(X[1:])]), rtol=1e-14)
+    assert_array_equal(x.to_numpy(), [2.0, *X[1:]])
+
+
+@pytest.mark.parametrize("how", ["fill", "from_numpy", "copy_from", "entries", "kernel"])
+def test_parameter_that_is_overwritten_warns(how):
+    x, c, y = scalars(X), scalars([1, 2, 3]), outputs(3)
+
+    @ti.kernel
+    def overwrite():
+        for i in range(3):
+            x[i] = i
+
+    def run():
+        if how == "fill":
+            x.fill(2.0)
+        elif how == "from_numpy":
+            x.from_numpy(np.ones(3))
+        elif how == "copy_from":
+            x.copy_from(c)
+        elif how == "entries":
+            for i in range(3):
+                x[i] = 1.0
+        else:
+            overwrite()
+        square(x, y)
+
+    with pytest.warns(DerivativeWarning, match="overwritten before it is read"):
+        J = jacobian(run, x, y)
+    assert_array_equal(J, np.zeros((3, 3)))
+
+
+def test_fill_before_accumulation_does_not_warn():
+    x, y = scalars(X), outputs(3)
+
+    def run():
+        y.fill(0)
+        add(x, y, 2.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_allclose(jacobian(run, x, y), 2 * np.eye(3), rtol=0)
+
+
+def test_value_written_back_by_hand_warns_with_the_line():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        t[1] = t[0]
+        add(t, y, 1.0)
+
+    with pytest.warns(DerivativeWarning, match="tangent is lost") as caught:
+        J = jacobian(run, x, y)
+    assert_allclose(J, np.diag([2 * X[0], 0, 2 * X[2]]), rtol=1e-14)
+    (warning,) = [w for w in caught if issubclass(w.category, DerivativeWarning)]
+    assert warning.filename == __file__
+    with open(__file__) as source:
+        assert source.readlines()[warning.lineno - 1].strip() == "t[1] = t[0]"
+
+
+def test_branch_on_an_active_value():
+    """The derivative holds along the path that the values take."""
+    x, y = scalars(X), outputs(3)
+
+    def run():
+        square(x, y)
+        if y[0] > y[1]:
+            add(x, y, 10.0)
+        elif y.to_numpy()[2] > 1:
+            add(x, y, 1.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_jacobian(run, x, y)
+
+
+def test_stores_to_ndarrays():
+    x, t, y = ti.ndarray(ti.f64, 3), ti.ndarray(ti.f64, 3), ti.ndarray(ti.f64, 3)
+    x.from_numpy(np.array(X))
+
+    @ti.kernel
+    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] += a[i] ** 2
+
+    def run():
+        t.fill(0)
+        square_of(x, t)
+        t[1] = 3.0
+        y.copy_from(t)
+        t.from_numpy(np.ones(3))
+        square_of(t, y)
+
+    check_jacobian(run, x, y, state=[t])
+
+
+def test_stores_to_numpy_arrays():
+    x, t, y = np.array(X), np.zeros(3), np.zeros(3)
+
+    @ti.kernel
+    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] += a[i] ** 2
+
+    def run(x, t, y):
+        t[:] = 0
+        square_of(x, t)
+        t[1] = 3.0
+        square_of(t, y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DerivativeWarning)
+        check_jacobian(run, x, y, args=(x, t, y), state=[t])
+
+
+def test_numpy_parameter_changed_before_the_first_kernel():
+    x, y = np.array(X), np.zeros(3)
+
+    @ti.kernel
+    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    def run(x, y):
+        x[0] = 2.0
+        square_of(x, y)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DerivativeWarning)
+        J = jacobian(run, x, y, args=(x, y))
+    assert_allclose(J, np.diag([0, *2 * np.array(X[1:])]), rtol=1e-14)
+
+
+def test_numpy_operation_between_kernels_is_not_followed_but_warned_about():
+    x, t, y = np.array(X), np.zeros(3), np.zeros(3)
+
+    @ti.kernel
+    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    def run(x, t, y):
+        square_of(x, t)
+        t *= 2
+        square_of(t, y)
+
+    with pytest.warns(DerivativeWarning, match="changed from Python"):
+        J = jacobian(run, x, y, args=(x, t, y))
+    assert_array_equal(J, np.zeros((3, 3)))
+
+
+def test_tensors_in_a_pipeline():
+    torch = pytest.importorskip("torch", reason=needs_torch)
+    x = torch.tensor(X, dtype=torch.float64)
+    t, y = torch.zeros_like(x), torch.zeros_like(x)
+
+    @ti.kernel
+    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    def run(x, t, y):
+        square_of(x, t)
+        square_of(t, y)
+
+    values, J = value_and_jacobian(run, x, y, args=(x, t, y))
+    assert isinstance(J, torch.Tensor)
+    assert_allclose(J.numpy(), np.diag(4 * np.array(X) ** 3), rtol=1e-14)
+    assert_allclose(values.numpy(), np.array(X) ** 4, rtol=1e-14)
+
+
+def test_arrays_made_inside_the_pipeline():
+    """Temporary arrays of every step: their tangents live as long as they do."""
+    x, y = np.array(X), np.zeros(3)
+
+    @ti.kernel
+    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    @ti.kernel
+    def add_to(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] += a[i]
+
+    def run(x, y):
+        for _ in range(5):
+            t = np.zeros(3)
+            square_of(x, t)
+            add_to(t, y)
+
+    J = jacobian(run, x, y, args=(x, y))
+    assert_allclose(J, np.diag(10 * np.array(X)), rtol=1e-14)
+
+
+def test_temporary_with_constants_at_the_address_of_one_with_tangents():
+    x, y = np.array(X), np.zeros(3)
+
+    @ti.kernel
+    def square_of(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] = a[i] ** 2
+
+    @ti.kernel
+    def add_to(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in a:
+            b[i] += a[i]
+
+    def run(x, y):
+        t = np.zeros(3)
+        square_of(x, t)
+        del t
+        for _ in range(10):
+            c = np.full(3, 2.0)  # may get the memory that t had
+            add_to(c, y)
+            del c
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DerivativeWarning)
+        J = jacobian(run, x, y, args=(x, y))
+    assert_array_equal(J, np.zeros((3, 3)))
+
+
+# --- sparse fields
+
+
+def test_deactivation_between_kernels():
+    x, y = scalars(X), outputs(3)
+    t = ti.field(ti.f64)
+    block = ti.root.pointer(ti.i, 3)
+    block.dense(ti.i, 1).place(t)
+
+    @ti.kernel
+    def spread():
+        for i in x:
+            t[i] = x[i] ** 2
+
+    @ti.kernel
+    def gather():
+        for i in t:
+            y[i] += t[i]
+
+    @ti.kernel
+    def gather_all():
+        for i in x:
+            y[i] += t[i]
+
+    def run():
+        spread()
+        gather()
+        block.deactivate_all()
+        gather()
+        gather_all()
+
+    check_jacobian(run, x, y, expected=np.diag(2 * np.array(X)))
+
+
+def test_deactivation_in_a_kernel():
+    x, y = scalars(X), outputs(3)
+    t = ti.field(ti.f64)
+    block = ti.root.pointer(ti.i, 3)
+    block.dense(ti.i, 1).place(t)
+
+    @ti.kernel
+    def spread():
+        for i in x:
+            t[i] = x[i] ** 2
+
+    @ti.kernel
+    def drop():
+        ti.deactivate(block, [1])
+
+    @ti.kernel
+    def gather():
+        for i in x:
+            y[i] += t[i]
+
+    def run():
+        spread()
+        drop()
+        gather()
+
+    try:
+        J = jacobian(run, x, y)
+    except UnsupportedError:
+        return  # not supported so far, and said so
+    assert_allclose(J, np.diag([2 * X[0], 0, 2 * X[2]]), rtol=1e-14)
+
+
+# --- decorators of Taichi's own differentiation
+
+
+def test_replaced_gradients_are_refused_or_followed():
+    x, y = scalars(X), outputs(3)
+
+    @ti.ad.grad_replaced
+    def forward():
+        square(x, y)
+
+    @ti.ad.grad_for(forward)
+    def backward():
+        pass
+
+    with pytest.raises(UnsupportedError, match="grad_replaced"):
+        jacobian(forward, x, y)
+
+
+def test_no_grad_is_refused():
+    x, y = scalars(X), outputs(3)
+
+    @ti.ad.no_grad
+    def unfollowed():
+        square(x, y)
+
+    def run():
+        unfollowed()
+
+    with pytest.raises(UnsupportedError, match="no_grad"):
+        jacobian(run, x, y)
+
+
+# --- bad input
+
+
+def test_output_that_no_kernel_writes():
+    x, t, y = scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+
+    with pytest.raises(InvalidArgumentError, match="not written"):
+        jacobian(run, x, y)
+
+
+def test_parameter_that_no_kernel_reads():
+    x, z, y = scalars(X), scalars(X), outputs(3)
+
+    def run():
+        square(x, y)
+
+    with pytest.raises(InvalidArgumentError, match="not read"):
+        jacobian(run, z, y)
+
+
+def test_no_kernel_at_all():
+    x, y = scalars(X), outputs(3)
+    with pytest.raises(InvalidArgumentError):
+        jacobian(lambda: None, x, y)
+
+
+def test_output_that_does_not_depend_on_the_parameter_warns():
+    x, c, t, y = scalars(X), scalars(X), outputs(3), outputs(3)
+
+    def run():
+        square(x, t)
+        square(c, y)
+
+    with pytest.warns(DerivativeWarning, match="does not depend"):
+        assert_array_equal(jacobian(run, x, y), np.zeros((3, 3)))
+
+
+def test_outputs_none_with_a_function():
+    x, y = scalars(X), outputs(3)
+    with pytest.raises(InvalidArgumentError, match="outputs is None"):
+        jacobian(lambda: square(x, y), x)
+
+
+def test_an_exception_in_the_pipeline_comes_through_and_leaves_nothing_behind():
+    x, y = scalars(X), outputs(3)
+    is_bad = True
+
+    def run():
+        square(x, y)
+        if is_bad:
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        jacobian(run, x, y)
+    square(x, y)  # launches are Taichi's own again
+    is_bad = False
+    assert_allclose(jacobian(run, x, y), np.diag(2 * np.array(X)), rtol=1e-14)
+
+
+def test_jacobian_inside_a_pipeline_is_refused():
+    x, y = scalars(X), outputs(3)
+
+    def run():
+        jacobian(lambda: square(x, y), x, y)
+
+    with pytest.raises((UnsupportedError, InvalidArgumentError), match="Jacobian"):
+        jacobian(run, x, y)
+    assert_allclose(jacobian(lambda: square(x, y), x, y), np.diag(2 * np.array(X)), rtol=1e-14)
+
+
+def test_a_kernel_launched_twice_that_stores_a_constant_first():
+    """The second launch finds tangents that the first one left."""
+    x, y = scalars([0.4, 1.1]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            y[i] = 0.7
+        for i in range(3):
+            y[i] += x[i % 2]
+
+    def run():
+        for _ in range(3):
+            k()
+
+    check_jacobian(run, x, y)
+
+
+def test_attributes_that_are_swapped_while_a_pipeline_runs():
+    """Plain Taichi compiles a method once, with the fields that the object had then."""
+
+    @ti.data_oriented
+    class Buffers:
+        def __init__(self):
+            self.u, self.v = scalars([0.5, 0.7]), scalars([0.1, 0.2])
+
+        @ti.kernel
+        def step(self):
+            for i in self.v:
+                self.v[i] = self.u[i] * 2.0 + self.v[i]
+
+    buffers = Buffers()
+    u, v = buffers.u, buffers.v
+
+    def run():
+        for _ in range(3):
+            buffers.step()
+            buffers.u, buffers.v = buffers.v, buffers.u
+
+    with pytest.raises(UnsupportedError, match=r"Buffers\.step names other fields.*ti\.template"):
+        jacobian(run, u, [u, v])
+
+
+def test_fields_that_a_pipeline_makes():
+    x, y = scalars([0.3, 0.8, 0.5]), outputs(3)
+
+    @ti.kernel
+    def square(t: ti.template()):
+        for i in t:
+            t[i] = x[i] * x[i]
+
+    @ti.kernel
+    def add(t: ti.template()):
+        for i in y:
+            y[i] += t[i]
+
+    def run():
+        t = ti.field(ti.f64, 3)
+        square(t)
+        add(t)
+
+    plan = Jacobian(run, x, y)
+    for _ in range(3):
+        assert_allclose(plan(), np.diag([0.6, 1.6, 1.0]))

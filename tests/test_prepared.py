@@ -1,0 +1,470 @@
+"""The prepared form and the cache: what is built once, what is kept, and how often a kernel is launched."""
+
+import functools
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, scalars
+from numpy.testing import assert_allclose
+from taichi.lang import impl
+from taichi.lang.kernel_impl import Kernel
+from taichi.profiler.kernel_profiler import get_default_kernel_profiler
+
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, trace, value_and_jacobian
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The names of the kernels that are built, in order."""
+    built = []
+    fuse = trace.fuse
+
+    def counted(launch):
+        built.append(launch.kernel.func.__name__)
+        return fuse(launch)
+
+    monkeypatch.setattr(trace, "fuse", counted)
+    return built
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The names of the kernels that are launched, in order."""
+    names = []
+    launch = Kernel.launch_kernel
+
+    def counted(self, cpp, *args):
+        names.append(type(self).__name__)
+        return launch(self, cpp, *args)
+
+    monkeypatch.setattr(Kernel, "launch_kernel", counted)
+    return names
+
+
+@pytest.mark.usefixtures("ti64")
+class TestCalls:
+    def test_prepared_form_follows_changed_values(self):
+        x, y = scalars([0.3, 0.5]), outputs(2)
+
+        @ti.kernel
+        def k(a: ti.f64):
+            for i in x:
+                y[i] = a * x[i] ** 2
+
+        plan = Jacobian(k, [x, "a"], y, args=(2.0,))
+        assert_allclose(plan()[0], np.diag([1.2, 2.0]))
+        x.from_numpy(np.array([1.0, 2.0]))
+        by_x, by_a = plan(args=(3.0,))
+        assert_allclose(by_x, np.diag([6.0, 12.0]))
+        assert_allclose(by_a, [1.0, 4.0])
+        assert_allclose(plan()[0], np.diag([6.0, 12.0]))
+        assert_allclose(y.to_numpy(), [3.0, 12.0])
+
+    def test_prepared_form_takes_arrays_of_other_sizes(self):
+        @ti.kernel
+        def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in o:
+                o[i] = a[0] * a[i]
+
+        a, o = np.array([0.3, 0.5]), np.zeros(2)
+        plan = Jacobian(k, a, o, args=(a, o))
+        assert_allclose(plan(), [[0.6, 0.0], [0.5, 0.3]])
+        longer, more = np.array([1.0, 2.0, 3.0]), np.zeros(3)
+        assert_allclose(plan(args=(longer, more)), [[2, 0, 0], [2, 1, 0], [3, 0, 1]])
+        assert_allclose(more, [1.0, 2.0, 3.0])
+
+    def test_first_use_does_not_launch_anything(self, launches):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def k():
+            y[0] += x[0]
+
+        launches.clear()
+        plan = Jacobian(k, x, y)
+        assert launches == []
+        plan()
+        assert launches == ["FusedKernel"]
+        assert y.to_numpy() == [0.3]
+
+    def test_value_belongs_to_the_same_launch(self, launches):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def k() -> ti.f64:
+            y[0] += 1.0
+            return y[0] * x[0]
+
+        launches.clear()
+        value, _ = value_and_jacobian(k, x)
+        assert launches == ["FusedKernel"]
+        assert value == pytest.approx(0.3)
+
+    def test_source_is_the_rewritten_kernel(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def wave(a: ti.f64):
+            for i in y:
+                y[i] = a * ti.sin(x[i])
+
+        plan = Jacobian(wave, x, y, args=(2.0,))
+        plan()
+        lines = plan.source.splitlines()
+        assert lines[0] == "def wave(a: ti.f64):"
+        stores = [line.strip() for line in lines if "store" in line]
+        assert stores == ["_ad.store(y, (i,), _ad.mul(a, _ad.call(ti.sin, _ad.load(x, (i,)))))"]
+
+    def test_source_of_a_pipeline_has_each_kernel_once(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def first():
+            x[0] = ti.sin(x[0])
+
+        @ti.kernel
+        def second():
+            y[0] = x[0] ** 2
+
+        def run():
+            for _ in range(3):
+                first()
+            second()
+
+        plan = Jacobian(run, x, y)
+        plan()
+        assert plan.source.count("def first():") == 1
+        assert plan.source.count("def second():") == 1
+
+
+@pytest.mark.usefixtures("ti64")
+class TestCache:
+    def test_repeated_calls_build_nothing(self, traces):
+        x, y = scalars([0.3, 0.5]), outputs(2)
+
+        @ti.kernel
+        def k(a: ti.f64):
+            for i in x:
+                y[i] = a * x[i] ** 2
+
+        for a in (1.0, 2.0, 2.0, 3.0):
+            by_x, by_a = jacobian(k, [x, "a"], y, args=(a,))
+            assert_allclose(by_x, np.diag(2 * a * np.array([0.3, 0.5])))
+            assert_allclose(by_a, [0.09, 0.25])
+        assert traces == ["k"]
+        jacobian(k, x, y, args=(1.0,))
+        jacobian(k, [x, "a"], y, args=(1.0,))
+        assert traces == ["k", "k"]
+
+    def test_methods_pipelines_and_arrays_build_once(self, traces):
+        @ti.data_oriented
+        class Model:
+            def __init__(self):
+                self.x, self.y = scalars([0.3]), outputs(1)
+
+            @ti.kernel
+            def k(self):
+                self.y[0] = self.x[0] ** 2
+
+            def run(self):
+                self.k()
+
+        @ti.kernel
+        def arrays(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in o:
+                o[i] = a[i] ** 2
+
+        model = Model()
+        for _ in range(3):
+            jacobian(model.k, model.x, model.y)
+        assert traces == ["k"]
+        for _ in range(3):
+            jacobian(model.run, model.x, model.y)
+        assert traces == ["k"] * 2
+        for _ in range(3):
+            a, o = np.array([0.3, 0.5]), np.zeros(2)
+            assert_allclose(jacobian(arrays, a, o, args=(a, o)), np.diag([0.6, 1.0]))
+        assert traces == ["k", "k", "arrays"]
+
+    def test_steps_of_a_simulation_build_once(self, traces):
+        x, v, p = scalars([0.3, 0.5]), outputs(2), scalars([1.5])
+
+        @ti.kernel
+        def step():
+            for i in x:
+                v[i] -= 0.1 * p[0] * x[i]
+                x[i] += 0.1 * v[i]
+
+        def run(n):
+            for _ in range(n):
+                step()
+
+        jacobian(run, p, x, args=(5,))
+        few = len(traces)
+        jacobian(run, p, x, args=(50,))
+        assert len(traces) == few <= 3
+
+    def test_kernels_of_one_name_are_told_apart(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        def make(factor):
+            @ti.kernel
+            def k():
+                y[0] = factor * x[0]
+
+            return k
+
+        for factor in (2.0, 3.0):
+            assert_allclose(jacobian(make(factor), x, y), [[factor]])
+
+    def test_template_arguments_are_told_apart(self, traces):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def k(factor: ti.template()):
+            y[0] = factor * x[0]
+
+        for factor in (2.0, 3.0, 2.0):
+            assert_allclose(jacobian(k, x, y, args=(factor,)), [[factor]])
+        assert len(traces) == 2
+
+    def test_a_rule_that_is_switched_off_is_noticed(self, traces):
+        from taichi_ext import boundary_gradient
+
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.func
+        def f(a):
+            return a * a
+
+        @ti.kernel
+        def k():
+            y[0] = f(x[0])
+
+        @ti.kernel
+        def other():
+            y[0] = x[0]
+
+        assert_allclose(jacobian(k, x, y), [[0.6]])
+        jacobian(other, x, y)
+
+        @boundary_gradient(f)
+        def rule(a, d_a):
+            return 100.0 * d_a
+
+        try:
+            assert_allclose(jacobian(k, x, y), [[100.0]])
+            with registry.disabled():
+                assert_allclose(jacobian(k, x, y), [[0.6]])
+            assert_allclose(jacobian(k, x, y), [[100.0]])
+            before = len(traces)
+            jacobian(other, x, y)
+            assert len(traces) == before
+        finally:
+            registry.clear()
+        assert_allclose(jacobian(k, x, y), [[0.6]])
+
+
+def forget_kernels(name):
+    """Take kernels out of Taichi's own list, which holds every kernel for ever."""
+    kernels = impl.get_runtime().kernels
+    kernels[:] = [k for k in kernels if k.func.__name__ != name]
+
+
+@pytest.mark.usefixtures("ti64")
+class TestLifetime:
+    def test_a_kernel_that_is_dropped_is_freed(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        def use():
+            @ti.func
+            def helper(a):
+                return a * a
+
+            @ti.kernel
+            def short_lived():
+                y[0] = helper(x[0])
+
+            assert_allclose(jacobian(short_lived, x, y), [[0.6]])
+            Jacobian(short_lived, x, y)()
+            primal = short_lived._primal
+            return [weakref.ref(o) for o in (short_lived, primal, primal.func, helper)]
+
+        references = use()
+        forget_kernels("short_lived")
+        gc.collect()
+        assert [r() for r in references] == [None] * 4
+
+    def test_what_was_prepared_goes_with_the_decorated_function(self):
+        """Taichi keeps the kernel itself for ever; its plan, fused kernels and arguments do not stay with it."""
+
+        def use():
+            @ti.kernel
+            def k(a: ti.types.ndarray(ti.f64, ndim=1), o: ti.types.ndarray(ti.f64, ndim=1)):
+                for i in o:
+                    o[i] = a[i] ** 2
+
+            a, o = np.array([0.3, 0.5]), np.zeros(2)
+            jacobian(k, a, o, args=(a, o))
+            return [weakref.ref(k), weakref.ref(a), weakref.ref(o)]
+
+        references = use()
+        gc.collect()
+        assert [r() for r in references] == [None] * 3
+
+    def test_an_object_with_methods_is_freed(self):
+        @ti.data_oriented
+        class Model:
+            def __init__(self):
+                self.x, self.y = scalars([0.3]), outputs(1)
+
+            @ti.kernel
+            def method_of_model(self):
+                self.y[0] = self.x[0] ** 2
+
+            def run(self):
+                self.method_of_model()
+
+        def use(model):
+            jacobian(model.method_of_model, model.x, model.y)
+            jacobian(model.run, model.x, model.y)
+            return weakref.ref(model)
+
+        reference = use(Model())
+        forget_kernels("method_of_model")
+        gc.collect()
+        assert reference() is None
+
+    def test_a_pipeline_is_freed(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def k():
+            y[0] = x[0] ** 2
+
+        def use():
+            def run():
+                k()
+
+            jacobian(run, x, y)
+            return weakref.ref(run)
+
+        reference = use()
+        gc.collect()
+        assert reference() is None
+
+    def test_many_pipelines_made_in_a_loop(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def k(a: ti.f64):
+            y[0] = a * x[0] ** 2
+
+        for n in range(40):
+            assert_allclose(jacobian(lambda n=n: k(float(n)), x, y), [[0.6 * n]])
+            assert_allclose(jacobian(functools.partial(k, float(n)), x, y), [[0.6 * n]])
+
+
+class TestInitAgain:
+    @staticmethod
+    def module_kernel():
+        """A kernel that outlives the Taichi program, on fields that are made anew."""
+        fields = {}
+
+        @ti.kernel
+        def k(x: ti.template(), y: ti.template()):
+            for i in y:
+                y[i] = x[i] ** 2 * 3.0
+
+        return k, fields
+
+    def test_the_cache_survives(self):
+        k, _ = self.module_kernel()
+        for default, dtype in ((ti.f64, ti.f64), (ti.f32, ti.f32), (ti.f64, ti.f64)):
+            initialise(default_fp=default)
+            x, y = scalars([0.3, 0.5], dtype), outputs(2, dtype=dtype)
+            for _ in range(2):
+                result = jacobian(k, x, y, args=(x, y))
+                assert result.dtype == y.to_numpy().dtype
+                assert_allclose(result, np.diag([1.8, 3.0]), rtol=1e-6)
+        ti.reset()
+
+    def test_a_prepared_form_of_the_last_program_is_refused(self):
+        initialise(default_fp=ti.f64)
+        k, _ = self.module_kernel()
+        x, y = scalars([0.3, 0.5]), outputs(2)
+        plan = Jacobian(k, x, y, args=(x, y))
+        plan()
+        initialise(default_fp=ti.f64)
+        with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again.*prepare it anew"):
+            plan()
+        ti.reset()
+        with pytest.raises(InvalidArgumentError, match=r"ti\.init"):
+            plan()
+
+
+def tasks_of(run):
+    """The names of the tasks that Taichi's profiler saw while ``run`` ran."""
+    profiler = get_default_kernel_profiler()
+    ti.profiler.clear_kernel_profiler_info()
+    run()
+    ti.sync()
+    profiler._update_records()
+    return [record.name for record in profiler._traced_records]
+
+
+class TestLaunches:
+    def test_one_launch_of_one_kernel_whatever_the_number_of_parameters(self):
+        initialise(kernel_profiler=True)
+        for count in (1, 4, 70, 300):
+            x, y = scalars(np.linspace(0, 1, count), ti.f32), outputs(6, dtype=ti.f32)
+
+            @ti.kernel
+            def k():
+                for i in y:
+                    total = 0.0
+                    for j in range(x.shape[0]):
+                        total += x[j] * (i + 1)
+                    y[i] = total
+
+            k()
+            (primal,) = tasks_of(k)
+            plan = Jacobian(k, x, y)
+            plan()
+            (fused,) = tasks_of(plan)
+            assert "jacobian" in fused
+            assert "range_for" in primal
+            assert "range_for" in fused
+            assert_allclose(plan(), np.repeat(np.arange(1.0, 7.0)[:, None], count, axis=1))
+        ti.reset()
+
+    def test_as_many_launches_as_the_pipeline_has(self):
+        initialise(kernel_profiler=True)
+        x, y, p = scalars([0.3, 0.5], ti.f32), outputs(2, dtype=ti.f32), scalars(np.ones(40), ti.f32)
+
+        @ti.kernel
+        def step():
+            for i in x:
+                x[i] += 0.1 * x[i] * p[i]
+
+        @ti.kernel
+        def finish():
+            for i in y:
+                y[i] = x[i] ** 2
+
+        def run():
+            for _ in range(5):
+                step()
+            finish()
+
+        run()
+        assert len(tasks_of(run)) == 6
+        plan = Jacobian(run, [p, x], y)
+        plan()
+        tasks = tasks_of(plan)
+        assert [name.split("_jacobian")[0] for name in tasks if "jacobian" in name] == ["step"] * 5 + ["finish"]
+        ti.reset()

@@ -1,0 +1,444 @@
+"""The registry of user rules: adding, listing, disabling and removing, and what kernels notice of it."""
+
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import outputs, read, scalars, write
+from numpy.testing import assert_allclose
+from reverse_mode import gradient, gradient_field
+
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, boundary_gradient, jacobian, mark, registry
+from taichi_ext import trace as trace_module
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+@pytest.fixture(autouse=True)
+def empty_registry():
+    registry.clear()
+    yield
+    registry.clear()
+
+
+@ti.func
+def product(a, b):
+    return a * b
+
+
+@ti.func
+def other(a):
+    return a + 1.0
+
+
+def doubled(a, b, d_a, auto):
+    return 2.0 * auto
+
+
+def tripled(auto):
+    return 3.0 * auto
+
+
+def product_kernel():
+    """y = product(x0, x1): J is [0.8, 0.3], times what a rule makes of it."""
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = product(x[0], x[1])
+
+    return k, x, y
+
+
+def factor(k, x, y):
+    """What the enabled rules multiply the derivative with."""
+    J = jacobian(k, x, y)
+    assert J[0, 1] / J[0, 0] == pytest.approx(0.3 / 0.8)
+    return pytest.approx(J[0, 0] / 0.8, rel=1e-12)
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """How many kernels have been built."""
+    built = []
+    original = trace_module.fuse
+
+    def counting(launch):
+        built.append(launch.kernel.func.__name__)
+        return original(launch)
+
+    monkeypatch.setattr(trace_module, "fuse", counting)
+    return built
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_registry_says_so():
+    assert repr(registry) == "no rules are registered"
+    assert len(registry) == 0
+    assert list(registry) == []
+
+
+def test_it_prints_as_a_table():
+    boundary_gradient(product)(doubled)
+    boundary_gradient("silhouette", name="rim of the sphere")(tripled)
+    registry.disable("rim of the sphere")
+    header, first, second = str(registry).splitlines()
+    assert header.split() == ["name", "target", "defined", "at", "enabled", "uses"]
+    line = doubled.__code__.co_firstlineno
+    assert first.split() == ["product", "product", f"{__file__}:{line}", "yes", "0"]
+    assert second.startswith("rim of the sphere  silhouette  ")
+    assert second.split()[-2:] == ["no", "0"]
+    columns = [header.index(word) for word in ("target", "defined at", "enabled", "uses")]
+    assert all(row[c - 1] == " " and row[c] != " " for row in (first, second) for c in columns)
+
+
+def test_rules_are_found_by_name():
+    boundary_gradient(product)(doubled)
+    rule = registry["product"]
+    assert rule.function is doubled
+    assert rule.is_enabled
+    assert rule.taken == {"a"}
+    assert "product" in registry
+    assert "nothing" not in registry
+    assert [r.name for r in registry] == ["product"]
+    assert len(registry) == 1
+
+
+def test_names_of_functions_defined_in_functions_are_short():
+    @ti.func
+    def inner(a):
+        return a
+
+    @boundary_gradient(inner)
+    def _(d_a):
+        return d_a
+
+    assert "inner" in registry
+
+
+def test_uses_counts_kernels():
+    k, x, y = product_kernel()
+    boundary_gradient(product)(doubled)
+    jacobian(k, x, y)
+    jacobian(k, x, y)
+    assert registry["product"].uses == 1
+
+    @ti.kernel
+    def again():
+        y[0] = product(x[0], x[1]) + product(x[1], x[0])
+
+    jacobian(again, x, y)
+    assert registry["product"].uses == 2
+
+
+# --- what can be registered -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parameter", ["c", "d_c", "d_auto", "d_out", "rest"])
+def test_unknown_parameters(parameter):
+    scope = {}
+    exec(f"def rule(a, {'*' if parameter == 'rest' else ''}{parameter}): return a", scope)
+    with pytest.raises(InvalidArgumentError, match=rf"'{parameter}'; it can take a, auto, b, d_a, d_b, out\.") as error:
+        boundary_gradient(product)(scope["rule"])
+    assert "'rule' for 'product'" in str(error.value)
+    assert len(registry) == 0
+
+
+def test_what_is_not_a_function_of_taichi():
+    k, _, _ = product_kernel()
+    for target in (k, lambda a: a, 3, None, ti.sin, np.sin):
+        with pytest.raises(InvalidArgumentError, match=r"takes a @ti\.func or the name of a mark"):
+            boundary_gradient(target)(doubled)
+    assert len(registry) == 0
+
+
+class CallableRule:
+    def __call__(self, a, d_a):
+        return d_a
+
+
+@pytest.mark.parametrize("rule", [lambda a, d_a: d_a, CallableRule(), 3, len])
+def test_what_is_not_a_rule(rule):
+    with pytest.raises(InvalidArgumentError, match="function defined with def"):
+        boundary_gradient(product)(rule)
+    assert len(registry) == 0
+
+
+def test_a_rule_that_is_a_taichi_function_already():
+    k, x, y = product_kernel()
+    boundary_gradient(product)(ti.func(doubled))
+    assert factor(k, x, y) == 2
+
+
+def test_the_same_name_twice():
+    boundary_gradient(product)(doubled)
+    with pytest.raises(
+        InvalidArgumentError, match=r"'product' is already registered \(.*test_registry.py:\d+\)"
+    ) as error:
+        boundary_gradient(product)(tripled)
+    assert "registry.remove('product')" in str(error.value)
+    assert "name=" in str(error.value)
+    assert registry["product"].function is doubled
+    with pytest.raises(InvalidArgumentError, match="already registered"):
+        boundary_gradient("mark", name="product")(tripled)
+
+
+def test_unknown_names():
+    boundary_gradient(product)(doubled)
+    for use in (registry.remove, registry.enable, registry.disable, registry.__getitem__):
+        with pytest.raises(InvalidArgumentError, match=r"No rule is named 'nothing'; registered are: 'product'\."):
+            use("nothing")
+    for context in (registry.disabled, registry.enabled):
+        with pytest.raises(InvalidArgumentError, match="No rule is named"), context("product", "nothing"):
+            pass
+    assert registry["product"].is_enabled
+
+
+def test_a_rule_for_a_mark_that_no_kernel_has():
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = mark("present", x[0] * x[1])
+
+    boundary_gradient("absent")(tripled)
+    with pytest.warns(DerivativeWarning, match=r"'absent' \(.*test_registry.py:\d+\).*mark\('absent'.*'present'"):
+        J = jacobian(k, x, y)
+    assert_allclose(J, [[0.8, 0.3]], rtol=1e-14)
+    with warnings.catch_warnings():  # once is enough
+        warnings.simplefilter("error")
+        jacobian(k, x, y)
+
+    @ti.kernel
+    def other_kernel():
+        y[0] = x[0]
+
+    boundary_gradient("present")(doubled_mark)
+    with warnings.catch_warnings():  # a mark that another kernel has is not misspelt
+        warnings.simplefilter("error")
+        jacobian(other_kernel, x, y)
+
+
+def doubled_mark(auto):
+    return 2.0 * auto
+
+
+def test_a_misspelt_rule_is_noticed_in_a_kernel_that_was_built_before():
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = mark("rim", x[0] * x[1])
+
+    jacobian(k, x, y)
+    boundary_gradient("rimm")(doubled_mark)
+    with pytest.warns(DerivativeWarning, match=r"mark\('rimm'"):
+        jacobian(k, x, y)
+
+
+# --- enabling, disabling, removing ------------------------------------------------------------------------------------
+
+
+def test_the_rule_registered_last_is_applied():
+    k, x, y = product_kernel()
+    boundary_gradient(product, name="two")(doubled)
+    boundary_gradient(product, name="three")(tripled)
+    assert factor(k, x, y) == 3
+    registry.disable("three")
+    assert factor(k, x, y) == 2
+    registry.disable()
+    assert factor(k, x, y) == 1
+    registry.enable("two")
+    assert factor(k, x, y) == 2
+    registry.enable()
+    assert factor(k, x, y) == 3
+    registry.remove("three")
+    assert factor(k, x, y) == 2
+    registry.clear()
+    assert factor(k, x, y) == 1
+
+
+def test_contexts_put_back_what_was():
+    k, x, y = product_kernel()
+    boundary_gradient(product, name="two")(doubled)
+    boundary_gradient(product, name="three")(tripled)
+    with registry.disabled("three"):
+        assert factor(k, x, y) == 2
+        with registry.disabled():
+            assert factor(k, x, y) == 1
+            with registry.enabled("three"):
+                assert factor(k, x, y) == 3
+            assert factor(k, x, y) == 1
+        assert factor(k, x, y) == 2
+    assert factor(k, x, y) == 3
+    registry.disable("three")
+    with registry.enabled():
+        assert factor(k, x, y) == 3
+    assert factor(k, x, y) == 2
+    with pytest.raises(ZeroDivisionError), registry.disabled():
+        raise ZeroDivisionError
+    assert factor(k, x, y) == 2
+    with registry.disabled("two"):
+        registry.remove("two")
+    assert "two" not in registry
+
+
+def test_the_function_itself_is_never_changed():
+    k, x, y = product_kernel()
+    boundary_gradient(product)(doubled)
+    k()
+    assert read(y)[0] == pytest.approx(0.24, rel=1e-14)
+    with registry.disabled():
+        k()
+        assert read(y)[0] == pytest.approx(0.24, rel=1e-14)
+    registry.clear()
+    k()
+    assert read(y)[0] == pytest.approx(0.24, rel=1e-14)
+
+
+def test_reverse_kernels_notice_too():
+    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0])
+
+    @ti.kernel
+    def k():
+        y[0] = product(x[0], x[1])
+
+    def reverse():
+        return gradient(k, x, y, np.ones(1))
+
+    autodiff = np.array([0.8, 0.3])
+    assert_allclose(reverse(), autodiff, rtol=1e-12)
+    boundary_gradient(product)(doubled)
+    assert_allclose(reverse(), 2 * autodiff, rtol=1e-12)
+    with registry.disabled("product"):
+        assert_allclose(reverse(), autodiff, rtol=1e-12)
+    assert_allclose(reverse(), 2 * autodiff, rtol=1e-12)
+    registry.remove("product")
+    assert_allclose(reverse(), autodiff, rtol=1e-12)
+
+
+# --- what is rebuilt --------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_rebuilt_when_their_rules_change_and_not_otherwise(traces):
+    k, x, y = product_kernel()
+    z = outputs(1)
+
+    @ti.kernel
+    def without():
+        z[0] = other(x[0]) * x[1]
+
+    plans = Jacobian(k, x, y), Jacobian(without, x, z)
+
+    def built():
+        traces.clear()
+        for plan in plans:
+            plan()
+        return list(traces)
+
+    assert built() == ["k", "without"]
+    assert built() == []
+    boundary_gradient(product)(doubled)
+    assert built() == ["k"]
+    assert built() == []
+    with registry.disabled("product"):
+        assert built() == ["k"]
+        assert built() == []
+    assert built() == ["k"]
+    boundary_gradient("a mark of no kernel")(tripled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DerivativeWarning)
+        assert built() == []
+    with registry.disabled("a mark of no kernel"):
+        assert built() == []
+    assert built() == []
+    boundary_gradient(other)(tripled)
+    assert built() == ["without"]
+    registry.clear()
+    assert built() == ["k", "without"]
+
+
+def test_a_mark_in_a_kernel_is_looked_up_again(traces):
+    x, y = scalars([0.3, 0.8]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = mark("m", x[0] * x[1])
+
+    plan = Jacobian(k, x, y)
+    assert_allclose(plan(), [[0.8, 0.3]], rtol=1e-14)
+    boundary_gradient("m")(doubled_mark)
+    assert_allclose(plan(), [[1.6, 0.6]], rtol=1e-14)
+    assert_allclose(plan(), [[1.6, 0.6]], rtol=1e-14)
+    assert traces == ["k", "k"]
+
+
+def test_methods_and_library_functions_can_be_removed():
+    x, y = scalars([0.3, 0.8, 0.5]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = tm.mix(x[0], x[1], x[2])
+
+    boundary_gradient(tm.mix)(five_times)
+    assert_allclose(jacobian(k, x, y), [[0.5, 0.5, 5]], rtol=1e-14)
+    registry.remove("mix")
+    assert_allclose(jacobian(k, x, y), [[0.5, 0.5, 0.5]], rtol=1e-14)
+
+
+def five_times(a, d_a):
+    return 5.0 * d_a
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_threads():
+    """Many threads add, disable and remove rules of their own; nothing is lost, nothing fails, each sees its own."""
+    boundary_gradient(product, name="kept")(doubled)
+    problems = []
+    ready = threading.Barrier(8)
+
+    def work(number):
+        try:
+            ready.wait()
+            for n in range(40):
+                name = f"{number}.{n}"
+                boundary_gradient(f"mark {number}", name=name)(tripled)
+                with registry.disabled(name):
+                    rule = registry.rule_for(f"mark {number}")
+                    assert rule is None or rule.name != name
+                assert registry.rule_for(f"mark {number}").name == name
+                with registry.disabled("kept"), registry.enabled("kept"):
+                    str(registry)
+                if n % 2:
+                    registry.remove(name)
+                    registry.remove(f"{number}.{n - 1}")
+        except Exception as error:
+            problems.append(error)
+
+    version = registry.version
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert [rule.name for rule in registry] == ["kept"]
+    assert registry["kept"].is_enabled  # contexts that overlap in time leave it as it was
+    assert registry.version >= version + 8 * 40 * 4
+
+
+def test_a_change_in_another_thread_is_seen():
+    k, x, y = product_kernel()
+    assert factor(k, x, y) == 1
+    thread = threading.Thread(target=lambda: boundary_gradient(product)(doubled))
+    thread.start()
+    thread.join()
+    assert factor(k, x, y) == 2
+    write(x, np.array([0.3, 0.8]))

@@ -1,0 +1,388 @@
+"""The derivative table: every argument of every rule against central differences, and the conventions at kinks."""
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import jacobian
+from taichi_ext.rules import RULE_OF_FUNCTION, RULES
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+POINTS = 6
+UNARY = [name for name, rule in RULES.items() if len(rule.domain) == 1]
+BINARY = [name for name, rule in RULES.items() if len(rule.domain) == 2]
+
+
+def draw(name: str, argument: int, *shape: int) -> np.ndarray:
+    """Points of the domain of one argument, the same in every run and at least 0.02 away from every integer."""
+    low, high = RULES[name].domain[argument]
+    generator = np.random.default_rng([argument, *name.encode()])
+    points = generator.uniform(low, high, (64, *shape))
+    nearest = np.abs(points - np.round(points)).reshape(64, -1).min(axis=1)
+    return points[nearest > 0.02][:POINTS]
+
+
+def test_every_rule_says_where_to_test_it():
+    assert set(UNARY) | set(BINARY) == set(RULES)
+    for rule in RULES.values():
+        assert len(rule.partials) == len(rule.domain)
+        assert all(low < high for low, high in rule.domain)
+        assert rule.kind in ("smooth", "singular", "choice", "constant")
+        assert (rule.picks is not None) == (rule.kind == "choice")
+        assert RULE_OF_FUNCTION[rule.primal] is rule
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary_rule(name):
+    f = RULES[name].primal
+    x, y = scalars(draw(name, 0)), outputs(POINTS)
+    v, w = vectors(draw(name, 0, 3)), vector_outputs(3, POINTS)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = f(x[i])
+        for i in v:
+            w[i] = f(v[i])
+
+    check_jacobian(k, [x, v], [y, w])
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_rule(name):
+    """Both arguments active, one of them, the same one twice; the other one a field, a float, an int, an int field."""
+    f = RULES[name].primal
+    a, b, y = scalars(draw(name, 0)), scalars(draw(name, 1)), outputs(POINTS, 10)
+    c, d = scalars(draw(name, 0)[::-1]), scalars(draw(name, 1)[::-1])
+    n = ti.field(ti.i32, shape=())
+    n[None] = 2
+    is_singular = name == "pow"  # of a negative base
+
+    @ti.kernel
+    def k():
+        for i in a:
+            y[i, 0] = f(a[i], b[i])
+            y[i, 1] = f(a[i], d[i])
+            y[i, 2] = f(c[i], b[i])
+            y[i, 3] = f(abs(b[i]) + 0.1 if ti.static(is_singular) else 0.7 * b[i], b[i])
+            y[i, 4] = f(a[i], 1.3)
+            y[i, 5] = f(1.3, b[i])
+            y[i, 6] = f(a[i], 2)
+            y[i, 7] = f(2, b[i])
+            y[i, 8] = f(a[i], n[None])
+            y[i, 9] = f(n[None], b[i])
+
+    check_jacobian(k, [a, b], y)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary_rule_on_vectors(name):
+    f = RULES[name].primal
+    a, b = scalars(draw(name, 0)), scalars(draw(name, 1))
+    u, v = vectors(draw(name, 0, 3)), vectors(draw(name, 1, 3))
+    both, left, right = (vector_outputs(3, POINTS) for _ in range(3))
+
+    @ti.kernel
+    def k():
+        for i in u:
+            both[i] = f(u[i], v[i])
+            left[i] = f(a[i], v[i])
+            right[i] = f(u[i], b[i])
+
+    # Taichi 1.7.4 computes atan2 of float64 vectors in float32: differences need a longer step
+    coarse = {"step": 3e-3, "rtol": 1e-3, "atol": 1e-3, "state_rtol": 1e-6} if name == "atan2" else {}
+    check_jacobian(k, [a, b, u, v], [both, left, right], **coarse)
+
+
+def test_atan2_on_vectors_has_the_derivative_of_atan2():
+    u, v, y = vectors([[0.3, -0.8, 1.1]]), vectors([[0.5, 1.2, 0.4]]), vector_outputs(3, 1)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.atan2(u[0], v[0])
+
+    s, c = u.to_numpy()[0], v.to_numpy()[0]
+    expected = [np.diag(p / (s * s + c * c)).reshape(1, 3, 1, 3) for p in (c, -s)]
+    check_jacobian(k, [u, v], y, expected=[expected], state_rtol=1e-6)  # computed in float32 by Taichi
+
+
+# --- kinks ------------------------------------------------------------------------------------------------------------
+
+
+def test_abs_has_derivative_zero_at_zero():
+    x, y = scalars([0.0, -0.0, 1.0, -1.0]), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = abs(x[i])
+
+    check_jacobian(k, x, y, expected=np.diag([0, 0, 1, -1]))
+
+
+@pytest.mark.parametrize("f", [ti.max, ti.min, max, min], ids=["ti.max", "ti.min", "max", "min"])
+def test_extremum_takes_the_right_hand_operand_at_a_tie(f):
+    a, b, c, y, z = scalars([0.7, 0.0]), scalars([0.7, -0.0]), scalars([0.7, 0.0]), outputs(2), outputs(2)
+
+    @ti.kernel
+    def k():
+        for i in a:
+            y[i] = f(a[i], b[i])
+            z[i] = f(a[i], b[i], c[i])
+
+    one, zero = np.eye(2), np.zeros((2, 2))
+    check_jacobian(k, [a, b, c], [y, z], expected=[[zero, one, zero], [zero, zero, one]])
+
+
+def test_a_tie_with_a_number():
+    x, y = scalars([0.5]), outputs(4)
+
+    @ti.kernel
+    def k():
+        y[0] = max(x[0], 0.5)
+        y[1] = max(0.5, x[0])
+        y[2] = min(x[0], 0.5)
+        y[3] = min(0.5, x[0])
+
+    check_jacobian(k, x, y, expected=[[0], [1], [0], [1]])
+
+
+def test_steps_have_derivative_zero_everywhere():
+    x, y = scalars([1.0, 0.5, -1.5, 2.25]), outputs(4, 9)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i, 0] = ti.floor(x[i])
+            y[i, 1] = ti.ceil(x[i])
+            y[i, 2] = ti.round(x[i])
+            y[i, 3] = x[i] // 0.5
+            y[i, 4] = ti.cast(x[i], ti.i32)
+            y[i, 5] = int(x[i])
+            y[i, 6] = x[i] > 0.5
+            y[i, 7] = ti.cast(x[i] == 1.0, ti.f64)
+            y[i, 8] = tm.sign(x[i])
+
+    with pytest.warns(UserWarning, match="does not depend"):
+        assert_array_equal(jacobian(k, x, y), np.zeros((4, 9, 4)))
+
+
+def test_remainder_at_a_multiple_keeps_its_partials():
+    a, b, y = scalars([1.5, -1.5, 0.0]), scalars([0.5, 0.5, 0.5]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in a:
+            y[i] = a[i] % b[i]
+
+    check_jacobian(k, [a, b], y, expected=[[np.eye(3), np.diag([-3.0, 3.0, 0.0])]])
+
+
+def test_remainder_of_negative_numbers():
+    a, b, y = scalars([1.3, -1.3, 1.3, -1.3]), scalars([0.4, 0.4, -0.4, -0.4]), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in a:
+            y[i] = a[i] % b[i]
+
+    check_jacobian(k, [a, b], y)
+
+
+# --- singular points --------------------------------------------------------------------------------------------------
+
+# operation of one argument, a point where its derivative is infinite
+SINGULAR = [
+    (ti.sqrt, 0.0),
+    (ti.rsqrt, 0.0),
+    (ti.log, 0.0),
+    (ti.asin, 1.0),
+    (ti.asin, -1.0),
+    (ti.acos, 1.0),
+    (ti.acos, -1.0),
+]
+
+
+@pytest.mark.parametrize(("f", "point"), SINGULAR, ids=[f"{f.__name__}({p:g})" for f, p in SINGULAR])
+@pytest.mark.parametrize("has_row", [False, True], ids=["seeds", "row"])
+def test_zero_tangent_stays_zero_at_a_singular_point(f, point, has_row):
+    x, y, zero = scalars([0.3, 0.8]), outputs(3), scalars([0.0])
+
+    @ti.kernel
+    def k():
+        for i in range(1):
+            t = x[0] * zero[0]
+            if ti.static(has_row):
+                for j in range(2):
+                    t += x[j] * zero[0]
+            y[0] = f(t + point) + x[1]
+            y[1] = 3.0 * f(point + 2.0 * t) * x[1]
+            y[2] = f(point - t * t)
+
+    value = float(f(np.float64(point))) if f is not ti.rsqrt else np.inf
+    value = {ti.log: -np.inf}.get(f, value)
+    assert_array_equal(jacobian(k, x, y), [[0, 1], [0, 3 * value], [0, 0]])
+
+
+def test_infinite_derivative_is_kept():
+    x, y = scalars([0.0]), outputs(3)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.sqrt(x[0])
+        y[1] = ti.log(x[0])
+        y[2] = x[0] ** 0.5
+
+    assert_array_equal(jacobian(k, x, y), [[np.inf], [np.inf], [np.inf]])
+
+
+def test_nan_that_is_real_is_kept():
+    x, y, zero = scalars([1.0, 0.0]), outputs(2), scalars([0.0])
+
+    @ti.kernel
+    def k():
+        y[0] = x[1] / (zero[0] * x[0])
+        y[1] = x[0]
+
+    J = jacobian(k, x, y)
+    assert np.isnan(J[0]).any()
+    assert_array_equal(J[1], [1, 0])
+
+
+def test_power_of_zero():
+    x, e, y = scalars([0.0] * 5), scalars([2.0, 1.0, 0.0, 3.5, 2.0]), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] ** e[i]
+
+    expected = [[np.diag([0.0, 1.0, 0.0, 0.0, 0.0]), np.zeros((5, 5))]]
+    check_jacobian(k, [x, e], y, expected=expected)
+
+
+def test_power_of_zero_with_numbers():
+    x, y = scalars([0.0]), outputs(5)
+
+    @ti.kernel
+    def k():
+        y[0] = x[0] ** 2
+        y[1] = x[0] ** 1
+        y[2] = x[0] ** 0
+        y[3] = x[0] ** 3.0
+        y[4] = 0.0 ** (x[0] + 2.0)
+
+    check_jacobian(k, x, y, expected=[[0], [1], [0], [0], [0]])
+
+
+def test_power_of_a_negative_base():
+    x, y = scalars([-1.4]), outputs(5)
+    n = ti.field(ti.i32, shape=())
+    n[None] = 3
+
+    @ti.kernel
+    def k():
+        y[0] = x[0] ** 2
+        y[1] = x[0] ** 3
+        y[2] = x[0] ** -1
+        y[3] = x[0] ** n[None]
+        y[4] = x[0] ** 4.0
+
+    check_jacobian(k, x, y)
+
+
+def test_length_of_the_zero_vector():
+    x, y = scalars([0.0, 0.0, 0.0]), outputs(4)
+
+    @ti.kernel
+    def k():
+        v = tm.vec3(x[0], x[1], x[2])
+        y[0] = v.norm()
+        y[1] = tm.length(v)
+        y[2] = v.norm(1e-3)
+        y[3] = v.norm_sqr()
+
+    check_jacobian(k, x, y, expected=np.zeros((4, 3)))
+
+
+def test_distance_of_equal_points():
+    x, y = vectors([[0.3, 0.4], [0.3, 0.4]]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = tm.distance(x[0], x[1])
+
+    check_jacobian(k, x, y, expected=np.zeros((1, 2, 2)))
+
+
+def test_angle_of_the_origin():
+    x, y, zero = scalars([0.5]), outputs(1), scalars([0.0])
+
+    @ti.kernel
+    def k():
+        y[0] = ti.atan2(zero[0] * x[0], zero[0] * x[0])
+
+    assert_array_equal(jacobian(k, x, y), [[0.0]])
+
+
+@pytest.mark.parametrize("point", [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5])
+def test_clamp_at_and_between_its_bounds(point):
+    x, y = scalars([point]), outputs(1)
+
+    @ti.kernel
+    def k():
+        y[0] = tm.clamp(x[0], -1.0, 1.0)
+
+    # clamp(x, low, high) is min(high, max(low, x)): the right-hand operand is x at both ties
+    check_jacobian(k, x, y, expected=[[1.0 if -1 <= point <= 1 else 0.0]])
+
+
+def test_a_side_that_is_not_chosen_is_not_touched():
+    x, y = scalars([0.0, 4.0]), outputs(5)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.sqrt(x[1]) if x[0] < 1.0 else ti.sqrt(x[0])
+        y[1] = ti.select(x[0] < 1.0, x[1], 1.0 / x[0])
+        y[2] = ti.max(x[1], ti.log(x[0]))
+        y[3] = ti.select(x[0] > 0.0, ti.sqrt(x[0]), x[0] * 2.0)
+        y[4] = x[0] * ti.log(x[0]) if x[0] > 0.0 else 0.0
+
+    check_jacobian(k, x, y, expected=[[0, 0.25], [0, 1], [0, 1], [2, 0], [0, 0]])
+
+
+# --- single precision -------------------------------------------------------------------------------------------------
+
+
+def table_of(dtype):
+    """The Jacobians of all rules that are not constant, in two kernels."""
+    unary = [name for name in UNARY if RULES[name].kind != "constant"]
+    binary = [name for name in BINARY if RULES[name].kind != "constant"]
+    unary_functions = [RULES[name].primal for name in unary]
+    binary_functions = [RULES[name].primal for name in binary]
+    x = scalars(np.float32([draw(name, 0) for name in unary]), dtype)
+    a, b = (scalars(np.float32([draw(name, n) for name in binary]), dtype) for n in range(2))
+    y, z = outputs(len(unary), POINTS, dtype=dtype), outputs(len(binary), POINTS, dtype=dtype)
+
+    @ti.kernel
+    def k():
+        for i in range(POINTS):
+            for n, f in ti.static(enumerate(unary_functions)):
+                y[n, i] = f(x[n, i])
+            for n, f in ti.static(enumerate(binary_functions)):
+                z[n, i] = f(a[n, i], b[n, i])
+
+    return jacobian(k, [x, a, b], [y, z])
+
+
+def test_single_precision_agrees_with_double():
+    """Every rule on float32 fields agrees with the same rule on float64 fields to a few units in the last place."""
+    for row, reference in zip(table_of(ti.f32), table_of(ti.f64), strict=True):
+        for single, double in zip(row, reference, strict=True):
+            assert single.dtype == np.float32
+            assert double.dtype == np.float64
+            assert_allclose(single, double, rtol=2e-5, atol=1e-6)

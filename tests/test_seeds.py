@@ -1,0 +1,150 @@
+"""``seeds=`` and ``lanes=``: how tangents are stored, and how many columns at a time, changes no number."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import central_differences, outputs, scalars, vectors
+from numpy.testing import assert_allclose
+
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+SEEDS = ("auto", "symbolic", "lanes")
+N = 7
+
+
+def make_sum_of_blobs():
+    """Index expressions that add up in a loop."""
+    x, y = scalars(np.linspace(0.2, 1.3, 3 * N)), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            total = 0.0
+            for n in range(N):
+                d = x[3 * n + 1] - 0.1 * i
+                total += x[3 * n] * ti.exp(-d * d * x[3 * n + 2])
+            y[i] = total
+
+    return k, x, y
+
+
+def make_nearest():
+    """A choice among index expressions."""
+    x, y = scalars(np.sin(np.arange(N) * 2.3) + 2.0), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            best = 1e9
+            for n in range(N):
+                t = x[n] * (1.0 + 0.1 * i * n)
+                if t < best:
+                    best = t
+            y[i] = best * best
+
+    return k, x, y
+
+
+def make_transmittance():
+    """A nonlinear recurrence."""
+    x, y = scalars(np.linspace(0.05, 0.9, N)), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            seen, through = 0.0, 1.0
+            for n in range(N):
+                a = 1.0 - ti.exp(-x[n] * (i + 1))
+                seen += through * a * n
+                through *= 1.0 - a
+            y[i] = seen + through
+
+    return k, x, y
+
+
+def make_constants():
+    """Constant columns, in branches, vectors and a loop in place."""
+    x, y = vectors([[0.4, 1.2], [0.9, 0.3]]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            v = ti.Vector([x[0].x, x[1].y])
+            for j in range(i + 1):
+                v = v.yx * x[0] + x[1]
+                if v.x > 1.0:
+                    v[j % 2] *= x[1].x
+            y[i] = v.norm()
+
+    return k, x, y
+
+
+def make_pipeline():
+    """Several launches in place."""
+    x, y = scalars([0.3, 0.8, 0.5]), outputs(3)
+
+    @ti.kernel
+    def start():
+        for i in y:
+            y[i] = x[i]
+
+    @ti.kernel
+    def step():
+        for i in range(3):
+            y[i] += 0.1 * y[(i + 1) % 3] * x[0]
+
+    def run():
+        start()
+        for _ in range(4):
+            step()
+
+    return run, x, y
+
+
+PROGRAMS = [make_sum_of_blobs, make_nearest, make_transmittance, make_constants, make_pipeline]
+
+
+@pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__.removeprefix("make_"))
+def test_every_setting_gives_the_same(make):
+    k, x, y = make()
+    ((expected,),) = central_differences(k, [x], [y])
+    for seeds in SEEDS:
+        for lanes in (None, 1, 3):
+            J = jacobian(k, x, y, seeds=seeds, lanes=lanes)
+            assert_allclose(J, expected, rtol=1e-6, atol=1e-8, err_msg=f"{seeds}, {lanes}")
+
+
+def test_what_was_chosen_is_told():
+    k, x, y = make_nearest()
+    for seeds, text in (("auto", "slots"), ("symbolic", "slots"), ("lanes", "a row of 7 columns")):
+        plan = Jacobian(k, x, y, seeds=seeds)
+        plan()
+        assert text in plan.explain()
+
+
+def test_state_is_that_of_one_run():
+    x = scalars([0.3, 0.8, 0.5])
+
+    @ti.kernel
+    def k():
+        for i in x:
+            x[i] *= 1.0 + x[i]
+
+    J = jacobian(k, x, x, lanes=1)
+    assert_allclose(J, np.diag([1.6, 2.6, 2.0]))
+    assert_allclose(x.to_numpy(), [0.39, 1.44, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": "dense"}, "seeds is 'dense'; expected one of 'auto', 'symbolic', 'lanes'"),
+        ({"lanes": 0}, "lanes is 0"),
+    ],
+)
+def test_bad_input(options, message):
+    k, x, y = make_nearest()
+    with pytest.raises(InvalidArgumentError, match=message):
+        jacobian(k, x, y, **options)

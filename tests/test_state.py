@@ -1,0 +1,380 @@
+"""What is left behind: exactly what one plain run leaves, whatever was needed for the Jacobian."""
+
+import gc
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import Snapshot, check_jacobian, outputs, scalars, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import Jacobian, jacobian, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = np.array([0.3, -0.8, 1.1, 0.6])
+
+
+@ti.data_oriented
+class Everything:
+    """A pipeline that does each kind of store: overwriting, accumulating, counting, in place, reading what it wrote."""
+
+    def __init__(self):
+        self.runs = 0
+        self.x = scalars(X)
+        self.work = outputs(4, 4)
+        self.y = outputs(4)
+        self.total = outputs()
+        self.best = scalars([-100.0])
+        self.count = ti.field(ti.i32, shape=4)
+        self.log = ti.field(ti.i32, shape=())
+        self.v = vectors(np.ones((4, 3)))
+
+    @ti.kernel
+    def step(self, n: ti.i32):
+        for i, j in self.work:
+            self.work[i, j] = self.x[i] * self.x[j] + n
+        for i, j in self.work:
+            self.y[i] += self.work[i, j]
+            self.count[j] += 1
+        for i in self.x:
+            self.x[i] = 0.9 * self.x[i] + 0.1 * ti.sin(self.work[i, i])
+            ti.atomic_max(self.best[0], self.x[i])
+            self.total[None] += self.x[i] ** 2
+            self.v[i] = self.v[i].cross(ti.Vector([self.x[i], 1.0, 2.0]))
+        self.log[None] = self.log[None] * 10 + n
+
+    def run(self):
+        self.runs += 1
+        for n in range(1, 4):
+            self.step(n)
+        self.y[0] = 4.0
+
+    @property
+    def containers(self):
+        return [self.x, self.work, self.y, self.total, self.best, self.count, self.log, self.v]
+
+    @property
+    def reals(self):
+        return [self.work, self.y, self.total, self.best, self.v, self.x]
+
+
+def state_after(program, run):
+    before = Snapshot(program.containers)
+    run()
+    after = [c.to_numpy() for c in program.containers]
+    before.restore()
+    return after
+
+
+@pytest.mark.parametrize("max_memory", [None, 600, 300])
+def test_state_is_that_of_one_plain_run(max_memory):
+    """Also when the columns have to be computed in several runs."""
+    program = Everything()
+    plain = state_after(program, program.run)
+    jac = state_after(program, lambda: jacobian(program.run, program.x, program.y, max_memory=max_memory))
+    for expected, value in zip(plain, jac, strict=True):
+        assert_allclose(value, expected, rtol=1e-13, atol=0)
+    assert jac[6] == 123
+
+
+@pytest.mark.parametrize("max_memory", [600, 300])
+def test_blocks_give_the_same_jacobian(max_memory):
+    program = Everything()
+    start = Snapshot(program.containers)
+    outs = [program.y, program.total, program.best]
+    whole = jacobian(program.run, program.x, outs)
+    start.restore()
+    program.runs = 0
+    parts = jacobian(program.run, program.x, outs, max_memory=max_memory)
+    assert program.runs > 1
+    for a, b in zip(whole, parts, strict=True):
+        assert_allclose(b, a, rtol=1e-13, atol=1e-15)
+
+
+def test_jacobian_of_everything():
+    program = Everything()
+    check_jacobian(program.run, program.x, program.reals, state=[program.count, program.log])
+
+
+def test_blocks_with_arrays():
+    @ti.kernel
+    def accumulate(x: ti.types.ndarray(), t: ti.types.ndarray(), y: ti.types.ndarray(), n: ti.types.ndarray()):
+        for i, j in t:
+            t[i, j] += x[i] * x[j]
+        for i, j in t:
+            y[i] += t[i, j] * x[j]
+            n[i] += 1
+
+    def run(x, t, y, n):
+        accumulate(x, t, y, n)
+        accumulate(x, t, y, n)
+
+    def arrays():
+        return X.copy(), np.ones((4, 4)), np.full(4, 0.5), np.zeros(4, np.int32)
+
+    plain, whole, parts = arrays(), arrays(), arrays()
+    run(*plain)
+    J = jacobian(run, whole[0], whole[2], args=whole)
+    J_parts = jacobian(run, parts[0], parts[2], args=parts, max_memory=200)
+    assert_allclose(J_parts, J, rtol=1e-13)
+    for a, b, c in zip(plain, whole, parts, strict=True):
+        assert_allclose(b, a, rtol=1e-13)
+        assert_allclose(c, a, rtol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["pipeline", "kernel"])
+def test_repeated_calls_go_on_from_the_state(kind):
+    """An accumulator grows with each call, as with plain launches; J is at the state before the call."""
+    x, y = scalars(X), outputs(4)
+
+    @ti.kernel
+    def grow():
+        for i in x:
+            y[i] += x[i] ** 2
+            x[i] *= 2.0
+
+    plan = Jacobian(grow if kind == "kernel" else lambda: grow(), x, [y, x])
+    for n in range(4):
+        J_y, J_x = plan()
+        assert_allclose(J_y, np.diag(2 * X * 2**n), rtol=1e-14)
+        assert_allclose(J_x, 2 * np.eye(4), rtol=1e-14)
+        assert_allclose(y.to_numpy(), X**2 * (4 ** (n + 1) - 1) / 3, rtol=1e-14)
+        assert_allclose(x.to_numpy(), X * 2 ** (n + 1), rtol=1e-15)
+
+
+def test_same_field_as_parameter_and_output_among_others():
+    x, v = scalars(X), scalars(X[::-1])
+
+    @ti.kernel
+    def verlet():
+        for i in x:
+            v[i] -= 0.1 * ti.sin(x[i])
+        for i in x:
+            x[i] += 0.1 * v[i]
+
+    def run():
+        for _ in range(3):
+            verlet()
+
+    check_jacobian(run, [x, v], [x, v])
+
+
+def test_output_keeps_what_the_kernel_does_not_write():
+    """Entries that are left alone have derivative 0; of an output that is a parameter too, they are the identity."""
+    x, y = scalars(X), scalars([7, 8, 9, 10])
+
+    @ti.kernel
+    def half():
+        for i in range(2):
+            y[i] = x[i] * 3
+            x[i + 2] = x[i] ** 2
+
+    J_y, J_x = jacobian(half, x, [y, x])
+    assert_allclose(J_y, np.diag([3.0, 3, 0, 0]), rtol=1e-15)
+    expected = np.zeros((4, 4))
+    expected[0, 0] = expected[1, 1] = 1
+    expected[2, 0], expected[3, 1] = 2 * X[0], 2 * X[1]
+    assert_allclose(J_x, expected, rtol=1e-15)
+    assert_array_equal(y.to_numpy(), [X[0] * 3, X[1] * 3, 9, 10])
+
+
+def test_tangents_of_one_call_do_not_reach_the_next():
+    x, t, y = scalars(X), outputs(4), outputs(4)
+
+    @ti.kernel
+    def first():
+        for i in x:
+            t[i] = x[i] ** 2
+
+    @ti.kernel
+    def second():
+        for i in x:
+            y[i] = t[i] + x[i]
+
+    jacobian(lambda: (first(), second()), x, y)
+    assert_allclose(jacobian(second, x, y), np.eye(4), rtol=0)  # t is a constant here
+
+
+def test_values_are_those_after_the_run():
+    x, y = scalars(X), outputs(4)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] += x[i]
+
+    first, _ = value_and_jacobian(run, x, y)
+    kept = first.copy()
+    second, _ = value_and_jacobian(run, x, y)
+    assert_array_equal(first, kept)  # not a view of the field
+    assert_array_equal(second, 2 * X)
+
+
+def test_results_are_independent_arrays():
+    x, y = scalars(X), outputs(4)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = x[i] ** 2
+
+    plan = Jacobian(run, x, y)
+    first = plan()
+    kept = first.copy()
+    x.fill(3.0)
+    second = plan()
+    assert_array_equal(first, kept)
+    assert_allclose(second, 6 * np.eye(4), rtol=1e-15)
+
+
+def test_random_numbers_are_drawn_once():
+    """Primal and tangents see the same draw."""
+    x, r, y = scalars(X), outputs(4), outputs(4)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            r[i] = ti.random(ti.f64)
+            y[i] = r[i] * x[i]
+
+    J = jacobian(run, x, y)
+    assert_array_equal(np.diag(J), r.to_numpy())
+    assert len(set(r.to_numpy())) == 4
+
+
+def test_integer_state_of_a_kernel_is_advanced_once():
+    x, tape, cursor = scalars(X), outputs(8), ti.field(ti.i32, shape=())
+
+    @ti.kernel
+    def push():
+        ti.loop_config(serialize=True)
+        for i in range(4):
+            k = ti.atomic_add(cursor[None], 1)
+            tape[k] = x[i] ** 2
+
+    J = jacobian(push, x, tape)
+    assert cursor[None] == 4
+    assert_allclose(J[:4], np.diag(2 * X), rtol=1e-15)
+    J = jacobian(push, x, tape)
+    assert cursor[None] == 8
+    assert_allclose(J[4:], np.diag(2 * X), rtol=1e-15)
+
+
+def test_gradient_fields_are_left_alone():
+    x = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)
+    y = ti.field(ti.f64, shape=4, needs_grad=True, needs_dual=True)
+    x.from_numpy(X)
+    x.grad.fill(5.0)
+    y.grad.fill(6.0)
+    x.dual.fill(7.0)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = x[i] ** 2
+
+    jacobian(run, x, y)
+    assert_array_equal(x.grad.to_numpy(), np.full(4, 5.0))
+    assert_array_equal(y.grad.to_numpy(), np.full(4, 6.0))
+    assert_array_equal(x.dual.to_numpy(), np.full(4, 7.0))
+    y.grad.fill(1.0)
+    x.grad.fill(0.0)
+    run.grad()  # Taichi's own reverse mode still works on the same kernel
+    assert_allclose(x.grad.to_numpy(), 2 * X, rtol=1e-15)
+
+
+def test_memory_of_a_simulation_does_not_grow_with_its_steps():
+    import tracemalloc
+
+    n = 2000
+    x, v = scalars(np.linspace(0, 1, n)), outputs(n)
+    p = scalars([0.3, 0.7])
+    steps = 5
+
+    @ti.kernel
+    def step():
+        for i in x:
+            v[i] += p[0] * ti.sin(x[i]) - p[1] * v[i] * 0.1
+        for i in x:
+            x[i] += 0.01 * v[i]
+
+    def run():
+        for _ in range(steps):
+            step()
+
+    plan = Jacobian(run, p, x)
+    peaks = []
+    for steps in (5, 5, 100):
+        gc.collect()
+        tracemalloc.start()
+        plan()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    one_state = 2 * n * 2 * 8  # tangents of x and v
+    assert peaks[2] < peaks[1] + 2 * one_state, peaks
+
+
+def test_shadows_are_freed_after_the_call():
+    import tracemalloc
+
+    n = 5000
+    x, t, y = scalars(np.ones(20)), outputs(n), outputs()
+
+    @ti.kernel
+    def first():
+        for i in t:
+            t[i] = x[i % 20] * x[(i + 1) % 20]
+
+    @ti.kernel
+    def second():
+        for i in t:
+            y[None] += t[i]
+
+    def run():
+        first()
+        second()
+
+    plan = Jacobian(run, x, y)
+    plan()
+    gc.collect()
+    tracemalloc.start()
+    plan()
+    gc.collect()
+    left, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak > n * 20 * 8  # the tangents of t were there
+    assert left < n * 8
+
+
+def test_program_that_starts_again():
+    """ti.init in between: what was prepared for the old program is not used for the new one."""
+    from conftest import initialise
+
+    for factor in (2.0, 3.0):
+        x, y = scalars(X), outputs(4)
+
+        @ti.kernel
+        def run():
+            for i in x:
+                y[i] = factor * x[i]
+
+        assert_allclose(jacobian(run, x, y), factor * np.eye(4), rtol=0)
+        initialise(default_fp=ti.f64)
+
+
+def test_kernel_defined_once_and_used_over_several_programs():
+    from conftest import initialise
+
+    @ti.kernel
+    def double(a: ti.template(), b: ti.template()):
+        for i in a:
+            b[i] = 2 * a[i]
+
+    for n in (2, 3):
+        initialise(default_fp=ti.f64)
+        x, y = scalars(np.ones(n)), outputs(n)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_array_equal(jacobian(double, x, y, args=(x, y)), 2 * np.eye(n))

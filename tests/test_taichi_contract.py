@@ -1,0 +1,965 @@
+"""What ``taichi_ext/_taichi`` assumes about names of Taichi that are not public: one test per assumption.
+
+Everything here is about Taichi alone.  A test that fails says what has changed in Taichi, and so what to look at in
+``_taichi.py``.
+"""
+
+import ast
+import functools
+import inspect
+import re
+import types
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from conftest import initialise
+from numpy.testing import assert_allclose, assert_array_equal
+from taichi import _kernels
+from taichi._lib import core
+from taichi.lang import impl, kernel_impl, matrix, matrix_ops, ops
+from taichi.lang._ndarray import Ndarray, ScalarNdarray
+from taichi.lang._ndrange import ndrange
+from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
+from taichi.lang.any_array import AnyArray
+from taichi.lang.ast import ASTTransformerContext, transform_tree
+from taichi.lang.ast.ast_transformer import ASTTransformer
+from taichi.lang.ast.symbol_resolver import ASTResolver
+from taichi.lang.enums import AutodiffMode
+from taichi.lang.expr import Expr
+from taichi.lang.field import ScalarField, SNodeHostAccess
+from taichi.lang.kernel_arguments import KernelArgument
+from taichi.lang.kernel_impl import Func, Kernel, _BoundedDifferentiableMethod, _get_global_vars
+from taichi.lang.matrix import Matrix, MatrixType
+from taichi.lang.struct import Struct, StructField, StructType
+from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
+from taichi.types import ndarray_type, primitive_types
+from taichi.types.annotations import template
+
+from taichi_ext import _taichi
+
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.filterwarnings("ignore:.*Calling non-taichi function"),
+]
+
+
+def traced(function):
+    """What a Python function gives when it is called while Taichi traces a kernel; the kernel is launched."""
+    results = []
+
+    def call():
+        results.append(function())
+
+    @ti.kernel
+    def kernel_of_the_test():
+        call()
+
+    kernel_of_the_test()
+    return results[0]
+
+
+def test_version():
+    assert ti.__version__[:2] == (1, 7), "taichi_ext is made for Taichi 1.7; go through all of this file"
+
+
+# --- the runtime ------------------------------------------------------------------------------------------------------
+
+
+def test_runtime_has_the_state_that_is_read():
+    runtime = impl.get_runtime()
+    names = ("prog", "default_fp", "default_ip", "inside_kernel", "current_kernel", "compiling_callable", "kernels")
+    for name in (*names, "src_info_stack", "grad_replaced", "materialize"):
+        assert hasattr(runtime, name), f"the runtime has no attribute {name!r} any more"
+    assert runtime.default_fp == ti.f64
+    assert runtime.default_ip == ti.i32
+    assert not runtime.inside_kernel
+    assert runtime.current_kernel is None
+    assert not runtime.grad_replaced
+
+
+def test_state_while_a_kernel_is_traced():
+    def look():
+        runtime = impl.get_runtime()
+        return runtime.inside_kernel, impl.inside_kernel(), runtime.current_kernel, runtime.compiling_callable
+
+    inside, also_inside, kernel, callable_ = traced(look)
+    assert inside, "runtime.inside_kernel is not set while a kernel is traced"
+    assert also_inside, "impl.inside_kernel() is not true while a kernel is traced"
+    assert isinstance(kernel, Kernel), "runtime.current_kernel is not the kernel that is traced"
+    assert kernel.func.__name__ == "kernel_of_the_test"
+    assert callable_ is not None
+
+
+def test_current_source_line_is_on_a_stack_of_texts():
+    def look():
+        return list(impl.get_runtime().src_info_stack)
+
+    stack = traced(look)
+    assert stack, "runtime.src_info_stack is empty while a kernel is traced"
+    assert all(isinstance(text, str) for text in stack), "runtime.src_info_stack no longer holds texts"
+    match = re.match(r'File ".*test_taichi_contract\.py", line (\d+), in kernel_of_the_test:\n', stack[-1])
+    assert match, f"the form of a source position has changed: {stack[-1]!r}"
+    assert "call()" in stack[-1], "a source position no longer shows the statement"
+    assert impl.get_runtime().src_info_stack == [], "runtime.src_info_stack is not empty after a trace"
+    core.DebugInfo(stack[-1])
+
+
+def test_program_changes_with_init():
+    before = impl.get_runtime().prog
+    initialise(default_fp=ti.f64)
+    assert impl.get_runtime().prog is not before, "ti.init keeps the program"
+    ti.reset()
+    assert impl.get_runtime().prog is None, "there is a program without ti.init"
+    initialise(default_fp=ti.f64)
+
+
+def test_configuration():
+    configuration = impl.current_cfg()
+    assert configuration.arch in (ti.x64, ti.arm64)
+    assert configuration.cpu_max_num_threads == 2
+    assert configuration.debug is False
+    assert core.arch_name(configuration.arch) in ("x64", "arm64")
+    assert core.Arch.cuda == ti.cuda
+
+
+# --- expressions ------------------------------------------------------------------------------------------------------
+
+
+def test_expressions_tell_their_type_and_shape():
+    v = ti.Vector.field(3, ti.f32, shape=2)
+    v.fill(1.0)
+
+    def look():
+        scalar, vector = Expr(2.5), impl.subscript(builder(), v, 0)
+        return scalar.ptr.is_tensor(), vector.ptr.is_tensor(), list(vector.ptr.get_shape()), types_of(scalar, vector)
+
+    is_tensor, is_vector, shape, (dtype, element) = traced(look)
+    assert not is_tensor
+    assert is_vector, "an entry of a vector field is no longer one tensor expression"
+    assert shape == [3]
+    assert dtype == ti.f64, "a float literal in a kernel no longer has default_fp"
+    assert element == ti.f32, "get_rvalue_type().element_type() is not the type of the entries"
+
+
+def builder():
+    return impl.get_runtime().compiling_callable.ast_builder()
+
+
+def types_of(scalar, vector):
+    return scalar.ptr.get_rvalue_type(), vector.ptr.get_rvalue_type().element_type()
+
+
+def test_literals_of_an_exact_type():
+    def look():
+        return [Expr(1.0, dtype=t).ptr.get_rvalue_type() for t in (ti.f16, ti.f32, ti.f64)], Expr(1, dtype=ti.i64)
+
+    reals, integer = traced(look)
+    assert reals == [ti.f16, ti.f32, ti.f64], "Expr(x, dtype=...) does not make a literal of that type"
+    assert integer.ptr.get_rvalue_type() == ti.i64
+
+
+def test_addresses_tell_expressions_apart():
+    def look():
+        a, b = impl.expr_init(Expr(1.0)), impl.expr_init(Expr(1.0))
+        return a.ptr.get_raw_address(), b.ptr.get_raw_address(), a.ptr.get_raw_address()
+
+    a, b, again = traced(look)
+    assert a == again
+    assert a != b, "get_raw_address() does not tell expressions apart"
+
+
+def test_types_of_operations_promote():
+    assert core.promoted_type(ti.f32, ti.f64) == ti.f64
+    assert core.promoted_type(ti.i32, ti.f32) == ti.f32
+    assert ti.f64 in primitive_types.real_types
+    assert ti.i32 in primitive_types.integer_types
+    assert ti.u1 == primitive_types.u1
+    assert id(ti.f32) in primitive_types.type_ids
+    assert id(ti.f32) in primitive_types.real_type_ids
+    assert id(ti.i32) not in primitive_types.real_type_ids
+    assert cook_dtype(float) == ti.f64
+    assert to_numpy_type(ti.f32) is np.float32
+    assert to_taichi_type(np.dtype(np.float64)) == ti.f64
+    assert ti.f32.to_string() == "f32"
+    assert isinstance(ti.f32, core.DataType)
+
+
+def test_reference_arguments_are_a_type_of_their_own():
+    assert isinstance(ti.ref(ti.f64), primitive_types.RefType)
+
+
+def emitted(function, values=(3.0, 5.0), size=4):
+    """Entries of an output field after code was emitted by a Python function of an input and an output field."""
+    x, y = ti.field(ti.f64, shape=len(values)), ti.field(ti.f64, shape=size)
+    x.from_numpy(np.array(values))
+
+    def entry(field, *index):
+        return impl.subscript(builder(), field, *index)
+
+    def call():
+        function(functools.partial(entry, x), functools.partial(entry, y))
+
+    @ti.kernel
+    def kernel_of_the_test():
+        call()
+
+    kernel_of_the_test()
+    return y.to_numpy()
+
+
+def test_variables_are_copies():
+    def emit(x, y):
+        first = impl.expr_init(x(0))
+        second = impl.expr_init(first)
+        first._assign(Expr(7.0))
+        y(0)._assign(first)
+        y(1)._assign(second)
+
+    assert_array_equal(
+        emitted(emit)[:2], [7.0, 3.0], "impl.expr_init no longer makes a variable with a value of its own"
+    )
+
+
+def test_assignment_and_atomic_operations():
+    def emit(x, y):
+        y(0)._assign(x(0))
+        y(0)._atomic_add(x(1))
+        for n, operator in enumerate(("Add", "Sub"), 1):
+            y(n)._assign(x(0))
+            y(n)._augassign(x(1), operator)
+        y(3)._assign(ops.select(x(0) > x(1), x(0), ops.cast(Expr(2), ti.f64)))
+
+    assert_array_equal(emitted(emit), [8.0, 8.0, -2.0, 2.0])
+
+
+def test_local_arrays():
+    def emit(x, y):
+        array = impl.expr_init(matrix.make_matrix_with_shape([0.0] * 3, [3], ti.f64))
+        index = impl.expr_init(ops.cast(x(0), ti.i32) - 1)
+        impl.subscript(builder(), array, index)._assign(x(1))
+        for n in range(3):
+            y(n)._assign(impl.subscript(builder(), array, n))
+
+    assert_array_equal(emitted(emit)[:3], [0.0, 0.0, 5.0], "local arrays can no longer be written at a run-time index")
+
+
+def test_matrices_are_made_row_by_row():
+    def emit(x, y):
+        made = impl.expr_init(matrix.make_matrix_with_shape([x(0), x(1), Expr(1.0), Expr(2.0)], [2, 2], ti.f64))
+        y(0)._assign(impl.subscript(builder(), made, 0, 1))
+        y(1)._assign(impl.subscript(builder(), made, 1, 0))
+
+    assert_array_equal(emitted(emit)[:2], [5.0, 1.0])
+
+
+def test_loops_can_be_emitted():
+    def emit(x, y):
+        b = builder()
+        with_if = Expr(b.make_id_expr(""))
+        b.begin_frontend_range_for(with_if.ptr, Expr(0).ptr, Expr(4).ptr, core.DebugInfo(""))
+        y(with_if)._assign(ops.cast(with_if, ti.f64) * x(0))
+        b.end_frontend_range_for()
+
+    assert_array_equal(emitted(emit), [0.0, 3.0, 6.0, 9.0])
+
+
+def test_branches_can_be_emitted():
+    def emit(x, y):
+        b = builder()
+        for n, condition in enumerate((x(0) < x(1), x(0) > x(1))):
+            impl.begin_frontend_if(b, condition, core.DebugInfo(""))
+            b.begin_frontend_if_true()
+            y(n)._assign(Expr(1.0))
+            b.pop_scope()
+            b.begin_frontend_if_false()
+            y(n)._assign(Expr(2.0))
+            b.pop_scope()
+
+    assert_array_equal(emitted(emit)[:2], [1.0, 2.0])
+
+
+def test_loops_can_be_made_serial():
+    total = ti.field(ti.f64, shape=())
+
+    def serialize():
+        builder().strictly_serialize()
+
+    @ti.kernel
+    def order_matters():
+        serialize()
+        for i in range(1000):
+            total[None] = 0.5 * total[None] + i
+
+    order_matters()
+    expected = functools.reduce(lambda t, i: 0.5 * t + i, range(1000), 0.0)
+    assert total[None] == expected, "builder.strictly_serialize() no longer makes the next loop serial"
+
+
+def test_number_of_the_thread():
+    seen = ti.field(ti.i32, shape=64)
+
+    def thread():
+        return Expr(builder().insert_thread_idx_expr())
+
+    @ti.kernel
+    def k():
+        for i in range(6400):
+            seen[thread()] = 1
+
+    k()
+    assert_array_equal(seen.to_numpy()[2:], 0, "insert_thread_idx_expr() exceeds cpu_max_num_threads")
+    assert seen.to_numpy()[:2].sum() >= 1
+
+
+def test_bits_of_a_number():
+    def emit(x, y):
+        for n in range(2):
+            exponent = (ops.bit_cast(x(n), ti.i64) >> 52) & 0x7FF
+            y(n)._assign(ops.cast(exponent == 0x7FF, ti.f64))
+
+    assert_array_equal(emitted(emit, (np.nan, 1e300))[:2] != 0, [True, False])
+    assert_array_equal(emitted(emit, (np.inf, 0.0))[:2] != 0, [True, False])
+
+
+# --- the walk over the source -----------------------------------------------------------------------------------------
+
+
+def context_for(function, tree, scope, arguments):
+    """A context as ``_taichi.make_context`` makes it for a function that is inlined."""
+    names = list(inspect.signature(function).parameters)
+    owner = types.SimpleNamespace(
+        func=function,
+        arguments=[KernelArgument(template(), name, inspect.Parameter.empty) for name in names],
+        return_type=None,
+        has_print=False,
+    )
+    lines, start = getsourcelines(function)
+    return ASTTransformerContext(
+        excluded_parameters=(),
+        is_kernel=False,
+        func=owner,
+        arg_features=None,
+        global_vars=scope,
+        argument_data=arguments,
+        src=lines,
+        start_lineno=start,
+        file=getsourcefile(function),
+        ast_builder=builder(),
+    )
+
+
+def walk_in_kernel(text, scope, arguments=()):
+    """Walk a function given as text, in a kernel; gives what it returns and the context."""
+
+    def place(*names):
+        pass
+
+    tree = ast.parse(text)
+    names = [a.arg for a in tree.body[0].args.args]
+    function = eval(f"lambda {', '.join(names)}: None")
+    function.__code__ = function.__code__.replace(co_firstlineno=place.__code__.co_firstlineno)
+
+    def call():
+        context = context_for(place, tree, scope, list(arguments))
+        context.func.arguments = [KernelArgument(template(), name, inspect.Parameter.empty) for name in names]
+        context.src = ["def place(*names):\n"] * 50
+        transform_tree(tree, context)
+        return context.return_data, context
+
+    return traced(call)
+
+
+def test_a_tree_can_be_walked_with_a_scope_of_its_own():
+    value, context = walk_in_kernel("def f(a):\n    b = a\n    return g(b)", {"g": lambda v: ("seen", v)}, [3])
+    assert value[0] == "seen", "transform_tree no longer evaluates calls of Python functions in the given scope"
+    assert context.local_scopes is not None
+    assert callable(context.is_in_static_scope)
+    assert isinstance(context.lineno_offset, int)
+
+
+def test_contexts_hold_variables_by_name():
+    seen = {}
+
+    def look(context):
+        context.create_variable("made", 5)
+        seen["declared"] = context.is_var_declared("made"), context.is_var_declared("missing")
+        seen["value"] = context.get_var_by_name("made")
+        seen["scopes"] = [dict(scope) for scope in context.local_scopes]
+        seen["arguments"] = list(context.kernel_args)
+
+    def call():
+        def place():
+            pass
+
+        context = context_for(place, None, {}, [])
+        with context.variable_scope_guard():
+            look(context)
+
+    traced(call)
+    assert seen["declared"] == (True, False)
+    assert seen["value"] == 5
+    assert seen["scopes"][-1] == {"made": 5}, "local variables are no longer kept in context.local_scopes by name"
+    assert seen["arguments"] == []
+
+
+class Opaque:
+    """An object that Taichi does not know."""
+
+    _data_oriented = True
+
+    def __init__(self):
+        self.x = 4.0
+
+
+def test_opaque_objects_pass_through():
+    thing = Opaque()
+    received = []
+
+    def note(value):
+        received.append(value)
+
+    @ti.func
+    def through(value):
+        return value
+
+    @ti.kernel
+    def k():
+        local = thing
+        note(local)
+        note(through(thing))
+
+    k()
+    assert [r is thing for r in received] == [True, True], (
+        "an object with _data_oriented no longer passes through assignment, arguments and returns of ti.func unchanged"
+    )
+
+
+def test_constants_may_hold_any_object():
+    thing = Opaque()
+
+    def call():
+        def place():
+            pass
+
+        context = context_for(place, None, {}, [])
+        position = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
+        attribute = ast.Attribute(value=ast.Constant(value=thing, **position), attr="x", ctx=ast.Load(), **position)
+        ASTTransformer.build_Attribute(context, attribute)
+        function = ast.Constant(value=lambda a, b=0: (a, b), **position)
+        arguments = [ast.Constant(value=thing, **position)]
+        keywords = [ast.keyword(arg="b", value=ast.Constant(value=3, **position), **position)]
+        result = ASTTransformer.build_Call(
+            context, ast.Call(func=function, args=arguments, keywords=keywords, **position)
+        )
+        return attribute.ptr, result
+
+    value, result = traced(call)
+    assert value == 4.0, "build_Attribute no longer leaves its value in node.ptr"
+    assert result == (thing, 3), "build_Call no longer returns the value of a call of constant nodes"
+
+
+def test_methods_of_matrix_expressions():
+    v = ti.Vector.field(2, ti.f64, shape=1)
+
+    def call():
+        def place():
+            pass
+
+        position = {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
+        value = ast.Constant(value=impl.subscript(builder(), v, 0), **position)
+        node = ast.Attribute(value=value, attr="norm", ctx=ast.Load(), **position)
+        ASTTransformer.build_Attribute(context_for(place, None, {}, []), node)
+        return node
+
+    node = traced(call)
+    assert hasattr(node, "caller"), "build_Attribute no longer notes the matrix that a method is called on"
+    assert hasattr(matrix_ops, "norm"), "matrix methods are no longer found in matrix_ops"
+    assert not hasattr(matrix_ops, "xy")
+
+
+def test_swizzles_are_listed():
+    table = Matrix._swizzle_to_keygroup
+    assert "xyzw".startswith(tuple(table["xy"])[:2][0])
+    for name, numbers in (("xy", [0, 1]), ("zyx", [2, 1, 0]), ("bgr", [2, 1, 0]), ("w", [3]), ("ts", [1, 0])):
+        assert [table[name].index(c) for c in name] == numbers, f"the swizzle {name!r} is listed differently"
+    assert "norm" not in table
+
+
+def test_static_calls_are_recognised_by_name():
+    scope = {"ti": ti, "s": ti.static}
+
+    def resolves(text, wanted):
+        return ASTResolver.resolve_to(ast.parse(text, mode="eval").body, wanted, scope)
+
+    assert resolves("ti.static", impl.static)
+    assert resolves("s", impl.static)
+    assert resolves("ti.grouped", impl.grouped)
+    assert resolves("ti.ndrange", ndrange)
+    assert resolves("ti.static_assert", impl.static_assert)
+    assert not resolves("ti.sin", impl.static)
+    assert not resolves("missing.name", impl.static)
+
+
+def test_names_are_resolved_in_globals_and_closures():
+    captured = 3
+
+    def function():
+        return captured, tm
+
+    scope = _get_global_vars(function)
+    assert scope["captured"] == 3
+    assert scope["tm"] is tm
+
+
+def test_source_of_a_function():
+    def function(a):
+        return a
+
+    lines, start = getsourcelines(function)
+    assert [line.strip() for line in lines] == ["def function(a):", "return a"]
+    assert start == function.__code__.co_firstlineno
+    assert getsourcefile(function).endswith("test_taichi_contract.py")
+    scope = {}
+    exec(compile("def made():\n    return 0\n", "<generated>", "exec"), scope)
+    with pytest.raises((OSError, TypeError)):
+        getsourcelines(scope["made"])
+
+
+# --- functions and kernels --------------------------------------------------------------------------------------------
+
+
+def test_decorated_functions_show_what_they_wrap():
+    @ti.func
+    def plain(a):
+        return a
+
+    @ti.real_func
+    def real(a: ti.f64) -> ti.f64:
+        return a
+
+    assert isinstance(plain.func, Func), "a ti.func no longer has its Func as .func"
+    assert plain.func.func.__name__ == "plain"
+    assert not plain.func.is_real_function
+    assert real.func.is_real_function
+    assert list(real.func.return_type) == [ti.f64]
+    assert isinstance(ti.eig.__globals__["_eig2x2"].func, Func), "ti.eig is built differently"
+
+
+def test_functions_of_taichi_s_library_are_taichi_functions():
+    for function in (tm.length, tm.mix, tm.smoothstep, tm.reflect, ti.polar_decompose, ti.svd, ti.sym_eig):
+        found = function
+        for _ in range(8):
+            if isinstance(getattr(found, "func", None), Func) or not hasattr(found, "__wrapped__"):
+                break
+            found = found.__wrapped__
+        is_function = isinstance(getattr(found, "func", None), Func) or inspect.isfunction(found)
+        assert is_function, f"{function} is wrapped differently"
+
+
+def test_a_function_is_called_through_its_func():
+    @ti.func
+    def f(a):
+        return a * 2.0
+
+    y = ti.field(ti.f64, shape=())
+    calls = []
+
+    def instead(*args):
+        calls.append(args)
+        return Func.__call__(f.func, *args)
+
+    f.func.__call__ = instead
+
+    @ti.kernel
+    def k():
+        y[None] = f(3.0)
+
+    k()
+    assert len(calls) == 1, "a decorated ti.func no longer looks up __call__ on its Func"
+    assert y[None] == 6.0
+
+
+def test_decorated_kernels_show_what_they_wrap():
+    @ti.data_oriented
+    class Owner:
+        @ti.kernel
+        def method(self, a: ti.f64):
+            pass
+
+        @staticmethod
+        @ti.kernel
+        def static(a: ti.f64):
+            pass
+
+    @ti.kernel
+    def k(a: ti.f64, t: ti.template(), v: ti.types.vector(2, ti.f32)) -> (ti.f64, ti.types.matrix(2, 3, ti.f32)):
+        return 1.0, ti.Matrix.zero(ti.f32, 2, 3)
+
+    assert k._is_wrapped_kernel
+    primal = k._primal
+    assert isinstance(primal, Kernel)
+    assert primal.func.__name__ == "k"
+    assert [a.name for a in primal.arguments] == ["a", "t", "v"]
+    assert list(primal.template_slot_locations) == [1]
+    assert isinstance(primal.arguments[1].annotation, template)
+    scalar, pair = primal.return_type
+    assert scalar == ti.f64
+    assert (pair.n, pair.m, pair.ndim, pair.dtype) == (2, 3, 2, ti.f32)
+    assert isinstance(pair, MatrixType)
+    owner = Owner()
+    bound, static = owner.method, owner.static
+    assert isinstance(bound, _BoundedDifferentiableMethod)
+    assert bound._kernel_owner is owner
+    assert isinstance(bound._primal, Kernel)
+    assert not bound._is_staticmethod
+    assert getattr(static, "_is_staticmethod", True), "static kernels are bound differently"
+    assert Owner.method._primal is bound._primal
+
+
+def test_kernels_have_the_attributes_that_a_fused_kernel_sets():
+    @ti.kernel
+    def k():
+        pass
+
+    given = set(vars(k._primal))
+    fused = set(vars(_taichi.FusedKernel(k._primal, [])))
+    assert given - fused <= {"_taichi_ext_prepared"}, f"Kernel has new attributes: {given - fused}"
+    assert fused - given == {"extra", "cpp", "is_compiled"}, f"Kernel has lost attributes: {fused - given}"
+    assert list(inspect.signature(Kernel.__init__).parameters)[1:] == ["_func", "autodiff_mode", "_classkernel"]
+    source = inspect.getsource(Kernel.__init__)
+    assert "impl.get_runtime().kernels.append(self)" in source, "kernels are registered differently"
+
+
+def test_kernels_are_created_and_launched_in_two_steps():
+    y = ti.field(ti.f64, shape=())
+    steps = []
+
+    @ti.kernel
+    def k():
+        y[None] = 1.0
+
+    k()
+    primal = k._primal
+
+    def generate(kernel_cxx):
+        steps.append("traced")
+        runtime = impl.get_runtime()
+        runtime.inside_kernel, runtime.current_kernel, runtime.compiling_callable = True, primal, kernel_cxx
+        try:
+            with runtime.src_info_guard("the place of a statement"):
+                impl.subscript(builder(), y, None)._assign(Expr(5.0))
+        finally:
+            runtime.inside_kernel, runtime.current_kernel, runtime.compiling_callable = False, None, None
+
+    created = impl.get_runtime().prog.create_kernel(generate, "made_by_hand", AutodiffMode.NONE)
+    assert steps == ["traced"], "create_kernel no longer traces at once"
+    assert y[None] == 1.0, "create_kernel launches"
+    assert list(inspect.signature(Kernel.launch_kernel).parameters)[:2] == ["self", "t_kernel"]
+    primal.launch_kernel(created)
+    assert y[None] == 5.0
+
+
+def test_a_launch_can_be_repeated_with_its_context():
+    @ti.kernel
+    def count(a: ti.types.ndarray(ndim=1)):
+        for i in a:
+            a[i] += i
+
+    values = np.zeros(3)
+    count(values)
+    kernel = count._primal
+    (compiled,) = kernel.compiled_kernels.values()
+    context = compiled.make_launch_context()
+    context.set_arg_external_array_with_shape((0,), int(values.ctypes.data), values.nbytes, values.shape, 0)
+    prog = impl.get_runtime().prog
+    data = prog.compile_kernel(prog.config(), prog.get_device_caps(), compiled)
+    for _ in range(2):
+        prog.launch_kernel(data, context)
+    np.testing.assert_array_equal(values, [0.0, 3.0, 6.0])
+
+
+def test_global_values_in_registers_can_be_turned_off_for_one_compilation():
+    """With the option, Taichi 1.7.4 keeps a[0] in a register over the loop that stores to a[j]."""
+    config = impl.current_cfg()
+    assert config.cache_loop_invariant_global_vars is True
+
+    @ti.kernel
+    def double_and_add(a: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        ti.loop_config(serialize=True)
+        for _ in range(2):
+            for j in range(5):
+                a[j] = a[j] * 2.0
+            a[0] = a[0] + 1.0
+
+    values = np.ones(5)
+    config.cache_loop_invariant_global_vars = False
+    try:
+        double_and_add(values)
+    finally:
+        config.cache_loop_invariant_global_vars = True
+    np.testing.assert_array_equal(values, [7.0, 4.0, 4.0, 4.0, 4.0])
+    double_and_add(values)  # compiled once
+    np.testing.assert_array_equal(values[0], 31.0)
+
+
+def test_template_keys_of_arrays():
+    @ti.kernel
+    def k(a: ti.types.ndarray(ti.f64, ndim=1)):
+        pass
+
+    expected = (ti.f64, 1, False, ndarray_type.NdarrayType(ndim=1).boundary)
+    (feature,) = k._primal.mapper.extract((ti.ndarray(ti.f64, shape=3),))
+    assert tuple(feature) == expected, f"the template key of an array is {feature} now"
+    (of_numpy,) = k._primal.mapper.extract((np.zeros(3),))
+    assert tuple(of_numpy)[1:] == expected[1:], f"the template key of a NumPy array is {of_numpy} now"
+    assert to_taichi_type(of_numpy[0]) == ti.f64
+
+
+def test_kernels_are_compiled_into_a_table_by_materialize():
+    @ti.kernel
+    def k():
+        pass
+
+    assert list(inspect.signature(Kernel.materialize).parameters) == ["self", "key", "args", "arg_features"]
+    primal = k._primal
+    assert primal.compiled_kernels == {}
+    k()
+    assert len(primal.compiled_kernels) == 1, "kernels are no longer compiled into compiled_kernels"
+    primal.compiled_kernels.clear()
+    k()
+    assert len(primal.compiled_kernels) == 1, "a kernel that was taken out is not compiled anew"
+
+
+def test_arguments_are_brought_into_order():
+    @ti.kernel
+    def k(a: ti.f64, b: ti.i32):
+        pass
+
+    assert list(kernel_impl._process_args(k._primal, (1.0,), {"b": 2})) == [1.0, 2]
+
+
+def test_gradient_kernels_are_told_by_their_mode():
+    x = ti.field(ti.f64, shape=(), needs_grad=True)
+    y = ti.field(ti.f64, shape=(), needs_grad=True)
+    modes = []
+
+    def look():
+        modes.append(impl.get_runtime().current_kernel.autodiff_mode)
+
+    @ti.kernel
+    def k():
+        look()
+        y[None] = x[None] * 2.0
+
+    k()
+    k.grad()
+    assert modes == [AutodiffMode.NONE, AutodiffMode.REVERSE]
+    assert isinstance(k.grad, Kernel), "kernel.grad is no longer a Kernel"
+    assert AutodiffMode.FORWARD != AutodiffMode.REVERSE
+    assert any(kernel is k.grad for kernel in impl.get_runtime().kernels), "runtime.kernels does not list all kernels"
+
+
+def test_reverse_mode_does_not_differentiate_floor():
+    x = ti.field(ti.f64, shape=(), needs_grad=True)
+    y = ti.field(ti.f64, shape=(), needs_grad=True)
+
+    @ti.kernel
+    def k():
+        stopped = ti.floor(x[None] * 2.0**64) * 2.0**-64
+        y[None] = stopped * 3.0 + x[None] * 10.0
+
+    x[None], y.grad[None] = 0.3, 1.0
+    k()
+    k.grad()
+    assert y[None] == pytest.approx(3.9, rel=1e-15)
+    assert x.grad[None] == 10.0, "Taichi's reverse mode differentiates floor now: stop_gradient has to change"
+
+
+def test_grad_replaced_is_set_while_such_a_function_runs():
+    seen = []
+
+    @ti.ad.no_grad
+    def run():
+        seen.append(impl.get_runtime().grad_replaced)
+
+    run()
+    assert seen == [True]
+
+
+# --- fields and arrays ------------------------------------------------------------------------------------------------
+
+
+def test_fields_list_their_components():
+    scalar, pair = ti.field(ti.f64, shape=2), ti.Matrix.field(2, 3, ti.f32, shape=2)
+    assert len(scalar.vars) == 1
+    assert len(pair.vars) == 6
+    assert pair.vars[5] is pair.get_scalar_field(1, 2).vars[0], "components are no longer listed row by row"
+    assert (pair.n, pair.m, pair.ndim) == (2, 3, 2)
+    assert isinstance(scalar, ScalarField)
+    structure = ti.Struct.field({"a": ti.f64, "b": ti.types.vector(2, ti.f64)}, shape=2)
+    assert isinstance(structure, StructField)
+    assert list(structure.field_dict) == ["a", "b"]
+
+
+def test_layout_can_be_walked():
+    builder_of_fields, a, b = ti.FieldsBuilder(), ti.field(ti.f64), ti.field(ti.f64)
+    assert a.vars[0].ptr.snode() is None, "a field that is not placed has a node"
+    pointer = builder_of_fields.pointer(ti.i, 4)
+    pointer.dense(ti.i, 2).place(a, offset=(3,))
+    builder_of_fields.dynamic(ti.i, 8).place(b)
+    tree = builder_of_fields.finalize()
+    kinds, node = [], a.vars[0].ptr.snode().parent
+    while node is not None and node.type != core.SNodeType.root:
+        kinds.append(node.type)
+        node = node.parent
+    assert kinds == [core.SNodeType.dense, core.SNodeType.pointer], "the nodes of a layout are linked differently"
+    assert node is not None
+    assert tuple(a.vars[0].ptr.snode().offset) == (3,)
+    assert tuple(b.vars[0].ptr.snode().offset) == ()
+    assert b.vars[0].ptr.snode().parent.type == core.SNodeType.dynamic
+    assert pointer.ptr.id == a.vars[0].ptr.snode().parent.parent.id, "nodes are numbered differently"
+    tree.destroy()
+
+
+def test_python_s_writes_and_reads_of_fields_go_through_known_doors(monkeypatch):
+    scalar, vector = ti.field(ti.f64, shape=3), ti.Vector.field(2, ti.f64, shape=3)
+    array, of_vectors = ti.ndarray(ti.f64, shape=3), ti.Vector.ndarray(2, ti.f64, shape=3)
+    seen = []
+
+    def spy(owner, name):
+        original = getattr(owner, name)
+
+        def stand_in(*args):
+            seen.append((name, args))
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, stand_in)
+
+    doors = [(ScalarField, "__setitem__"), (ScalarField, "__getitem__"), (ScalarNdarray, "__setitem__")]
+    for owner, name in [*doors, (Ndarray, "fill"), (matrix, "_write_host_access"), (matrix, "_read_host_access")]:
+        spy(owner, name)
+
+    def through(action):
+        seen.clear()
+        action()
+        return [name for name, _ in seen]
+
+    assert through(lambda: scalar.__setitem__(1, 2.0)) == ["__setitem__"]
+    assert through(lambda: scalar[1]) == ["__getitem__"]
+    assert through(lambda: array.__setitem__(1, 2.0)) == ["__setitem__"]
+    assert through(lambda: array.fill(2.0)) == ["fill"]
+    assert "_write_host_access" in through(lambda: vector[1].__setitem__(0, 2.0))
+    access = seen[[name for name, _ in seen].index("_write_host_access")][1][0]
+    assert isinstance(access, SNodeHostAccess)
+    assert access.accessor is vector.host_accessors[0], "an access no longer names the accessor of its component"
+    assert tuple(access.key)[:1] == (1,)
+    assert "_write_host_access" in through(lambda: of_vectors[1].__setitem__(0, 2.0))
+    access = seen[[name for name, _ in seen].index("_write_host_access")][1][0]
+    assert access.ndarr is of_vectors
+    assert tuple(access.indices) == (1, 0)
+    assert "_read_host_access" in through(lambda: float(vector[1][0]))
+    assert scalar.host_accessors, "a field has no host accessors after it was written"
+
+
+def test_copies_to_and_from_numpy_are_kernels_of_a_known_name(monkeypatch):
+    launched = []
+    original = Kernel.__call__
+
+    def stand_in(self, *args, **kwargs):
+        launched.append((self.func.__module__, self.func.__name__))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Kernel, "__call__", stand_in)
+    scalar, vector = ti.field(ti.f64, shape=3), ti.Vector.field(2, ti.f64, shape=3)
+    array, of_vectors = ti.ndarray(ti.f64, shape=3), ti.Vector.ndarray(2, ti.f64, shape=3)
+    sources = (scalar, vector, array, of_vectors)
+    for source in sources:
+        source.to_numpy()
+    names = ["tensor_to_ext_arr", "matrix_to_ext_arr", "ndarray_to_ext_arr", "ndarray_matrix_to_ext_arr"]
+    assert launched == [("taichi._kernels", name) for name in names]
+    for name in (*names, "snode_deactivate", "snode_deactivate_dynamic"):
+        assert hasattr(_kernels, name), f"taichi._kernels has no {name} any more"
+
+
+def test_deactivation_is_a_kernel_with_the_node_as_argument(monkeypatch):
+    layout, field = ti.FieldsBuilder(), ti.field(ti.f64)
+    pointer = layout.pointer(ti.i, 4)
+    pointer.place(field)
+    tree = layout.finalize()
+    seen = []
+    original = Kernel.__call__
+
+    def stand_in(self, *args, **kwargs):
+        seen.append((self.func.__name__, args))
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Kernel, "__call__", stand_in)
+    pointer.deactivate_all()
+    names = [name for name, _ in seen]
+    assert "snode_deactivate" in names
+    assert seen[names.index("snode_deactivate")][1][0].ptr.id == pointer.ptr.id
+    tree.destroy()
+
+
+def test_array_arguments_in_a_kernel():
+    types_seen, objects = [], []
+
+    def look(scalars, vectors):
+        objects.extend((scalars, vectors))
+        for array in (scalars, vectors):
+            dtype = core.get_external_tensor_element_type(array.ptr)
+            types_seen.append(dtype.element_type() if array.element_shape() else dtype)
+
+    @ti.kernel
+    def k(scalars: ti.types.ndarray(ti.f64, ndim=1), vectors: ti.types.ndarray(ti.types.vector(3, ti.f32), ndim=1)):
+        look(scalars, vectors)
+
+    k(np.zeros(2), np.zeros((2, 3), np.float32))
+    assert all(isinstance(o, AnyArray) for o in objects)
+    assert [tuple(o.element_shape()) for o in objects] == [(), (3,)]
+    assert types_seen == [ti.f64, ti.f32]
+
+
+def test_annotations_of_arrays():
+    annotation = ti.types.ndarray(ti.types.vector(3, ti.f32), ndim=2)
+    assert isinstance(annotation, ndarray_type.NdarrayType)
+    assert annotation.ndim == 2
+    assert isinstance(annotation.dtype, MatrixType)
+    assert (annotation.dtype.ndim, annotation.dtype.n) == (1, 3)
+    array = ti.Vector.ndarray(3, ti.f32, shape=2)
+    assert isinstance(array, Ndarray)
+    assert tuple(array.element_shape) == (3,)
+    assert tuple(array.shape) == (2,)
+
+
+def test_structs_in_a_kernel_are_made_of_members_and_methods():
+    y = ti.field(ti.f64, shape=())
+
+    @ti.func
+    def double(self):
+        return self.a * 2.0
+
+    def make(a):
+        return Struct({"a": a, "__struct_methods": {"double": double}})
+
+    @ti.kernel
+    def k():
+        s = make(3.0)
+        y[None] = s.double()
+
+    k()
+    assert y[None] == 6.0, "methods of a struct are no longer passed as '__struct_methods'"
+    kind = ti.types.struct(a=ti.f64, b=ti.types.vector(2, ti.f64))
+    assert isinstance(kind, StructType)
+    assert list(kind.members) == ["a", "b"]
+    assert kind.methods == {}
+
+
+def test_fields_can_be_destroyed():
+    layout, field = ti.FieldsBuilder(), ti.field(ti.i32)
+    layout.dense(ti.i, 5).place(field)
+    tree = layout.finalize()
+    assert_allclose(field.to_numpy(), 0)
+    tree.destroy()

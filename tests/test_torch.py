@@ -1,0 +1,712 @@
+"""torch_function: gradients, forward mode, torch.func, and every kind of argument."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, scalars, vectors
+
+from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m pip install 'taichi-ext[torch]')")
+
+import torch.autograd.forward_ad as forward_ad  # noqa: E402
+from torch.autograd import gradcheck  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+EVERYTHING = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+# gradcheck maps by torch's prototype vmap, which no function that launches kernels can take
+WITHOUT_J = {"check_forward_ad": True}
+
+
+def tensor(*shape, seed=0, requires_grad=True):
+    values = torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+    return values.requires_grad_(requires_grad)
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@ti.kernel
+def triple(x: ti.types.ndarray(), y: ti.types.ndarray()):
+    for I in ti.grouped(x):
+        y[I] = 3 * x[I]
+
+
+@ti.kernel
+def mix(a: ti.types.ndarray(), b: ti.types.ndarray(), n: ti.i32, out: ti.types.ndarray(), total: ti.types.ndarray()):
+    for i in range(a.shape[0]):
+        out[i] = ti.sin(a[i]) * b[0] + n * a[(i + 1) % a.shape[0]]
+        total[0] += a[i] * b[1] ** 2
+
+
+def mix_in_torch(a, b, n):
+    return torch.sin(a) * b[0] + n * torch.roll(a, -1), (a * b[1] ** 2).sum().reshape(1)
+
+
+@pytest.fixture
+def mixed():
+    return torch_function(mix, inputs=["a", "b"], outputs=["out", "total"], shapes={"total": 1})
+
+
+# --- reverse mode
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_only_torch_adds_to_the_gradient(is_leaf):
+    triple_of = torch_function(triple, inputs="x", outputs="y")
+    leaf = torch.ones(20, 30, requires_grad=True)
+    x = leaf if is_leaf else leaf * 1
+    torch.nn.L1Loss()(x, triple_of(x)).backward()
+    torch.testing.assert_close(leaf.grad, torch.full((20, 30), 2 / 600), rtol=1e-6, atol=0)
+    (x if is_leaf else leaf * 1).sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.full((20, 30), 1 + 2 / 600), rtol=1e-6, atol=0)
+
+
+def test_gradcheck(mixed):
+    assert gradcheck(lambda a, b: tuple(mixed(a, b, 4)), (tensor(3), tensor(2, seed=1)), **EVERYTHING)
+
+
+def test_gradcheck_of_one_input_at_a_time(mixed):
+    a, b = tensor(3), tensor(2, seed=1)
+    assert gradcheck(lambda a: tuple(mixed(a, b.detach(), 4)), (a,), **EVERYTHING)
+    assert gradcheck(lambda b: tuple(mixed(a.detach(), b, 4)), (b,), **EVERYTHING)
+
+
+def test_values_and_gradients_are_those_of_torch(mixed):
+    a, b = tensor(5), tensor(2, seed=1)
+    ours, theirs = mixed(a, b, n=2), mix_in_torch(a, b, 2)
+    weights = tensor(5, seed=2, requires_grad=False)
+    for mine, own in zip(ours, theirs, strict=True):
+        close(mine, own)
+    loss = [(o[0] * weights).sum() + o[1].exp().sum() for o in (ours, theirs)]
+    for mine, own in zip(*[torch.autograd.grad(value, (a, b)) for value in loss], strict=True):
+        close(mine, own)
+
+
+def test_one_output_alone_is_used(mixed):
+    a, b = tensor(5), tensor(2, seed=1)
+    mine = torch.autograd.grad(mixed(a, b, 2)[1], (a, b))
+    own = torch.autograd.grad(mix_in_torch(a, b, 2)[1], (a, b))
+    for m, o in zip(mine, own, strict=True):
+        close(m, o)
+
+
+def test_backward_twice_through_a_kept_graph(mixed):
+    a, b = tensor(3), tensor(2, seed=1)
+    out, _ = mixed(a, b, 2)
+    first = torch.autograd.grad(out.sum(), a, retain_graph=True)[0]
+    close(torch.autograd.grad(out.sum(), a)[0], first)
+
+
+def test_the_same_tensor_for_two_inputs():
+    @ti.kernel
+    def product(a: ti.types.ndarray(), b: ti.types.ndarray(), c: ti.types.ndarray()):
+        for i in a:
+            c[i] = a[i] * ti.sin(b[i])
+
+    f = torch_function(product, ["a", "b"], "c")
+    x = tensor(3)
+    close(torch.autograd.grad(f(x, x).sum(), x)[0], torch.sin(x) + x * torch.cos(x))
+    g = torch_function(product, "a", "c")
+    close(torch.autograd.grad(g(x, x.detach()).sum(), x)[0], torch.sin(x).detach())  # the other is a constant
+    rows = tensor(2, 3)
+    close(torch.autograd.grad(f(rows[0], rows[1]).sum(), rows)[0][1], (rows[0] * torch.cos(rows[1])).detach())
+
+
+def test_inside_a_network():
+    """A kernel between two layers, trained for a few steps like the same network in torch."""
+    f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1})
+    losses = []
+    for middle in (lambda a, b: f(a, b, 1), lambda a, b: mix_in_torch(a, b, 1)):
+        torch.manual_seed(0)
+        first, last = torch.nn.Linear(3, 4).double(), torch.nn.Linear(4, 1).double()
+        b = torch.nn.Parameter(torch.tensor([0.5, 1.5], dtype=torch.float64))
+        optimiser = torch.optim.SGD([*first.parameters(), *last.parameters(), b], lr=0.01)
+        for _ in range(4):
+            optimiser.zero_grad()
+            out, total = middle(first(torch.tensor([0.2, -0.3, 0.9], dtype=torch.float64)), b)
+            loss = (last(out) - 2).pow(2).sum() + total.pow(2).sum()
+            loss.backward()
+            optimiser.step()
+        losses.append(loss.detach())
+    close(*losses)
+
+
+def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
+    module = sys.modules["taichi_ext.torch_function"]  # the package's attribute of that name is the function
+
+    def fail(*args, **kwargs):
+        raise AssertionError("a Jacobian was computed")
+
+    monkeypatch.setattr(module, "value_and_jacobian", fail)
+    a, b = tensor(3), tensor(2, seed=1)
+    with torch.no_grad():
+        out, _ = mixed(a, b, 2)
+    assert not out.requires_grad
+    out, _ = mixed(a.detach(), b.detach(), 2)
+    close(out, mix_in_torch(a, b, 2)[0].detach())
+    close(torch.vmap(lambda a: mixed(a, b.detach(), 2)[0])(a.detach().expand(2, 3))[1], out)
+
+
+def test_kernel_runs_once_per_call():
+    count = ti.field(ti.i32, shape=())
+
+    @ti.kernel
+    def counted(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        count[None] += 1
+        for i in x:
+            y[i] = x[i] ** 2
+
+    f = torch_function(counted, "x", "y")
+    x = tensor(3)
+    f(x).sum().backward()
+    assert count[None] == 1
+    f(x.detach())
+    assert count[None] == 2
+    torch.func.jacrev(f)(x.detach())
+    assert count[None] == 3
+
+
+# --- forward mode and torch.func
+
+
+def test_forward_mode(mixed):
+    a, b, d_a, d_b = (tensor(n, seed=s, requires_grad=False) for n, s in ((3, 0), (2, 1), (3, 2), (2, 3)))
+    mine = torch.func.jvp(lambda a, b: tuple(mixed(a, b, 2)), (a, b), (d_a, d_b))
+    own = torch.func.jvp(lambda a, b: mix_in_torch(a, b, 2), (a, b), (d_a, d_b))
+    torch.testing.assert_close(mine, own)
+    with forward_ad.dual_level():
+        out, total = mixed(forward_ad.make_dual(a, d_a), b, 2)
+        own_out, own_total = mix_in_torch(forward_ad.make_dual(a, d_a), b, 2)
+        close(forward_ad.unpack_dual(out).tangent, forward_ad.unpack_dual(own_out).tangent)
+        close(forward_ad.unpack_dual(total).tangent, forward_ad.unpack_dual(own_total).tangent)
+
+
+@pytest.mark.parametrize("transform", ["jacfwd", "jacrev"])
+def test_jacobians(mixed, transform):
+    a, b = tensor(3, requires_grad=False), tensor(2, seed=1, requires_grad=False)
+    jac = getattr(torch.func, transform)
+    mine = jac(lambda a, b: tuple(mixed(a, b, 2)), argnums=(0, 1))(a, b)
+    own = jac(lambda a, b: mix_in_torch(a, b, 2), argnums=(0, 1))(a, b)
+    torch.testing.assert_close(mine, own)
+
+
+def test_vmap(mixed):
+    a, b = tensor(4, 3, requires_grad=False), tensor(4, 2, seed=1, requires_grad=False)
+    for in_dims, other in (((0, 0), b), ((0, None), b[0])):
+        mine = torch.vmap(lambda a, b: tuple(mixed(a, b, 2)), in_dims)(a, other)
+        own = torch.vmap(lambda a, b: mix_in_torch(a, b, 2), in_dims)(a, other)
+        torch.testing.assert_close(mine, own)
+    mine = torch.vmap(lambda a: mixed(a, b[0], 2)[0], in_dims=1, out_dims=1)(a.T.contiguous())
+    close(mine, torch.stack([mix_in_torch(row, b[0], 2)[0] for row in a], dim=1))
+
+
+def test_vmap_over_a_constant():
+    """A tensor that is no input, of another value for each item."""
+    f = torch_function(mix, "a", ["out", "total"], shapes={"total": 1})
+    a, b = tensor(3), tensor(4, 2, seed=1, requires_grad=False)
+    out = torch.vmap(lambda b: f(a, b, 2)[0])(b)
+    close(out, torch.stack([mix_in_torch(a, row, 2)[0] for row in b]))
+    close(torch.autograd.grad(out.sum(), a)[0], sum(torch.cos(a) * row[0] + 2 for row in b).detach())
+
+
+def test_gradients_per_sample(mixed):
+    a, b = tensor(4, 3, requires_grad=False), tensor(2, seed=1, requires_grad=False)
+    mine = torch.vmap(torch.func.grad(lambda a: mixed(a, b, 2)[0].pow(2).sum()))(a)
+    close(mine, torch.vmap(torch.func.grad(lambda a: mix_in_torch(a, b, 2)[0].pow(2).sum()))(a))
+
+
+def test_gradient_through_vmap(mixed):
+    a, b = tensor(4, 3), tensor(2, seed=1)
+    mine = torch.vmap(lambda a: mixed(a, b, 2)[0])(a).pow(2).sum()
+    own = torch.vmap(lambda a: mix_in_torch(a, b, 2)[0])(a).pow(2).sum()
+    for m, o in zip(torch.autograd.grad(mine, (a, b)), torch.autograd.grad(own, (a, b)), strict=True):
+        close(m, o)
+
+
+def test_jacobian_through_vmap(mixed):
+    a, b = tensor(2, 3, requires_grad=False), tensor(2, seed=1, requires_grad=False)
+    mine = torch.func.jacfwd(torch.vmap(lambda a: mixed(a, b, 2)[0]))(a)
+    close(mine, torch.func.jacfwd(torch.vmap(lambda a: mix_in_torch(a, b, 2)[0]))(a))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+        lambda f, x: torch.func.jacrev(torch.func.jacrev(f))(x),
+        lambda f, x: torch.func.jacfwd(torch.func.jacfwd(f))(x),
+        lambda f, x: torch.autograd.functional.hessian(lambda x: f(x).sum(), x),
+        lambda f, x: torch.func.jacfwd(lambda s: torch.func.grad(lambda x: f(x * s).sum())(x))(x),
+    ],
+)
+def test_second_derivatives_raise(mixed, second):
+    b = tensor(2, seed=1, requires_grad=False)
+    with pytest.raises(UnsupportedError, match="second derivative"):
+        second(lambda a: mixed(a, b, 2)[0], tensor(3, requires_grad=False))
+
+
+def test_second_derivative_by_autograd_raises(mixed):
+    a, b = tensor(3), tensor(2, seed=1, requires_grad=False)
+    (gradient,) = torch.autograd.grad(mixed(a, b, 2)[0].pow(2).sum(), a, create_graph=True)
+    with pytest.raises(UnsupportedError, match="second derivative"):
+        gradient.sum().backward()
+
+
+def test_reverse_inside_forward_raises(mixed):
+    a, b = tensor(3), tensor(2, seed=1, requires_grad=False)
+    with forward_ad.dual_level():
+        out = mixed(forward_ad.make_dual(a, torch.ones_like(a)), b, 2)[0].sum()
+        with pytest.raises(UnsupportedError, match="second derivative"):
+            torch.autograd.grad(out, a)
+
+
+def test_outer_gradient_of_what_is_linear(mixed):
+    """The incoming gradient may itself be differentiated: backward is linear in it."""
+    a, b, v = tensor(3, requires_grad=False), tensor(2, seed=1, requires_grad=False), tensor(3, seed=4)
+    _, pull = torch.func.vjp(lambda a: mixed(a, b, 2)[0], a)
+    _, own = torch.func.vjp(lambda a: mix_in_torch(a, b, 2)[0], a)
+    close(torch.autograd.grad(pull(v)[0].sum(), v)[0], torch.autograd.grad(own(v)[0].sum(), v)[0])
+
+
+# --- kinds of arguments and results
+
+
+def test_structure_of_the_result(mixed):
+    a, b = tensor(3), tensor(2, seed=1)
+    assert isinstance(mixed(a, b, 2), list)
+    by_name = torch_function(mix, ["a", "b"], {"values": "out", "sum": "total"}, shapes={"total": 1})(a, b, 2)
+    assert set(by_name) == {"values", "sum"}
+    close(by_name["sum"], mix_in_torch(a, b, 2)[1])
+    alone = torch_function(mix, ["a", "b"], "total", shapes={"total": 1, "out": lambda a: a.shape})(a, b, 2)
+    close(alone, mix_in_torch(a, b, 2)[1])
+
+
+def test_order_of_the_inputs_is_the_callers():
+    f = torch_function(mix, ["b", "a"], ["out", "total"], shapes={"total": 1, "out": lambda a: a.shape})
+    a, b = tensor(3), tensor(2, seed=1)
+    close(f(b, a, 2)[0], mix_in_torch(a, b, 2)[0])
+    close(f(b, n=2, a=a)[0], mix_in_torch(a, b, 2)[0])
+
+
+def test_number_as_input():
+    @ti.kernel
+    def power(x: ti.types.ndarray(), k: ti.f64, y: ti.types.ndarray()):
+        for i in x:
+            y[i] = k * x[i] ** 2
+
+    f = torch_function(power, ["x", "k"], "y")
+    assert gradcheck(f, (tensor(3), torch.tensor(1.5, dtype=torch.float64, requires_grad=True)), **EVERYTHING)
+
+
+def test_vector_as_input():
+    @ti.kernel
+    def project(v: ti.types.vector(3, ti.f64), x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in range(y.shape[0]):
+            y[i] = v.dot(ti.Vector([x[i, 0], x[i, 1], x[i, 2]])) / v.norm()
+
+    f = torch_function(project, ["v", "x"], "y", shapes={"y": lambda x: len(x)})
+    assert gradcheck(f, (tensor(3), tensor(2, 3, seed=1)), **EVERYTHING)
+
+
+def test_vector_elements():
+    vec2 = ti.types.vector(2, ti.f64)
+
+    @ti.kernel
+    def rotate(x: ti.types.ndarray(dtype=vec2, ndim=1), y: ti.types.ndarray(dtype=vec2, ndim=1)):
+        for i in x:
+            y[i] = ti.Vector([-x[i].y, x[i].x]) * x[i].norm()
+
+    f = torch_function(rotate, "x", "y")
+    assert gradcheck(f, (tensor(3, 2),), **EVERYTHING)
+
+
+def test_return_value():
+    @ti.kernel
+    def energy(x: ti.types.ndarray(), k: ti.f64) -> ti.f64:
+        s = 0.0
+        for i in range(x.shape[0]):
+            s += k * ti.sin(x[i])
+        return s
+
+    f = torch_function(energy, ["x", "k"])
+    x, k = tensor(3), torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    close(f(x, k), (k * torch.sin(x)).sum())
+    assert f(x, k).dtype == torch.float64
+    assert gradcheck(f, (x, k), **EVERYTHING)
+
+
+def test_vector_as_return_value():
+    @ti.kernel
+    def moments(x: ti.types.ndarray()) -> ti.types.vector(2, ti.f64):
+        s = ti.Vector([0.0, 0.0])
+        ti.loop_config(serialize=True)
+        for i in range(x.shape[0]):
+            s += ti.Vector([x[i], x[i] ** 2])
+        return s
+
+    f = torch_function(moments, "x")
+    close(f(tensor(3)), torch.stack([tensor(3).sum(), (tensor(3) ** 2).sum()]))
+    assert gradcheck(f, (tensor(3),), **EVERYTHING)
+
+
+def test_in_place_kernel_leaves_its_input_alone():
+    @ti.kernel
+    def step(x: ti.types.ndarray(), dt: ti.f64):
+        for i in x:
+            x[i] += dt * x[i] ** 2
+
+    f = torch_function(step, "x", "x")
+    x = tensor(3)
+    before = x.detach().clone()
+    y = f(x, 0.5)
+    close(x.detach(), before)
+    close(y.detach(), before + 0.5 * before**2)
+    assert gradcheck(lambda x: f(f(x, 0.5), 0.25), (x,), **EVERYTHING)
+
+
+def test_working_memory_and_integer_outputs():
+    @ti.kernel
+    def chain(x: ti.types.ndarray(), T: ti.types.ndarray(), n: ti.types.ndarray(), y: ti.types.ndarray()):
+        ti.loop_config(serialize=True)
+        for i in x:
+            T[0] = T[0] * 0.5 + x[i]
+            y[i] = T[0] ** 2
+            n[0] += 1
+
+    f = torch_function(chain, "x", ["y", "n"], shapes={"T": 1, "n": lambda x: torch.zeros(1, dtype=torch.int32)})
+    x = tensor(4)
+    _, n = f(x)
+    assert n.tolist() == [4]
+    assert n.dtype == torch.int32
+    assert not n.requires_grad
+    assert gradcheck(lambda x: f(x)[0], (x,), **EVERYTHING)
+
+
+def test_fields_as_inputs_and_outputs():
+    x, scale, y = scalars(np.zeros(4)), vectors(np.zeros((2, 2))), outputs(4)
+
+    @ti.kernel
+    def run(n: ti.i32):
+        for i in x:
+            y[i] = n * ti.sin(x[i]) * scale[i % 2].norm()
+
+    f = torch_function(run, [x, scale], y)
+    a, s = tensor(4), tensor(2, 2, seed=1)
+    close(f(a, s, 3).detach(), 3 * torch.sin(a.detach()) * s.detach().norm(dim=1).repeat(2))
+    assert gradcheck(lambda a, s: f(a, s, n=3), (a, s), **EVERYTHING)
+
+
+def test_pipeline():
+    t = outputs(3)
+
+    @ti.kernel
+    def first(x: ti.types.ndarray()):
+        for i in x:
+            t[i] = x[i] ** 2
+
+    @ti.kernel
+    def second(y: ti.types.ndarray(), k: ti.f64):
+        for i in y:
+            y[i] += t[i] * k
+
+    def run(x, steps, y):
+        for n in range(steps):
+            first(x)
+            second(y, n + 1.0)
+
+    f = torch_function(run, "x", "y")
+    x = tensor(3)
+    close(f(x, 3).detach(), 6 * x.detach() ** 2)
+    assert gradcheck(lambda x: f(x, 3), (x,), **EVERYTHING)
+
+
+def test_method_of_a_class():
+    @ti.data_oriented
+    class Lens:
+        def __init__(self, power):
+            self.power = power
+
+        @ti.kernel
+        def bend(self, x: ti.types.ndarray(), y: ti.types.ndarray()):
+            for i in x:
+                y[i] = ti.tanh(self.power * x[i])
+
+    x = tensor(3)
+    for power in (0.5, 2.0):
+        f = torch_function(Lens(power).bend, "x", "y")
+        close(f(x), torch.tanh(power * x))
+        close(torch.autograd.grad(f(x).sum(), x)[0], power * (1 - torch.tanh(power * x.detach()) ** 2))
+
+
+def test_float32():
+    f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1})
+    a, b = tensor(3).detach().float().requires_grad_(), tensor(2, seed=1).detach().float().requires_grad_()
+    out, total = f(a, b, 2)
+    assert out.dtype == torch.float32
+    gradients = torch.autograd.grad(out.sum() + total.sum(), (a, b))
+    own = torch.autograd.grad(sum(o.sum() for o in mix_in_torch(a, b, 2)), (a, b))
+    for mine, theirs in zip(gradients, own, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_that_are_not_contiguous():
+    f = torch_function(triple, "x", "y")
+    x = tensor(4, 3)
+    close(f(x.T), 3 * x.T)
+    close(
+        torch.autograd.grad((f(x.T) * torch.arange(12.0).reshape(3, 4)).sum(), x)[0],
+        3 * torch.arange(12.0).double().reshape(3, 4).T,
+    )
+    close(f(x[::2]), 3 * x[::2])
+    close(f(x[0].expand(2, 3)), 3 * x[0].expand(2, 3))
+
+
+def test_shapes_can_change_from_call_to_call():
+    f = torch_function(triple, "x", "y")
+    for shape in ((2,), (3, 4), (2,), (1, 1, 5)):
+        x = tensor(*shape)
+        close(f(x), 3 * x)
+        close(torch.autograd.grad(f(x).sum(), x)[0], torch.full(shape, 3.0, dtype=torch.float64))
+
+
+def test_after_another_init():
+    f = torch_function(triple, "x", "y")
+    close(f(tensor(3)), 3 * tensor(3))
+    initialise(default_fp=ti.f64)
+    x = tensor(3)
+    close(torch.autograd.grad(f(x).sum(), x)[0], torch.full((3,), 3.0, dtype=torch.float64))
+
+
+# --- without J
+
+
+@ti.kernel
+def elementwise(x: ti.types.ndarray(), scale: ti.types.ndarray(), c: ti.f64, y: ti.types.ndarray()):
+    for I in ti.grouped(x):
+        y[I] = ti.sin(c * x[I]) * scale[0] + ti.exp(-x[I] * x[I])
+
+
+def elementwise_in_torch(x, scale, c):
+    return torch.sin(c * x) * scale[0] + torch.exp(-x * x)
+
+
+def test_reverse_mode_of_arrays_that_are_too_large_for_the_jacobian():
+    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
+    x, scale, weights = tensor(300, 400), tensor(1, seed=1), tensor(300, 400, seed=2, requires_grad=False)
+    mine = torch.autograd.grad((f(x, scale, 1.5) * weights).sum(), (x, scale))
+    own = torch.autograd.grad((elementwise_in_torch(x, scale, 1.5) * weights).sum(), (x, scale))
+    torch.testing.assert_close(mine, own)
+    d_x = tensor(300, 400, seed=3, requires_grad=False)
+    mine = torch.func.jvp(lambda x: f(x, scale.detach(), 1.5), (x.detach(),), (d_x,))
+    own = torch.func.jvp(lambda x: elementwise_in_torch(x, scale.detach(), 1.5), (x.detach(),), (d_x,))
+    torch.testing.assert_close(mine, own)
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_gradcheck_of_reverse_mode(wanted):
+    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
+    x, scale = (tensor(*shape, requires_grad=w) for shape, w in zip(((2, 3), (1,)), wanted, strict=True))
+    assert gradcheck(lambda x, scale: f(x, scale, 1.5), (x, scale), **WITHOUT_J)
+
+
+def test_reverse_mode_of_several_outputs():
+    f = torch_function(mix, ["a", "b"], ["out", "total"], shapes={"total": 1}, reverse=True)
+    assert gradcheck(lambda a, b: tuple(f(a, b, 4)), (tensor(3), tensor(2, seed=1)), **WITHOUT_J)
+    assert gradcheck(lambda a, b: f(a, b, 4)[1], (tensor(3), tensor(2, seed=1)), **WITHOUT_J)
+
+
+@pytest.mark.parametrize("check", ["check_batched_grad", "check_batched_forward_grad"])
+def test_reverse_mode_in_the_prototype_of_vmap(check):
+    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
+    with pytest.raises(UnsupportedError, match=r"torch\.func\.vmap"):
+        gradcheck(
+            lambda x: f(x, torch.ones(1, dtype=torch.float64), 1.5),
+            tensor(2, 3),
+            check_forward_ad=True,
+            **{check: True},
+        )
+
+
+def test_reverse_mode_leaves_inputs_alone():
+    f = torch_function(elementwise, ["x", "scale"], "y", reverse=True)
+    x, scale = tensor(5), tensor(1, seed=1)
+    before = x.detach().clone()
+    f(x, scale, 1.5).sum().backward()
+    assert torch.equal(x.detach(), before)
+    first = x.grad.clone()
+    f(x, scale, 1.5).sum().backward()
+    close(x.grad, 2 * first)
+
+
+def test_wrong_gradients_of_reverse_mode_are_noticed():
+    """Taichi's reverse mode is wrong where an accumulator is read and overwritten."""
+
+    @ti.kernel
+    def chain(x: ti.types.ndarray(), T: ti.types.ndarray(), y: ti.types.ndarray()):
+        for _ in range(1):
+            for i in range(x.shape[0]):
+                T[0] = T[0] * x[i] + ti.sin(x[i])
+                y[i] = T[0] * T[0]
+
+    x = tensor(4)
+    right = torch.autograd.grad(torch_function(chain, "x", "y", shapes={"T": 1})(x).sum(), x)[0]
+    with pytest.raises(UnsupportedError, match="reverse=True"):
+        torch_function(chain, "x", "y", shapes={"T": 1}, reverse=True)(x).sum().backward()
+    assert x.grad is None
+    T, total = torch.zeros((), dtype=torch.float64), 0
+    for value in x:
+        T = T * value + torch.sin(value)
+        total = total + T * T
+    close(torch.autograd.grad(total, x)[0], right)
+
+
+def test_second_derivatives_of_reverse_mode_raise():
+    f = torch_function(elementwise, ["x"], "y", reverse=True)
+    x, scale = tensor(3), tensor(1, requires_grad=False)
+    (gradient,) = torch.autograd.grad(f(x, scale, 1.5).pow(2).sum(), x, create_graph=True)
+    with pytest.raises(UnsupportedError, match="second derivative"):
+        gradient.sum().backward()
+    with pytest.raises(UnsupportedError, match="second derivative"):
+        torch.func.hessian(lambda x: f(x, scale, 1.5).sum())(x.detach())
+
+
+@pytest.mark.parametrize("case", ["pipeline", "number", "return"])
+def test_reverse_mode_is_for_kernels_on_arrays(case):
+    @ti.kernel
+    def returning(x: ti.types.ndarray()) -> ti.f64:
+        return x[0]
+
+    arguments = {
+        "pipeline": (lambda x, y: triple(x, y), "x", "y"),
+        "number": (elementwise, ["x", "c"], "y"),
+        "return": (returning, "x", None),
+    }[case]
+    with pytest.raises(InvalidArgumentError, match="reverse=True needs one kernel"):
+        torch_function(*arguments, reverse=True)
+
+
+# --- bad input
+
+
+def test_constant_that_carries_a_gradient(mixed):
+    f = torch_function(mix, "a", ["out", "total"], shapes={"total": 1})
+    with pytest.raises(InvalidArgumentError, match=r"'b' carries a gradient.*inputs"):
+        f(tensor(3), tensor(2), 2)
+    with torch.no_grad():
+        f(tensor(3), tensor(2), 2)
+    a, b = tensor(3, requires_grad=False), tensor(2, requires_grad=False)
+    with pytest.raises(InvalidArgumentError, match="'b' carries a gradient"):
+        torch.func.grad(lambda b: f(a, b, 2)[0].sum())(b)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"inputs": "q", "outputs": "y"}, "'q'.*not an argument.*'x', 'y'"),
+        ({"inputs": "x", "outputs": "q"}, "outputs has 'q'"),
+        ({"inputs": "x", "outputs": "y", "shapes": {"q": 1}}, "shapes has 'q'"),
+        ({"inputs": [], "outputs": "y"}, "inputs is empty"),
+        ({"inputs": ["x", "x"], "outputs": "y"}, "twice"),
+        ({"inputs": "x", "outputs": ["y", "y"]}, "twice"),
+        ({"inputs": "x"}, "returns nothing"),
+        ({"inputs": "x", "outputs": "y", "shapes": {"x": 1}}, "'x', which is an input"),
+        ({"inputs": 3, "outputs": "y"}, "inputs has 3"),
+    ],
+)
+def test_what_does_not_fit_the_kernel(arguments, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        torch_function(triple, **arguments)
+
+
+def test_what_is_no_kernel():
+    with pytest.raises(InvalidArgumentError, match=r"expected a @ti\.kernel"):
+        torch_function(3, inputs="x", outputs="y")
+
+
+def test_output_passed_by_value():
+    with pytest.raises(InvalidArgumentError, match="'n', which is passed by value"):
+        torch_function(mix, "a", "n")
+
+
+def test_wrong_calls(mixed):
+    a, b = tensor(3), tensor(2)
+    for args, kwargs, message in (
+        ((a,), {}, "takes the arguments a, b, n"),
+        ((a, b, 2, 3), {}, "4 were given"),
+        ((a, b, 2), {"q": 1}, "'q' is not an argument"),
+        ((a, b, 2), {"n": 1}, "'n'.*given twice"),
+        ((a.detach().numpy(), b, 2), {}, "'a' is a ndarray; expected a torch tensor"),
+        ((torch.ones(3, dtype=torch.int32), b, 2), {}, "'a' has type torch.int32"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            mixed(*args, **kwargs)
+
+
+def test_wrong_shape_for_a_field_or_number():
+    x, y = scalars(np.zeros(4)), outputs(4)
+
+    @ti.kernel
+    def run(k: ti.f64):
+        for i in x:
+            y[i] = x[i] * k
+
+    with pytest.raises(InvalidArgumentError, match=r"shape \(3,\); expected \(4,\)"):
+        torch_function(run, x, y)(tensor(3), 1.0)
+    with pytest.raises(InvalidArgumentError, match=r"'k' has shape \(1,\); expected \(\)"):
+        torch_function(run, [x, "k"], y)(tensor(4), tensor(1))
+
+
+def test_shape_that_is_none():
+    f = torch_function(triple, "x", "y", shapes={"y": lambda x: None})
+    with pytest.raises(InvalidArgumentError, match="shapes\\['y'\\] is None"):
+        f(tensor(3))
+    f = torch_function(triple, "x", "y", shapes={"y": lambda q: 3})
+    with pytest.raises(InvalidArgumentError, match="takes 'q'; known here: x"):
+        f(tensor(3))
+
+
+def test_kernel_that_writes_to_an_input_that_is_no_output():
+    @ti.kernel
+    def spoil(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in x:
+            y[i] = x[i] ** 2
+            x[i] = 0.0
+
+    x = tensor(3)
+    before = x.detach().clone()
+    with pytest.raises(InvalidArgumentError, match=r"'x'.*outputs"):
+        torch_function(spoil, "x", "y")(x)
+    close(x.detach(), before)
+
+
+def test_unsupported_constructs_come_through():
+    @ti.kernel
+    def odd(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in x:
+            y[i] = float(ti.bit_cast(ti.cast(x[i], ti.f32), ti.i32))
+
+    f = torch_function(odd, "x", "y")
+    f(tensor(3, requires_grad=False))
+    with pytest.raises(UnsupportedError, match="line"):
+        f(tensor(3))
+
+
+def test_without_torch_the_error_names_the_extra():
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from taichi_ext.torch_function import torch_function\n"
+        "import taichi_ext\n"
+        "try:\n    torch_function(None, inputs='x')\n"
+        "except ImportError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "taichi-ext[torch]" in done.stdout
