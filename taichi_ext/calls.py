@@ -104,9 +104,9 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
     if function in (ti.random, ti.randn):
         tracer.facts.has_random = True
     func = _taichi.taichi_func(function)
-    if func is not None and not isinstance(function, (_taichi.MatrixType, _taichi.StructType)):
-        if not _is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()]):
-            return _inline(tracer, func, args, keywords)
+    is_func = func is not None and not isinstance(function, (_taichi.MatrixType, _taichi.StructType))
+    if is_func and (not _is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()])):
+        return _inline(tracer, func, args, keywords)
     values = [tracer.value_of(a) for a in args]
     named = {k: tracer.value_of(v) for k, v in keywords.items()}
     if is_active(values) or is_active(named):

@@ -231,7 +231,8 @@ def apply_rule(tracer: Any, rule: GradientRule, inputs: dict[str, Any], automati
     with tracer.without_rule(rule.target):
         result = tracer.value_of(tracer.inline(function, bound))
     results = list(result) if isinstance(result, (tuple, list)) else [result]
-    returned = None if results == [None] else [None if r is None else shape_of(r) for r in results]
+    nothing = len(results) == 1 and results[0] is None
+    returned = None if nothing else [None if r is None else shape_of(r) for r in results]
     check_shapes(rule, [shape_of(p) for p in parts], returned)
     keeps_automatic = "auto" not in rule.parameters
     finished = []
