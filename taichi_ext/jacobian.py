@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from taichi_ext import _taichi
 from taichi_ext.cache_keys import anchor as anchor_of
 from taichi_ext.cache_keys import identity, structure_key
 from taichi_ext.plan import Jacobian
@@ -117,9 +116,9 @@ def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], opt
     key = (identity(kernel), structure_key(params, args), structure_key(outputs, args), options)
     if store is not None:
         plan = store.get(key)
-        if plan is not None and plan._program is _taichi.program():
+        if plan is not None and plan.is_current():
             return plan
-        for stale in [k for k, p in store.items() if p._program is not _taichi.program()]:
+        for stale in [k for k, p in store.items() if not p.is_current()]:
             del store[stale]
     max_memory, seeds, lanes = options
     plan = Jacobian(kernel, params, outputs, args=args, max_memory=max_memory, seeds=seeds, lanes=lanes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ class Jacobian:
             raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
         if _taichi.is_inside_kernel():
             raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
-        self._program = _taichi.program()
+        self._program = weakref.ref(_taichi.program())  # a strong one would keep its threads and memory after ti.init
         if max_memory is not None and not (isinstance(max_memory, (int, float)) and max_memory > 0):
             raise InvalidArgumentError(f"max_memory is {max_memory!r}; expected a positive number of bytes.")
         if seeds not in STRATEGIES:
@@ -106,6 +107,11 @@ class Jacobian:
         if lanes is not None:
             self._blocks = max(1, -(-self._new_session(0, None, None)[0].columns // lanes))
 
+    def is_current(self) -> bool:
+        """Whether the Taichi program that it was prepared in still runs: ``ti.init`` begins another."""
+        program = self._program()
+        return program is not None and program is _taichi.program()
+
     def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
         if _taichi.is_inside_kernel():
@@ -115,7 +121,7 @@ class Jacobian:
                 "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
                 "before, and pass its numbers in a field."
             )
-        if _taichi.program() is not self._program:
+        if not self.is_current():
             raise InvalidArgumentError(
                 "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
                 "anew."

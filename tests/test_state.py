@@ -2,14 +2,16 @@
 
 import gc
 import warnings
+import weakref
 
 import numpy as np
 import pytest
 import taichi as ti
 from differences import Snapshot, check_jacobian, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi.lang import impl
 
-from taichi_ext import Jacobian, jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -378,3 +380,39 @@ def test_kernel_defined_once_and_used_over_several_programs():
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert_array_equal(jacobian(double, x, y, args=(x, y)), 2 * np.eye(n))
+
+
+def test_program_ends_with_init_although_jacobians_are_kept():
+    """Its threads and memory are not held, nor freed in the midst of what the next program does."""
+    from conftest import initialise
+
+    x, y = scalars(X), outputs(4)
+
+    @ti.kernel
+    def double():
+        for i in x:
+            y[i] = 2 * x[i]
+
+    @ti.kernel
+    def halve():
+        for i in x:
+            x[i] = 0.5 * x[i]
+
+    def run():
+        for _ in range(3):
+            halve()
+        double()
+
+    plans = [Jacobian(double, x, y), Jacobian(run, x, y)]
+    for plan in plans * 2:
+        plan()
+    program = weakref.ref(impl.get_runtime().prog)
+    gc.disable()
+    try:
+        initialise(default_fp=ti.f64)
+        assert program() is None
+    finally:
+        gc.enable()
+    for plan in plans:
+        with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again"):
+            plan()

@@ -248,11 +248,11 @@ def repeat_launch(fused: FusedKernel, arrays: list[Any]) -> Callable[[], None]:
     context = fused.cpp.make_launch_context()
     for position, array in enumerate(arrays):
         context.set_arg_external_array_with_shape((position,), int(array.ctypes.data), array.nbytes, array.shape, 0)
-    prog = fused.runtime.prog
-    compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), fused.cpp)
+    runtime = fused.runtime  # which lets go of its program at ti.init
+    compiled = runtime.prog.compile_kernel(runtime.prog.config(), runtime.prog.get_device_caps(), fused.cpp)
 
     def launch() -> None:
-        prog.launch_kernel(compiled, context)
+        runtime.prog.launch_kernel(compiled, context)
 
     launch.arrays = arrays  # type: ignore[attr-defined]  # kept alive
     return launch
