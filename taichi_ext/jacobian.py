@@ -71,7 +71,11 @@ def jacobian(
                [ 4.,  4.],
                [12.,  8.]], dtype=float32)
     """
-    return _prepared(kernel, params, outputs, args, (max_memory, seeds, lanes))(args=args, out=out)
+    plan = _prepared(kernel, params, outputs, args, (max_memory, seeds, lanes))
+    try:
+        return plan(args=args, out=out)
+    finally:
+        plan.forget_args()
 
 
 def value_and_jacobian(
@@ -105,8 +109,11 @@ def value_and_jacobian(
         (15.0, [5.0, 3.0])
     """
     plan = _prepared(kernel, params, outputs, args, (max_memory, seeds, lanes))
-    result = plan(args=args, out=out)
-    return plan.value(), result
+    try:
+        result = plan(args=args, out=out)
+        return plan.value(), result
+    finally:
+        plan.forget_args()
 
 
 def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Jacobian:

@@ -75,7 +75,8 @@ class Jacobian:
             raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
         if _taichi.is_inside_kernel():
             raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
-        self._program = weakref.ref(_taichi.program())  # a strong one would keep its threads and memory after ti.init
+        # a strong reference would keep the program's threads and memory after ti.init
+        self._program = weakref.ref(_taichi.program(), _when_alive(self, Jacobian._end))
         if max_memory is not None and not (isinstance(max_memory, (int, float)) and max_memory > 0):
             raise InvalidArgumentError(f"max_memory is {max_memory!r}; expected a positive number of bytes.")
         if seeds not in STRATEGIES:
@@ -112,6 +113,24 @@ class Jacobian:
         program = self._program()
         return program is not None and program is _taichi.program()
 
+    def _end(self) -> None:
+        """The program is over: let go of its arrays, and of all but what ``source`` and ``explain()`` show.
+
+        Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs; there is none at this moment.
+        """
+        self.__dict__ = {name: self.__dict__[name] for name in ("_program", "_fields", "_fused")}
+
+    def _refuse_ended(self) -> None:
+        if not self.is_current():
+            raise InvalidArgumentError(
+                "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
+                "anew."
+            )
+
+    def forget_args(self) -> None:
+        """Keep no argument alive; the next call has to give them anew."""
+        self._call.args = ()
+
     def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
         if _taichi.is_inside_kernel():
@@ -121,11 +140,7 @@ class Jacobian:
                 "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
                 "before, and pass its numbers in a field."
             )
-        if not self.is_current():
-            raise InvalidArgumentError(
-                "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
-                "anew."
-            )
+        self._refuse_ended()
         if args is not None and (args or self._call.args):
             self._call = self._call.with_args(args)
         if self._replay is not None:
@@ -284,6 +299,7 @@ class Jacobian:
             if not self._is_checked:
                 session.before_launch = lambda fused, outer: self._check_before_launch(session, fused, outer)
             self._returned = session.launch(self._call.kernel, self._call.full_args)
+            session.before_launch = None  # which refers to the session: nothing of it waits for the garbage collector
         else:
             session.start()
             with _taichi.follow(session):
@@ -361,6 +377,7 @@ class Jacobian:
 
     def value(self) -> Any:
         """The outputs as they are now, structured like ``outputs``."""
+        self._refuse_ended()
         values = []
         for target in self._outputs:
             if target.kind == "return":
@@ -369,6 +386,18 @@ class Jacobian:
                 source = target.field if target.kind == "field" else self._call.value(target)
                 values.append(_taichi.copy_of(source))
         return self._rebuild_outputs(values)
+
+
+def _when_alive(plan: Jacobian, method: Callable[[Jacobian], None]) -> Callable[[Any], None]:
+    """A callback that calls a method of a Jacobian, and does not keep it alive."""
+    reference = weakref.ref(plan)
+
+    def call(_: Any) -> None:
+        found = reference()
+        if found is not None:
+            method(found)
+
+    return call
 
 
 def _by_parameter(values: np.ndarray, shape: tuple[int, ...], columns: list[Any]) -> list[np.ndarray]:

@@ -1,6 +1,8 @@
 """What is left behind: exactly what one plain run leaves, whatever was needed for the Jacobian."""
 
+import functools
 import gc
+import sys
 import warnings
 import weakref
 
@@ -383,10 +385,12 @@ def test_kernel_defined_once_and_used_over_several_programs():
 
 
 def test_program_ends_with_init_although_jacobians_are_kept():
-    """Its threads and memory are not held, nor freed in the midst of what the next program does."""
+    """Its threads, memory and arrays are not held, nor freed in the midst of what the next program does."""
     from conftest import initialise
 
     x, y = scalars(X), outputs(4)
+    a, b = ti.ndarray(ti.f64, 4), ti.ndarray(ti.f64, 4)
+    a.fill(1.0)
 
     @ti.kernel
     def double():
@@ -403,16 +407,49 @@ def test_program_ends_with_init_although_jacobians_are_kept():
             halve()
         double()
 
-    plans = [Jacobian(double, x, y), Jacobian(run, x, y)]
+    @ti.kernel
+    def square(source: ti.types.ndarray(dtype=ti.f64, ndim=1), result: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i in source:
+            result[i] = source[i] ** 2
+
+    plans = [
+        Jacobian(double, x, y),
+        Jacobian(run, x, y),
+        Jacobian(square, "source", b, args=(a, b)),
+        Jacobian(functools.partial(square, a, b), {"a": a}, b),
+    ]
     for plan in plans * 2:
         plan()
-    program = weakref.ref(impl.get_runtime().prog)
+    jacobian(square, a, b, args=(a, b))
+    program, arrays = weakref.ref(impl.get_runtime().prog), [weakref.ref(a), weakref.ref(b)]
+    del a, b
+    gc.collect()
     gc.disable()
     try:
-        initialise(default_fp=ti.f64)
+        ti.reset()
         assert program() is None
+        assert [array() for array in arrays] == [None, None]
     finally:
         gc.enable()
+        initialise(default_fp=ti.f64)
     for plan in plans:
-        with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again"):
-            plan()
+        assert "def " in plan.source
+        assert plan.explain()
+        for use in (plan, plan.value):
+            with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again"):
+                use()
+
+
+def test_arrays_are_not_kept_for_the_next_call():
+    @ti.kernel
+    def square(source: ti.types.ndarray(), result: ti.types.ndarray()):
+        for i in source:
+            result[i] = source[i] ** 2
+
+    a, b = np.ones(4), np.ones(4)
+    gc.collect()
+    before = sys.getrefcount(a), sys.getrefcount(b)
+    jacobian(square, a, b, args=(a, b))
+    value_and_jacobian(square, a, b, args=(a, b))
+    gc.collect()
+    assert (sys.getrefcount(a), sys.getrefcount(b)) == before
