@@ -1,27 +1,33 @@
 """Fixtures shared by the tests."""
 
 import gc
+import weakref
 
 import pytest
 import taichi as ti
 from differences import pool
+from taichi.lang import impl
 
 
 def initialise(**options) -> None:
     """Start Taichi afresh: two threads, nothing cached on disk, errors only."""
-    _end()
+    end_program()
     ti.init(arch=ti.cpu, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=2, **options)
 
 
-def _end() -> None:
-    """End the Taichi program, and what belongs to it first.
+def end_program() -> None:
+    """End the Taichi program, and before it all that belongs to it.
 
-    Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs: one that is collected after the
-    next ti.init takes an array of the next program with it.
+    Taichi 1.7.4 frees by address: a ti.ndarray that is collected after the next ti.init may take an array of the next
+    program with it, and a program that is still referred to then takes fields of the next one when it goes.
     """
     pool.forget()
     gc.collect()
+    program = impl.get_runtime().prog
+    ended = (lambda: None) if program is None else weakref.ref(program)
+    del program
     ti.reset()
+    assert ended() is None, "something refers to the Taichi program, which has to go with ti.reset()"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +42,7 @@ def ti64():
     """A Taichi program whose literals and default type are float64, one per test module."""
     initialise(default_fp=ti.f64)
     yield ti
-    _end()
+    end_program()
 
 
 @pytest.fixture(scope="module")
@@ -44,4 +50,4 @@ def ti32():
     """A Taichi program with Taichi's own defaults (float32), one per test module."""
     initialise()
     yield ti
-    _end()
+    end_program()

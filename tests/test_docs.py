@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-import taichi as ti
+from conftest import end_program
 from numpy.testing import assert_allclose
 
 import taichi_ext
@@ -66,7 +66,7 @@ def run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     yield run_text
     taichi_ext.registry.clear()
-    ti.reset()
+    end_program()
 
 
 PROGRAMS = [page for page in PAGES if blocks(page) and page.name != "README.md"]

@@ -7,7 +7,7 @@ import pkgutil
 import re
 
 import pytest
-import taichi as ti
+from conftest import end_program
 
 import taichi_ext
 
@@ -41,7 +41,7 @@ def few_threads(monkeypatch):
     monkeypatch.setenv("TI_OFFLINE_CACHE", "0")
     yield
     taichi_ext.registry.clear()
-    ti.reset()
+    end_program()
 
 
 @pytest.mark.parametrize(("module", "name"), EXAMPLES, ids=[name.removeprefix("taichi_ext.") for _, name in EXAMPLES])

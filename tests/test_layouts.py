@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
+from conftest import end_program, initialise
 from differences import check_jacobian, read
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -18,7 +18,7 @@ def _fresh_program():
     """Gradient flags are taken by the whole layout at once, so each test starts Taichi anew."""
     initialise(default_fp=ti.f64)
     yield
-    ti.reset()
+    end_program()
 
 
 def place(fields, how):

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import program_check
 import pytest
-import taichi as ti
+from conftest import end_program
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 from program_check import Loaded, judge, values_of
@@ -25,7 +25,7 @@ PROGRAMS = 15
 @pytest.fixture(scope="module")
 def workshop():
     yield Workshop()
-    ti.reset()
+    end_program()
 
 
 @settings(
