@@ -12,7 +12,7 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.linear_form import Affine, Form, Seed, as_expression, is_one, is_row
-from taichi_ext.storage import LocalRow, SharedRow, are_local, row_sum, rows_loop, settle
+from taichi_ext.storage import LocalRow, SharedRow, are_local, row_sum, row_terms, rows_loop, settle
 from taichi_ext.values import Scalar, TensorValue, entries_of, is_active, is_tensor_like, linearize, primal_of
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
@@ -245,6 +245,7 @@ class Ref:
                 if isinstance(storage.row, SharedRow) and storage.row.container is c:
                     kept, has_rows = [True], False  # the row is in its place already
         if not all(kept) and (has_rows or not fresh):
+            tracer.note_operations(tracer.columns * sum(map(row_terms, forms)))
             rows_loop(tracer.columns, body, reads_memory=not are_local(forms))
         for (_, index), form in zip(rows, forms, strict=True):
             # constant columns differ from each other; index expressions may meet them and one another
@@ -252,6 +253,7 @@ class Ref:
                 entry = c.tangent(index, tracer.column_expression(seed))
                 value = as_expression(form[seed], c.dtype)
                 is_alone = fresh and not has_rows and seed.is_constant
+                tracer.note_operations(not is_alone)
                 _taichi.assign(entry, value if is_alone else entry + value)
         c.version += 1
         tracer.note_modified(c.key, ())
@@ -273,6 +275,8 @@ class Ref:
         _taichi.augassign(self.primal, primal_of(value), operator)
         plus = self._plus(sign)
         rows = [part.row()[1] for part in parts]
+        row_count = sum(map(row_terms, forms))
+        tracer.note_operations(sum(map(len, forms)) - row_count + tracer.columns * row_count)
         if any(is_row(leaf) for form in forms for leaf in form):
 
             def body(k: Any) -> None:

@@ -11,12 +11,16 @@ from taichi_ext.trace import RETURN, Fused
 
 
 def explain(fused: Fused, fields: FieldTable) -> str:
-    """The choices made for one fused kernel: by local its storage, by field its shadow, the loops made serial."""
+    """The choices made for one fused kernel: by local its storage, by field its shadow, the loops made serial.
+
+    And by source line how many operations on tangents it takes each time it runs.
+    """
     function = fused.primal.func
     lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
     lines.append(f"  columns: {fused.columns}")
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
-    lines += [f"  local {line}" for line in dict.fromkeys(_locals(fused))]
+    lines += [f"  local {line}" for line in dict.fromkeys(_locals(fused, fields))]
+    lines += [f"  {line}" for line in _operations(fused)]
     for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
         lines.append(f"  parallel loop {number} runs serially: {reason}")
     return "\n".join(lines)
@@ -38,20 +42,35 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
             yield f"array argument {key[1]}"
 
 
-def _locals(fused: Fused) -> Iterator[str]:
+def _operations(fused: Fused) -> Iterator[str]:
+    for (path, line), count in sorted(
+        fused.facts.operations.items(), key=lambda item: ([p[0] for p in item[0][0]], item[0][1])
+    ):
+        yield f"line {line}{_within(path)}: {count} operations on tangents"
+
+
+def _within(path: tuple[tuple[int, str], ...]) -> str:
+    """Where an inlined function was called."""
+    return "".join(f" in {function} (called at line {at})" for at, function in path[-1:])
+
+
+def _locals(fused: Fused, fields: FieldTable) -> Iterator[str]:
     for key, facts in fused.facts.storages.items():
         if not facts.needed:
             continue
         path, name, line, *part = key
         entry = "".join(f"[{p}]" for p in part if isinstance(p, int))
-        within = "".join(f" in {function} (called at line {at})" for at, function in path[-1:])
-        yield f"{name}{entry}, line {line}{within}: {_kind(facts, fused.columns)}"
+        container = fused.facts.aliases.get(key)
+        if container is not None:
+            place = f"the tangents of {fields.infos[container].name}" if container in fields.infos else "J"
+        else:
+            place = "local array" if fused.columns <= MAX_LOCAL_ARRAY else "scratch memory"
+        yield f"{name}{entry}, line {line}{_within(path)}: {_kind(facts, fused.columns, place)}"
 
 
-def _kind(facts: StorageFacts, columns: int) -> str:
+def _kind(facts: StorageFacts, columns: int, place: str) -> str:
     registers = f"{len(facts.constants)} registers" if facts.constants and not facts.has_many_columns else ""
     if facts.has_row:
-        place = "local array" if columns <= MAX_LOCAL_ARRAY else "scratch memory"
         kind = f"a row of {columns} columns in {place}"
         return f"{kind} and {registers}" if registers else kind
     slots = f"{facts.slots} slots" if facts.slots else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,7 @@ class Facts:
     used_rules: set[Any] = field(default_factory=set)
     rules: dict[Any, Any] = field(default_factory=dict)  # functions and marks, and the users' rules found for them
     writes: dict[Any, list[WriteSite]] = field(default_factory=dict)  # of the last complete trace
+    operations: Counter[Any] = field(default_factory=Counter)  # of the last trace: on tangents, by place in the source
 
     def storage(self, key: Any) -> StorageFacts:
         return self.storages.setdefault(key, StorageFacts(self.limits))

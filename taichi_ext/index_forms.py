@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
 from typing import Any
@@ -68,6 +69,7 @@ class IndexForms:
         self.storage_counts: dict[Any, int] = {}
         self.alias_candidates: dict[Any, tuple[Storage, Any, tuple[int, int]]] = {}
         self.scratch_sizes: dict[Any, int] = {}
+        self.operations: collections.Counter[Any] = collections.Counter()  # on tangents, by place in the source
         self.arrays: dict[int, tuple[Any, Any]] = {}
 
     @property
@@ -79,6 +81,11 @@ class IndexForms:
     def line(self) -> int:
         match = re.search(r"line (\d+), in", _taichi.source_location())
         return int(match.group(1)) if match else 0
+
+    def note_operations(self, count: int) -> None:
+        """So many operations on tangents are done each time the current line runs."""
+        if count:
+            self.operations[self.path, self.line()] += count
 
     def declaration_key(self, name: Any) -> Any:
         return (self.path, name, self.line())

@@ -126,12 +126,21 @@ def is_row(leaf: Any) -> bool:
     return not isinstance(leaf, Seed)
 
 
-def accumulate(into: Form, form: Form, weight: Any = 1) -> None:
-    """``into += weight * form``."""
+def accumulate(into: Form, form: Form, weight: Any = 1) -> int:
+    """``into += weight * form``; returns the number of operations that the kernel has to do for it."""
+    operations = 0
     for leaf, c in form.items():
         product = multiply(weight, c)
         if not is_zero(product):
-            into[leaf] = add(into.get(leaf, 0), product)
+            before = into.get(leaf, 0)
+            into[leaf] = add(before, product)
+            operations += is_operation(product, weight, c) + is_operation(into[leaf], before, product)
+    return operations
+
+
+def is_operation(result: Any, *operands: Any) -> bool:
+    """Whether a product or sum of these operands is one that the kernel has to compute."""
+    return not isinstance(result, (int, float)) and all(result is not operand for operand in operands)
 
 
 def guarded_scale(form: Form, weight: Any) -> Form:

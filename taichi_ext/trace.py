@@ -258,6 +258,7 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     if facts.writes != tracer.writes:
         facts.writes = tracer.writes
         facts.changed = True
+    facts.operations = tracer.operations
     unused = {key for key in facts.shadowed if key[0] == "scratch" and key not in tracer.scratch_sizes}
     if unused:  # rows that have since been found to be rows of J
         facts.shadowed -= unused

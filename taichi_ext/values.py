@@ -17,7 +17,16 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.linear_form import Form, accumulate, as_expression, choose, guarded_scale, is_row, multiply
+from taichi_ext.linear_form import (
+    Form,
+    accumulate,
+    as_expression,
+    choose,
+    guarded_scale,
+    is_operation,
+    is_row,
+    multiply,
+)
 from taichi_ext.rules import Rule
 
 
@@ -295,18 +304,23 @@ def _accumulate_in_reverse(tracer: Any, root: Scalar) -> Form:
             tracer.watch.partials(node, [partial for _, partial in partials[id(node)]])
     weights: dict[int, Any] = {id(root): 1}
     form: Form = {}
+    operations = 0
     for node in reversed(order):
         weight = weights.pop(id(node), 0)
         if _taichi.is_expr(weight) and len(partials[id(node)]) > 1:
             weight = _taichi.variable(weight)
         for arg, partial in partials[id(node)]:
             product = multiply(weight, partial)
+            operations += is_operation(product, weight, partial)
             if arg.form is None:
-                weights[id(arg)] = _add(weights.get(id(arg), 0), product)
+                before = weights.get(id(arg), 0)
+                weights[id(arg)] = _add(before, product)
+                operations += is_operation(weights[id(arg)], before, product)
             else:
                 if _taichi.is_expr(product) and len(arg.form) > 1:
                     product = _taichi.variable(product)
-                accumulate(form, arg.form, product)
+                operations += accumulate(form, arg.form, product)
+    tracer.note_operations(operations)
     return form
 
 

@@ -1,5 +1,8 @@
 """``seeds=`` and ``lanes=``: how tangents are stored, and how many columns at a time, changes no number."""
 
+import inspect
+import re
+
 import numpy as np
 import pytest
 import taichi as ti
@@ -122,6 +125,35 @@ def test_what_was_chosen_is_told():
         plan = Jacobian(k, x, y, seeds=seeds)
         plan()
         assert text in plan.explain()
+
+
+def test_operations_are_counted_by_line():
+    x, y, z = scalars(np.linspace(0.1, 0.9, 40)), outputs(4), outputs(4)
+
+    @ti.func
+    def scaled(a):
+        return a * x[1]
+
+    @ti.kernel
+    def k():
+        for i in y:
+            total = 0.0
+            for n in range(40):
+                total += x[n] * x[39 - n]
+            y[i] = total * total
+            z[i] = scaled(total)
+
+    first = inspect.getsourcelines(k.__wrapped__)[1]
+    plan = Jacobian(k, x, [y, z])
+    plan()
+    found = {}
+    for line in plan.explain().splitlines():
+        match = re.fullmatch(r"  line (\d+): (\d+) operations on tangents", line)
+        if match:
+            found[int(match[1]) - first] = int(match[2])
+    # line 5, each time: two seeds are added to the row; line 6: the weight is total + total, then 40 products;
+    # line 7: 40 products, and a sum for the seed of x[1]
+    assert found == {5: 2, 6: 41, 7: 41}
 
 
 def test_state_is_that_of_one_run():
