@@ -12,7 +12,8 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import WriteSite
 from taichi_ext.linear_form import Affine, Form, Seed
 from taichi_ext.local_variables import Local, LocalTensor
-from taichi_ext.storage import LocalArray, Storage
+from taichi_ext.rows import LocalArray
+from taichi_ext.storage import ADDED, Storage
 from taichi_ext.values import primal_of
 
 
@@ -192,12 +193,22 @@ class Bookkeeping(ControlFlow):
         for key, (storage, container, state) in self.alias_candidates.items():
             is_left_alone = (storage.version, storage.reads) == state  # after the store
             if (
-                self.storage_counts[key] == 1
+                len(self.storages[key]) == 1
                 and is_left_alone
                 and container not in self.facts.read
                 and key not in self.facts.aliases
             ):
                 self.facts.aliases[key] = container
+                self.facts.changed = True
+
+    def accept_stores(self) -> None:
+        """At the end of a trace: the rows to which terms can be stored rather than added."""
+        for key, made in self.storages.items():
+            is_single = len(made) == 1 and made[0].row is not None
+            stores = (made[0].stores or ADDED) if is_single else ADDED
+            known = self.facts.stores.get(key)
+            if stores < (known or ADDED) or (known is None and stores > ADDED):
+                self.facts.stores[key] = stores
                 self.facts.changed = True
 
     def is_private(self, container: Container, ref: Ref) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.linear_form import Affine, Form, Seed, as_expression, is_one, is_row
-from taichi_ext.storage import LocalRow, SharedRow, are_local, row_sum, row_terms, rows_loop, settle
+from taichi_ext.rows import SharedRow, rows_loop
+from taichi_ext.storage import LocalRow, are_local, row_sum, row_terms, settle
 from taichi_ext.values import Scalar, TensorValue, entries_of, is_active, is_tensor_like, linearize, primal_of
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one

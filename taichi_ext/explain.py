@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from taichi_ext import _taichi
 from taichi_ext.memory import FieldTable, numpy_dtype
-from taichi_ext.storage import MAX_LOCAL_ARRAY, StorageFacts
+from taichi_ext.rows import MAX_LOCAL_ARRAY
+from taichi_ext.storage import StorageFacts
 from taichi_ext.trace import RETURN, Fused
 
 

@@ -57,6 +57,7 @@ class Facts:
     changes_in_place: bool = False  # a local is assigned while values that were read from it are still in use
     tangent_locals: set[Any] = field(default_factory=set)  # locals of a user's rule that hold a tangent of it
     aliases: dict[Any, Any] = field(default_factory=dict)  # locals whose row is a row of this container's shadow
+    stores: dict[Any, int] = field(default_factory=dict)  # locals with a row, and what is known of its terms
     other_fields: dict[int, Any] = field(default_factory=dict)  # integer fields that are touched
     used_rules: set[Any] = field(default_factory=set)
     rules: dict[Any, Any] = field(default_factory=dict)  # functions and marks, and the users' rules found for them

@@ -66,7 +66,7 @@ class IndexForms:
         self.domain: tuple[int, ...] | None = None
         self.is_inside_expression = False
         self.without_rules: list[Any] = []
-        self.storage_counts: dict[Any, int] = {}
+        self.storages: dict[Any, list[Storage]] = {}
         self.alias_candidates: dict[Any, tuple[Storage, Any, tuple[int, int]]] = {}
         self.scratch_sizes: dict[Any, int] = {}
         self.operations: collections.Counter[Any] = collections.Counter()  # on tangents, by place in the source

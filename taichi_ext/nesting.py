@@ -1,4 +1,4 @@
-"""Parallel loops over fields of several dimensions, run row by row: a loop over i that runs a loop over j."""
+"""Loops in a rewritten tree: their bounds, and those over several dimensions run row by row."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ def loops_by_number(tree: ast.Module) -> dict[int, LoopNode]:
                 loop = LoopNode(node, node.target, node.iter, node.body)  # type: ignore[attr-defined]
                 found[first.value.args[0].value] = loop  # type: ignore[attr-defined]
     return found
+
+
+def is_plain_bound(bound: ast.expr) -> bool:
+    """Whether a rewritten bound of a loop can be evaluated twice: a constant, a name, an attribute, ``x.shape[0]``."""
+    if isinstance(bound, ast.Call) and isinstance(bound.func, ast.Attribute) and bound.func.attr in ("primal", "load"):
+        is_load = bound.func.attr == "load"
+        return is_plain_bound(bound.args[0]) and (not is_load or getattr(bound.args[0], "attr", "") == "shape")
+    return isinstance(bound, (ast.Constant, ast.Name, ast.Attribute))
 
 
 def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:

@@ -20,9 +20,11 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.linear_form import Form, Seed, accumulate, apply_to_row, as_expression, is_one, is_row, is_zero
+from taichi_ext.rows import MAX_LOCAL_ARRAY, LocalArray, Scratch, SharedRow, rows_loop
 
-MAX_LOCAL_ARRAY = 512
-UNROLL = 4  # rows up to this length are handled without a loop
+ADDED = 0  # terms that go to a row are added to what is there
+STORED = 1  # each entry gets one term at most, which can be stored
+FILLED = 2  # and each does get one, before anything reads it: the row need not be zero before
 
 
 @dataclass(frozen=True)
@@ -98,20 +100,6 @@ def are_local(forms: Iterable[Form]) -> bool:
     return all(isinstance(leaf, LocalRow) and isinstance(leaf.storage.row, LocalArray) for leaf in leaves)
 
 
-def rows_loop(columns: int, body: Any, *, reads_memory: bool) -> None:
-    """``for k in range(columns): body(k)``, unrolled where it is short.
-
-    One that reads memory stays a loop: in straight-line code Taichi 1.7.4 takes a value that it has loaded from memory
-    for unchanged by a store whose index it cannot compare (``cfg_optimization``).
-    """
-    if columns <= UNROLL and not reads_memory:
-        for k in range(columns):
-            body(k)
-        return
-    with _taichi.for_range(columns) as k:
-        body(k)
-
-
 def row_sum(form: Form, k: Any, dtype: Any) -> Any:
     """Column k of the rows of a form, None when it has no rows."""
     total = None
@@ -140,52 +128,6 @@ def settle(form: Form, dtype: Any) -> Form:
     return settled
 
 
-class LocalArray:
-    """A row in a local array of the kernel: the fastest to reach, slow to compile when it is long."""
-
-    def __init__(self, size: int, dtype: Any) -> None:
-        self.array = _taichi.zeros_variable(size, dtype)
-
-    def entry(self, index: Any) -> Any:
-        return _taichi.element(self.array, (index,))
-
-
-class Scratch:
-    """A row in an extra argument of the kernel: a part of its own for each thread, none for what all threads share."""
-
-    def __init__(self, tracer: Any, size: int, dtype: Any) -> None:
-        self.array, start, threads = tracer.reserve_scratch(size, dtype)
-        self.start: Any = start
-        if threads > 1:
-            self.start = _taichi.variable(_taichi.thread_index() * size + start)
-        if self.array is not None:
-            with _taichi.for_range(size) as k:
-                _taichi.assign(self.entry(k), _taichi.constant(0, dtype))
-        else:  # a trace that only collects facts
-            self.array, self.start = _taichi.zeros_variable(1, dtype), 0
-
-    def entry(self, index: Any) -> Any:
-        return _taichi.element(self.array, (self.start + index,))
-
-
-class SharedRow:
-    """A row of the Jacobian itself: what is summed up there need not be copied."""
-
-    def __init__(self, tracer: Any, container: Any) -> None:
-        self.container = container
-        indices = [tracer.affine(tracer.atoms[name]) for name in tracer.loops[0].variables]
-        row = indices[0] * 0
-        for index, size in zip(indices, container.shape, strict=True):
-            row = row * size + index
-        self.place = row
-        self.row = _taichi.variable(tracer.affine_expression(row))
-        with _taichi.for_range(tracer.columns) as k:
-            _taichi.assign(self.entry(k), _taichi.constant(0, container.dtype))
-
-    def entry(self, index: Any) -> Any:
-        return self.container.tangent(self.row, index)
-
-
 class Storage:
     """Tangents of ``size`` elements of one type."""
 
@@ -199,13 +141,15 @@ class Storage:
         self.reads = 0
         self.row_loops = 0  # updates of all of a row
         self.is_zero = True  # nothing has been written yet
+        self.stores: int | None = None  # what is known of the terms that go to the row, None before there are any
+        self.filled_in: Any = None  # the loop that stores to all of the row
         self.facts: StorageFacts = tracer.facts.storage(key)
         self.row: Any = None
         self.registers: dict[Seed, Any] = {}
         self.slots: list[tuple[Any, Any]] = []
         self.loops = tracer.loop_sites()
         self.block = tracer.block
-        tracer.storage_counts[key] = tracer.storage_counts.get(key, 0) + 1
+        tracer.storages.setdefault(key, []).append(self)
         facts = self.facts
         if facts.has_row or (is_indexed and facts.slots):
             self.row = self._new_row()
@@ -220,11 +164,13 @@ class Storage:
     def _new_row(self) -> Any:
         tracer = self.tracer
         shared = tracer.shared_container(self.key)
+        is_filled = tracer.facts.stores.get(self.key) == FILLED
         if shared is not None and shared.dtype == self.dtype:
-            return SharedRow(tracer, shared)
+            return SharedRow(tracer, shared, is_filled=is_filled)
         length = self.size * tracer.width
-        is_short = length <= MAX_LOCAL_ARRAY
-        return LocalArray(length, self.dtype) if is_short else Scratch(tracer, length, self.dtype)
+        if length <= MAX_LOCAL_ARRAY:
+            return LocalArray(length, self.dtype)
+        return Scratch(tracer, length, self.dtype, is_filled=is_filled)
 
     @property
     def has_tangents(self) -> bool:
@@ -241,6 +187,8 @@ class Storage:
     def form(self, index: Any = 0) -> Form:
         """The tangent of one element."""
         self.reads += 1
+        if self.filled_in in self.tracer.loop_sites():
+            self.stores = STORED
         element = index
         if not isinstance(index, int):  # named, because the expression may stand for a variable that changes
             element = self.tracer.affine(index)
@@ -269,6 +217,8 @@ class Storage:
             if self.facts.add(form, grows):
                 self.tracer.facts.changed = True
         forms = [settle(form, self.dtype) for form in forms]
+        if any(forms) or not self.is_zero:
+            self.stores = ADDED
         if self.row is not None:
             self._write_rows(forms, indices)
         for form, index in zip(forms, indices, strict=True):
@@ -350,11 +300,48 @@ class Storage:
         if self.row is not None:
             if any(is_row(leaf) for leaf in form):
                 self._add_rows(form, index, plus)
+            if form:
+                self.stores = self._how_stored(form) if self.stores is None else ADDED
+            if self.tracer.facts.stores.get(self.key, ADDED) >= STORED:
+                plus = _taichi.assign
             for seed, c in form.items():
                 if not is_row(seed) and seed not in self.registers:
                     k = self.tracer.column_expression(seed)
                     plus(self.row.entry(self.row_index(index, k)), as_expression(c, self.dtype))
         self._changed()
+
+    def _how_stored(self, form: Form) -> int:
+        """Whether what is added here goes to another entry of the row for each term and each time it runs.
+
+        So it is where all columns are ``factor * v + c`` with the variable v of the only loop since the row was made,
+        up to variables of the loops around that, and the constants c less than the factor apart.  They are all entries
+        where there are as many c as the factor says, and the loop runs once, whole, over as many v as that takes.
+        """
+        if self.size != 1 or self.is_indexed or any(is_row(leaf) or leaf in self.registers for leaf in form):
+            return ADDED
+        tracer = self.tracer
+        around, inner = tracer.loops[: len(self.loops)], tracer.loops[len(self.loops) :]
+        fixed = {variable for loop in around for variable in loop.variables}
+        columns = [seed.column for seed in form]
+        factors = dict(columns[0].terms)
+        if len(inner) > 1 or any(column.terms != columns[0].terms for column in columns):
+            return ADDED
+        if not inner:
+            return STORED
+        (loop,) = inner
+        if len(loop.variables) != 1 or not fixed.issuperset(factors.keys() - set(loop.variables)):
+            return ADDED
+        (variable,), constants = loop.variables, sorted(column.constant for column in columns)
+        factor = factors.get(variable, 0)
+        if constants[-1] - constants[0] >= abs(factor):
+            return ADDED
+        runs_whole = tracer.blocks[-1].loop is loop and tracer.blocks[-2] is self.block
+        runs_whole = runs_whole and loop.site not in tracer.facts.interrupted and not self.reads
+        is_all = factors == {variable: len(form)} and constants == list(range(len(form)))
+        if not (runs_whole and is_all and loop.domain == (tracer.width // factor,) and tracer.width % factor == 0):
+            return STORED
+        self.filled_in = loop.site
+        return FILLED
 
     def _add_rows(self, form: Form, index: Any, plus: Any) -> None:
         def add_column(form: Form, k: Any) -> None:

@@ -16,7 +16,8 @@ from taichi_ext.linear_form import Affine, Seed, as_expression, is_row
 from taichi_ext.nesting import loops_by_number
 from taichi_ext.registry import registry
 from taichi_ext.rewrite import TRACER, Rewritten, rewrite
-from taichi_ext.storage import STRATEGIES, row_sum, rows_loop
+from taichi_ext.rows import rows_loop
+from taichi_ext.storage import STRATEGIES, row_sum
 from taichi_ext.tracer import Tracer
 from taichi_ext.values import Scalar, TensorValue, entries_of, is_tensor_like, linearize, primal_of
 
@@ -265,6 +266,7 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
         facts.changed = True
     if not facts.changed:
         tracer.accept_aliases()
+        tracer.accept_stores()
     return Fused(kernel, fused, extra, facts, rewritten.text, tracer.scratch_sizes, registry.version, launch.columns)
 
 

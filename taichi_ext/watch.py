@@ -7,7 +7,8 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.linear_form import is_row
-from taichi_ext.storage import row_sum, rows_loop
+from taichi_ext.rows import rows_loop
+from taichi_ext.storage import row_sum
 from taichi_ext.values import Scalar, keep
 
 _MOST_SITES = 4096

@@ -140,7 +140,7 @@ class Reference(Functions):
         data = base.data if isinstance(base, Array) else base
         limit = data.shape[: len(flat)]
         if any(not 0 <= i < n for i, n in zip(flat, limit, strict=True)):
-            raise IndexError(f"index {flat} is out of range for {limit}")
+            raise RejectedError(f"index {flat} is out of range for {limit}")
         return data[(*flat, ...)]
 
     def load(self, base: Any, index: tuple[Any, ...]) -> Any:
