@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import itertools
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import taichi as ti
 from taichi.lang import impl, kernel_impl, ops
+from taichi.lang._ndrange import _Ndrange
+from taichi.lang.ast.ast_transformer import ASTTransformer, build_stmt
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.expr import Expr
 from taichi.lang.kernel_impl import Func
 from taichi.lang.struct import Struct
 
 from taichi_ext._taichi.expressions import dtype_of, is_integer
-from taichi_ext._taichi.kernels import global_variables, resolves_to_static_call, source_of
+from taichi_ext._taichi.kernels import source_of
 from taichi_ext.errors import UnsupportedError
 
 
@@ -97,17 +102,77 @@ def mark_with_rule(rule: Any, value: Any, along: dict[str, Any]) -> Any:
     return _with_tangent(rule, value, stopped, along)
 
 
+_MOST_UNROLLED = 1024
+
+
+@contextlib.contextmanager
+def _without_loops(rule: Any) -> Iterator[None]:
+    """Unroll the loops that Taichi traces in the meantime; raise where that cannot be done.
+
+    Taichi 1.7.4 counts only the last iteration of what a loop does to a value from before it, and reads wild memory
+    where the end of a loop in a loop is not a constant.
+    """
+    build_for, build_while = ASTTransformer.build_For, ASTTransformer.build_While
+    count = 0
+
+    def unroll(ctx: Any, node: ast.For) -> Any:
+        nonlocal count
+        decorator = ASTTransformer.get_decorator(ctx, node.iter)
+        if decorator == "static":
+            return build_for(ctx, node)
+        if any(isinstance(inner, (ast.Break, ast.Continue)) for inner in ast.walk(node)):
+            raise _unsuitable(rule, "a loop with break or continue")
+        iterations = _iterations(ctx, node.iter, decorator)
+        if iterations is None:
+            raise _unsuitable(rule, "a loop whose bounds are not constants")
+        count += len(iterations)
+        if count > _MOST_UNROLLED:
+            raise _unsuitable(rule, f"more than {_MOST_UNROLLED} iterations of loops")
+        values = ast.copy_location(ast.Constant(value=iterations), node.iter)
+        unrolled = ast.copy_location(ast.For(target=node.target, iter=values, body=node.body, orelse=[]), node)
+        runtime = impl.get_runtime()
+        limit, runtime.unrolling_limit = runtime.unrolling_limit, 0  # up to which Taichi does not warn
+        try:
+            with ctx.loop_scope_guard(is_static=True):
+                return ASTTransformer.build_static_for(ctx, unrolled, False)
+        finally:
+            runtime.unrolling_limit = limit
+
+    def refuse(ctx: Any, node: ast.While) -> Any:
+        raise _unsuitable(rule, "a while loop")
+
+    ASTTransformer.build_For, ASTTransformer.build_While = staticmethod(unroll), staticmethod(refuse)
+    try:
+        yield
+    finally:
+        ASTTransformer.build_For, ASTTransformer.build_While = staticmethod(build_for), staticmethod(build_while)
+
+
+def _iterations(ctx: Any, iterable: Any, decorator: str) -> list[Any] | None:
+    """What a loop over ``range``, ``ti.ndrange`` or ``ti.grouped(ti.ndrange)`` runs over, where that are constants."""
+    if decorator in ("ndrange", "grouped"):
+        domain = build_stmt(ctx, iterable if decorator == "ndrange" else iterable.args[0])
+        is_constant = isinstance(domain, _Ndrange) and all(map(_is_integer, itertools.chain(*domain.bounds)))
+        return list(domain if decorator == "ndrange" else impl.grouped(domain)) if is_constant else None
+    if not (isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.func.id == "range"):
+        return None
+    bounds = [build_stmt(ctx, bound) for bound in iterable.args]
+    return list(range(*bounds)) if all(map(_is_integer, bounds)) else None
+
+
+def _is_integer(x: Any) -> bool:
+    return isinstance(x, (int, np.integer))
+
+
+def _unsuitable(rule: Any, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"The rule {rule.name!r} has {what}: in Taichi's reverse mode its loops are unrolled. Write a for loop with "
+        "constant bounds and conditions, or use taichi_ext.jacobian."
+    )
+
+
 def _tree_of(function: Any) -> ast.Module:
     return ast.parse(textwrap.dedent("\n".join(source_of(function)[1])))
-
-
-def _has_loop(function: Any) -> bool:
-    """Whether a function has a loop that is decided at run time."""
-    scope = global_variables(function)
-    return any(
-        isinstance(n, ast.While) or (isinstance(n, ast.For) and resolves_to_static_call(n.iter, scope) != "static")
-        for n in ast.walk(_tree_of(function))
-    )
 
 
 def _stores(function: Any) -> bool:
@@ -142,16 +207,12 @@ def _with_tangent(rule: Any, result: Any, stopped: dict[str, Any], values: dict[
             bound.append(stopped[name])
         else:
             bound.append(values[name[2:]] - stopped[name[2:]])
-    if _has_loop(rule.function):
-        raise UnsupportedError(
-            f"The rule {rule.name!r} has a loop: Taichi's reverse mode counts a tangent that is used in a loop only "
-            "once. Unroll it with ti.static, or use taichi_ext.jacobian."
-        )
     if _stores(rule.function):
         raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
     _rules_being_traced.append(rule.target)
     try:
-        tangent = Func(rule.function)(*bound)
+        with _without_loops(rule):
+            tangent = Func(rule.function)(*bound)
     finally:
         _rules_being_traced.pop()
     tangents = list(tangent) if isinstance(tangent, (tuple, list)) else [tangent]
