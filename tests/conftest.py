@@ -8,6 +8,18 @@ import taichi as ti
 from differences import pool
 from taichi.lang import impl
 
+from taichi_ext.storage import STRATEGIES
+
+
+def pytest_addoption(parser):
+    """All tests with another storage of tangents than the engine would choose."""
+    parser.addoption("--seeds", choices=STRATEGIES, default="auto", help="seeds= of every Jacobian that is not told")
+
+
+def pytest_configure(config):
+    """Let ``seeds="auto"`` mean what the command line says."""
+    STRATEGIES["auto"] = STRATEGIES[config.getoption("--seeds")]
+
 
 def initialise(**options) -> None:
     """Start Taichi afresh: two threads, nothing cached on disk, errors only."""
