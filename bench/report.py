@@ -4,8 +4,11 @@ import datetime
 import os
 import platform
 import re
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from taichi.lang import impl
 
 
 def describe(clock_name: str) -> str:
@@ -19,7 +22,7 @@ def describe(clock_name: str) -> str:
             names.append(f"{package} not installed")
     return (
         f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}; Python "
-        f"{platform.python_version()}, {', '.join(names)}. Device CPU, float32, {clock_name}, medians."
+        f"{platform.python_version()}, {', '.join(names)}. Device {_device()}, float32, {clock_name}, medians."
     )
 
 
@@ -38,6 +41,19 @@ def write_report(path: Path, name: str, text: str) -> None:
         raise ValueError(f"{path} has no place for the figures: one {start} and one {end}")
     pattern = re.escape(start) + ".*" + re.escape(end)
     path.write_text(re.sub(pattern, lambda _: section, document, flags=re.DOTALL), encoding="utf-8")
+
+
+def _device() -> str:
+    """What Taichi runs on: ``CPU``, or the backend and the name of the GPU."""
+    backend = impl.current_cfg().arch.name
+    if backend in ("x64", "arm64"):
+        return "CPU"
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        name = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        name = "of unknown name"
+    return f"{backend}: {name}"
 
 
 def _processor() -> str:
