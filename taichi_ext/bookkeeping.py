@@ -204,8 +204,8 @@ class Bookkeeping(ControlFlow):
     def accept_stores(self) -> None:
         """At the end of a trace: the rows to which terms can be stored rather than added."""
         for key, made in self.storages.items():
-            is_single = len(made) == 1 and made[0].row is not None
-            stores = (made[0].stores or ADDED) if is_single else ADDED
+            is_single = len(made) == 1 and made[0].row is not None and made[0].has_terms
+            stores = made[0].stores if is_single else ADDED
             known = self.facts.stores.get(key)
             if stores < (known or ADDED) or (known is None and stores > ADDED):
                 self.facts.stores[key] = stores

@@ -141,7 +141,8 @@ class Storage:
         self.reads = 0
         self.row_loops = 0  # updates of all of a row
         self.is_zero = True  # nothing has been written yet
-        self.stores: int | None = None  # what is known of the terms that go to the row, None before there are any
+        self.has_terms = False  # something has been added to the row
+        self.stores = FILLED  # what still holds of the terms that go to the row: it only ever gets less
         self.filled_in: Any = None  # the loop that stores to all of the row
         self.facts: StorageFacts = tracer.facts.storage(key)
         self.row: Any = None
@@ -188,7 +189,7 @@ class Storage:
         """The tangent of one element."""
         self.reads += 1
         if self.filled_in in self.tracer.loop_sites():
-            self.stores = STORED
+            self.stores = min(self.stores, STORED)
         element = index
         if not isinstance(index, int):  # named, because the expression may stand for a variable that changes
             element = self.tracer.affine(index)
@@ -301,7 +302,8 @@ class Storage:
             if any(is_row(leaf) for leaf in form):
                 self._add_rows(form, index, plus)
             if form:
-                self.stores = self._how_stored(form) if self.stores is None else ADDED
+                self.stores = min(self.stores, ADDED if self.has_terms else self._how_stored(form))
+                self.has_terms = True
             if self.tracer.facts.stores.get(self.key, ADDED) >= STORED:
                 plus = _taichi.assign
             for seed, c in form.items():

@@ -264,6 +264,41 @@ def make_kernels(x, y, order):
             y[i] = total
 
     @ti.kernel
+    def two_statements_and_read():
+        for i in y:
+            total = 0.0
+            other = 0.0
+            for n in range(count):
+                total += 0.01 * x[n] ** 2
+                total += 0.01 * ti.sin(x[n])
+                other += total * 0.01
+            y[i] = total + other * i
+
+    @ti.kernel
+    def reset_and_read():
+        for i in y:
+            total = 0.0
+            other = 0.0
+            for n in range(count):
+                total += 0.01 * x[n] ** 2
+                if n == 4:
+                    total = 0.0
+                    total += 0.01 * x[n] * x[1]
+                other += total * 0.01
+            y[i] = total + other * i
+
+    @ti.kernel
+    def read_between_two_statements():
+        for i in y:
+            total = 0.0
+            other = 0.0
+            for n in range(count):
+                total += 0.01 * x[n] ** 2
+                other += total * 0.01
+                total -= 0.01 * ti.sin(x[n])
+            y[i] = total + other * i
+
+    @ti.kernel
     def reset():
         for i in y:
             total = 0.0
@@ -319,6 +354,7 @@ def make_kernels(x, y, order):
     stored += [read_before_it_is_filled, filled_by_condition, filled_in_part_by_condition, left_early, continued_early]
     stored += [short_of_one, from_the_second, every_second, of_other_length]
     added = [neighbours, looked_up, halves, nested, repeated, two_statements, unrolled, reset, started_with_a_value]
+    added += [two_statements_and_read, reset_and_read, read_between_two_statements]
     added += [scaled, counted_by_a_while, by_reference, straight]
     levels = {FILLED: filled, STORED: stored, ADDED: added}
     return {k.__name__: (k, level) for level, kernels in levels.items() for k in kernels}
