@@ -8,7 +8,7 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from taichi.lang import impl
+import taichi as ti
 
 
 def describe(clock_name: str) -> str:
@@ -45,7 +45,7 @@ def write_report(path: Path, name: str, text: str) -> None:
 
 def _device() -> str:
     """What Taichi runs on: ``CPU``, or the backend and the name of the GPU."""
-    backend = impl.current_cfg().arch.name
+    backend = ti.cfg.arch.name
     if backend in ("x64", "arm64"):
         return "CPU"
     try:

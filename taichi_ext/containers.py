@@ -13,7 +13,7 @@ from typing import Any
 from taichi_ext import _taichi
 from taichi_ext.linear_form import Affine, Form, Seed, as_expression, is_one, is_row
 from taichi_ext.rows import SharedRow, rows_loop
-from taichi_ext.storage import LocalRow, are_local, row_sum, row_terms, settle
+from taichi_ext.storage import LocalRow, are_local, row_sum, settle
 from taichi_ext.values import Scalar, TensorValue, entries_of, is_active, is_tensor_like, linearize, primal_of
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
@@ -246,7 +246,7 @@ class Ref:
                 if isinstance(storage.row, SharedRow) and storage.row.container is c:
                     kept, has_rows = [True], False  # the row is in its place already
         if not all(kept) and (has_rows or not fresh):
-            tracer.note_operations(tracer.columns * sum(map(row_terms, forms)))
+            tracer.note_rows(forms)
             rows_loop(tracer.columns, body, reads_memory=not are_local(forms))
         for (_, index), form in zip(rows, forms, strict=True):
             # constant columns differ from each other; index expressions may meet them and one another
@@ -276,8 +276,8 @@ class Ref:
         _taichi.augassign(self.primal, primal_of(value), operator)
         plus = self._plus(sign)
         rows = [part.row()[1] for part in parts]
-        row_count = sum(map(row_terms, forms))
-        tracer.note_operations(sum(map(len, forms)) - row_count + tracer.columns * row_count)
+        tracer.note_rows(forms)
+        tracer.note_seeds(forms)
         if any(is_row(leaf) for form in forms for leaf in form):
 
             def body(k: Any) -> None:

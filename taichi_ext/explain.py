@@ -44,9 +44,7 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
 
 
 def _operations(fused: Fused) -> Iterator[str]:
-    for (path, line), count in sorted(
-        fused.facts.operations.items(), key=lambda item: ([p[0] for p in item[0][0]], item[0][1])
-    ):
+    for (path, line), count in sorted(fused.facts.operations.items()):
         yield f"line {line}{_within(path)}: {count} operations on tangents"
 
 

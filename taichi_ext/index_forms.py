@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.containers import Ref
 from taichi_ext.facts import Facts, WriteSite
-from taichi_ext.linear_form import Affine, Seed
+from taichi_ext.linear_form import Affine, Form, Seed, is_row
 from taichi_ext.local_variables import Local, LocalEntry, LocalStruct, LocalTensor
 from taichi_ext.storage import Storage
 from taichi_ext.values import primal_of
@@ -86,6 +87,14 @@ class IndexForms:
         """So many operations on tangents are done each time the current line runs."""
         if count:
             self.operations[self.path, self.line()] += count
+
+    def note_rows(self, forms: Iterable[Form]) -> None:
+        """The rows of forms are added up here, column by column."""
+        self.note_operations(self.columns * sum(is_row(leaf) for form in forms for leaf in form))
+
+    def note_seeds(self, forms: Iterable[Form]) -> None:
+        """The terms of forms that are no rows are added here, each to an entry."""
+        self.note_operations(sum(not is_row(leaf) for form in forms for leaf in form))
 
     def declaration_key(self, name: Any) -> Any:
         return (self.path, name, self.line())

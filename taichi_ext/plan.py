@@ -76,7 +76,7 @@ class Jacobian:
         if _taichi.is_inside_kernel():
             raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
         # a strong reference would keep the program's threads and memory after ti.init
-        self._program = weakref.ref(_taichi.program(), _when_alive(self, Jacobian._end))
+        self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         if max_memory is not None and not (isinstance(max_memory, (int, float)) and max_memory > 0):
             raise InvalidArgumentError(f"max_memory is {max_memory!r}; expected a positive number of bytes.")
         if seeds not in STRATEGIES:
@@ -388,14 +388,13 @@ class Jacobian:
         return self._rebuild_outputs(values)
 
 
-def _when_alive(plan: Jacobian, method: Callable[[Jacobian], None]) -> Callable[[Any], None]:
-    """A callback that calls a method of a Jacobian, and does not keep it alive."""
-    reference = weakref.ref(plan)
+def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[Any], None]:
+    """A callback that calls a method of an object which it does not keep alive."""
 
     def call(_: Any) -> None:
-        found = reference()
-        if found is not None:
-            method(found)
+        method = reference()
+        if method is not None:
+            method()
 
     return call
 

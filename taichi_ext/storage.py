@@ -110,11 +110,6 @@ def row_sum(form: Form, k: Any, dtype: Any) -> Any:
     return total
 
 
-def row_terms(form: Form) -> int:
-    """How many of the leaves of a form are rows: the operations that it takes for each column."""
-    return sum(map(is_row, form))
-
-
 def settle(form: Form, dtype: Any) -> Form:
     """The form with its coefficients evaluated now."""
     settled: Form = {}
@@ -251,7 +246,7 @@ class Storage:
         is_zero = self.is_zero and not any(is_row(leaf) for form in forms for leaf in form)
         if not is_zero and not all(self._keeps_row(f, i) for f, i in zip(forms, indices, strict=True)):
             self.row_loops += 1
-            self.tracer.note_operations(self.tracer.columns * sum(map(row_terms, forms)))
+            self.tracer.note_rows(forms)
             rows_loop(self.tracer.columns, body, reads_memory=not are_local(forms))
             for k in range(self.tracer.columns, self.tracer.width):
                 forms_here = [{leaf: c for leaf, c in f.items() if isinstance(leaf, LocalRow)} for f in forms]
@@ -293,8 +288,8 @@ class Storage:
             return
         plus = _taichi.atomic_add if atomic else (lambda target, value: _taichi.assign(target, target + value))
         form = settle(form, self.dtype)
-        rows = row_terms(form)
-        self.tracer.note_operations(len(form) - rows + self.tracer.columns * rows)
+        self.tracer.note_rows([form])
+        self.tracer.note_seeds([form])
         for seed, c in form.items():
             if seed in self.registers:
                 plus(self._register(seed, index), as_expression(c, self.dtype))

@@ -152,15 +152,15 @@ def _iterations(ctx: Any, iterable: Any, decorator: str) -> list[Any] | None:
     """What a loop over ``range``, ``ti.ndrange`` or ``ti.grouped(ti.ndrange)`` runs over, where that are constants."""
     if decorator in ("ndrange", "grouped"):
         domain = build_stmt(ctx, iterable if decorator == "ndrange" else iterable.args[0])
-        is_constant = isinstance(domain, _Ndrange) and all(map(_is_integer, itertools.chain(*domain.bounds)))
+        is_constant = isinstance(domain, _Ndrange) and all(map(_is_constant, itertools.chain(*domain.bounds)))
         return list(domain if decorator == "ndrange" else impl.grouped(domain)) if is_constant else None
     if not (isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.func.id == "range"):
         return None
     bounds = [build_stmt(ctx, bound) for bound in iterable.args]
-    return list(range(*bounds)) if all(map(_is_integer, bounds)) else None
+    return list(range(*bounds)) if all(map(_is_constant, bounds)) else None
 
 
-def _is_integer(x: Any) -> bool:
+def _is_constant(x: Any) -> bool:
     return isinstance(x, (int, np.integer))
 
 
@@ -171,13 +171,9 @@ def _unsuitable(rule: Any, what: str) -> UnsupportedError:
     )
 
 
-def _tree_of(function: Any) -> ast.Module:
-    return ast.parse(textwrap.dedent("\n".join(source_of(function)[1])))
-
-
 def _stores(function: Any) -> bool:
     """Whether a function stores to something that is not its own."""
-    nodes = list(ast.walk(_tree_of(function)))
+    nodes = list(ast.walk(ast.parse(textwrap.dedent("\n".join(source_of(function)[1])))))
     own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     targets = [n for n in nodes if isinstance(n, (ast.Subscript, ast.Attribute)) and isinstance(n.ctx, ast.Store)]
     calls = [n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, (ast.Name, ast.Attribute)) and n.args]
