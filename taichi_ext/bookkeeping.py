@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from taichi_ext import _taichi
@@ -10,11 +11,12 @@ from taichi_ext.containers import Container, Ref
 from taichi_ext.control_flow import ControlFlow
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import WriteSite
-from taichi_ext.linear_form import Affine, Form, Seed
+from taichi_ext.linear_form import Affine, Form, Seed, as_expression
 from taichi_ext.local_variables import Local, LocalTensor
 from taichi_ext.rows import LocalArray
 from taichi_ext.storage import ADDED, Storage
-from taichi_ext.values import primal_of
+from taichi_ext.values import entries_of, is_tensor_like, primal_of, shape_of
+from taichi_ext.vector_loops import FixedLoad
 
 
 class Bookkeeping(ControlFlow):
@@ -118,6 +120,74 @@ class Bookkeeping(ControlFlow):
         start = self.scratch_sizes.get(key, 0)
         self.scratch_sizes[key] = start + size * threads
         return self.plan.shadow_arrays.get(key), start, threads
+
+    # --- loops in pieces
+
+    def fixed_load(self, ref: Ref) -> Any:
+        """The value of an entry that has been read before the piece that is being traced; None for any other."""
+        c = ref.container
+        offset = c.offset or (0,) * len(c.shape)
+        is_inside = all(
+            isinstance(i, int) and 0 <= i - first < size
+            for i, first, size in zip(ref.indices, offset, c.shape, strict=True)
+        )
+        is_fixed = is_inside and isinstance(ref.component, (int, type(None))) and len(c.element_shape) < 2
+        if not is_fixed or not isinstance(ref.target, _taichi.Field):
+            return None
+        load = FixedLoad(ref.container.key, ref.target, ref.indices, ref.component)
+        if self.survey is not None:
+            self.survey.loads[load] = None
+        return None if self.piece is None else self.piece.loads.get(load)
+
+    def note_access(self, target: Any, indices: tuple[Any, ...]) -> None:
+        """A field or array is indexed in the loop that is being traced."""
+        if self.survey is not None:
+            self.survey.note_field(target)
+            if all(isinstance(i, int) for i in indices) and self.container(target) is None:
+                self.survey.refuse()  # it is not read before the piece
+
+    def note_store(self, container: Container, *, is_everywhere: bool) -> None:
+        """A value is stored to a container, to another entry in each iteration or not."""
+        if not is_everywhere or container.dtype == _taichi.ti.f16:
+            self.refuse_pieces()
+        elif self.survey is not None and container.shadow is None:
+            self.survey.stores_others = True
+
+    def note_work(self, name: str, value: Any) -> None:
+        """An operation of the rule table on each entry of a value."""
+        if self.survey is not None:
+            self.survey.note(name, math.prod(shape_of(value)) if is_tensor_like(value) else 1)
+
+    def collect(self, container: Container, ref: Ref, forms: list[Form], is_complete: bool) -> bool:
+        """Whether the piece that is being traced keeps the tangents that are stored here, until it is done."""
+        numbers = len(forms) * self.columns
+        if self.survey is not None and is_complete:
+            self.survey.collect(container, ref.target, numbers)
+        else:
+            self.refuse_pieces()
+        if self.piece is None:
+            return False
+        if not is_complete or container.key not in self.piece.tangents:
+            self.forget_piece()
+            return False
+        numbered = {n * self.columns + s.column.constant: c for n, form in enumerate(forms) for s, c in form.items()}
+        tangents = {n: as_expression(c, container.dtype) for n, c in numbered.items()}
+        self.piece.keep_tangents(container.key, ref.indices[-1], tangents)
+        return True
+
+    def keep_value(self, container: Container, ref: Ref, value: Any) -> bool:
+        """Whether the piece that is being traced keeps a value that is stored, until it is done."""
+        if self.piece is None or container.key not in self.piece.values:
+            return False
+        self.piece.keep_value(container.key, ref.indices[-1], entries_of(value) if is_tensor_like(value) else [value])
+        return True
+
+    def accept_pieces(self) -> None:
+        """At the end of a trace: the loops that are to run in pieces."""
+        for key, survey in self.surveys.items():
+            if key not in self.facts.pieces:
+                self.facts.pieces[key] = survey.pieces(self.facts.read, self.facts.written)
+                self.facts.changed |= self.facts.pieces[key] is not None
 
     # --- containers
 

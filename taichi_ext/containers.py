@@ -104,6 +104,8 @@ class Ref:
     @property
     def primal(self) -> Any:
         if self._primal is None:
+            self._primal = self.tracer.fixed_load(self)
+        if self._primal is None:
             whole = _taichi.element(self.target, self.indices)
             if self.component is None or not _taichi.is_tensor(whole):  # a component may be a field of its own
                 self._primal = whole
@@ -203,13 +205,15 @@ class Ref:
     def _store(self, value: Any) -> None:
         c = self.container
         self.tracer.note_write(c, self, is_active(value))
+        self.tracer.note_store(c, is_everywhere=self.tracer.covers(c))
         if c.shadow is None:
             _taichi.assign(self.primal, primal_of(value))
             return
         parts = self.parts()
         values = _broadcast(value, len(parts))
         forms = [settle(columns_only(self.tracer, linearize(self.tracer, v)), c.dtype) for v in values]
-        _taichi.assign(self.primal, primal_of(value))
+        if not self.tracer.keep_value(c, self, primal_of(value)):
+            _taichi.assign(self.primal, primal_of(value))
         if any(forms) or not self.tracer.is_untouched(c):
             self._store_forms(parts, forms)
 
@@ -230,6 +234,10 @@ class Ref:
             if tracer.columns <= MOST_WRITTEN_OUT:
                 forms = [_written_out(form, tracer.columns) for form in forms]
         is_complete = covers and all(_is_complete(form, tracer.columns) for form in forms)
+        if tracer.collect(c, self, forms, is_complete):
+            c.version += 1
+            tracer.note_modified(c.key, ())
+            return
         fresh = is_complete or (tracer.is_first_write(c, self) and not covers)
 
         def body(k: Any) -> None:
@@ -266,6 +274,7 @@ class Ref:
     def _add(self, value: Any, sign: int) -> None:
         tracer, c = self.tracer, self.container
         tracer.note_write(c, self, is_active(value))
+        tracer.note_store(c, is_everywhere=False)
         operator = "Add" if sign > 0 else "Sub"
         if c.shadow is None or not is_active(value):
             _taichi.augassign(self.primal, primal_of(value), operator)

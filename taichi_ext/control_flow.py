@@ -6,7 +6,8 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.index_forms import Block, IndexForms, Loop
-from taichi_ext.nesting import nest_loop
+from taichi_ext.nesting import index_names, nest_loop, nest_pieces
+from taichi_ext.vector_loops import Piece, Survey
 
 SHORTEST = 8  # part of a row that is worth a loop
 
@@ -22,23 +23,52 @@ class ControlFlow(IndexForms):
         if is_top and site in self.facts.serialized and not self.pending_serial:
             _taichi.serialize_next_loop()
         self.loop_numbers[site] = is_parallel
+        self.refuse_pieces()
+        self.visits[number] += 1
         if len(self.contexts) == 1 and number in self.loop_nodes:
             self.loop_nodes[number].restore()
-            if is_parallel and not self.is_reverse:
-                self._nest(number, domain)
+            if is_parallel and not self.is_reverse and _taichi.is_host_arch() and _is_row_major(domain, self.domain):
+                self._nest(number)
         self.pending_serial = False
 
-    def _nest(self, number: int, given: tuple[Any, ...]) -> None:
+    def _nest(self, number: int) -> None:
         """Run a loop over a long field row by row: finding i and j from a running number costs as much as a sum."""
-        shape = self.domain
-        if shape is None or len(shape) < 2 or min(shape) < 1:
+        shape, node = self.domain, self.loop_nodes[number].node
+        assert shape is not None
+        key = (number, self.visits[number])  # a loop within a static loop is visited again, over something else
+        self.pieces = self.facts.pieces.get(key)
+        if self.pieces is not None:
+            nest_pieces(node, shape, self.pieces.length)
             return
-        if isinstance(given[0], _taichi.Field) and not _taichi.is_flat(given[0]):
-            return
+        if len(shape) <= 2 and self.watch is None and not _taichi.is_debug() and index_names(node, shape):
+            self.surveys[key] = self.next_survey = Survey(shape)
         # Taichi gives each thread one piece of a loop, of at least 512 iterations
-        pieces = -(-512 * _taichi.thread_count() // shape[0])
-        if shape[1] // pieces >= SHORTEST and _taichi.is_host_arch():
-            nest_loop(self.loop_nodes[number].node, shape, pieces)
+        count = -(-512 * _taichi.thread_count() // shape[0])
+        if len(shape) > 1 and shape[1] // count >= SHORTEST:
+            nest_loop(node, shape, count)
+
+    def begin_piece(self, *place: Any) -> Any:
+        """Before a piece of a parallel loop: the indices around it, and its first own one. Returns where it ends."""
+        assert self.pieces is not None and self.domain is not None
+        self.piece = Piece(self, self.pieces, self.domain, place[:-1], place[-1])
+        return self.piece.end
+
+    def end_piece(self) -> None:
+        assert self.piece is not None
+        self.piece.copy()
+        if not self.piece.is_complete:
+            self.forget_piece()
+        self.piece = None
+
+    def refuse_pieces(self) -> None:
+        """The parallel loop that is being traced does what vectors cannot do."""
+        if self.survey is not None:
+            self.survey.refuse()
+
+    def forget_piece(self) -> None:
+        """The loop that is being traced is not what it was taken for: it is not to run in pieces."""
+        self.facts.pieces = dict.fromkeys(self.facts.pieces)
+        self.facts.changed = True
 
     def enter(self, number: int | None = None, *variables: Any) -> None:
         loop = None
@@ -50,6 +80,8 @@ class ControlFlow(IndexForms):
             is_parallel = bool(variables) and self.loop_numbers.get(site, False)
             loop = Loop(site, is_parallel, tuple(names), self.domain if variables else None)
             self.loops.append(loop)
+            if is_parallel:
+                self.survey, self.next_survey = self.next_survey, None
         self.block = Block(loop)
         self.blocks.append(self.block)
 
@@ -72,6 +104,7 @@ class ControlFlow(IndexForms):
 
     def interrupt(self) -> None:
         """``continue`` or ``break``."""
+        self.refuse_pieces()
         if self.loops:
             self.facts.note(self.facts.interrupted, self.loops[-1].site)
 
@@ -79,6 +112,8 @@ class ControlFlow(IndexForms):
         block = self.blocks.pop()
         if block.loop is not None:
             self.loops.pop()
+            if not self.loops:
+                self.survey = None
         self.block = self.blocks[-1]
 
     def loop_sites(self) -> tuple[Any, ...]:
@@ -97,6 +132,13 @@ class ControlFlow(IndexForms):
         loop = self.parallel_loop()
         if loop is not None:
             self.facts.note(self.facts.serialized, loop.site)
+
+
+def _is_row_major(given: tuple[Any, ...], shape: tuple[int, ...] | None) -> bool:
+    """Whether a loop goes over all indices below a known shape in the order in which memory has them."""
+    if shape is None or min(shape, default=0) < 1:
+        return False
+    return not isinstance(given[0], _taichi.Field) or _taichi.is_flat(given[0])
 
 
 def _domain(given: tuple[Any, ...]) -> tuple[int, ...] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from taichi_ext.linear_form import Affine, Form
 from taichi_ext.storage import Limits, StorageFacts
+from taichi_ext.vector_loops import Pieces
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,17 @@ class Facts:
     tangent_locals: set[Any] = field(default_factory=set)  # locals of a user's rule that hold a tangent of it
     aliases: dict[Any, Any] = field(default_factory=dict)  # locals whose row is a row of this container's shadow
     stores: dict[Any, int] = field(default_factory=dict)  # locals with a row, and what is known of its terms
+    pieces: dict[Any, Pieces | None] = field(default_factory=dict)  # parallel loops that run in pieces, or cannot
     other_fields: dict[int, Any] = field(default_factory=dict)  # integer fields that are touched
     used_rules: set[Any] = field(default_factory=set)
     rules: dict[Any, Any] = field(default_factory=dict)  # functions and marks, and the users' rules found for them
     writes: dict[Any, list[WriteSite]] = field(default_factory=dict)  # of the last complete trace
     operations: Counter[Any] = field(default_factory=Counter)  # of the last trace: on tangents, by place in the source
+
+    @property
+    def paired(self) -> set[Any]:
+        """Containers of which two tangents are stored at a time."""
+        return {k for p in self.pieces.values() if p for k, collected in p.collected.items() if collected.is_paired}
 
     def storage(self, key: Any) -> StorageFacts:
         return self.storages.setdefault(key, StorageFacts(self.limits))

@@ -15,6 +15,7 @@ from taichi_ext.linear_form import Affine, Form, Seed, is_row
 from taichi_ext.local_variables import Local, LocalEntry, LocalStruct, LocalTensor
 from taichi_ext.storage import Storage
 from taichi_ext.values import primal_of
+from taichi_ext.vector_loops import Piece, Pieces, Survey
 
 Locals = (Local, LocalTensor, LocalEntry, LocalStruct)
 
@@ -65,6 +66,12 @@ class IndexForms:
         self.sweeps = 0
         self.loop_nodes: dict[int, Any] = {}  # the kernel's loops in the tree that is walked
         self.domain: tuple[int, ...] | None = None
+        self.visits: collections.Counter[int] = collections.Counter()  # of loops, by number
+        self.surveys: dict[Any, Survey] = {}  # of the parallel loops that may run in pieces
+        self.survey: Survey | None = None  # of the loop that is being traced
+        self.next_survey: Survey | None = None
+        self.pieces: Pieces | None = None  # how the loop that is being traced runs in pieces
+        self.piece: Piece | None = None
         self.is_inside_expression = False
         self.without_rules: list[Any] = []
         self.storages: dict[Any, list[Storage]] = {}

@@ -6,6 +6,10 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+from taichi_ext.vector_loops import count_pieces
+
+TRACER = "_ad"  # what the tracer is called in rewritten kernels
+
 
 @dataclass
 class LoopNode:
@@ -44,24 +48,55 @@ def is_plain_bound(bound: ast.expr) -> bool:
 
 def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
     """Make ``for i, j in field`` a loop over pieces of rows that runs a loop over j, where that is the same."""
-    names = [e.id for e in node.target.elts] if isinstance(node.target, ast.Tuple) else []  # type: ignore[attr-defined]
-    if len(set(names)) != len(shape) or any(_has_break(statement) for statement in node.body):
-        return  # a parallel loop cannot be left, which Taichi says; an inner one could
-    if any(_assigns(statement, set(names)) for statement in node.body):
-        return  # the variables of ti.ndrange can be assigned, those of range cannot
+    names = index_names(node, shape)
+    if len(shape) < 2 or not names:
+        return
     lines = [f"for _piece in range({shape[0] * pieces}):", f"    {names[0]} = _piece // {pieces}"]
     first, end = (f"(_piece % {pieces}{plus}) * {shape[1]} // {pieces}" for plus in ("", " + 1"))
     lines.append(f"    for {names[1]} in range({first}, {end}):")
     for depth, (name, n) in enumerate(zip(names[2:], shape[2:], strict=True), 2):
         lines.append(f"{'    ' * depth}for {name} in range({n}):")
     lines.append("    " * len(names) + "pass")
+    _replace(node, lines)
+
+
+def nest_pieces(node: ast.For, shape: tuple[int, ...], length: int) -> None:
+    """Make a loop over one or two indices a loop over pieces of so many of the last one, which the tracer is told of."""
+    *outer, last = index_names(node, shape)
+    pieces = -(-shape[-1] // length)
+    lines = [f"for _piece in range({count_pieces(shape, length)}):"]
+    lines += [f"    {name} = _piece // {pieces}" for name in outer]
+    lines.append(f"    _first = _piece % {pieces} * {length}")
+    lines.append(f"    _end = {TRACER}.begin_piece({', '.join([*outer, '_first'])})")
+    lines += [f"    for {last} in range(_first, _end):", "        pass", f"    {TRACER}.end_piece()"]
+    _replace(node, lines)
+
+
+def index_names(node: ast.For, shape: tuple[int, ...]) -> list[str]:
+    """The loop variables, one per dimension; none where the loop cannot be nested."""
+    targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
+    names = [e.id for e in targets if isinstance(e, ast.Name)]
+    if len(set(names)) != len(shape) or (len(shape) == 1 and _is_grouped(node.iter)):
+        return []
+    if any(_has_break(statement) for statement in node.body):
+        return []  # a parallel loop cannot be left, which Taichi says; an inner one could
+    if any(_assigns(statement, set(names)) for statement in node.body):
+        return []  # the variables of ti.ndrange can be assigned, those of range cannot
+    return names
+
+
+def _is_grouped(iterable: ast.expr) -> bool:
+    """Whether a loop has one variable for all indices: it is over a call that is no range."""
+    return isinstance(iterable, ast.Call) and getattr(iterable.func, "id", "") != "range"
+
+
+def _replace(node: ast.For, lines: list[str]) -> None:
+    """Put another loop in the place of a loop: its innermost loop gets the body."""
     (new,) = ast.parse("\n".join(lines)).body
     assert isinstance(new, ast.For)
     for child in ast.walk(new):
         ast.copy_location(child, node)
-    innermost = new
-    while isinstance(innermost.body[-1], ast.For):
-        innermost = innermost.body[-1]
+    innermost = [child for child in ast.walk(new) if isinstance(child, ast.For)][-1]
     innermost.body = node.body
     node.target, node.iter, node.body = new.target, new.iter, new.body
 

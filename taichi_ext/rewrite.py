@@ -20,10 +20,8 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.nesting import is_plain_bound
+from taichi_ext.nesting import TRACER, is_plain_bound
 from taichi_ext.returns import has_early_return, lower_returns
-
-TRACER = "_ad"
 
 _BINARY = {
     ast.Add: "add",

@@ -164,7 +164,7 @@ class Session:
         self._copy_host_arrays()
         is_simple = self.state is None and not self.arrays and not self.is_direct and _taichi.is_plain_call(kernel)
         if is_simple and not fused.facts.written & set(self.params):
-            repeat = _taichi.repeat_launch(fused.kernel, [s.array for s in shadows])
+            repeat = _taichi.repeat_launch(fused.kernel, fused.passed([s.array for s in shadows]))
             self._repeated[name] = (before, fused, repeat, args)  # if nothing is fresh any more, the next is the same
         return result
 

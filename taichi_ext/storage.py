@@ -153,6 +153,8 @@ class Storage:
             for seed in sorted(facts.constants, key=lambda s: s.column.constant):
                 zero = _taichi.zeros_variable(size, dtype) if is_indexed else _taichi.variable(0, dtype)
                 self.registers[seed] = zero
+        if is_indexed or self.row is not None or facts.slots:
+            tracer.refuse_pieces()
         if self.row is None:
             for _ in range(facts.slots):
                 self.slots.append((_taichi.variable(0, _taichi.i32), _taichi.variable(0, dtype)))

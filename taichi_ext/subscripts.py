@@ -84,6 +84,7 @@ def _load_container(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
         return StructRef(tracer, members, base.struct_methods)
     indices = flat_indices(tracer, index)
     container = tracer.container(base)
+    tracer.note_access(base, indices)
     if container is None:
         if isinstance(base, _taichi.Field):
             tracer.facts.other_fields[id(base)] = base
@@ -143,6 +144,8 @@ def tracer_dtype(value: Any) -> Any:
 
 def _load_expression(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
     index = tuple(i if isinstance(i, slice) else tracer.primal(i) for i in index)
+    if any(_taichi.is_expr(i) for i in index):
+        tracer.refuse_pieces()
     result = _taichi.element(base, index)
     declared = tracer.declarations.get(id(base))
     if declared is not None:

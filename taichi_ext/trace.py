@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from taichi_ext import _taichi
 from taichi_ext.containers import Container, columns_only
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import Facts
 from taichi_ext.linear_form import Affine, Seed, as_expression, is_row
-from taichi_ext.nesting import loops_by_number
+from taichi_ext.nesting import TRACER, loops_by_number
 from taichi_ext.registry import registry
-from taichi_ext.rewrite import TRACER, Rewritten, rewrite
+from taichi_ext.rewrite import Rewritten, rewrite
 from taichi_ext.rows import rows_loop
 from taichi_ext.storage import STRATEGIES, row_sum
 from taichi_ext.tracer import Tracer
@@ -86,7 +88,15 @@ class Fused:
     scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
 
     def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
-        return self.kernel.launch(*args, *shadows)
+        """Run it; ``shadows`` are the arrays, in the order of the keys."""
+        return self.kernel.launch(*args, *self.passed(shadows))
+
+    def passed(self, shadows: list[Any]) -> list[Any]:
+        """The arrays as the kernel takes them: those that it stores to in pairs as arrays of pairs."""
+        paired = self.facts.paired
+        if not paired:
+            return shadows
+        return [a.view(np.uint64) if k in paired else a for k, a in zip(self.shadows, shadows, strict=True)]
 
 
 class _Bindings:
@@ -242,7 +252,8 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     scope = {**_taichi.global_variables(kernel.func), TRACER: tracer}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = launch.args[position]
-    shadow_features = [_taichi.array_feature(_shadow_dtype(launch, key)) for key in extra]
+    dtypes = [_taichi.ti.u64 if key in facts.paired else _shadow_dtype(launch, key) for key in extra]
+    shadow_features = [_taichi.array_feature(dtype) for dtype in dtypes]
     context = _taichi.make_context(
         kernel.func,
         rewritten.source,
@@ -267,6 +278,8 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     if not facts.changed:
         tracer.accept_aliases()
         tracer.accept_stores()
+    if not facts.changed:
+        tracer.accept_pieces()
     return Fused(kernel, fused, extra, facts, rewritten.text, tracer.scratch_sizes, registry.version, launch.columns)
 
 

@@ -19,7 +19,8 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.index_forms import Block
 from taichi_ext.registry import registry
 from taichi_ext.returns import RETURN_TYPE
-from taichi_ext.rewrite import TRACER, rewrite
+from taichi_ext.nesting import TRACER
+from taichi_ext.rewrite import rewrite
 from taichi_ext.rules import OF_POSITIVE, RULES, SQUARE, Rule
 from taichi_ext.values import Branches, Scalar, entries_of, is_active, is_tensor_like, make_tensor, primal_of, shape_of
 
@@ -42,6 +43,8 @@ class Tracer(Assignments):
 
     def apply(self, rule: Rule, *args: Any) -> Any:
         args = tuple(self.value_of(a) for a in args)
+        is_power = rule.name == "pow" and isinstance(args[1], int)  # a product
+        self.note_work("mul" if is_power else rule.name, next((a for a in args if is_tensor_like(a)), None))
         if not any(is_active(a) for a in args):
             result = rule.primal(*args)
             return self._track(rule.name, args[0], args[-1], result)

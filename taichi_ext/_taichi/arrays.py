@@ -164,6 +164,11 @@ def is_flat(field: Any) -> bool:
     return is_single and is_dense(field) and not any(node.offset)
 
 
+def tree_number(field: Any) -> int:
+    """Which of the trees that hold all fields a field is placed in."""
+    return int(field.vars[0].ptr.snode().get_snode_tree_id())
+
+
 def is_dense(field: Any) -> bool:
     """Whether all levels of a field's layout are dense."""
     if isinstance(field, StructField):

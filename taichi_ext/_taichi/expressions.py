@@ -142,11 +142,11 @@ def native_init(x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def for_range(n: int) -> Iterator[Expr]:
+def for_range(n: int | Expr) -> Iterator[Expr]:
     """Emit ``for k in range(n)``; yields k."""
     b = builder()
     k = Expr(b.make_id_expr(""))
-    b.begin_frontend_range_for(k.ptr, Expr(0).ptr, Expr(n).ptr, debug_info())
+    b.begin_frontend_range_for(k.ptr, Expr(0).ptr, (n if isinstance(n, Expr) else Expr(n)).ptr, debug_info())
     try:
         yield k
     finally:
@@ -193,6 +193,17 @@ def is_host_arch() -> bool:
 
 
 DataType = core.DataType
+
+
+def pair(first: Expr, second: Expr) -> Expr:
+    """Two numbers of 32 bits as one of 64, as memory has them one after the other."""
+    low, high = (cast(ops.bit_cast(x, ti.u32), ti.u64) for x in (first, second))
+    return low | (high << constant(32, ti.u64))
+
+
+def is_debug() -> bool:
+    """Whether kernels check their indices."""
+    return bool(impl.current_cfg().debug)
 
 
 def thread_index() -> Any:

@@ -1,0 +1,185 @@
+"""Parallel loops whose body LLVM can vectorise: their rows of J are collected in a local array, and copied at the end.
+
+A store to an array argument reads the array's address anew, and LLVM cannot tell that the stores before it have left
+that address alone. So it vectorises no loop that stores to J. A loop over a field whose body is arithmetic therefore
+runs in pieces: one piece stores its rows of J to a local array, and copies that to J when it is done. What the body
+reads at a fixed place is read before the piece, for the same reason.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext import _taichi
+
+LENGTHS = (32, 16)  # iterations of a piece: whole vectors, and few enough that its array is cleared quickly
+MOST_COLLECTED = 256  # numbers
+LEAST_ITERATIONS = 512  # that Taichi gives to a thread
+LEAST_WORK = 4  # operations per number that is collected, below which a copy costs more than vectors save
+
+# What a vector does as fast as a scalar, by its cost in additions. What is not here is a call, for each element.
+WORK = {
+    **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil"), 1),
+    **dict.fromkeys(("truediv", "raw_div", "sqrt", "rsqrt", "mod", "floordiv"), 6),
+}
+
+
+@dataclass(frozen=True)
+class FixedLoad:
+    """An entry of a field that is read at the same place in all iterations."""
+
+    key: Any  # of the container
+    target: Any = field(compare=False)
+    indices: tuple[int, ...] = ()
+    component: int | None = None
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What one iteration stores to an entry of a field and to J, and whether J can be stored two numbers at a time."""
+
+    target: Any
+    components: int  # of the entry
+    numbers: int  # of J
+    is_paired: bool
+
+
+@dataclass
+class Survey:
+    """What a trace finds out about the body of one parallel loop."""
+
+    domain: tuple[int, ...]
+    is_arithmetic: bool = True
+    work: int = 0
+    loads: dict[FixedLoad, None] = field(default_factory=dict)
+    trees: set[int] = field(default_factory=set)  # of the fields that are read or stored to
+    collected: dict[Any, Collected] = field(default_factory=dict)  # by container
+    stores_others: bool = False  # to fields that have no tangent
+
+    def note(self, name: str, count: int = 1) -> None:
+        """Take down so many operations of the rule table."""
+        self.is_arithmetic &= name in WORK
+        self.work += WORK.get(name, 0) * count
+
+    def refuse(self) -> None:
+        """The loop cannot be vectorised."""
+        self.is_arithmetic = False
+
+    def collect(self, container: Any, target: Any, numbers: int) -> None:
+        """Take down that an iteration stores all tangents of an entry, so many numbers, one after the other."""
+        if container.key in self.collected:
+            self.refuse()
+        is_paired = container.dtype == _taichi.ti.f32 and numbers * self.domain[-1] % 2 == 0
+        self.collected[container.key] = Collected(target, container.components, numbers, is_paired)
+
+    def note_field(self, target: Any) -> None:
+        """Take down that a field is read or stored to; an array's address would be read anew in each iteration."""
+        if isinstance(target, _taichi.Field):
+            self.trees.add(_taichi.tree_number(target))
+        else:
+            self.refuse()
+
+    def pieces(self, read: set[Any], written: set[Any]) -> Pieces | None:
+        """How to run the loop in pieces, None where that is not possible or does not pay."""
+        loads = tuple(load for load in self.loads if load.key not in written)
+        # the address of a tree is found before the piece if something is read from it there; others are found again
+        # after each store to memory
+        keeps_values = not self.trees <= {_taichi.tree_number(load.target) for load in loads}
+        numbers = sum(c.numbers for c in self.collected.values())
+        size = numbers + keeps_values * sum(c.components for c in self.collected.values())
+        is_possible = self.is_arithmetic and numbers and not read & self.collected.keys()
+        if not is_possible or (keeps_values and self.stores_others) or self.work < LEAST_WORK * numbers:
+            return None
+        least = LEAST_ITERATIONS * _taichi.thread_count()
+        for length in LENGTHS:
+            if size * length <= MOST_COLLECTED and count_pieces(self.domain, length) >= least:
+                return Pieces(length, loads, dict(self.collected), keeps_values)
+        return None
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """The pieces of a loop: their length, what is read before them, and what they collect."""
+
+    length: int
+    loads: tuple[FixedLoad, ...]
+    collected: dict[Any, Collected]
+    keeps_values: bool  # what is stored to fields is collected too
+
+
+def count_pieces(domain: tuple[int, ...], length: int) -> int:
+    """How many pieces a loop over a domain has; none goes across the end of a row."""
+    return math.prod(domain[:-1]) * -(-domain[-1] // length)
+
+
+class Piece:
+    """The piece that is being traced: from ``start``, the number of its first iteration in its row."""
+
+    def __init__(self, tracer: Any, pieces: Pieces, domain: tuple[int, ...], outer: tuple[Any, ...], start: Any) -> None:
+        self.pieces = pieces
+        self.outer = outer
+        self.start = start
+        row = outer[0] * domain[-1] if outer else 0
+        self.first = _taichi.variable(row + start)  # number of its first iteration among all
+        whole = start + pieces.length
+        self.end = whole if domain[-1] % pieces.length == 0 else _taichi.ops.min(whole, domain[-1])
+        self.loads = {load: _taichi.variable(_read(load)) for load in pieces.loads}
+        self.shadows: dict[Any, Any] = {}
+        self.tangents: dict[Any, Any] = {}
+        self.values: dict[Any, Any] = {}
+        self.stored: set[Any] = set()
+        for key, collected in pieces.collected.items():
+            container = tracer.plan.containers.get(key) or tracer.plan.container_by_key(tracer, key)
+            self.shadows[key] = container.shadow
+            self.tangents[key] = _taichi.zeros_variable(collected.numbers * pieces.length, container.dtype)
+            if pieces.keeps_values:
+                self.values[key] = _taichi.zeros_variable(collected.components * pieces.length, container.dtype)
+
+    def keep_value(self, key: Any, number: Any, entries: list[Any]) -> None:
+        """Keep what an iteration, by its number in its row, stores to the field."""
+        first = _taichi.variable((number - self.start) * len(entries))
+        for n, entry in enumerate(entries):
+            _taichi.assign(_taichi.element(self.values[key], (first + n,)), entry)
+
+    def keep_tangents(self, key: Any, number: Any, tangents: dict[int, Any]) -> None:
+        """Keep what an iteration stores to J, by its number among those."""
+        self.stored.add(key)
+        first = _taichi.variable((number - self.start) * self.pieces.collected[key].numbers)
+        for n, tangent in tangents.items():
+            _taichi.assign(_taichi.element(self.tangents[key], (first + n,)), tangent)
+
+    def copy(self) -> None:
+        """Store what has been kept."""
+        length = _taichi.variable(self.end - self.start)
+        for key, values in self.values.items():
+            collected = self.pieces.collected[key]
+            with _taichi.for_range(length) as k:
+                first = k * collected.components
+                entries = [_taichi.element(values, (first + n,)) for n in range(collected.components)]
+                place = _taichi.element(collected.target, (*self.outer, self.start + k))
+                shape = _taichi.shape_of(place)
+                _taichi.assign(place, _taichi.tensor(entries, shape) if shape else entries[0])
+        for key, tangents in self.tangents.items():
+            collected = self.pieces.collected[key]
+            first, count = (n * collected.numbers for n in (self.first, length))
+            if collected.is_paired:  # LLVM makes a pair one load and one store
+                first, count = first // 2, count // 2
+            first = _taichi.variable(first)
+            with _taichi.for_range(count) as k:
+                value = _taichi.element(tangents, (k,))
+                if collected.is_paired:
+                    value = _taichi.pair(*(_taichi.element(tangents, (k * 2 + n,)) for n in (0, 1)))
+                _taichi.assign(_taichi.element(self.shadows[key], (first + k,)), value)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.stored == self.tangents.keys()
+
+
+def _read(load: FixedLoad) -> Any:
+    whole = _taichi.element(load.target, load.indices)
+    if load.component is None or not _taichi.is_tensor(whole):
+        return whole
+    return _taichi.element(whole, (load.component,))

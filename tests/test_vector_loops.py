@@ -1,0 +1,486 @@
+"""Parallel loops that run in pieces, whose rows of J are collected in a local array so that LLVM vectorises the rest."""
+
+import ast
+import textwrap
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import Jacobian, vector_loops
+from taichi_ext.nesting import nest_pieces
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = [0.3, 0.8, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def pieces(monkeypatch):
+    """Loops of tests are short and do little: all that can run in pieces does, and what was decided is kept."""
+    found = []
+    decide = vector_loops.Survey.pieces
+    monkeypatch.setattr(vector_loops, "LEAST_ITERATIONS", 0)
+    monkeypatch.setattr(vector_loops, "LEAST_WORK", 0)
+    monkeypatch.setattr(vector_loops.Survey, "pieces", lambda *args: found.append(decide(*args)) or found[-1])
+    return found
+
+
+def test_text():
+    tree = ast.parse("for i, j in x:\n    a(i, j)")
+    nest_pieces(tree.body[0], (3, 40), 16)
+    assert ast.unparse(tree) == textwrap.dedent(
+        """\
+        for _piece in range(9):
+            i = _piece // 3
+            _first = _piece % 3 * 16
+            _end = _ad.begin_piece(i, _first)
+            for j in range(_first, _end):
+                a(i, j)
+            _ad.end_piece()"""
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 32), (2, 37), (1, 5), (2, 64), (50,), (96,)])
+def test_rows_of_any_length(shape, pieces):
+    x, y = scalars(X), outputs(*shape)
+    rows = shape[0] if len(shape) == 2 else 1
+
+    @ti.kernel
+    def over_rows():
+        for i, j in y:
+            t = x[0] * j - x[1]
+            if t > 1.03:
+                y[i, j] = ti.sqrt(t) * x[2] + i
+            else:
+                y[i, j] = ti.max(t, x[1]) / (x[0] + rows)
+
+    @ti.kernel
+    def over_one_row():
+        for i in y:
+            t = x[0] * i - x[1]
+            s = ti.sqrt(t * t + 1.0) * x[2]
+            if t > 1.03:
+                s -= t / (x[0] + rows)
+            y[i] = s
+
+    @ti.kernel
+    def branches():
+        for i, j in y:
+            t = x[0] * j - x[1]
+            s = ti.max(t, x[1]) / (x[0] + rows)
+            if t > 1.03:
+                s = ti.sqrt(t) * x[2] + i
+            y[i, j] = s
+
+    if len(shape) == 1:
+        check_jacobian(over_one_row, x, y)
+        assert pieces[-1] is not None
+    else:
+        check_jacobian(branches, x, y)
+        assert pieces[-1] is not None
+        check_jacobian(over_rows, x, y)  # stores in two places
+        assert pieces[-1] is None
+
+
+def test_vectors(pieces):
+    v, y = vectors([[0.3, 0.8], [0.5, -0.2]]), vector_outputs(3, 2, 20)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            d = v[0] * j - v[1]
+            y[i, j] = ti.Vector([d.norm() * i, d.dot(v[1]), d.normalized().x])
+
+    check_jacobian(k, v, y)
+    assert pieces[-1].collected.popitem()[1].numbers == 12
+
+
+def test_fields_of_one_tree(pieces):
+    """Values are stored to fields at once, also to those without tangents; what is read at fixed places, before."""
+    layout = ti.FieldsBuilder()
+    x, f, w, y, z, plain = (ti.field(ti.f64) for _ in range(6))
+    layout.dense(ti.i, 3).place(x)
+    layout.place(f)
+    layout.dense(ti.ij, (2, 20)).place(w, y, z, plain)
+    tree = layout.finalize()
+    x.from_numpy(np.array(X))
+    f[None] = 0.7
+    w.from_numpy(np.linspace(0.2, 0.9, 40).reshape(2, 20))
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(2, 20):
+            t = x[0] * w[i, j] - x[1] * w[1 - i, 19 - j]
+            y[i, j] = t * t * f[None]
+            z[i, j] = ti.min(t, f[None]) * 2.0
+            plain[i, j] = w[i, j] * 3.0
+
+    check_jacobian(k, [x, f], [y, z], state=[plain])
+    assert len(pieces[-1].collected) == 2
+    assert not pieces[-1].keeps_values
+    assert {(load.target, load.indices) for load in pieces[-1].loads} == {(x, (0,)), (x, (1,)), (f, ())}
+    tree.destroy()
+
+
+def test_fields_of_other_trees(pieces):
+    """Values are collected too: the address of a field would be read again after each store to another one."""
+    x, w, y, z = scalars(X), scalars(np.linspace(0.2, 0.9, 40).reshape(2, 20)), outputs(2, 20), vector_outputs(2, 2, 20)
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(2, 20):
+            t = x[0] * w[i, j] - x[1] * w[1 - i, 19 - j]
+            y[i, j] = t * t
+            z[i, j] = ti.Vector([ti.min(t, 0.1), t * 2.0])
+
+    check_jacobian(k, x, [y, z])
+    assert pieces[-1].keeps_values
+
+
+def test_values_without_tangents_in_other_trees_stay(pieces):
+    x, y, plain = scalars(X), outputs(2, 20), outputs(2, 20)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            y[i, j] = x[0] * j
+            plain[i, j] = i + j
+
+    check_jacobian(k, x, y, state=[plain])
+    assert pieces
+    assert not any(pieces)
+
+
+def test_functions_and_inactive_arithmetic(pieces):
+    x, y = scalars(X), outputs(3, 18)
+
+    @ti.func
+    def ray(i, j):
+        return ti.math.vec3(i / 3 - 0.5, j / 9 - 1.0, 1.0).normalized()
+
+    @ti.func
+    def distance(direction):
+        nearest = 4.0
+        for s in ti.static(range(3)):
+            d = ti.abs(direction.dot(ti.math.vec3(x[s], x[(s + 1) % 3], 0.4))) - 0.1 * s
+            nearest = ti.math.clamp(d, -1.0, nearest)
+        return nearest
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            d = distance(ray(i, j))
+            y[i, j] = d * d if d > 0.3 else -d
+
+    check_jacobian(k, x, y)
+    assert pieces[-1] is not None
+
+
+def test_other_loops_of_the_same_kernel(pieces):
+    """One before that fills a parameter's neighbour, one after that reads what was collected."""
+    x, a, y, total = scalars(X), outputs(3), outputs(2, 20), outputs(1)
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            a[i] = x[i] * x[2 - i]
+        for i, j in y:
+            y[i, j] = x[0] * j + x[1] * i
+        for i, j in y:
+            total[0] += y[i, j] * x[2]
+
+    check_jacobian(k, x, [a, total], state=[y])
+
+
+def test_one_loop_over_several_fields(pieces):
+    x, a, b, c = scalars(X), outputs(3, 20), outputs(2, 40), outputs(24)
+
+    @ti.kernel
+    def k():
+        for f in ti.static((a, b)):
+            for i, j in f:
+                f[i, j] = x[i % 3] * j + x[0] * x[1]
+        for i in c:
+            c[i] = x[0] * i + x[2]
+
+    check_jacobian(k, x, [a, b, c])
+
+
+def kernels_that_stay(x, y, z, count):
+    """Kernels with a loop that LLVM does not vectorise, or that does not store whole rows of J, by reason."""
+    p = ti.field(ti.i32, shape=3)
+
+    @ti.kernel
+    def exponential():
+        for i, j in y:
+            y[i, j] = ti.exp(x[0] * j) + x[1]
+
+    @ti.kernel
+    def inner_loop():
+        for i, j in y:
+            s = x[0]
+            for n in range(3):
+                s = s * x[1] + n
+            y[i, j] = s + j
+
+    @ti.kernel
+    def while_loop():
+        for i, j in y:
+            s = x[0]
+            while s < 2.03:
+                s += x[1]
+            y[i, j] = s
+
+    @ti.kernel
+    def skipped():
+        for i, j in y:
+            if j == 3:
+                continue
+            y[i, j] = x[0] * j
+
+    @ti.kernel
+    def conditional():
+        for i, j in y:
+            if j != 3:
+                y[i, j] = x[0] * j
+
+    @ti.kernel
+    def added():
+        for i, j in y:
+            y[i, j] += x[0] * j + x[1]
+
+    @ti.kernel
+    def turned():
+        for i, j in z:
+            y[j, i] = x[0] * j + x[1] * i
+
+    @ti.kernel
+    def read_again():
+        for i, j in y:
+            y[i, j] = y[i, j] * x[0] + j
+
+    @ti.kernel
+    def looked_up():
+        for i, j in y:
+            y[i, j] = x[(i + j) % 3] * x[0]
+
+    @ti.kernel
+    def looked_up_in_integers():
+        for i, j in y:
+            y[i, j] = x[0] * p[0] + x[1]
+
+    @ti.kernel
+    def counted():
+        for i, j in y:
+            y[i, j] = x[0] * j
+            p[i] = j
+
+    @ti.kernel
+    def power():
+        for i, j in y:
+            y[i, j] = x[0] ** (0.1 * j) + x[1]
+
+    @ti.kernel
+    def another_sum():
+        for i, j in y:
+            y[i, j] = x[0] * j
+            z[0, 0] += x[1]
+
+    @ti.kernel
+    def a_vector_indexed_at_run_time():
+        for i, j in y:
+            v = ti.Vector([x[0], x[1] * j, x[2]])
+            y[i, j] = v[(i + j) % 3]
+
+    @ti.kernel
+    def over_a_range_of_another_length():
+        for i, j in ti.ndrange(2, 20):
+            y[i, j] = x[0] * j
+
+    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+
+STAY = """
+    exponential inner_loop while_loop skipped conditional added turned read_again looked_up looked_up_in_integers counted
+    power another_sum a_vector_indexed_at_run_time over_a_range_of_another_length
+""".split()
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_loops_that_stay(name, pieces):
+    x, y, z = scalars(X), outputs(3, 20), outputs(20, 3)
+    kernels = kernels_that_stay(x, y, z, 3)
+    assert set(kernels) == set(STAY)
+    check_jacobian(kernels[name], x, y, state=[z])
+    assert pieces
+    assert not any(pieces)
+
+
+def test_arrays_stay(pieces):
+    x, y, w = np.array(X), np.zeros((2, 20)), np.ones(20)
+
+    @ti.kernel
+    def k(x: ti.types.ndarray(), y: ti.types.ndarray(), w: ti.types.ndarray()):
+        for i, j in ti.ndrange(2, 20):
+            y[i, j] = x[0] * w[j] + x[1]
+
+    check_jacobian(k, x, y, args=(x, y, w))
+    assert pieces
+    assert not any(pieces)
+
+
+def test_what_is_outside_a_field_is_not_read_before(pieces):
+    """A read that never happens may name any place."""
+    x, y = scalars(X), outputs(2, 20)
+    is_there = False
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            t = x[0] * j
+            if ti.static(is_there) or i > 5:
+                t += x[1 << 30]
+            y[i, j] = t
+
+    check_jacobian(k, x, y)
+
+
+def test_bodies_that_do_little_stay(pieces, monkeypatch):
+    monkeypatch.setattr(vector_loops, "LEAST_WORK", 3)
+    x, y = scalars(X), outputs(2, 20)
+
+    @ti.kernel
+    def little():
+        for i, j in y:
+            y[i, j] = x[0] * j + x[1]
+
+    @ti.kernel
+    def more():
+        for i, j in y:
+            y[i, j] = ti.sqrt(x[0] * x[0] * j / x[1] + 1.0)
+
+    check_jacobian(little, x, y)
+    check_jacobian(more, x, y)
+    assert [p is None for p in pieces] == [True, False]
+
+
+def test_loops_too_short_for_the_threads_stay(pieces, monkeypatch):
+    monkeypatch.setattr(vector_loops, "LEAST_ITERATIONS", 512)
+    x, short, long = scalars(X), outputs(1023, 32), outputs(1024, 32)
+    for y in (short, long):
+
+        @ti.kernel
+        def k(y: ti.template()):
+            for i, j in y:
+                y[i, j] = x[0] * j + x[1]
+
+        plan = Jacobian(k, x, y, args=(y,))
+        expected = np.zeros((*y.shape, 3))
+        expected[..., 0], expected[..., 1] = np.arange(32), 1
+        assert_array_equal(plan(), expected)
+    assert [p and p.length for p in pieces] == [None, 16, 32] or [p and p.length for p in pieces] == [16, 32]
+
+
+def test_columns_in_blocks(pieces):
+    x, y = scalars(np.linspace(0.2, 0.9, 7)), outputs(3, 20)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = 0.0
+            for n in ti.static(range(7)):
+                s += x[n] * x[n] * (j + n)
+            y[i, j] = s
+
+    whole = check_jacobian(k, x, y)
+    assert_array_equal(Jacobian(k, x, y, lanes=3)(), whole)
+    assert any(pieces)
+
+
+def test_more_columns_than_are_collected(pieces):
+    x, y = scalars(np.linspace(0.2, 0.9, 16)), vector_outputs(2, 3, 20)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = 0.0
+            for n in ti.static(range(16)):
+                s += x[n] * x[n] * (j + n)
+            y[i, j] = ti.Vector([s, x[0] * j])
+
+    check_jacobian(k, x, y)
+    assert not any(pieces)  # 32 numbers are too many for a piece of 16
+
+
+# --- float32: two numbers are stored at a time, where that is possible
+
+
+@pytest.mark.parametrize(("shape", "columns"), [((4, 40), 3), ((4, 41), 2), ((4, 41), 3), ((70,), 3), ((71,), 3)])
+def test_pairs(shape, columns, pieces):
+    initialise()
+    x, y = scalars(np.linspace(0.2, 0.9, columns), ti.f32), outputs(*shape, dtype=ti.f32)
+    last = shape[-1]
+
+    @ti.func
+    def value(i, j):
+        return x[0] * x[0] * j + ti.sqrt(x[columns - 1]) * i
+
+    @ti.kernel
+    def k():
+        for I in ti.static(range(1)):
+            if ti.static(len(shape) == 2):
+                for i, j in y:
+                    y[i, j] = value(i, j)
+            else:
+                for j in y:
+                    y[j] = value(I + 1, j)
+
+    plan = Jacobian(k, x, y)
+    out = np.full((*shape, columns), np.nan, np.float32)
+    p = x.to_numpy()
+    i, j = np.meshgrid(np.arange(shape[0]) if len(shape) == 2 else [1], np.arange(last), indexing="ij")
+    expected = np.zeros((*i.shape, columns))
+    expected[..., 0] = 2 * p[0] * j
+    expected[..., columns - 1] += 0.5 / np.sqrt(p[-1]) * i
+    for _ in range(3):
+        assert_allclose(plan(out=out), expected.reshape(out.shape), rtol=1e-6)
+        assert_allclose(plan(), out, rtol=0)
+        out.fill(np.nan)
+    assert_allclose(y.to_numpy().ravel(), (p[0] ** 2 * j + np.sqrt(p[-1]) * i).ravel(), rtol=1e-5)
+    (collected,) = pieces[-1].collected.values()
+    assert collected.is_paired == (last * columns % 2 == 0)
+
+
+def test_pairs_in_a_pipeline(pieces):
+    """The same kernel again and again, the second time repeated from memory; then one that reads what it wrote."""
+    initialise()
+    x, y, total = scalars(X, ti.f32), outputs(2, 20, dtype=ti.f32), outputs(1, dtype=ti.f32)
+
+    @ti.kernel
+    def render():
+        for i, j in y:
+            y[i, j] = x[0] * x[0] * j + x[1]
+
+    @ti.kernel
+    def add():
+        for i, j in y:
+            total[0] += y[i, j]
+
+    def run():
+        total.fill(0)
+        for _ in range(3):
+            render()
+            add()
+
+    plan = Jacobian(run, x, [y, total])
+    for _ in range(2):
+        by_pixel, by_sum = plan()
+        expected = np.zeros((2, 20, 3))
+        expected[..., 0], expected[..., 1] = 0.6 * np.arange(20), 1
+        assert_allclose(by_pixel, expected, rtol=1e-6)
+        assert_allclose(by_sum[0], 3 * expected.sum(axis=(0, 1)), rtol=1e-5)
+    assert any(pieces)
