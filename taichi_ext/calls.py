@@ -20,6 +20,7 @@ from taichi_ext.local_variables import LocalStruct, LocalTensor
 from taichi_ext.rules import RULE_OF_FUNCTION
 from taichi_ext.subscripts import StructRef
 from taichi_ext.values import ByReference, Scalar, StructValue, TensorValue, is_active, primal_of
+from taichi_ext.vector_loops import is_arithmetic
 
 
 def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
@@ -94,7 +95,7 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
         special = _SPECIAL.get(function)
     except TypeError:
         special = None
-    if special is not None and function not in _VECTORISED:
+    if special is not None and function not in RULE_OF_FUNCTION and not is_arithmetic(function):
         tracer.refuse_pieces()
     if special is not None:
         return special(tracer, function, args, keywords, is_statement)
@@ -109,8 +110,10 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
     is_func = func is not None and not isinstance(function, (_taichi.MatrixType, _taichi.StructType))
     if is_func and (not _is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()])):
         return _inline(tracer, func, args, keywords)
-    if not (is_type or isinstance(function, type(ti.f32))):
-        _note_native(tracer, function)
+    if is_arithmetic(function):
+        tracer.note_work("sqrt", None)
+    elif not (is_type or isinstance(function, type(ti.f32))):
+        tracer.refuse_pieces()
     values = [tracer.value_of(a) for a in args]
     named = {k: tracer.value_of(v) for k, v in keywords.items()}
     if is_active(values) or is_active(named):
@@ -121,14 +124,6 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
             "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
         )
     return _taichi.native_call(tracer.context, function, [primal_of(v) for v in values], primal_of(named))
-
-
-def _note_native(tracer: Any, function: Any) -> None:
-    """A function of Taichi's that is not taken apart: vectors and their methods are arithmetic."""
-    if getattr(function, "__module__", None) == matrix_ops.__name__ or function in _ARITHMETIC_FUNCTIONS:
-        tracer.note_work("sqrt", None)
-    elif function not in (builtins.range, builtins.zip, builtins.enumerate):
-        tracer.refuse_pieces()
 
 
 def _carries_tangent(tracer: Any, args: list[Any]) -> bool:
@@ -337,16 +332,8 @@ _SPECIAL.update(
         ti.math.isinf: _primal_only,
     }
 )
-# what LLVM can vectorise, or looks into: the others are calls, or have effects
-_ARITHMETIC_FUNCTIONS = frozenset(
-    getattr(ti.math, name)
-    for name in "clamp cross distance dot fract length mix mod normalize reflect sign smoothstep step".split()
-)
-_VECTORISED = {*RULE_OF_FUNCTION, builtins.max, builtins.min, builtins.abs, builtins.int, builtins.bool, builtins.float}
-_VECTORISED |= {builtins.len, ops.max, ops.min, ops.cast, ops.select, ops.ifte}
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos", "invert")
 _SPECIAL.update({getattr(operator, name): _operator(name) for name in (*_ARITHMETIC, *COMPARISONS)})
-_VECTORISED |= {getattr(operator, name) for name in (*_ARITHMETIC, *COMPARISONS)}
 _SPECIAL.update(linalg.SPECIAL)
 _SPECIAL.update(
     {

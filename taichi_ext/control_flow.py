@@ -28,28 +28,29 @@ class ControlFlow(IndexForms):
         if len(self.contexts) == 1 and number in self.loop_nodes:
             self.loop_nodes[number].restore()
             if is_parallel and not self.is_reverse and _taichi.is_host_arch() and _is_row_major(domain, self.domain):
-                self._nest(number)
+                self._nest(number, self.domain or ())
         self.pending_serial = False
 
-    def _nest(self, number: int) -> None:
+    def _nest(self, number: int, shape: tuple[int, ...]) -> None:
         """Run a loop over a long field row by row: finding i and j from a running number costs as much as a sum."""
-        shape, node = self.domain, self.loop_nodes[number].node
-        assert shape is not None
+        node = self.loop_nodes[number].node
         key = (number, self.visits[number])  # a loop within a static loop is visited again, over something else
         self.pieces = self.facts.pieces.get(key)
         if self.pieces is not None:
             nest_pieces(node, shape, self.pieces.length)
             return
-        if len(shape) <= 2 and self.watch is None and not _taichi.is_debug() and index_names(node, shape):
+        dimensions = len(shape)
+        if dimensions <= 2 and self.watch is None and not _taichi.is_debug() and index_names(node, shape):
             self.surveys[key] = self.next_survey = Survey(shape)
         # Taichi gives each thread one piece of a loop, of at least 512 iterations
         count = -(-512 * _taichi.thread_count() // shape[0])
-        if len(shape) > 1 and shape[1] // count >= SHORTEST:
+        if dimensions > 1 and shape[1] // count >= SHORTEST:
             nest_loop(node, shape, count)
 
     def begin_piece(self, *place: Any) -> Any:
         """Before a piece of a parallel loop: the indices around it, and its first own one. Returns where it ends."""
-        assert self.pieces is not None and self.domain is not None
+        assert self.pieces is not None
+        assert self.domain is not None
         self.piece = Piece(self, self.pieces, self.domain, place[:-1], place[-1])
         return self.piece.end
 

@@ -24,6 +24,13 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     lines += [f"  {line}" for line in _operations(fused)]
     for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
         lines.append(f"  parallel loop {number} runs serially: {reason}")
+    for (number, _), pieces in sorted(fused.facts.pieces.items()):
+        if pieces is not None:
+            numbers = sum(collected.numbers for collected in pieces.collected.values())
+            lines.append(
+                f"  parallel loop {number} runs in pieces of {pieces.length} iterations, which LLVM can vectorise: "
+                f"{numbers} numbers of J from each"
+            )
     return "\n".join(lines)
 
 

@@ -61,7 +61,7 @@ def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
 
 
 def nest_pieces(node: ast.For, shape: tuple[int, ...], length: int) -> None:
-    """Make a loop over one or two indices a loop over pieces of so many of the last one, which the tracer is told of."""
+    """Make a loop over one or two indices one over pieces of so many of the last one, which it tells the tracer."""
     *outer, last = index_names(node, shape)
     pieces = -(-shape[-1] // length)
     lines = [f"for _piece in range({count_pieces(shape, length)}):"]

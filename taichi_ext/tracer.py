@@ -17,9 +17,9 @@ from taichi_ext import _taichi, calls, constructors, subscripts
 from taichi_ext.assignments import Assignments
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.index_forms import Block
+from taichi_ext.nesting import TRACER
 from taichi_ext.registry import registry
 from taichi_ext.returns import RETURN_TYPE
-from taichi_ext.nesting import TRACER
 from taichi_ext.rewrite import rewrite
 from taichi_ext.rules import OF_POSITIVE, RULES, SQUARE, Rule
 from taichi_ext.values import Branches, Scalar, entries_of, is_active, is_tensor_like, make_tensor, primal_of, shape_of

@@ -8,11 +8,13 @@ reads at a fixed place is read before the piece, for the same reason.
 
 from __future__ import annotations
 
+import builtins
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import _taichi
+from taichi_ext._taichi import matrix_ops, ops
 
 LENGTHS = (32, 16)  # iterations of a piece: whole vectors, and few enough that its array is cleared quickly
 MOST_COLLECTED = 256  # numbers
@@ -24,6 +26,18 @@ WORK = {
     **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil"), 1),
     **dict.fromkeys(("truediv", "raw_div", "sqrt", "rsqrt", "mod", "floordiv"), 6),
 }
+
+# Calls that are looked into, or are such operations throughout; and all of matrix_ops.
+_PYTHON = (builtins.range, builtins.zip, builtins.enumerate, builtins.len, builtins.int, builtins.float, builtins.bool)
+_CHOICES = (builtins.max, builtins.min, builtins.abs, ops.max, ops.min, ops.cast, ops.select, ops.ifte)
+_MATH = ("clamp", "cross", "distance", "dot", "fract", "length", "mix", "mod", "normalize", "reflect", "sign")
+_FUNCTIONS = (*_PYTHON, *_CHOICES, *(getattr(_taichi.ti.math, name) for name in (*_MATH, "smoothstep", "step")))
+
+
+def is_arithmetic(function: Any) -> bool:
+    """Whether a call is one that LLVM can vectorise: arithmetic, without effects."""
+    is_listed = any(function is known for known in _FUNCTIONS)
+    return is_listed or getattr(function, "__module__", None) in (matrix_ops.__name__, "_operator")
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,9 @@ def count_pieces(domain: tuple[int, ...], length: int) -> int:
 class Piece:
     """The piece that is being traced: from ``start``, the number of its first iteration in its row."""
 
-    def __init__(self, tracer: Any, pieces: Pieces, domain: tuple[int, ...], outer: tuple[Any, ...], start: Any) -> None:
+    def __init__(
+        self, tracer: Any, pieces: Pieces, domain: tuple[int, ...], outer: tuple[Any, ...], start: Any
+    ) -> None:
         self.pieces = pieces
         self.outer = outer
         self.start = start
