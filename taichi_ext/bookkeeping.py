@@ -132,7 +132,7 @@ class Bookkeeping(ControlFlow):
             for i, first, size in zip(ref.indices, offset, c.shape, strict=True)
         )
         is_fixed = is_inside and isinstance(ref.component, (int, type(None))) and len(c.element_shape) < 2
-        if not is_fixed or not isinstance(ref.target, _taichi.Field):
+        if not is_fixed:
             return None
         load = FixedLoad(ref.container.key, ref.target, ref.indices, ref.component)
         if self.survey is not None:
@@ -142,7 +142,7 @@ class Bookkeeping(ControlFlow):
     def note_access(self, target: Any, indices: tuple[Any, ...]) -> None:
         """A field or array is indexed in the loop that is being traced."""
         if self.survey is not None:
-            self.survey.note_field(target)
+            self.survey.note_access(target)
             if all(isinstance(i, int) for i in indices) and self.container(target) is None:
                 self.survey.refuse()  # it is not read before the piece
 

@@ -16,7 +16,7 @@ class ControlFlow(IndexForms):
     """The layer of a tracer that knows in which blocks and loops a statement stands."""
 
     def before_loop(self, number: int, *domain: Any) -> None:
-        self.domain = _domain(domain)
+        self.domain = self._domain(domain)
         site = (self.path, number)
         is_top = len(self.blocks) == 1
         is_parallel = is_top and not self.pending_serial and site not in self.facts.serialized
@@ -30,6 +30,22 @@ class ControlFlow(IndexForms):
             if is_parallel and not self.is_reverse and _taichi.is_host_arch() and _is_row_major(domain, self.domain):
                 self._nest(number, self.domain or ())
         self.pending_serial = False
+
+    def _domain(self, given: tuple[Any, ...]) -> tuple[int, ...] | None:
+        """The shape that a loop runs over, None where it is not known while tracing."""
+        if len(given) == 1 and isinstance(given[0], _taichi.Field):
+            return tuple(given[0].shape) if _taichi.is_dense(given[0]) else None
+        if len(given) == 1 and isinstance(given[0], _taichi.AnyArray):
+            container = self.plan.container(self, given[0])
+            return None if container is None else container.shape
+        return given if given and all(isinstance(n, int) for n in given) else None
+
+    def size(self, base: Any, index: tuple[Any, ...]) -> int | None:
+        """``base.shape[index]`` as a number, None where it is not known while tracing."""
+        known = self.plan.container(self, base) if isinstance(base, _taichi.AnyArray) else base
+        shape = getattr(known, "shape", None)
+        is_known = isinstance(shape, tuple) and len(index) == 1 and index[0] in range(len(shape))
+        return shape[index[0]] if is_known else None  # type: ignore[index]
 
     def _nest(self, number: int, shape: tuple[int, ...]) -> None:
         """Run a loop over a long field row by row: finding i and j from a running number costs as much as a sum."""
@@ -140,12 +156,3 @@ def _is_row_major(given: tuple[Any, ...], shape: tuple[int, ...] | None) -> bool
     if shape is None or min(shape, default=0) < 1:
         return False
     return not isinstance(given[0], _taichi.Field) or _taichi.is_flat(given[0])
-
-
-def _domain(given: tuple[Any, ...]) -> tuple[int, ...] | None:
-    """The shape that a loop runs over, None where it is not known while tracing."""
-    if len(given) == 1 and isinstance(given[0], _taichi.Field):
-        return tuple(given[0].shape) if _taichi.is_dense(given[0]) else None
-    if given and all(isinstance(n, int) for n in given):
-        return given
-    return None

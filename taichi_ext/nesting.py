@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +39,22 @@ def loops_by_number(tree: ast.Module) -> dict[int, LoopNode]:
     return found
 
 
-def is_plain_bound(bound: ast.expr) -> bool:
-    """Whether a rewritten bound of a loop can be evaluated twice: a constant, a name, an attribute, ``x.shape[0]``."""
-    if isinstance(bound, ast.Call) and isinstance(bound.func, ast.Attribute) and bound.func.attr in ("primal", "load"):
-        is_load = bound.func.attr == "load"
-        return is_plain_bound(bound.args[0]) and (not is_load or getattr(bound.args[0], "attr", "") == "shape")
-    return isinstance(bound, (ast.Constant, ast.Name, ast.Attribute))
+def plain_bound(bound: ast.expr) -> ast.expr | None:
+    """What tells a rewritten bound of a loop and can be evaluated once more; None where that is not certain.
+
+    That is a constant, a name, an attribute, or ``x.shape[0]``, for which the tracer is asked.
+    """
+    if isinstance(bound, ast.Call) and isinstance(bound.func, ast.Attribute):
+        inner = bound.args[0] if bound.args else None
+        if bound.func.attr == "primal" and inner is not None:
+            return plain_bound(inner)
+        if bound.func.attr != "load" or not isinstance(inner, ast.Attribute) or inner.attr != "shape":
+            return None
+        size = copy.deepcopy(bound)
+        assert isinstance(size.func, ast.Attribute)
+        size.func.attr, size.args[0] = "size", size.args[0].value  # type: ignore[attr-defined]
+        return size if plain_bound(inner.value) is not None else None
+    return copy.deepcopy(bound) if isinstance(bound, (ast.Constant, ast.Name, ast.Attribute)) else None
 
 
 def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:

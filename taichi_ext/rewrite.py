@@ -20,7 +20,7 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.nesting import TRACER, is_plain_bound
+from taichi_ext.nesting import TRACER, plain_bound
 from taichi_ext.returns import has_early_return, lower_returns
 
 _BINARY = {
@@ -286,7 +286,8 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.Call) and self.static_name(node) == "grouped":
             return self.domain(node.args[0]) if len(node.args) == 1 else []
         if isinstance(node, ast.Call):
-            return [copy.deepcopy(a) for a in node.args] if all(map(is_plain_bound, node.args)) else []
+            bounds = [plain_bound(a) for a in node.args]
+            return [] if None in bounds else bounds  # type: ignore[return-value]
         return [copy.deepcopy(node)] if isinstance(node, (ast.Name, ast.Attribute)) else []
 
     def bound(self, node: ast.expr) -> ast.expr:

@@ -172,6 +172,12 @@ class _Bindings:
         info = self.launch.fields.infos.get(key)
         return None if info is None else self.container(tracer, info.obj)
 
+    def placed(self, noted: Any) -> Any:
+        """The field that was noted in an earlier trace, or the argument of this one that is the array noted there."""
+        if isinstance(noted.target, _taichi.Field):
+            return noted.target
+        return next(array for array, info in self.arrays.values() if info.key == noted.key)
+
     def _info(self, obj: Any) -> ContainerInfo | None:
         if isinstance(obj, _taichi.AnyArray):
             known = self.arrays.get(id(obj))

@@ -19,7 +19,8 @@ from taichi_ext._taichi import matrix_ops, ops
 LENGTHS = (32, 16)  # iterations of a piece: whole vectors, and few enough that its array is cleared quickly
 MOST_COLLECTED = 256  # numbers
 LEAST_ITERATIONS = 512  # that Taichi gives to a thread
-LEAST_WORK = 4  # operations per number that is collected, below which a copy costs more than vectors save
+ARRAYS = -1  # in place of the number of a tree
+LEAST_WORK = 3  # operations per number that is collected, below which a copy costs more than vectors save
 
 # What a vector does as fast as a scalar, by its cost in additions. What is not here is a call, for each element.
 WORK = {
@@ -45,7 +46,7 @@ class FixedLoad:
     """An entry of a field that is read at the same place in all iterations."""
 
     key: Any  # of the container
-    target: Any = field(compare=False)
+    target: Any = field(compare=False)  # the field; an array is another object in each trace
     indices: tuple[int, ...] = ()
     component: int | None = None
 
@@ -54,7 +55,8 @@ class FixedLoad:
 class Collected:
     """What one iteration stores to an entry of a field and to J, and whether J can be stored two numbers at a time."""
 
-    target: Any
+    key: Any  # of the container
+    target: Any  # the field
     components: int  # of the entry
     numbers: int  # of J
     is_paired: bool
@@ -86,21 +88,18 @@ class Survey:
         if container.key in self.collected:
             self.refuse()
         is_paired = container.dtype == _taichi.ti.f32 and numbers * self.domain[-1] % 2 == 0
-        self.collected[container.key] = Collected(target, container.components, numbers, is_paired)
+        self.collected[container.key] = Collected(container.key, target, container.components, numbers, is_paired)
 
-    def note_field(self, target: Any) -> None:
-        """Take down that a field is read or stored to; an array's address would be read anew in each iteration."""
-        if isinstance(target, _taichi.Field):
-            self.trees.add(_taichi.tree_number(target))
-        else:
-            self.refuse()
+    def note_access(self, target: Any) -> None:
+        """Take down that a field or array is read or stored to."""
+        self.trees.add(_tree(target))
 
     def pieces(self, read: set[Any], written: set[Any]) -> Pieces | None:
         """How to run the loop in pieces, None where that is not possible or does not pay."""
         loads = tuple(load for load in self.loads if load.key not in written)
-        # the address of a tree is found before the piece if something is read from it there; others are found again
-        # after each store to memory
-        keeps_values = not self.trees <= {_taichi.tree_number(load.target) for load in loads}
+        # the address of a tree is found before the piece if something is read from it there; others, and those of
+        # arrays, are found again after each store to memory
+        keeps_values = not self.trees <= {_tree(load.target) for load in loads} - {ARRAYS}
         numbers = sum(c.numbers for c in self.collected.values())
         size = numbers + keeps_values * sum(c.components for c in self.collected.values())
         is_possible = self.is_arithmetic and numbers and not read & self.collected.keys()
@@ -141,14 +140,15 @@ class Piece:
         self.first = _taichi.variable(row + start)  # number of its first iteration among all
         whole = start + pieces.length
         self.end = whole if domain[-1] % pieces.length == 0 else _taichi.ops.min(whole, domain[-1])
-        self.loads = {load: _taichi.variable(_read(load)) for load in pieces.loads}
-        self.shadows: dict[Any, Any] = {}
+        self.loads = {load: _taichi.variable(_read(tracer.plan.placed(load), load)) for load in pieces.loads}
+        self.targets: dict[Any, Any] = {}
+        self.containers: dict[Any, Any] = {}
         self.tangents: dict[Any, Any] = {}
         self.values: dict[Any, Any] = {}
         self.stored: set[Any] = set()
         for key, collected in pieces.collected.items():
-            container = tracer.plan.containers.get(key) or tracer.plan.container_by_key(tracer, key)
-            self.shadows[key] = container.shadow
+            self.targets[key] = tracer.plan.placed(collected)
+            container = self.containers[key] = tracer.container(self.targets[key])
             self.tangents[key] = _taichi.zeros_variable(collected.numbers * pieces.length, container.dtype)
             if pieces.keeps_values:
                 self.values[key] = _taichi.zeros_variable(collected.components * pieces.length, container.dtype)
@@ -174,7 +174,7 @@ class Piece:
             with _taichi.for_range(length) as k:
                 first = k * collected.components
                 entries = [_taichi.element(values, (first + n,)) for n in range(collected.components)]
-                place = _taichi.element(collected.target, (*self.outer, self.start + k))
+                place = _taichi.element(self.targets[key], (*self.outer, self.start + k))
                 shape = _taichi.shape_of(place)
                 _taichi.assign(place, _taichi.tensor(entries, shape) if shape else entries[0])
         for key, tangents in self.tangents.items():
@@ -187,15 +187,19 @@ class Piece:
                 value = _taichi.element(tangents, (k,))
                 if collected.is_paired:
                     value = _taichi.pair(*(_taichi.element(tangents, (k * 2 + n,)) for n in (0, 1)))
-                _taichi.assign(_taichi.element(self.shadows[key], (first + k,)), value)
+                _taichi.assign(_taichi.element(self.containers[key].shadow, (first + k,)), value)
 
     @property
     def is_complete(self) -> bool:
         return self.stored == self.tangents.keys()
 
 
-def _read(load: FixedLoad) -> Any:
-    whole = _taichi.element(load.target, load.indices)
+def _tree(target: Any) -> int:
+    return _taichi.tree_number(target) if isinstance(target, _taichi.Field) else ARRAYS
+
+
+def _read(target: Any, load: FixedLoad) -> Any:
+    whole = _taichi.element(target, load.indices)
     if load.component is None or not _taichi.is_tensor(whole):
         return whole
     return _taichi.element(whole, (load.component,))

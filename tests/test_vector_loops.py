@@ -320,15 +320,56 @@ def test_loops_that_stay(name, pieces):
     assert not any(pieces)
 
 
-def test_arrays_stay(pieces):
-    x, y, w = np.array(X), np.zeros((2, 20)), np.ones(20)
+def test_arrays(pieces):
+    """Values are collected too; the arrays that are read are other objects in each trace."""
+    x, w, n = np.array(X), np.linspace(0.2, 0.9, 20), np.arange(20, dtype=np.int32)
+    y, z, v = np.zeros((3, 20)), np.zeros((20, 2)), np.array([[0.4, 0.9], [0.1, 0.2]])
+    pair = ti.types.vector(2, ti.f64)
 
     @ti.kernel
-    def k(x: ti.types.ndarray(), y: ti.types.ndarray(), w: ti.types.ndarray()):
-        for i, j in ti.ndrange(2, 20):
-            y[i, j] = x[0] * w[j] + x[1]
+    def k(
+        x: ti.types.ndarray(),
+        w: ti.types.ndarray(),
+        n: ti.types.ndarray(),
+        y: ti.types.ndarray(),
+        z: ti.types.ndarray(dtype=pair, ndim=1),
+        v: ti.types.ndarray(dtype=pair, ndim=1),
+    ):
+        for i, j in ti.ndrange(3, 20):
+            t = x[0] * w[j] - x[2]
+            y[i, j] = t * t if n[19 - j] > 4 else t + x[1] * i
+        for j in range(w.shape[0]):
+            z[j] = v[1] * w[j] * x[0] + v[0].norm() * x[1]
 
-    check_jacobian(k, x, y, args=(x, y, w))
+    check_jacobian(k, [x, v], [y, z], args=(x, w, n, y, z, v))
+    assert [p.keeps_values for p in pieces] == [True, True]
+
+
+def test_arrays_and_fields(pieces):
+    x, a, y, b = scalars(X), np.linspace(0.2, 0.9, 33), outputs(33), np.zeros(33)
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in y:
+            t = x[0] * a[i] - a[0] * x[1]
+            y[i] = t * t
+            b[i] = t + a[3]
+
+    check_jacobian(k, [x, a], [y, b], args=(a, b))
+    assert not any(pieces)  # a is read at places of its own in each iteration, so that its columns are not constant
+    check_jacobian(k, x, [y, b], args=(a, b))
+    assert pieces[-1] is not None
+
+
+def test_integers_at_fixed_places_of_arrays_stay(pieces):
+    x, n, y = np.array(X), np.arange(3, dtype=np.int32), np.zeros(20)
+
+    @ti.kernel
+    def k(x: ti.types.ndarray(), n: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in range(20):
+            y[i] = x[0] * n[1] + x[1]
+
+    check_jacobian(k, x, y, args=(x, n, y))
     assert pieces
     assert not any(pieces)
 
@@ -453,6 +494,24 @@ def test_pairs(shape, columns, pieces):
     assert_allclose(y.to_numpy().ravel(), (p[0] ** 2 * j + np.sqrt(p[-1]) * i).ravel(), rtol=1e-5)
     (collected,) = pieces[-1].collected.values()
     assert collected.is_paired == (last * columns % 2 == 0)
+
+
+def test_pairs_of_arrays(pieces):
+    initialise()
+    x, w, y = np.array(X, np.float32), np.linspace(0.2, 0.9, 40, dtype=np.float32), np.zeros(40, np.float32)
+
+    @ti.kernel
+    def k(x: ti.types.ndarray(), w: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i in range(40):
+            y[i] = x[0] * x[0] * w[i] + x[1] / w[i]
+
+    plan = Jacobian(k, "x", "y", args=(x, w, y))
+    for _ in range(2):
+        expected = np.stack([2 * x[0] * w, 1 / w, 0 * w], axis=1)
+        assert_allclose(plan(), expected, rtol=1e-6)
+        assert_allclose(y, x[0] ** 2 * w + x[1] / w, rtol=1e-6)
+        x += 0.5
+    assert pieces[-1].collected[("argument", 2)].is_paired
 
 
 def test_pairs_in_a_pipeline(pieces):
