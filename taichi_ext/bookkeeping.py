@@ -146,12 +146,16 @@ class Bookkeeping(ControlFlow):
             if all(isinstance(i, int) for i in indices) and self.container(target) is None:
                 self.survey.refuse()  # it is not read before the piece
 
-    def note_store(self, container: Container, *, is_everywhere: bool) -> None:
+    def note_store(self, container: Container, ref: Ref) -> None:
         """A value is stored to a container, to another entry in each iteration or not."""
-        if not is_everywhere or container.dtype == _taichi.ti.f16:
+        if self.survey is None:
+            return
+        self.survey.written.add(container.key)
+        self.survey.stores_others |= container.shadow is None
+        if not self.is_private(container, ref):
+            self.note_effect()
+        if not self.covers(container) or container.dtype == _taichi.ti.f16:
             self.refuse_pieces()
-        elif self.survey is not None and container.shadow is None:
-            self.survey.stores_others = True
 
     def note_work(self, name: str, value: Any) -> None:
         """An operation of the rule table on each entry of a value."""
@@ -188,6 +192,8 @@ class Bookkeeping(ControlFlow):
             if key not in self.facts.pieces:
                 self.facts.pieces[key] = survey.pieces(self.facts.read, self.facts.written)
                 self.facts.changed |= self.facts.pieces[key] is not None
+            if survey.is_spread(self.facts.read):
+                self.facts.note(self.facts.spread, key)
 
     # --- containers
 

@@ -48,6 +48,7 @@ def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[st
 
 
 def _dynamic_node_method(tracer: Any, field: Any, indices: tuple[Any, ...], name: str, args: list[Any]) -> Any:
+    tracer.note_effect()
     node = field.parent()
     if name == "append":
         return _append(tracer, field, indices, tracer.value_of(args[0]))
@@ -96,7 +97,7 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
     except TypeError:
         special = None
     if special is not None and function not in RULE_OF_FUNCTION and not is_arithmetic(function):
-        tracer.refuse_pieces()
+        tracer.refuse_pieces() if function in _PURE else tracer.note_effect()
     if special is not None:
         return special(tracer, function, args, keywords, is_statement)
     is_type = function in (ti.Vector, ti.Matrix, ti.Struct) or isinstance(
@@ -113,7 +114,7 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
     if is_arithmetic(function):
         tracer.note_work("sqrt", None)
     elif not (is_type or isinstance(function, type(ti.f32))):
-        tracer.refuse_pieces()
+        tracer.refuse_pieces() if _module(function) == "taichi.math.mathimpl" else tracer.note_effect()
     values = [tracer.value_of(a) for a in args]
     named = {k: tracer.value_of(v) for k, v in keywords.items()}
     if is_active(values) or is_active(named):
@@ -133,7 +134,11 @@ def _carries_tangent(tracer: Any, args: list[Any]) -> bool:
 
 def _is_library(function: Any) -> bool:
     """Whether a function is one of Taichi's own."""
-    return (getattr(function, "__module__", None) or "").startswith("taichi.")
+    return _module(function).startswith("taichi.")
+
+
+def _module(function: Any) -> str:
+    return getattr(function, "__module__", None) or ""
 
 
 def _name(function: Any) -> str:
@@ -344,4 +349,5 @@ _SPECIAL.update(
 )
 _SPECIAL.update({getattr(ti.Matrix, name): _static_method(name) for name in FROM_PARTS})
 _SPECIAL.update(edge_tracing.SPECIAL)
+_PURE = {*_SPECIAL} - {builtins.print, ti.deactivate}  # calls without effects
 _SPECIAL.update(atomics.SPECIAL)

@@ -205,7 +205,7 @@ class Ref:
     def _store(self, value: Any) -> None:
         c = self.container
         self.tracer.note_write(c, self, is_active(value))
-        self.tracer.note_store(c, is_everywhere=self.tracer.covers(c))
+        self.tracer.note_store(c, self)
         if c.shadow is None:
             _taichi.assign(self.primal, primal_of(value))
             return
@@ -274,7 +274,8 @@ class Ref:
     def _add(self, value: Any, sign: int) -> None:
         tracer, c = self.tracer, self.container
         tracer.note_write(c, self, is_active(value))
-        tracer.note_store(c, is_everywhere=False)
+        tracer.note_store(c, self)
+        tracer.refuse_pieces()
         operator = "Add" if sign > 0 else "Sub"
         if c.shadow is None or not is_active(value):
             _taichi.augassign(self.primal, primal_of(value), operator)

@@ -6,8 +6,8 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.index_forms import Block, IndexForms, Loop
-from taichi_ext.nesting import index_names, nest_loop, nest_pieces
-from taichi_ext.vector_loops import Piece, Survey
+from taichi_ext.nesting import index_names, nest_loop, nest_pieces, spread_loop
+from taichi_ext.vector_loops import LEAST_ITERATIONS, Piece, Survey
 
 SHORTEST = 8  # part of a row that is worth a loop
 
@@ -23,7 +23,9 @@ class ControlFlow(IndexForms):
         if is_top and site in self.facts.serialized and not self.pending_serial:
             _taichi.serialize_next_loop()
         self.loop_numbers[site] = is_parallel
-        self.refuse_pieces()
+        if self.survey is not None:
+            self.survey.has_loops = True
+            self.survey.refuse()
         self.visits[number] += 1
         if len(self.contexts) == 1 and number in self.loop_nodes:
             self.loop_nodes[number].restore()
@@ -55,13 +57,20 @@ class ControlFlow(IndexForms):
         if self.pieces is not None:
             nest_pieces(node, shape, self.pieces.length)
             return
-        dimensions = len(shape)
-        if dimensions <= 2 and self.watch is None and not _taichi.is_debug() and index_names(node, shape):
-            self.surveys[key] = self.next_survey = Survey(shape)
+        least = LEAST_ITERATIONS * _taichi.thread_count()
+        if key in self.facts.spread:
+            spread_loop(node, shape, least)
+            return
+        if self.watch is None and not _taichi.is_debug() and index_names(node, shape):
+            self.surveys[key] = self.next_survey = Survey(shape, has_effects=self._has_locals())
         # Taichi gives each thread one piece of a loop, of at least 512 iterations
-        count = -(-512 * _taichi.thread_count() // shape[0])
-        if dimensions > 1 and shape[1] // count >= SHORTEST:
+        count = -(-least // shape[0])
+        if len(shape) > 1 and shape[1] // count >= SHORTEST:
             nest_loop(node, shape, count)
+
+    def _has_locals(self) -> bool:
+        """Whether the kernel has locals that the iterations of a parallel loop would share."""
+        return any(set(scope) - set(self.context.kernel_args) for scope in self.context.local_scopes)
 
     def begin_piece(self, *place: Any) -> Any:
         """Before a piece of a parallel loop: the indices around it, and its first own one. Returns where it ends."""
@@ -80,6 +89,12 @@ class ControlFlow(IndexForms):
     def refuse_pieces(self) -> None:
         """The parallel loop that is being traced does what vectors cannot do."""
         if self.survey is not None:
+            self.survey.refuse()
+
+    def note_effect(self) -> None:
+        """The parallel loop that is being traced does what depends on the order of its iterations."""
+        if self.survey is not None:
+            self.survey.has_effects = True
             self.survey.refuse()
 
     def forget_piece(self) -> None:

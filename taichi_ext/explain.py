@@ -24,6 +24,8 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     lines += [f"  {line}" for line in _operations(fused)]
     for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
         lines.append(f"  parallel loop {number} runs serially: {reason}")
+    for number, _ in sorted(fused.facts.spread):
+        lines.append(f"  parallel loop {number} has few iterations, which are spread over all threads")
     for (number, _), pieces in sorted(fused.facts.pieces.items()):
         if pieces is not None:
             numbers = sum(collected.numbers for collected in pieces.collected.values())

@@ -59,6 +59,7 @@ class Facts:
     tangent_locals: set[Any] = field(default_factory=set)  # locals of a user's rule that hold a tangent of it
     aliases: dict[Any, Any] = field(default_factory=dict)  # locals whose row is a row of this container's shadow
     stores: dict[Any, int] = field(default_factory=dict)  # locals with a row, and what is known of its terms
+    spread: set[Any] = field(default_factory=set)  # short parallel loops that run on all threads
     pieces: dict[Any, Pieces | None] = field(default_factory=dict)  # parallel loops that run in pieces, or cannot
     other_fields: dict[int, Any] = field(default_factory=dict)  # integer fields that are touched
     used_rules: set[Any] = field(default_factory=set)

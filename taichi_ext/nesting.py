@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,17 @@ def nest_pieces(node: ast.For, shape: tuple[int, ...], length: int) -> None:
     _replace(node, lines)
 
 
+def spread_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
+    """Make a loop over fewer indices than pieces one over pieces, each of one index or none."""
+    names = index_names(node, shape)
+    first, end = (f"(_piece{plus}) * {math.prod(shape)} // {pieces}" for plus in ("", " + 1"))
+    lines = [f"for _piece in range({pieces}):", f"    for _flat in range({first}, {end}):"]
+    for n, name in enumerate(names):
+        inner = math.prod(shape[n + 1 :])
+        lines.append(f"        {name} = _flat // {inner} % {shape[n]}")
+    _replace(node, lines)
+
+
 def index_names(node: ast.For, shape: tuple[int, ...]) -> list[str]:
     """The loop variables, one per dimension; none where the loop cannot be nested."""
     targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
@@ -108,7 +120,7 @@ def _replace(node: ast.For, lines: list[str]) -> None:
     for child in ast.walk(new):
         ast.copy_location(child, node)
     innermost = [child for child in ast.walk(new) if isinstance(child, ast.For)][-1]
-    innermost.body = node.body
+    innermost.body = [*(s for s in innermost.body if not isinstance(s, ast.Pass)), *node.body]
     node.target, node.iter, node.body = new.target, new.iter, new.body
 
 

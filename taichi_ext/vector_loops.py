@@ -19,6 +19,7 @@ from taichi_ext._taichi import matrix_ops, ops
 LENGTHS = (32, 16)  # iterations of a piece: whole vectors, and few enough that its array is cleared quickly
 MOST_COLLECTED = 256  # numbers
 LEAST_ITERATIONS = 512  # that Taichi gives to a thread
+MOST_SPREAD = 1 << 15  # iterations whose number times another such number is no more than an integer holds
 ARRAYS = -1  # in place of the number of a tree
 LEAST_WORK = 3  # operations per number that is collected, below which a copy costs more than vectors save
 
@@ -73,6 +74,9 @@ class Survey:
     trees: set[int] = field(default_factory=set)  # of the fields that are read or stored to
     collected: dict[Any, Collected] = field(default_factory=dict)  # by container
     stores_others: bool = False  # to fields that have no tangent
+    has_loops: bool = False
+    has_effects: bool = False  # that another order of the iterations may change
+    written: set[Any] = field(default_factory=set)
 
     def note(self, name: str, count: int = 1) -> None:
         """Take down so many operations of the rule table."""
@@ -82,6 +86,12 @@ class Survey:
     def refuse(self) -> None:
         """The loop cannot be vectorised."""
         self.is_arithmetic = False
+
+    def is_spread(self, read: set[Any]) -> bool:
+        """Whether a loop of too few iterations for all threads is to be spread over them."""
+        count = math.prod(self.domain)
+        is_free = not self.has_effects and not read & self.written
+        return is_free and self.has_loops and 1 < count < LEAST_ITERATIONS * _taichi.thread_count() < MOST_SPREAD
 
     def collect(self, container: Any, target: Any, numbers: int) -> None:
         """Take down that an iteration stores all tangents of an entry, so many numbers, one after the other."""

@@ -1,0 +1,200 @@
+"""Parallel loops of too few iterations for all threads, which Taichi runs on one thread and a Jacobian on all."""
+
+import ast
+import textwrap
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vector_outputs
+
+from taichi_ext import Jacobian
+from taichi_ext.nesting import spread_loop
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = [0.3, 0.8, 0.5]
+
+
+def test_text():
+    tree = ast.parse("for i, j in x:\n    a(i, j)")
+    spread_loop(tree.body[0], (3, 40), 1024)
+    assert ast.unparse(tree) == textwrap.dedent(
+        """\
+        for _piece in range(1024):
+            for _flat in range(_piece * 120 // 1024, (_piece + 1) * 120 // 1024):
+                i = _flat // 40 % 3
+                j = _flat // 1 % 40
+                a(i, j)"""
+    )
+
+
+def make_kernels(x, y, z, v, p):
+    """Kernels with a loop in a parallel loop, by name."""
+
+    @ti.kernel
+    def one_index():
+        for i in y:
+            s = x[0]
+            for n in range(5):
+                s += ti.sin(s * x[1] * n) * i * 0.1
+            y[i] = s
+
+    @ti.kernel
+    def three_indices():
+        for i, j, k in ti.ndrange(3, 2, 4):
+            s = 0.0
+            for n in range(3):
+                s += x[n] * x[(i + n) % 3] * (j + k)
+            z[i, j, k] = s * s
+
+    @ti.kernel
+    def vectors_and_sums():
+        for i in v:
+            s = ti.Vector([x[0], 1.0])
+            while s.norm() < 3.0 + i:
+                s *= 1.1 + x[1]
+            v[i] += s
+            v[i] -= 0.5 * s * x[2]
+
+    @ti.kernel
+    def two_loops():
+        for i in y:
+            s = x[0] * i
+            for n in range(3):
+                s *= x[n]
+            y[i] = s
+        for i, j in ti.ndrange(3, 2):
+            for k in range(4):
+                z[i, j, k] = x[i] * x[j] * k
+
+    @ti.kernel
+    def shared_sum():
+        for i in y:
+            for n in range(3):
+                y[0] += x[n] * i
+
+    @ti.kernel
+    def recursion():
+        for i in range(12):
+            for n in range(2):
+                y[i] = y[ti.max(i - 1, 0)] * x[0] + x[n]
+
+    @ti.kernel
+    def in_place():
+        for i in y:
+            for n in range(3):
+                y[i] = y[i] * x[n] + 1.0
+
+    @ti.kernel
+    def turned():
+        for i, j in ti.ndrange(2, 2):
+            for n in range(2):
+                z[i, j, 0] = x[n] * (i + 1)
+                z[j, i, 0] = x[n] * (j + 2)
+
+    @ti.kernel
+    def counted():
+        for i in y:
+            for n in range(3):
+                p[0] = p[0] + 1
+                y[i] = x[n] * p[0]
+
+    @ti.kernel
+    def shared_local():
+        last = 0
+        for i in y:
+            for n in range(3):
+                y[i] = x[n] * (last + i)
+                last += 1
+
+    @ti.kernel
+    def atomics():
+        for i in y:
+            for n in range(3):
+                k = ti.atomic_add(p[0], 1)
+                y[i] = x[n] * k
+
+    @ti.kernel
+    def without_loops():
+        for i in y:
+            y[i] = ti.exp(x[0] * i)
+
+    @ti.kernel
+    def serial():
+        ti.loop_config(serialize=True)
+        for i in y:
+            for n in range(3):
+                y[i] = x[n] * i
+
+    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+
+SPREAD = {"one_index": 1, "three_indices": 1, "vectors_and_sums": 1, "two_loops": 2}
+STAY = """
+    shared_sum recursion in_place turned counted shared_local atomics without_loops serial
+""".split()
+
+
+@pytest.mark.parametrize("name", [*SPREAD, *STAY])
+def test_kernels(name):
+    x, y, z, v, p = scalars(X), outputs(12), outputs(3, 2, 4), vector_outputs(2, 7), ti.field(ti.i32, 1)
+    kernels = make_kernels(x, y, z, v, p)
+    assert set(kernels) == {*SPREAD, *STAY}
+    written = {"three_indices": [z], "vectors_and_sums": [v], "two_loops": [y, z], "turned": [z]}.get(name, [y])
+    check_jacobian(kernels[name], x, written, state=[p])
+    plan = Jacobian(kernels[name], x, written)
+    plan()
+    assert plan.explain().count("spread over all threads") == SPREAD.get(name, 0)
+
+
+def test_loops_that_are_long_enough_stay():
+    x, short, long = scalars(X), outputs(1023), outputs(1024)
+    for y, is_spread in ((short, True), (long, False)):
+
+        @ti.kernel
+        def k(y: ti.template()):
+            for i in y:
+                for n in range(3):
+                    y[i] = x[n] * i
+
+        plan = Jacobian(k, x, y, args=(y,))
+        expected = np.zeros((*y.shape, 3))
+        expected[:, 2] = np.arange(len(expected))
+        np.testing.assert_array_equal(plan(), expected)
+        assert ("spread" in plan.explain()) == is_spread
+
+
+def test_arrays():
+    x, y = np.array(X), np.zeros((4, 5))
+
+    @ti.kernel
+    def k(x: ti.types.ndarray(), y: ti.types.ndarray()):
+        for i, j in y:
+            s = x[0]
+            for n in range(x.shape[0]):
+                s += x[n] * s * j
+            y[i, j] = s + i
+
+    check_jacobian(k, x, y, args=(x, y))
+    plan = Jacobian(k, x, y, args=(x, y))
+    plan()
+    assert "spread over all threads" in plan.explain()
+
+
+def test_long_rows_on_all_threads():
+    """Rows in scratch memory, a part for each thread."""
+    x, y = scalars(np.linspace(0.1, 0.9, 600)), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            t = 1.0
+            for n in range(600):
+                t *= 1.0 - 0.01 * x[n] * i
+            y[i] = t * t
+
+    check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    plan()
+    assert "spread over all threads" in plan.explain()
