@@ -41,9 +41,10 @@ class Container:
         Shadows are indexed by one number: with two, Taichi 1.7.4 keeps ``S[i, i]`` in a register while ``S[i, j]`` is
         stored to (``cache_loop_invariant_global_vars``).
         """
-        if isinstance(row, int) and isinstance(column, int):
-            return _taichi.element(self.shadow, (row * self.columns + column,))
-        return _taichi.element(self.shadow, (row * self.columns + column if self.columns > 1 else row + column,))
+        outer, length, inner = (row, self.columns, column)
+        if _taichi.stores_by_column():
+            outer, length, inner = (column, self.size, row)
+        return _taichi.element(self.shadow, ((outer * length if length > 1 else outer) + inner,))
 
     @property
     def size(self) -> int:

@@ -94,7 +94,8 @@ def numpy_dtype(dtype: Any) -> Any:
 class Shadow:
     """The tangent of one container: a matrix with a row per scalar entry and a column per seed.
 
-    ``is_fresh`` tells that it is zero throughout.
+    In memory, rows come one after the other on the CPU, where a thread writes whole rows, and columns on a GPU, where
+    neighbouring threads write neighbouring rows at the same time. ``is_fresh`` tells that it is zero throughout.
     """
 
     def __init__(self, name: str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
@@ -114,6 +115,7 @@ class Shadow:
         self.is_fresh = True
         self.is_dirty = False  # not yet set to zero
         self.on_host = _taichi.is_host_arch()
+        self.by_column = _taichi.stores_by_column()
         if not self.on_host:
             self.array: Any = ti.ndarray(dtype, shape=max(1, rows * columns))
             self.array.fill(0)
@@ -143,16 +145,17 @@ class Shadow:
 
     def _assign(self, values: np.ndarray) -> None:
         self.is_dirty = False
+        flat = (values.T if self.by_column else values).reshape(-1)
         if self.on_host:
-            self.array[...] = values.reshape(-1)
+            self.array[...] = flat
         else:
-            self.array.from_numpy(np.ascontiguousarray(values).reshape(-1))
+            self.array.from_numpy(np.ascontiguousarray(flat))
 
     def to_numpy(self) -> np.ndarray:
         self.clean()
         rows, columns = self.shape
-        flat = self.array if self.on_host else self.array.to_numpy()
-        return flat[: rows * columns].reshape(self.shape)
+        flat = (self.array if self.on_host else self.array.to_numpy())[: rows * columns]
+        return flat.reshape(columns, rows).T if self.by_column else flat.reshape(self.shape)
 
 
 def available_memory() -> float:

@@ -26,7 +26,7 @@ class Replay:
     @staticmethod
     def is_possible(fused: Fused, key: Any) -> bool:
         """Whether nothing but J and scratch memory is passed to the kernel, and J need not hold anything before."""
-        return _taichi.is_host_arch() and all(k == key or k in fused.scratch for k in fused.shadows)
+        return not _taichi.stores_by_column() and all(k == key or k in fused.scratch for k in fused.shadows)
 
     def run(self, out: Any) -> np.ndarray | None:
         """J, in ``out`` if that is given; None where something is not as it was at the call before."""

@@ -24,7 +24,7 @@ def by_path(out: Any, skeleton: Any) -> list[tuple[str, Any]]:
 def in_place(target: Any, others: list[Any]) -> np.ndarray | None:
     """The memory of an array given as ``out`` where J can be computed in it: it is nobody else's."""
     host = _taichi.host_values(target) if not isinstance(target, _taichi.Field) else None
-    if host is None or not host.flags.c_contiguous or not host.flags.writeable or not _taichi.is_host_arch():
+    if host is None or not host.flags.c_contiguous or not host.flags.writeable or _taichi.stores_by_column():
         return None
     shared = [_taichi.host_values(o) for o in others]
     return None if any(s is not None and np.may_share_memory(host, s) for s in shared) else host

@@ -200,18 +200,19 @@ class _Bindings:
 def _store_returned(tracer: Tracer, shadow: Any, value: Any) -> None:
     parts = list(value) if isinstance(value, (list, tuple)) else [value]
     scalars = [e for p in parts for e in (entries_of(p) if is_tensor_like(p) else [p])]
-    for i, scalar in enumerate(scalars):
+    dtypes = [_taichi.dtype_of(primal_of(scalar)) for scalar in scalars]
+    container = Container(RETURN, "the return value", (len(scalars),), (), (), dtypes[0], tracer.columns, shadow=shadow)
+    for i, (scalar, dtype) in enumerate(zip(scalars, dtypes, strict=True)):
         form = columns_only(tracer, linearize(tracer, scalar))
-        dtype = _taichi.dtype_of(primal_of(scalar))
         if any(is_row(leaf) for leaf in form):
 
             def body(k: Any, i: int = i, form: Any = form, dtype: Any = dtype) -> None:
-                _taichi.assign(_taichi.element(shadow, (i * tracer.columns + k,)), row_sum(form, k, dtype))
+                _taichi.assign(container.tangent(i, k), row_sum(form, k, dtype))
 
             rows_loop(tracer.columns, body, reads_memory=True)
         for seed, c in form.items():
             if not is_row(seed):
-                entry = _taichi.element(shadow, (tracer.column_expression(seed) + i * tracer.columns,))
+                entry = container.tangent(i, tracer.column_expression(seed))
                 _taichi.assign(entry, entry + as_expression(c, dtype))
 
 

@@ -113,6 +113,7 @@ class Survey:
         numbers = sum(c.numbers for c in self.collected.values())
         size = numbers + keeps_values * sum(c.components for c in self.collected.values())
         is_possible = self.is_arithmetic and numbers and not read & self.collected.keys()
+        is_possible = is_possible and not _taichi.stores_by_column()
         if not is_possible or (keeps_values and self.stores_others) or self.work < LEAST_WORK * numbers:
             return None
         least = LEAST_ITERATIONS * _taichi.thread_count()

@@ -8,17 +8,21 @@ import taichi as ti
 from differences import pool
 from taichi.lang import impl
 
+from taichi_ext import _taichi
 from taichi_ext.storage import STRATEGIES
 
 
 def pytest_addoption(parser):
-    """All tests with another storage of tangents than the engine would choose."""
+    """All tests with another storage or layout of tangents than the engine would choose."""
     parser.addoption("--seeds", choices=STRATEGIES, default="auto", help="seeds= of every Jacobian that is not told")
+    parser.addoption("--by-column", action="store_true", help="tangents in memory column by column, as on a GPU")
 
 
 def pytest_configure(config):
-    """Let ``seeds="auto"`` mean what the command line says."""
+    """Let the engine choose what the command line says."""
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--seeds")]
+    if config.getoption("--by-column"):
+        _taichi.stores_by_column = lambda: True
 
 
 def initialise(**options) -> None:

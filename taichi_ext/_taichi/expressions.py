@@ -192,6 +192,11 @@ def is_host_arch() -> bool:
     return impl.current_cfg().arch in (ti.x64, ti.arm64)
 
 
+def stores_by_column() -> bool:
+    """Whether a column of a matrix of tangents lies together in memory, where threads side by side write to it."""
+    return not is_host_arch()
+
+
 DataType = core.DataType
 
 

@@ -1,0 +1,100 @@
+"""Tangents in memory column by column, as on a GPU, where neighbouring threads write neighbouring rows."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import Jacobian, _taichi, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = [0.3, 0.8, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def by_column(monkeypatch):
+    """The layout of a GPU, on the CPU."""
+    monkeypatch.setattr(_taichi, "stores_by_column", lambda: True)
+
+
+def test_a_view_with_the_documented_indices():
+    x, v, y = scalars(X), vectors([[0.4, 0.9], [0.1, 0.2]]), vector_outputs(2, 3, 4)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            y[i, j] = v[i % 2] * x[0] * j + v[0] * x[i]
+
+    by_x, by_v = check_jacobian(k, [x, v], y)
+    assert by_x.shape == (3, 4, 2, 3)
+    assert by_v.shape == (3, 4, 2, 2, 2)
+    assert by_x.base is not None
+    assert by_x.strides == (64, 16, 8, 192)  # the 24 rows of a column lie together
+
+
+def test_rows_sums_and_reads():
+    x, y, total = scalars(np.linspace(0.1, 0.9, 30)), outputs(2, 5), outputs(1)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            through, s = 1.0, 0.0
+            for n in range(30):
+                s += x[n] * (n + j)
+                through *= 1.0 - 0.1 * x[n]
+            y[i, j] = s
+            y[i, j] += through * i
+        for i, j in y:
+            total[0] += y[i, j] ** 2
+
+    check_jacobian(k, x, [y, total])
+
+
+def test_in_place_and_blocks_of_columns():
+    x = scalars(X)
+
+    @ti.kernel
+    def step():
+        for i in x:
+            x[i] += 0.1 * x[(i + 1) % 3]
+
+    def run():
+        for _ in range(3):
+            step()
+            x[0] = 0.7
+
+    whole = check_jacobian(run, x, x)
+    for lanes in (1, 2):
+        assert_array_equal(jacobian(run, x, x, lanes=lanes), whole)
+        x.from_numpy(np.array(X))
+
+
+def test_values_that_are_returned():
+    @ti.kernel
+    def k(a: ti.f64, b: ti.f64) -> ti.types.vector(3, ti.f64):
+        return ti.Vector([a * b, b * b, a])
+
+    J = jacobian(k, ["a", "b"], None, args=(2.0, 3.0))
+    assert_allclose(np.stack(J, axis=-1), [[3, 2], [0, 6], [1, 0]])
+
+
+def test_arrays_that_are_given():
+    x, y = scalars(X), outputs(4)
+    field = outputs(4, 3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = x[0] * i + x[1] * x[2]
+
+    expected = np.stack([np.arange(4.0), np.full(4, 0.5), np.full(4, 0.8)], axis=1)
+    plan = Jacobian(k, x, y)
+    for out in (np.full((4, 3), np.nan), np.full((3, 4), np.nan).T):
+        for _ in range(2):
+            assert plan(out=out) is out
+            assert_allclose(out, expected)
+            out.fill(np.nan)
+    plan(out=field)
+    assert_allclose(field.to_numpy(), expected)
