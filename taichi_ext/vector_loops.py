@@ -19,7 +19,6 @@ from taichi_ext._taichi import matrix_ops, ops
 LENGTHS = (32, 16)  # iterations of a piece: whole vectors, and few enough that its array is cleared quickly
 MOST_COLLECTED = 256  # numbers
 LEAST_ITERATIONS = 512  # that Taichi gives to a thread
-MOST_SPREAD = 1 << 15  # iterations whose number times another such number is no more than an integer holds
 ARRAYS = -1  # in place of the number of a tree
 LEAST_WORK = 3  # operations per number that is collected, below which a copy costs more than vectors save
 
@@ -89,9 +88,9 @@ class Survey:
 
     def is_spread(self, read: set[Any]) -> bool:
         """Whether a loop of too few iterations for all threads is to be spread over them."""
-        count = math.prod(self.domain)
+        count, least = math.prod(self.domain), LEAST_ITERATIONS * _taichi.thread_count()
         is_free = not self.has_effects and not read & self.written
-        return is_free and self.has_loops and 1 < count < LEAST_ITERATIONS * _taichi.thread_count() < MOST_SPREAD
+        return is_free and self.has_loops and 1 < count < least and count * least < 2**31
 
     def collect(self, container: Any, target: Any, numbers: int) -> None:
         """Take down that an iteration stores all tangents of an entry, so many numbers, one after the other."""

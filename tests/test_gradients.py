@@ -1093,6 +1093,52 @@ def test_a_rule_that_stores_is_refused_in_both_modes():
     assert log[0] == 0.0
 
 
+@pytest.mark.parametrize("what", ["a field", "an argument", "a copy"])
+def test_stores_in_functions_that_a_rule_calls(what):
+    """To a field, however deep, or to what is taken by reference; what is taken by value may be changed."""
+    f, _, _, _ = product_kernel()
+    log = gradient_field([0.0])
+
+    @ti.func
+    def deep(a):
+        ti.atomic_add(log[0], a)
+        return a
+
+    @ti.func
+    def to_a_field(v):
+        return deep(v[0]) * 2.0
+
+    @ti.func
+    def to_an_argument(v: ti.template()):
+        v[0] = 1.0
+        return v[0]
+
+    @ti.func
+    def to_a_copy(v):
+        v[0] = v[0] * 2.0
+        return v[0] + v[1]
+
+    function = {"a field": to_a_field, "an argument": to_an_argument, "a copy": to_a_copy}[what]
+
+    @boundary_gradient(f)
+    def _(d_a, auto):
+        v = ti.Vector([d_a, d_a])
+        return auto + function(v)
+
+    x, y = gradient_field([0.3, 0.8]), gradient_field([0.0])
+
+    @ti.kernel
+    def k():
+        y[0] = f(x[0], x[1])
+
+    if what == "a copy":
+        assert_allclose(check_transpose(k, x, y), [[0.8 + 3.0, 0.3]], rtol=1e-14)
+    else:
+        with pytest.raises(ti.TaichiCompilationError, match="must not write"):
+            k.grad()
+    assert log[0] == 0.0
+
+
 REFUSED = (
     "a while loop",
     "loop with break",

@@ -106,14 +106,22 @@ _MOST_UNROLLED = 1024
 
 
 @contextlib.contextmanager
-def _without_loops(rule: Any) -> Iterator[None]:
-    """Unroll the loops that Taichi traces in the meantime; raise where that cannot be done.
+def _without_loops_and_stores(rule: Any) -> Iterator[None]:
+    """Unroll the loops that Taichi traces in the meantime; raise where that cannot be done, and where it stores.
 
     Taichi 1.7.4 counts only the last iteration of what a loop does to a value from before it, and reads wild memory
     where the end of a loop in a loop is not a constant.
     """
-    build_for, build_while = ASTTransformer.build_For, ASTTransformer.build_While
+    build_for, build_while, call_function = ASTTransformer.build_For, ASTTransformer.build_While, Func.__call__
     count = 0
+
+    def call(function: Func, *args: Any, **kwargs: Any) -> Any:
+        if not (function.func.__module__ or "").startswith("taichi.") and _stores(function):
+            raise UnsupportedError(
+                "A rule must not write to fields or arrays; it returns a tangent. "
+                f"{function.func.__qualname__!r} does, or to an argument that it takes by reference."
+            )
+        return call_function(function, *args, **kwargs)
 
     def unroll(ctx: Any, node: ast.For) -> Any:
         nonlocal count
@@ -142,10 +150,12 @@ def _without_loops(rule: Any) -> Iterator[None]:
         raise _unsuitable(rule, "a while loop")
 
     ASTTransformer.build_For, ASTTransformer.build_While = staticmethod(unroll), staticmethod(refuse)
+    Func.__call__ = call
     try:
         yield
     finally:
         ASTTransformer.build_For, ASTTransformer.build_While = staticmethod(build_for), staticmethod(build_while)
+        Func.__call__ = call_function
 
 
 def _iterations(ctx: Any, iterable: Any, decorator: str) -> list[Any] | None:
@@ -171,10 +181,11 @@ def _unsuitable(rule: Any, what: str) -> UnsupportedError:
     )
 
 
-def _stores(function: Any) -> bool:
-    """Whether a function stores to something that is not its own."""
-    nodes = list(ast.walk(ast.parse(textwrap.dedent("\n".join(source_of(function)[1])))))
+def _stores(function: Func) -> bool:
+    """Whether a function stores to something that is not its own; what it takes by value is."""
+    nodes = list(ast.walk(ast.parse(textwrap.dedent("\n".join(source_of(function.func)[1])))))
     own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    own |= {a.name for a in function.arguments if not isinstance(a.annotation, ti.template)}
     targets = [n for n in nodes if isinstance(n, (ast.Subscript, ast.Attribute)) and isinstance(n.ctx, ast.Store)]
     calls = [n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, (ast.Name, ast.Attribute)) and n.args]
     names = [(getattr(n.func, "attr", "") or getattr(n.func, "id", ""), n.args[0]) for n in calls]
@@ -203,11 +214,9 @@ def _with_tangent(rule: Any, result: Any, stopped: dict[str, Any], values: dict[
             bound.append(stopped[name])
         else:
             bound.append(values[name[2:]] - stopped[name[2:]])
-    if _stores(rule.function):
-        raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
     _rules_being_traced.append(rule.target)
     try:
-        with _without_loops(rule):
+        with _without_loops_and_stores(rule):
             tangent = Func(rule.function)(*bound)
     finally:
         _rules_being_traced.pop()
