@@ -13,10 +13,10 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import WriteSite
 from taichi_ext.linear_form import Affine, Form, Seed, as_expression
 from taichi_ext.local_variables import Local, LocalTensor
+from taichi_ext.parallel_loops import FixedLoad
 from taichi_ext.rows import LocalArray
 from taichi_ext.storage import ADDED, Storage
 from taichi_ext.values import entries_of, is_tensor_like, primal_of, shape_of
-from taichi_ext.vector_loops import FixedLoad
 
 
 class Bookkeeping(ControlFlow):

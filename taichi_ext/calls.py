@@ -17,10 +17,10 @@ from taichi_ext.containers import Ref
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.index_forms import Locals
 from taichi_ext.local_variables import LocalStruct, LocalTensor
+from taichi_ext.parallel_loops import is_arithmetic
 from taichi_ext.rules import RULE_OF_FUNCTION
 from taichi_ext.subscripts import StructRef
 from taichi_ext.values import ByReference, Scalar, StructValue, TensorValue, is_active, primal_of
-from taichi_ext.vector_loops import is_arithmetic
 
 
 def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from taichi_ext import _taichi
 from taichi_ext.index_forms import Block, IndexForms, Loop
 from taichi_ext.nesting import index_names, nest_loop, nest_pieces, spread_loop
-from taichi_ext.vector_loops import LEAST_ITERATIONS, Piece, Survey
+from taichi_ext.parallel_loops import LEAST_ITERATIONS, Piece, Survey
 
 SHORTEST = 8  # part of a row that is worth a loop
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext.linear_form import Affine, Form
+from taichi_ext.parallel_loops import Pieces
 from taichi_ext.storage import Limits, StorageFacts
-from taichi_ext.vector_loops import Pieces
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from taichi_ext.containers import Ref
 from taichi_ext.facts import Facts, WriteSite
 from taichi_ext.linear_form import Affine, Form, Seed, is_row
 from taichi_ext.local_variables import Local, LocalEntry, LocalStruct, LocalTensor
+from taichi_ext.parallel_loops import Piece, Pieces, Survey
 from taichi_ext.storage import Storage
 from taichi_ext.values import primal_of
-from taichi_ext.vector_loops import Piece, Pieces, Survey
 
 Locals = (Local, LocalTensor, LocalEntry, LocalStruct)
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.vector_loops import count_pieces
+from taichi_ext.parallel_loops import count_pieces
 
 TRACER = "_ad"  # what the tracer is called in rewritten kernels
 
@@ -73,11 +73,14 @@ def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
 
 
 def nest_pieces(node: ast.For, shape: tuple[int, ...], length: int) -> None:
-    """Make a loop over one or two indices one over pieces of so many of the last one, which it tells the tracer."""
+    """Make a loop one over pieces of so many of the last index, which it tells the tracer."""
     *outer, last = index_names(node, shape)
     pieces = -(-shape[-1] // length)
     lines = [f"for _piece in range({count_pieces(shape, length)}):"]
-    lines += [f"    {name} = _piece // {pieces}" for name in outer]
+    inner = pieces * math.prod(shape[:-1])
+    for n, (name, size) in enumerate(zip(outer, shape, strict=False)):
+        inner //= size
+        lines.append(f"    {name} = _piece // {inner}" + (f" % {size}" if n else ""))
     lines.append(f"    _first = _piece % {pieces} * {length}")
     lines.append(f"    _end = {TRACER}.begin_piece({', '.join([*outer, '_first'])})")
     lines += [f"    for {last} in range(_first, _end):", "        pass", f"    {TRACER}.end_piece()"]

@@ -1,4 +1,4 @@
-"""Parallel loops whose body LLVM can vectorise: their rows of J are collected in a local array, and copied at the end.
+"""What becomes of parallel loops on the CPU: pieces that LLVM vectorises, short ones spread over all threads.
 
 A store to an array argument reads the array's address anew, and LLVM cannot tell that the stores before it have left
 that address alone. So it vectorises no loop that stores to J. A loop over a field whose body is arithmetic therefore
@@ -146,8 +146,10 @@ class Piece:
         self.pieces = pieces
         self.outer = outer
         self.start = start
-        row = outer[0] * domain[-1] if outer else 0
-        self.first = _taichi.variable(row + start)  # number of its first iteration among all
+        first = start  # number of its first iteration among all
+        for n, index in enumerate(outer):
+            first = first + index * math.prod(domain[n + 1 :])
+        self.first = _taichi.variable(first)
         whole = start + pieces.length
         self.end = whole if domain[-1] % pieces.length == 0 else _taichi.ops.min(whole, domain[-1])
         self.loads = {load: _taichi.variable(_read(tracer.plan.placed(load), load)) for load in pieces.loads}

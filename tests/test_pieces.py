@@ -10,7 +10,7 @@ from conftest import initialise
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import Jacobian, vector_loops
+from taichi_ext import Jacobian, parallel_loops
 from taichi_ext.nesting import nest_pieces
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -22,10 +22,10 @@ X = [0.3, 0.8, 0.5]
 def pieces(monkeypatch):
     """Loops of tests are short and do little: all that can run in pieces does, and what was decided is kept."""
     found = []
-    decide = vector_loops.Survey.pieces
-    monkeypatch.setattr(vector_loops, "LEAST_ITERATIONS", 0)
-    monkeypatch.setattr(vector_loops, "LEAST_WORK", 0)
-    monkeypatch.setattr(vector_loops.Survey, "pieces", lambda *args: found.append(decide(*args)) or found[-1])
+    decide = parallel_loops.Survey.pieces
+    monkeypatch.setattr(parallel_loops, "LEAST_ITERATIONS", 0)
+    monkeypatch.setattr(parallel_loops, "LEAST_WORK", 0)
+    monkeypatch.setattr(parallel_loops.Survey, "pieces", lambda *args: found.append(decide(*args)) or found[-1])
     return found
 
 
@@ -42,6 +42,18 @@ def test_text():
                 a(i, j)
             _ad.end_piece()"""
     )
+
+
+def test_three_indices(pieces):
+    x, y = scalars(X), outputs(3, 2, 37)
+
+    @ti.kernel
+    def k():
+        for i, j, m in y:
+            y[i, j, m] = x[0] * x[0] * i + x[1] * j * m + x[2]
+
+    check_jacobian(k, x, y)
+    assert pieces[-1] is not None
 
 
 @pytest.mark.parametrize("shape", [(3, 32), (2, 37), (1, 5), (2, 64), (50,), (96,)])
@@ -391,7 +403,7 @@ def test_what_is_outside_a_field_is_not_read_before(pieces):
 
 
 def test_bodies_that_do_little_stay(pieces, monkeypatch):
-    monkeypatch.setattr(vector_loops, "LEAST_WORK", 3)
+    monkeypatch.setattr(parallel_loops, "LEAST_WORK", 3)
     x, y = scalars(X), outputs(2, 20)
 
     @ti.kernel
@@ -410,7 +422,7 @@ def test_bodies_that_do_little_stay(pieces, monkeypatch):
 
 
 def test_loops_too_short_for_the_threads_stay(pieces, monkeypatch):
-    monkeypatch.setattr(vector_loops, "LEAST_ITERATIONS", 512)
+    monkeypatch.setattr(parallel_loops, "LEAST_ITERATIONS", 512)
     x, short, long = scalars(X), outputs(1023, 32), outputs(1024, 32)
     for y in (short, long):
 
