@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from taichi_ext import _taichi
-from taichi_ext.containers import Container, Ref
+from taichi_ext.containers import Container, Ref, broadcast
 from taichi_ext.control_flow import ControlFlow
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import WriteSite
@@ -16,7 +16,7 @@ from taichi_ext.local_variables import Local, LocalTensor
 from taichi_ext.parallel_loops import FixedLoad
 from taichi_ext.rows import LocalArray
 from taichi_ext.storage import ADDED, Storage
-from taichi_ext.values import entries_of, is_tensor_like, primal_of, shape_of
+from taichi_ext.values import is_tensor_like, primal_of, shape_of
 
 
 class Bookkeeping(ControlFlow):
@@ -183,7 +183,7 @@ class Bookkeeping(ControlFlow):
         """Whether the piece that is being traced keeps a value that is stored, until it is done."""
         if self.piece is None or container.key not in self.piece.values:
             return False
-        self.piece.keep_value(container.key, ref.indices[-1], entries_of(value) if is_tensor_like(value) else [value])
+        self.piece.keep_value(container.key, ref.indices[-1], broadcast(value, container.components))
         return True
 
     def accept_pieces(self) -> None:

@@ -99,6 +99,7 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
     if special is not None and function not in RULE_OF_FUNCTION and not is_arithmetic(function):
         tracer.refuse_pieces() if function in _PURE else tracer.note_effect()
     if special is not None:
+        args, keywords = _by_position(function, args, keywords)
         return special(tracer, function, args, keywords, is_statement)
     is_type = function in (ti.Vector, ti.Matrix, ti.Struct) or isinstance(
         function, (_taichi.MatrixType, _taichi.StructType)
@@ -125,6 +126,17 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
             "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
         )
     return _taichi.native_call(tracer.context, function, [primal_of(v) for v in values], primal_of(named))
+
+
+def _by_position(function: Any, args: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments that are given by name, by position where that is possible."""
+    if not keywords:
+        return args, keywords
+    try:
+        bound = inspect.signature(function).bind(*args, **keywords)
+    except (TypeError, ValueError):  # no signature, or not such arguments: the call itself will tell
+        return args, keywords
+    return list(bound.args), bound.kwargs
 
 
 def _carries_tangent(tracer: Any, args: list[Any]) -> bool:
@@ -207,7 +219,7 @@ def _rule(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any],
     values = [tracer.value_of(a) for a in args]
     if not is_active(values) or rule.kind == "constant":
         tracer.note_work(rule.name, values[0])
-        return function(*[primal_of(v) for v in values], **primal_of(keywords))
+        return function(*[primal_of(v) for v in values])
     return tracer.apply(rule, *values)
 
 
@@ -242,8 +254,7 @@ def _float(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statem
 
 
 def _cast(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
-    dtype = args[1] if len(args) > 1 else keywords["dtype"]
-    return cast(tracer, args[0], dtype)
+    return cast(tracer, *args)
 
 
 def _length(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
@@ -253,7 +264,7 @@ def _length(tracer: Any, function: Any, args: list[Any], keywords: Any, is_state
 
 
 def _select(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
-    return select(tracer, *args, *keywords.values())
+    return select(tracer, *args)
 
 
 def _round(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:

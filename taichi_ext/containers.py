@@ -211,7 +211,7 @@ class Ref:
             _taichi.assign(self.primal, primal_of(value))
             return
         parts = self.parts()
-        values = _broadcast(value, len(parts))
+        values = broadcast(value, len(parts))
         forms = [settle(columns_only(self.tracer, linearize(self.tracer, v)), c.dtype) for v in values]
         if not self.tracer.keep_value(c, self, primal_of(value)):
             _taichi.assign(self.primal, primal_of(value))
@@ -221,7 +221,7 @@ class Ref:
     def store_tangent(self, value: Any) -> None:
         """The tangent of a value whose primal has been stored."""
         parts = self.parts()
-        values = _broadcast(value, len(parts))
+        values = broadcast(value, len(parts))
         forms = [settle(columns_only(self.tracer, linearize(self.tracer, v)), self.container.dtype) for v in values]
         self._store_forms(parts, forms)
 
@@ -282,7 +282,7 @@ class Ref:
             _taichi.augassign(self.primal, primal_of(value), operator)
             return
         parts = self.parts()
-        values = _broadcast(value, len(parts))
+        values = broadcast(value, len(parts))
         forms = [settle(columns_only(self.tracer, linearize(tracer, v)), c.dtype) for v in values]
         _taichi.augassign(self.primal, primal_of(value), operator)
         plus = self._plus(sign)
@@ -345,10 +345,11 @@ def columns_only(tracer: Any, form: Form) -> Form:
     return {s: c for s, c in form.items() if is_row(s) or not s.is_constant or 0 <= s.column.constant < tracer.columns}
 
 
-def _broadcast(value: Any, n: int) -> list[Any]:
-    if not is_tensor_like(value):
-        return [value] * n
-    return entries_of(value)
+def broadcast(value: Any, n: int) -> list[Any]:
+    """What a value stores to the n scalar entries of a place."""
+    if isinstance(value, (list, tuple)):
+        return [entry for part in value for entry in broadcast(part, 1)]
+    return entries_of(value) if is_tensor_like(value) else [value] * n
 
 
 def _unflatten(component: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:

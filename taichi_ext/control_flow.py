@@ -52,6 +52,8 @@ class ControlFlow(IndexForms):
     def _nest(self, number: int, shape: tuple[int, ...]) -> None:
         """Run a loop over a long field row by row: finding i and j from a running number costs as much as a sum."""
         node = self.loop_nodes[number].node
+        if any(f"{((), number)}.{n}" in self.facts.assigned_integers for n in range(len(shape))):
+            return  # by a function that takes them by reference
         key = (number, self.visits[number])  # a loop within a static loop is visited again, over something else
         self.pieces = self.facts.pieces.get(key)
         if self.pieces is not None:
@@ -72,12 +74,16 @@ class ControlFlow(IndexForms):
         """Whether the kernel has locals that the iterations of a parallel loop would share."""
         return any(set(scope) - set(self.context.kernel_args) for scope in self.context.local_scopes)
 
+    def index(self, x: Any) -> Any:
+        """An integer expression as an index of a loop."""
+        return x if _taichi.dtype_of(x) == _taichi.i32 else _taichi.cast(x, _taichi.i32)
+
     def begin_piece(self, *place: Any) -> Any:
         """Before a piece of a parallel loop: the indices around it, and its first own one. Returns where it ends."""
         assert self.pieces is not None
         assert self.domain is not None
         self.piece = Piece(self, self.pieces, self.domain, place[:-1], place[-1])
-        return self.piece.end
+        return self.index(self.piece.end)
 
     def end_piece(self) -> None:
         assert self.piece is not None

@@ -63,39 +63,51 @@ def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
     names = index_names(node, shape)
     if len(shape) < 2 or not names:
         return
-    lines = [f"for _piece in range({shape[0] * pieces}):", f"    {names[0]} = _piece // {pieces}"]
-    first, end = (f"(_piece % {pieces}{plus}) * {shape[1]} // {pieces}" for plus in ("", " + 1"))
+    own = _prefix(names)
+    lines = [f"for {own}piece in range({shape[0] * pieces}):", f"    {names[0]} = {_index(f'{own}piece // {pieces}')}"]
+    first, end = (_index(f"({own}piece % {pieces}{plus}) * {shape[1]} // {pieces}") for plus in ("", " + 1"))
     lines.append(f"    for {names[1]} in range({first}, {end}):")
     for depth, (name, n) in enumerate(zip(names[2:], shape[2:], strict=True), 2):
         lines.append(f"{'    ' * depth}for {name} in range({n}):")
     lines.append("    " * len(names) + "pass")
-    _replace(node, lines)
+    _replace(node, lines, own)
 
 
 def nest_pieces(node: ast.For, shape: tuple[int, ...], length: int) -> None:
     """Make a loop one over pieces of so many of the last index, which it tells the tracer."""
-    *outer, last = index_names(node, shape)
+    *outer, last = names = index_names(node, shape)
+    own = _prefix(names)
     pieces = -(-shape[-1] // length)
-    lines = [f"for _piece in range({count_pieces(shape, length)}):"]
+    lines = [f"for {own}piece in range({count_pieces(shape, length)}):"]
     inner = pieces * math.prod(shape[:-1])
     for n, (name, size) in enumerate(zip(outer, shape, strict=False)):
         inner //= size
-        lines.append(f"    {name} = _piece // {inner}" + (f" % {size}" if n else ""))
-    lines.append(f"    _first = _piece % {pieces} * {length}")
-    lines.append(f"    _end = {TRACER}.begin_piece({', '.join([*outer, '_first'])})")
-    lines += [f"    for {last} in range(_first, _end):", "        pass", f"    {TRACER}.end_piece()"]
-    _replace(node, lines)
+        lines.append(f"    {name} = " + _index(f"{own}piece // {inner}" + (f" % {size}" if n else "")))
+    lines.append(f"    {own}first = " + _index(f"{own}piece % {pieces} * {length}"))
+    lines.append(f"    {own}end = {TRACER}.begin_piece({', '.join([*outer, f'{own}first'])})")
+    lines += [f"    for {last} in range({own}first, {own}end):", "        pass", f"    {TRACER}.end_piece()"]
+    _replace(node, lines, own)
 
 
 def spread_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
     """Make a loop over fewer indices than pieces one over pieces, each of one index or none."""
     names = index_names(node, shape)
-    first, end = (f"(_piece{plus}) * {math.prod(shape)} // {pieces}" for plus in ("", " + 1"))
-    lines = [f"for _piece in range({pieces}):", f"    for _flat in range({first}, {end}):"]
+    own = _prefix(names)
+    first, end = (_index(f"({own}piece{plus}) * {math.prod(shape)} // {pieces}") for plus in ("", " + 1"))
+    lines = [f"for {own}piece in range({pieces}):", f"    for {own}flat in range({first}, {end}):"]
     for n, name in enumerate(names):
-        inner = math.prod(shape[n + 1 :])
-        lines.append(f"        {name} = _flat // {inner} % {shape[n]}")
-    _replace(node, lines)
+        lines.append(f"        {name} = " + _index(f"{own}flat // {math.prod(shape[n + 1 :])} % {shape[n]}"))
+    _replace(node, lines, own)
+
+
+def _index(text: str) -> str:
+    """An index of the type that loops have, whatever integers are by default."""
+    return f"{TRACER}.index({text})"
+
+
+def _prefix(names: list[str]) -> str:
+    """What the names of other variables begin with: no name of the user's is as long."""
+    return "_" * (1 + max(map(len, names)))
 
 
 def index_names(node: ast.For, shape: tuple[int, ...]) -> list[str]:
@@ -116,12 +128,17 @@ def _is_grouped(iterable: ast.expr) -> bool:
     return isinstance(iterable, ast.Call) and getattr(iterable.func, "id", "") != "range"
 
 
-def _replace(node: ast.For, lines: list[str]) -> None:
-    """Put another loop in the place of a loop: its innermost loop gets the body."""
+def _replace(node: ast.For, lines: list[str], own: str) -> None:
+    """Put another loop in the place of a loop: its innermost loop gets the body.
+
+    Variables that begin with ``own`` get names that no variable of a kernel can have.
+    """
     (new,) = ast.parse("\n".join(lines)).body
     assert isinstance(new, ast.For)
     for child in ast.walk(new):
         ast.copy_location(child, node)
+        if isinstance(child, ast.Name) and child.id.startswith(own):
+            child.id = f"<{child.id.removeprefix(own)}>"
     innermost = [child for child in ast.walk(new) if isinstance(child, ast.For)][-1]
     innermost.body = [*(s for s in innermost.body if not isinstance(s, ast.Pass)), *node.body]
     node.target, node.iter, node.body = new.target, new.iter, new.body

@@ -392,3 +392,38 @@ def test_a_bound_kernel_with_an_argument_and_a_result():
     np.testing.assert_allclose(J[0], [-0.5 * 2 * d.sum()], rtol=1e-12)
     np.testing.assert_allclose(J[1], -k * np.array([1 - 4, 1, 1, 1]), rtol=1e-12)
     np.testing.assert_allclose(J[2], -k * 2 * d.sum(), rtol=1e-12)
+
+
+def test_arguments_by_name():
+    x, y = scalars([0.3, 0.8, 0.5]), outputs(8)
+
+    @ti.kernel
+    def k():
+        y[0] = ti.sqrt(x=x[0])
+        y[1] = ti.atan2(x2=x[1], x1=x[0])
+        y[2] = ti.select(x2=x[1], cond=x[0] > 0.1, x1=x[2] * x[0])
+        y[3] = ti.cast(dtype=ti.f64, obj=x[0] * x[1])
+        y[4] = pow(exp=2, base=x[0])
+        y[5] = ti.pow(x[0], exponent=x[1])
+        y[6] = ti.math.clamp(xmax=1.0, x=x[0] * x[0], xmin=0.0)
+        y[7] = ti.select(x1=2.0, x2=3.0, cond=x[0] > 0.5) * x[1]
+
+    check_jacobian(k, x, y)
+
+
+def test_callables_without_a_hash():
+    class Triple:
+        def __eq__(self, other):
+            return self is other
+
+        def __call__(self, value):
+            return value * 3.0
+
+    triple, x, y = Triple(), scalars([0.3, 0.8]), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = x[0] * triple(2.0 * i) + x[1]
+
+    check_jacobian(k, x, y)

@@ -364,3 +364,16 @@ def test_atan2_of_vectors_is_that_of_taichi():
     first = np.array([2 * b, -2 * a]) / (a**2 + 4 * b**2)
     second = np.array([-2 * b, 2 * a]) / (b**2 + 4 * a**2)
     assert_allclose(J, [first, second], rtol=1e-12)
+
+
+def test_lists_stored_to_vectors_and_matrices():
+    x, v, m = scalars([0.3, 0.8, 0.5]), vector_outputs(2, 3), matrix_outputs(2, 2, 2)
+
+    @ti.kernel
+    def k():
+        for i in v:
+            v[i] = [x[0] * i, x[1]]
+        for i in m:
+            m[i] = [[x[0] * i, x[1] * x[2]], [x[2], 1.0]]
+
+    check_jacobian(k, x, [v, m])

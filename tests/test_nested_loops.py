@@ -31,9 +31,9 @@ def test_text():
     nest_loop(tree.body[0], (2, 6, 5), 3)
     assert ast.unparse(tree) == textwrap.dedent(
         """\
-        for _piece in range(6):
-            i = _piece // 3
-            for j in range(_piece % 3 * 6 // 3, (_piece % 3 + 1) * 6 // 3):
+        for <piece> in range(6):
+            i = _ad.index(<piece> // 3)
+            for j in range(_ad.index(<piece> % 3 * 6 // 3), _ad.index((<piece> % 3 + 1) * 6 // 3)):
                 for k in range(5):
                     a(i)
                     b(j, k)"""
@@ -165,6 +165,22 @@ def test_variables_of_ranges_that_are_assigned(nested):
 
     check_jacobian(k, x, y)
     assert not y.to_numpy()[2].any()
+
+
+def test_variables_that_a_function_changes(nested):
+    x, y = scalars(X), outputs(3, 2)
+
+    @ti.func
+    def advance(a: ti.template()):
+        a += 1
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(2, 2):
+            advance(i)
+            y[i, j] = x[i] * x[j]
+
+    check_jacobian(k, x, y)
 
 
 def test_ranges_of_nothing(nested):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from conftest import initialise
-from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Jacobian, parallel_loops
@@ -34,11 +34,11 @@ def test_text():
     nest_pieces(tree.body[0], (3, 40), 16)
     assert ast.unparse(tree) == textwrap.dedent(
         """\
-        for _piece in range(9):
-            i = _piece // 3
-            _first = _piece % 3 * 16
-            _end = _ad.begin_piece(i, _first)
-            for j in range(_first, _end):
+        for <piece> in range(9):
+            i = _ad.index(<piece> // 3)
+            <first> = _ad.index(<piece> % 3 * 16)
+            <end> = _ad.begin_piece(i, <first>)
+            for j in range(<first>, <end>):
                 a(i, j)
             _ad.end_piece()"""
     )
@@ -467,6 +467,102 @@ def test_more_columns_than_are_collected(pieces):
 
     check_jacobian(k, x, y)
     assert not any(pieces)  # 32 numbers are too many for a piece of 16
+
+
+def test_a_number_stored_to_a_vector(pieces):
+    x, v, m = scalars(X), vector_outputs(3, 2, 20), matrix_outputs(2, 2, 20)
+
+    @ti.kernel
+    def k():
+        for i, j in v:
+            v[i, j] = x[0] * j + x[1]
+        for i in m:
+            m[i] = x[2] * i
+
+    check_jacobian(k, x, [v, m])
+    assert [p.keeps_values for p in pieces] == [True, True]
+
+
+def test_names_that_the_loops_might_take(pieces):
+    x, y, z = scalars(X), outputs(2, 40), outputs(40)
+
+    @ti.kernel
+    def k(_first: ti.f64):
+        _end = 2.0
+        _piece = x[0] * x[1]
+        _flat = 1
+        for _i, j in y:
+            t = x[0] * x[0] + x[1] * j
+            y[_i, j] = ti.sqrt(t * t + 1.0) / (_end + t * t) + _piece * _first + _flat
+        for _piece_ in z:
+            _start = x[0] * _piece_
+            z[_piece_] = _start * _end
+
+    @ti.kernel
+    def loops():
+        for _piece, _first in y:
+            _end = x[0] * _first
+            y[_piece, _first] = _end * _end
+        for _flat in range(40):
+            s = x[0]
+            for _piece in range(3):
+                s += x[_piece] * _flat
+            z[_flat] = s
+
+    check_jacobian(k, x, [y, z], args=(0.5,))
+    check_jacobian(loops, x, [y, z])
+    assert any(pieces)
+
+
+def test_deactivated_places_are_read_each_time(pieces):
+    x, y = scalars(X), outputs(40)
+    w = ti.field(ti.f64)
+    ti.root.dense(ti.i, 1).dynamic(ti.j, 8).place(w)
+
+    @ti.kernel
+    def fill():
+        for i in range(1):
+            w[0].deactivate()
+            w[0].append(1.5)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            w[0].deactivate()
+            y[i] = x[0] * w[0, 0] + x[1]
+
+    fill()
+    k()
+    plain = y.to_numpy()
+    fill()
+    assert_allclose(Jacobian(k, x, y)(), [[0.0, 1.0, 0.0]] * 40)
+    assert_array_equal(y.to_numpy(), plain)
+    assert not any(pieces)
+
+
+def test_integers_of_64_bits(pieces):
+    initialise(default_fp=ti.f64, default_ip=ti.i64)
+    x, w, y, z = scalars(np.linspace(0.1, 0.9, 30)), scalars(X), outputs(50), vector_outputs(2, 3, 20)
+
+    @ti.kernel
+    def in_pieces():
+        for i in y:
+            y[i] = w[0] * i + w[1]
+        for i, j in z:
+            z[i, j] = ti.Vector([w[0] * w[1] * i, w[2] * j])
+
+    @ti.kernel
+    def by_rows():
+        for i in y:
+            s, t = 0.0, 1.0
+            for n in range(30):
+                s += x[n] * n * i
+                t *= 1.0 - 0.1 * x[n]
+            y[i] = s * t
+
+    check_jacobian(in_pieces, w, [y, z])
+    check_jacobian(by_rows, x, y)
+    assert sum(map(bool, pieces)) == 2
 
 
 # --- float32: two numbers are stored at a time, where that is possible

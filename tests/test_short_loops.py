@@ -21,10 +21,10 @@ def test_text():
     spread_loop(tree.body[0], (3, 40), 1024)
     assert ast.unparse(tree) == textwrap.dedent(
         """\
-        for _piece in range(1024):
-            for _flat in range(_piece * 120 // 1024, (_piece + 1) * 120 // 1024):
-                i = _flat // 40 % 3
-                j = _flat // 1 % 40
+        for <piece> in range(1024):
+            for <flat> in range(_ad.index(<piece> * 120 // 1024), _ad.index((<piece> + 1) * 120 // 1024)):
+                i = _ad.index(<flat> // 40 % 3)
+                j = _ad.index(<flat> // 1 % 40)
                 a(i, j)"""
     )
 

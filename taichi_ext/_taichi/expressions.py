@@ -111,6 +111,8 @@ def tensor(entries: list[Any], shape: tuple[int, ...], dtype: Any = None) -> Exp
 
 def element(x: Expr, indices: tuple[Any, ...]) -> Expr:
     """One entry of a tensor expression, field or array (indices are ints or integer expressions)."""
+    if is_tensor(x):  # Taichi 1.7.4 takes no other type for them
+        indices = tuple(cast(i, i32) if is_scalar_integer(i) and dtype_of(i) != i32 else i for i in indices)
     return impl.subscript(builder(), x, *indices)
 
 
@@ -146,7 +148,8 @@ def for_range(n: int | Expr) -> Iterator[Expr]:
     """Emit ``for k in range(n)``; yields k."""
     b = builder()
     k = Expr(b.make_id_expr(""))
-    b.begin_frontend_range_for(k.ptr, Expr(0).ptr, (n if isinstance(n, Expr) else Expr(n)).ptr, debug_info())
+    first, end = (cast(bound, i32) if isinstance(bound, Expr) else constant(bound, i32) for bound in (0, n))
+    b.begin_frontend_range_for(k.ptr, first.ptr, end.ptr, debug_info())
     try:
         yield k
     finally:
