@@ -190,9 +190,9 @@ class Bookkeeping(ControlFlow):
         """At the end of a trace: the loops that are to run in pieces."""
         for key, survey in self.surveys.items():
             if key not in self.facts.pieces:
-                self.facts.pieces[key] = survey.pieces(self.facts.read, self.facts.written)
+                self.facts.pieces[key] = survey.pieces()
                 self.facts.changed |= self.facts.pieces[key] is not None
-            if survey.is_spread(self.facts.read):
+            if survey.is_spread():
                 self.facts.note(self.facts.spread, key)
 
     # --- containers
@@ -206,6 +206,8 @@ class Bookkeeping(ControlFlow):
 
     def note_read(self, container: Container) -> None:
         self.facts.read.add(container.key)
+        if self.survey is not None:
+            self.survey.read.add(container.key)
 
     def note_write(self, container: Container, ref: Ref, active: bool) -> None:
         self.facts.written.add(container.key)

@@ -75,6 +75,7 @@ class Survey:
     stores_others: bool = False  # to fields that have no tangent
     has_loops: bool = False
     has_effects: bool = False  # that another order of the iterations may change
+    read: set[Any] = field(default_factory=set)
     written: set[Any] = field(default_factory=set)
 
     def note(self, name: str, count: int = 1) -> None:
@@ -86,10 +87,10 @@ class Survey:
         """The loop cannot be vectorised."""
         self.is_arithmetic = False
 
-    def is_spread(self, read: set[Any]) -> bool:
+    def is_spread(self) -> bool:
         """Whether a loop of too few iterations for all threads is to be spread over them."""
         count, least = math.prod(self.domain), LEAST_ITERATIONS * _taichi.thread_count()
-        is_free = not self.has_effects and not read & self.written
+        is_free = not self.has_effects and not self.read & self.written
         return is_free and self.has_loops and 1 < count < least and count * least < 2**31
 
     def collect(self, container: Any, target: Any, numbers: int) -> None:
@@ -103,15 +104,15 @@ class Survey:
         """Take down that a field or array is read or stored to."""
         self.trees.add(_tree(target))
 
-    def pieces(self, read: set[Any], written: set[Any]) -> Pieces | None:
+    def pieces(self) -> Pieces | None:
         """How to run the loop in pieces, None where that is not possible or does not pay."""
-        loads = tuple(load for load in self.loads if load.key not in written)
+        loads = tuple(load for load in self.loads if load.key not in self.written)
         # the address of a tree is found before the piece if something is read from it there; others, and those of
         # arrays, are found again after each store to memory
         keeps_values = not self.trees <= {_tree(load.target) for load in loads} - {ARRAYS}
         numbers = sum(c.numbers for c in self.collected.values())
         size = numbers + keeps_values * sum(c.components for c in self.collected.values())
-        is_possible = self.is_arithmetic and numbers and not read & self.collected.keys()
+        is_possible = self.is_arithmetic and numbers and not self.read & self.collected.keys()
         is_possible = is_possible and not _taichi.stores_by_column()
         if not is_possible or (keeps_values and self.stores_others) or self.work < LEAST_WORK * numbers:
             return None

@@ -208,6 +208,7 @@ def test_other_loops_of_the_same_kernel(pieces):
             total[0] += y[i, j] * x[2]
 
     check_jacobian(k, x, [a, total], state=[y])
+    assert [p is None for p in pieces[-3:]] == [True, False, True]
 
 
 def test_one_loop_over_several_fields(pieces):

@@ -69,6 +69,15 @@ def make_kernels(x, y, z, v, p):
                 z[i, j, k] = x[i] * x[j] * k
 
     @ti.kernel
+    def read_in_another_loop():
+        for i in y:
+            for n in range(3):
+                y[i] += x[n] * i
+        for i in v:
+            for n in range(12):
+                v[i] += y[n] * i
+
+    @ti.kernel
     def shared_sum():
         for i in y:
             for n in range(3):
@@ -130,7 +139,7 @@ def make_kernels(x, y, z, v, p):
     return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
 
 
-SPREAD = {"one_index": 1, "three_indices": 1, "vectors_and_sums": 1, "two_loops": 2}
+SPREAD = {"one_index": 1, "three_indices": 1, "vectors_and_sums": 1, "two_loops": 2, "read_in_another_loop": 2}
 STAY = """
     shared_sum recursion in_place turned counted shared_local atomics without_loops serial
 """.split()
@@ -141,8 +150,14 @@ def test_kernels(name):
     x, y, z, v, p = scalars(X), outputs(12), outputs(3, 2, 4), vector_outputs(2, 7), ti.field(ti.i32, 1)
     kernels = make_kernels(x, y, z, v, p)
     assert set(kernels) == {*SPREAD, *STAY}
-    written = {"three_indices": [z], "vectors_and_sums": [v], "two_loops": [y, z], "turned": [z]}.get(name, [y])
-    check_jacobian(kernels[name], x, written, state=[p])
+    written = {
+        "three_indices": [z],
+        "vectors_and_sums": [v],
+        "two_loops": [y, z],
+        "read_in_another_loop": [v],
+        "turned": [z],
+    }.get(name, [y])
+    check_jacobian(kernels[name], x, written, state=[p, y, z, v])
     plan = Jacobian(kernels[name], x, written)
     plan()
     assert plan.explain().count("spread over all threads") == SPREAD.get(name, 0)
