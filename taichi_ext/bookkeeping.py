@@ -125,6 +125,8 @@ class Bookkeeping(ControlFlow):
 
     def fixed_load(self, ref: Ref) -> Any:
         """The value of an entry that has been read before the piece that is being traced; None for any other."""
+        if self.survey is None and self.piece is None:
+            return None
         c = ref.container
         offset = c.offset or (0,) * len(c.shape)
         is_inside = all(
@@ -134,16 +136,16 @@ class Bookkeeping(ControlFlow):
         is_fixed = is_inside and isinstance(ref.component, (int, type(None))) and len(c.element_shape) < 2
         if not is_fixed:
             return None
-        load = FixedLoad(ref.container.key, ref.target, ref.indices, ref.component)
+        load = FixedLoad(c.key, ref.target, ref.indices, ref.component)
         if self.survey is not None:
             self.survey.loads[load] = None
         return None if self.piece is None else self.piece.loads.get(load)
 
-    def note_access(self, target: Any, indices: tuple[Any, ...]) -> None:
+    def note_access(self, target: Any, indices: tuple[Any, ...], container: Container | None) -> None:
         """A field or array is indexed in the loop that is being traced."""
         if self.survey is not None:
             self.survey.note_access(target)
-            if all(isinstance(i, int) for i in indices) and self.container(target) is None:
+            if container is None and all(isinstance(i, int) for i in indices):
                 self.survey.refuse()  # it is not read before the piece
 
     def note_store(self, container: Container, ref: Ref) -> None:

@@ -110,12 +110,12 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
         tracer.facts.has_random = True
     func = _taichi.taichi_func(function)
     is_func = func is not None and not isinstance(function, (_taichi.MatrixType, _taichi.StructType))
-    if is_func and (not _is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()])):
+    if is_func and (not _taichi.is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()])):
         return _inline(tracer, func, args, keywords)
     if is_arithmetic(function):
         tracer.note_work("sqrt", None)
     elif not (is_type or isinstance(function, type(ti.f32))):
-        tracer.refuse_pieces() if _module(function) == "taichi.math.mathimpl" else tracer.note_effect()
+        tracer.refuse_pieces() if _taichi.module_of(function) == "taichi.math.mathimpl" else tracer.note_effect()
     values = [tracer.value_of(a) for a in args]
     named = {k: tracer.value_of(v) for k, v in keywords.items()}
     if is_active(values) or is_active(named):
@@ -144,22 +144,13 @@ def _carries_tangent(tracer: Any, args: list[Any]) -> bool:
     return any(isinstance(a, places) for a in args) or is_active(args)
 
 
-def _is_library(function: Any) -> bool:
-    """Whether a function is one of Taichi's own."""
-    return _module(function).startswith("taichi.")
-
-
-def _module(function: Any) -> str:
-    return getattr(function, "__module__", None) or ""
-
-
 def _name(function: Any) -> str:
     return getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or repr(function)
 
 
 def _inline(tracer: Any, func: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
     given = _taichi.process_args(func, tuple(args), keywords)
-    is_library = _is_library(func.func)
+    is_library = _taichi.is_library(func.func)
     bound = []
     for n, (argument, value) in enumerate(zip(func.arguments, given, strict=True)):
         key = (tracer.path, "argument", tracer.line(), func.func.__qualname__, n)

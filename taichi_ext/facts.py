@@ -67,10 +67,10 @@ class Facts:
     writes: dict[Any, list[WriteSite]] = field(default_factory=dict)  # of the last complete trace
     operations: Counter[Any] = field(default_factory=Counter)  # of the last trace: on tangents, by place in the source
 
-    @property
-    def paired(self) -> set[Any]:
+    def paired(self) -> frozenset[Any]:
         """Containers of which two tangents are stored at a time."""
-        return {k for p in self.pieces.values() if p for k, collected in p.collected.items() if collected.is_paired}
+        found = (p.collected.items() for p in self.pieces.values() if p is not None)
+        return frozenset(key for items in found for key, collected in items if collected.is_paired)
 
     def storage(self, key: Any) -> StorageFacts:
         return self.storages.setdefault(key, StorageFacts(self.limits))

@@ -38,7 +38,7 @@ _FUNCTIONS = (*_PYTHON, *_CHOICES, *(getattr(_taichi.ti.math, name) for name in 
 def is_arithmetic(function: Any) -> bool:
     """Whether a call is one that LLVM can vectorise: arithmetic, without effects."""
     is_listed = any(function is known for known in _FUNCTIONS)
-    return is_listed or getattr(function, "__module__", None) in (matrix_ops.__name__, "_operator")
+    return is_listed or _taichi.module_of(function) in (matrix_ops.__name__, "_operator")
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _load_container(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
         return StructRef(tracer, members, base.struct_methods)
     indices = flat_indices(tracer, index)
     container = tracer.container(base)
-    tracer.note_access(base, indices)
+    tracer.note_access(base, indices, container)
     if container is None:
         if isinstance(base, _taichi.Field):
             tracer.facts.other_fields[id(base)] = base

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import _taichi
-from taichi_ext.containers import Container, columns_only
+from taichi_ext.containers import Container, broadcast, columns_only
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import Facts
 from taichi_ext.linear_form import Affine, Seed, as_expression, is_row
@@ -21,7 +21,7 @@ from taichi_ext.rewrite import Rewritten, rewrite
 from taichi_ext.rows import rows_loop
 from taichi_ext.storage import STRATEGIES, row_sum
 from taichi_ext.tracer import Tracer
-from taichi_ext.values import Scalar, TensorValue, entries_of, is_tensor_like, linearize, primal_of
+from taichi_ext.values import Scalar, TensorValue, entries_of, linearize, primal_of
 
 RETURN = ("return",)
 MAX_TRACES = 400
@@ -86,6 +86,7 @@ class Fused:
     rules_version: int
     columns: int
     scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
+    paired: frozenset[Any] = frozenset()  # shadows that are stored to two numbers at a time
 
     def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
         """Run it; ``shadows`` are the arrays, in the order of the keys."""
@@ -93,10 +94,9 @@ class Fused:
 
     def passed(self, shadows: list[Any]) -> list[Any]:
         """The arrays as the kernel takes them: those that it stores to in pairs as arrays of pairs."""
-        paired = self.facts.paired
-        if not paired:
+        if not self.paired:
             return shadows
-        return [a.view(np.uint64) if k in paired else a for k, a in zip(self.shadows, shadows, strict=True)]
+        return [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, shadows, strict=True)]
 
 
 class _Bindings:
@@ -198,8 +198,7 @@ class _Bindings:
 
 
 def _store_returned(tracer: Tracer, shadow: Any, value: Any) -> None:
-    parts = list(value) if isinstance(value, (list, tuple)) else [value]
-    scalars = [e for p in parts for e in (entries_of(p) if is_tensor_like(p) else [p])]
+    scalars = broadcast(value, 1)
     dtypes = [_taichi.dtype_of(primal_of(scalar)) for scalar in scalars]
     container = Container(RETURN, "the return value", (len(scalars),), (), (), dtypes[0], tracer.columns, shadow=shadow)
     for i, (scalar, dtype) in enumerate(zip(scalars, dtypes, strict=True)):
@@ -259,7 +258,8 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     scope = {**_taichi.global_variables(kernel.func), TRACER: tracer}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = launch.args[position]
-    dtypes = [_taichi.ti.u64 if key in facts.paired else _shadow_dtype(launch, key) for key in extra]
+    paired = facts.paired()
+    dtypes = [_taichi.ti.u64 if key in paired else _shadow_dtype(launch, key) for key in extra]
     shadow_features = [_taichi.array_feature(dtype) for dtype in dtypes]
     context = _taichi.make_context(
         kernel.func,
@@ -287,7 +287,8 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
         tracer.accept_stores()
     if not facts.changed:
         tracer.accept_pieces()
-    return Fused(kernel, fused, extra, facts, rewritten.text, tracer.scratch_sizes, registry.version, launch.columns)
+    sizes, version = tracer.scratch_sizes, registry.version
+    return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=paired)
 
 
 def _shadow_dtype(launch: Launch, key: Any) -> Any:

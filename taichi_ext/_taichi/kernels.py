@@ -232,6 +232,16 @@ class FusedKernel(Kernel):
         return result
 
 
+def module_of(function: Any) -> str:
+    """The name of the module of a function or other callable, empty where it has none."""
+    return getattr(function, "__module__", None) or ""
+
+
+def is_library(function: Any) -> bool:
+    """Whether a function is one of Taichi's own."""
+    return module_of(function).startswith("taichi.")
+
+
 def is_library_kernel(kernel: Kernel) -> bool:
     """Whether a kernel is one of Taichi's own."""
     return kernel.func.__module__ == "taichi._kernels"

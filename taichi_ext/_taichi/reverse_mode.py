@@ -20,7 +20,7 @@ from taichi.lang.kernel_impl import Func
 from taichi.lang.struct import Struct
 
 from taichi_ext._taichi.expressions import dtype_of, is_integer
-from taichi_ext._taichi.kernels import source_of
+from taichi_ext._taichi.kernels import is_library, source_of
 from taichi_ext.errors import UnsupportedError
 
 
@@ -116,7 +116,7 @@ def _without_loops_and_stores(rule: Any) -> Iterator[None]:
     count = 0
 
     def call(function: Func, *args: Any, **kwargs: Any) -> Any:
-        if not (function.func.__module__ or "").startswith("taichi.") and _stores(function):
+        if not is_library(function.func) and _stores(function):
             raise UnsupportedError(
                 "A rule must not write to fields or arrays; it returns a tangent. "
                 f"{function.func.__qualname__!r} does, or to an argument that it takes by reference."
