@@ -32,12 +32,12 @@ DETAIL = (slice(46, 82), slice(66, 96))  # where all three edges meet, for the p
 
 @ti.data_oriented
 class Discs:
-    """The image with edges, "hard" or "aa", and supersampled without any."""
+    """The image with edges, antialiased or not, and supersampled without any."""
 
-    def __init__(self, primal: str = "aa") -> None:
+    def __init__(self, antialias: bool = True) -> None:
         self.p = ti.field(ti.f64, shape=len(PARAMETERS))
         self.image = ti.field(ti.f64, shape=(WIDTH, HEIGHT))
-        self.primal = primal
+        self.antialias = antialias
         self.samples = 48
         self.p.from_numpy(CROSSING)
 
@@ -55,10 +55,10 @@ class Discs:
             px = float(i)
             py = float(j)
             first, second, order = self.levels(px, py)
-            nearer = edge(order, FIRST, SECOND, at=(px, py), primal=self.primal)
-            on_first = edge(second, nearer, FIRST, at=(px, py), primal=self.primal)
-            beside = edge(second, SECOND, NOTHING, at=(px, py), primal=self.primal)
-            self.image[i, j] = edge(first, on_first, beside, at=(px, py), primal=self.primal)
+            nearer = edge(order, FIRST, SECOND, at=(px, py), antialias=self.antialias)
+            on_first = edge(second, nearer, FIRST, at=(px, py), antialias=self.antialias)
+            beside = edge(second, SECOND, NOTHING, at=(px, py), antialias=self.antialias)
+            self.image[i, j] = edge(first, on_first, beside, at=(px, py), antialias=self.antialias)
 
     @ti.kernel
     def sample(self, n: ti.i32):
@@ -157,7 +157,7 @@ def draw(path: Path, discs: Discs, J: np.ndarray, reference: np.ndarray) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Every column beside differences, with either primal; then one disc in front; and the picture."""
+    """Every column beside differences, with and without antialiasing; then one disc in front; and the picture."""
     made = plotting.parser("Two overlapping discs: occlusion, by nested edges.", "occlusion.png")
     made.add_argument(
         "--samples", type=int, default=48, help="per pixel and axis, of differences (default: %(default)s)"
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = plotting.parse(made, arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"Two discs in {WIDTH} x {HEIGHT} pixels, {len(PARAMETERS)} parameters")
-    discs, hard = Discs(), Discs("hard")
+    discs, hard = Discs(), Discs(antialias=False)
     discs.samples = options.samples
     reference, J = expected(discs), computed(discs)
     off, off_hard = columns_off(J, reference), columns_off(computed(hard), reference)

@@ -88,7 +88,7 @@ class Renderer:
             px = float(i)
             py = float(j)
             s, level = self.hit(px, py)
-            self.depth[i, j] = edge(level, s, 0.0, at=(px, py), primal="aa") - sqrt_edge(level, at=(px, py))
+            self.depth[i, j] = edge(level, s, 0.0, at=(px, py), antialias=True) - sqrt_edge(level, at=(px, py))
 
     @ti.kernel
     def interior(self):
@@ -97,7 +97,7 @@ class Renderer:
             px = float(i)
             py = float(j)
             s, level = self.hit(px, py)
-            smooth = edge(level, s, 0.0, at=(px, py), primal="aa", jump=0.0)
+            smooth = edge(level, s, 0.0, at=(px, py), antialias=True, jump=0.0)
             self.depth[i, j] = smooth - sqrt_edge(level, at=(px, py))
 
     @ti.kernel

@@ -7,7 +7,7 @@ from typing import Any
 
 from taichi_ext import _taichi, subscripts
 from taichi_ext._taichi import ops
-from taichi_ext.edges import check_primal, coverage, edge, real_level, segment_edge, sqrt_edge, step
+from taichi_ext.edges import check_antialias, coverage, edge, real_level, segment_edge, sqrt_edge, step
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.linear_form import Form, Seed, is_row, multiply
 from taichi_ext.pixel import Pixel, segment_partials
@@ -87,8 +87,8 @@ def trace_edge(tracer: Any, function: Any, args: list[Any], keywords: dict[str, 
     """``edge``, ``step`` and ``coverage`` in a kernel that the engine traces."""
     given = inspect.signature(function).bind(*args, **keywords).arguments
     inside, outside = (tracer.value_of(given.get(n, d)) for n, d in (("inside", 1.0), ("outside", 0.0)))
-    primal = "aa" if function is coverage else given.get("primal", "hard")
-    check_primal(primal)
+    antialias = function is coverage or given.get("antialias", False)
+    check_antialias(antialias)
     level, pixel = _pixel(tracer, function.__name__, tracer.value_of(given["level"]), given.get("at"))
     if is_tensor_like(inside) and not is_tensor_like(outside):
         outside = make_tensor([outside] * len(entries_of(inside)), shape_of(inside))
@@ -98,7 +98,7 @@ def trace_edge(tracer: Any, function: Any, args: list[Any], keywords: dict[str, 
     count = len(entries_of(inside)) if is_tensor_like(inside) else 1
     chord = pixel.chord()
     is_inside = _taichi.variable(pixel.level > 0)
-    area = pixel.area() if primal == "aa" else None
+    area = pixel.area() if antialias else None
     nodes = []
     jumps = _entries(jump, count) if jump is not None else [None] * count
     for value_in, value_out, own_jump in zip(_entries(inside, count), _entries(outside, count), jumps, strict=True):

@@ -19,7 +19,7 @@ from taichi_ext.pixel import segment_partials
 from taichi_ext.values import entries_of, shape_of
 
 
-def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, primal: str = "hard", jump: Any = None) -> Any:
+def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bool = False, jump: Any = None) -> Any:
     """``inside`` where level > 0, ``outside`` elsewhere, with the boundary term of the derivative.
 
     Callable in any kernel.  Nested edges give occlusion.  Both values must be finite everywhere.
@@ -29,15 +29,15 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, primal: str =
         inside: scalar, vector or matrix.
         outside: of the same shape.
         at: the position of the pixel centre, ``(px, py)``, two real variables (or a vector variable) in units of pixels
-            from which level was computed in the same kernel.  Needed where a derivative is taken or ``primal="aa"``.
-        primal: "hard", a point sample; or "aa", antialiased: ``C * inside + (1 - C) * outside``, C being the covered
-            area of the pixel.
+            from which level was computed in the same kernel.  Needed where a derivative is taken or ``antialias=True``.
+        antialias: False takes a point sample at the pixel's centre; True gives ``C * inside + (1 - C) * outside``,
+            where C is the covered area of the pixel.
         jump: what replaces ``inside - outside`` in the boundary term: its limit on the edge, for an inside that varies
             fast there.
 
     Returns:
         A value of the shape of inside.  Its tangent is
-        ``C inside_dot + (1 - C) outside_dot + jump kappa level_dot / g`` (C = 1 or 0 for the hard primal).  Where the
+        ``C inside_dot + (1 - C) outside_dot + jump kappa level_dot / g`` (C is 1 or 0 without antialiasing).  Where the
         gradient of level is zero, the last term is 0.
 
     Raises:
@@ -61,22 +61,22 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, primal: str =
         >>> print(f"{growth:.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
         75.6 of 75.4
     """
-    check_primal(primal)
-    if primal == "aa" or _taichi.is_gradient_kernel():
+    check_antialias(antialias)
+    if antialias or _taichi.is_gradient_kernel():
         raise _taichi.NeedsTracing("edge")
     return ops.select(real_level(level) > 0, inside, outside)
 
 
-def step(level: Any, *, at: Any = None, primal: str = "hard") -> Any:
+def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
     """1 where level > 0, else 0, with the boundary term of the derivative: ``edge(level, 1, 0)``.
 
     Args:
         level: see ``edge``.
         at: see ``edge``.
-        primal: see ``edge``.
+        antialias: see ``edge``.
 
     Returns:
-        A real number, 0 or 1 (anything between for ``primal="aa"``); its tangent is ``kappa level_dot / g``, the
+        A real number, 0 or 1 (anything between for ``antialias=True``); its tangent is ``kappa level_dot / g``, the
         length of the edge in the pixel times the speed at which it moves outwards.
 
     Example:
@@ -96,7 +96,7 @@ def step(level: Any, *, at: Any = None, primal: str = "hard") -> Any:
         >>> print(f"{by_x.sum():.2f} of {abs(by_x).sum():.0f}")  # a disc that moves does not grow
         0.07 of 48
     """
-    return edge(level, 1.0, 0.0, at=at, primal=primal)
+    return edge(level, 1.0, 0.0, at=at, antialias=antialias)
 
 
 def coverage(level: Any, *, at: Any = None) -> Any:
@@ -107,7 +107,7 @@ def coverage(level: Any, *, at: Any = None) -> Any:
         at: see ``edge``; always needed.
 
     Returns:
-        A real number from 0 to 1: ``edge(level, 1, 0, primal="aa")``.
+        A real number from 0 to 1: ``edge(level, 1, 0, antialias=True)``.
 
     Example:
         >>> import taichi as ti
@@ -126,7 +126,7 @@ def coverage(level: Any, *, at: Any = None) -> Any:
         >>> print(f"{image.to_numpy().sum():.1f} of {3.14159265 * 12.0**2:.1f}")
         452.6 of 452.4
     """
-    return edge(level, 1.0, 0.0, at=at, primal="aa")
+    return edge(level, 1.0, 0.0, at=at, antialias=True)
 
 
 def sqrt_edge(level: Any, *, at: Any = None) -> Any:
@@ -215,10 +215,10 @@ for _function in PUBLIC:
     _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 
-def check_primal(primal: Any) -> None:
-    """Raise unless primal is one of the two ways to compute the value."""
-    if primal not in ("hard", "aa"):
-        raise InvalidRuleError(f'edge: primal is {primal!r}; expected "hard" or "aa".')
+def check_antialias(antialias: Any) -> None:
+    """Raise unless antialias is known to be true or false when the kernel is compiled."""
+    if not isinstance(antialias, bool):
+        raise InvalidRuleError(f"edge: antialias is {antialias!r}; expected True or False.")
 
 
 def real_level(level: Any) -> Any:

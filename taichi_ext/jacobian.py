@@ -20,8 +20,8 @@ def jacobian(
     args: tuple[Any, ...] = (),
     out: Any = None,
     max_memory: int | None = None,
-    seeds: str = "auto",
-    lanes: int | None = None,
+    tangents: str = "auto",
+    chunk_size: int | None = None,
 ) -> Any:
     """The Jacobian of what a kernel writes by what it reads, in one launch.
 
@@ -39,11 +39,11 @@ def jacobian(
         max_memory: bytes that the tangents of intermediate fields may take, beside the Jacobian itself; by default half
             of what is free.  Where they need more, the columns are computed in as few runs as fit, everything that the
             kernels wrote being put back in between: a Python function is then called several times.
-        seeds: how tangents of locals are stored that are written in branches and loops.  "symbolic" keeps the few
-            coefficients that can be other than zero, each with its column, wherever that is possible; "lanes" keeps all
+        tangents: how tangents of locals are stored that are written in branches and loops.  "sparse" keeps the few
+            coefficients that can be other than zero, each with its column, wherever that is possible; "dense" keeps all
             columns side by side; "auto" takes the first up to 24 constant columns or 8 index expressions, and the
             second beyond.  The result is the same.
-        lanes: how many columns are computed in one run at most, in balanced blocks, everything being put back in
+        chunk_size: how many columns are computed in one run at most, in balanced blocks, everything being put back in
             between; by default all of them.
 
     Returns:
@@ -71,7 +71,7 @@ def jacobian(
                [ 4.,  4.],
                [12.,  8.]], dtype=float32)
     """
-    plan = _prepared(kernel, params, outputs, args, (max_memory, seeds, lanes))
+    plan = _prepared(kernel, params, outputs, args, (max_memory, tangents, chunk_size))
     try:
         return plan(args=args, out=out)
     finally:
@@ -86,8 +86,8 @@ def value_and_jacobian(
     args: tuple[Any, ...] = (),
     out: Any = None,
     max_memory: int | None = None,
-    seeds: str = "auto",
-    lanes: int | None = None,
+    tangents: str = "auto",
+    chunk_size: int | None = None,
 ) -> tuple[Any, Any]:
     """The outputs and their Jacobian, from the same launch.
 
@@ -108,7 +108,7 @@ def value_and_jacobian(
         >>> value, [float(column) for column in J]
         (15.0, [5.0, 3.0])
     """
-    plan = _prepared(kernel, params, outputs, args, (max_memory, seeds, lanes))
+    plan = _prepared(kernel, params, outputs, args, (max_memory, tangents, chunk_size))
     try:
         result = plan(args=args, out=out)
         return plan.value(), result
@@ -127,8 +127,8 @@ def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], opt
             return plan
         for stale in [k for k, p in store.items() if not p.is_current()]:
             del store[stale]
-    max_memory, seeds, lanes = options
-    plan = Jacobian(kernel, params, outputs, args=args, max_memory=max_memory, seeds=seeds, lanes=lanes)
+    max_memory, tangents, chunk_size = options
+    plan = Jacobian(kernel, params, outputs, args=args, max_memory=max_memory, tangents=tangents, chunk_size=chunk_size)
     if anchor is not None:
         # on the kernel itself: when the user drops the kernel, what was prepared for it goes too
         store = anchor.__dict__.setdefault(_CACHE, {})

@@ -32,8 +32,8 @@ class Jacobian:
         outputs: see ``jacobian``.
         args: see ``jacobian``; can be given anew at each call.
         max_memory: see ``jacobian``.
-        seeds: see ``jacobian``.
-        lanes: see ``jacobian``.
+        tangents: see ``jacobian``.
+        chunk_size: see ``jacobian``.
 
     Raises:
         InvalidArgumentError: an argument that cannot be used, named.
@@ -68,8 +68,8 @@ class Jacobian:
         *,
         args: tuple[Any, ...] = (),
         max_memory: int | None = None,
-        seeds: str = "auto",
-        lanes: int | None = None,
+        tangents: str = "auto",
+        chunk_size: int | None = None,
     ) -> None:
         if _taichi.program() is None:
             raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
@@ -79,10 +79,10 @@ class Jacobian:
         self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         if max_memory is not None and not (isinstance(max_memory, (int, float)) and max_memory > 0):
             raise InvalidArgumentError(f"max_memory is {max_memory!r}; expected a positive number of bytes.")
-        if seeds not in STRATEGIES:
-            raise InvalidArgumentError(f"seeds is {seeds!r}; expected one of {', '.join(map(repr, STRATEGIES))}.")
-        if lanes is not None and not (isinstance(lanes, int) and lanes > 0):
-            raise InvalidArgumentError(f"lanes is {lanes!r}; expected a positive number of columns.")
+        if tangents not in STRATEGIES:
+            raise InvalidArgumentError(f"tangents is {tangents!r}; expected one of {', '.join(map(repr, STRATEGIES))}.")
+        if chunk_size is not None and not (isinstance(chunk_size, int) and chunk_size > 0):
+            raise InvalidArgumentError(f"chunk_size is {chunk_size!r}; expected a positive number of columns.")
         self._call = KernelCall(kernel, args)
         leaves, self._rebuild_params = flatten(params)
         self._params = [self._call.resolve("params", path, leaf) for path, leaf in leaves]
@@ -101,12 +101,12 @@ class Jacobian:
         self._is_checked = False
         self._rules_seen = -1
         self._limit = max_memory
-        self._strategy = seeds
+        self._strategy = tangents
         self._blocks = 1
         self._watch: Any = None
         self._replay: Replay | None = None
-        if lanes is not None:
-            self._blocks = max(1, -(-self._new_session(0, None, None)[0].columns // lanes))
+        if chunk_size is not None:
+            self._blocks = max(1, -(-self._new_session(0, None, None)[0].columns // chunk_size))
 
     def is_current(self) -> bool:
         """Whether the Taichi program that it was prepared in still runs: ``ti.init`` begins another."""

@@ -25,18 +25,18 @@ class State:
         """Put everything back as it was."""
         if self.has_random:
             raise InvalidArgumentError(
-                "The columns are to be computed in several runs (lanes=, or tangents that do not fit into max_memory "
-                "at once), and kernels with random numbers cannot be run again with the same ones. Leave out lanes=, "
-                "allow more max_memory, or use fewer parameters at a time."
+                "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into "
+                "max_memory at once), and kernels with random numbers cannot be run again with the same ones. Leave "
+                "out chunk_size=, allow more max_memory, or use fewer parameters at a time."
             )
         with _taichi.suspend_following():
             for obj, copy in self._copies.values():
                 if isinstance(obj, _taichi.Field) and not _taichi.is_dense(obj):
                     raise InvalidArgumentError(
-                        "The columns are to be computed in several runs (lanes=, or tangents that do not fit into "
+                        "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into "
                         f"max_memory at once), and a field of shape {tuple(obj.shape)} in a sparse layout cannot be "
-                        "put back as it was for another run. Leave out lanes=, allow more max_memory, or use fewer "
-                        "parameters at a time."
+                        "put back as it was for another run. Leave out chunk_size=, allow more max_memory, or use "
+                        "fewer parameters at a time."
                     )
                 _taichi.put_back(obj, copy)
 

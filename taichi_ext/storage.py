@@ -35,7 +35,7 @@ class Limits:
     slots: int = 8
 
 
-STRATEGIES = {"auto": Limits(), "symbolic": Limits(registers=1 << 30, slots=64), "lanes": Limits(0, 0)}
+STRATEGIES = {"auto": Limits(), "sparse": Limits(registers=1 << 30, slots=64), "dense": Limits(0, 0)}
 
 
 @dataclass

@@ -14,13 +14,15 @@ from taichi_ext.storage import STRATEGIES
 
 def pytest_addoption(parser):
     """All tests with another storage or layout of tangents than the engine would choose."""
-    parser.addoption("--seeds", choices=STRATEGIES, default="auto", help="seeds= of every Jacobian that is not told")
+    parser.addoption(
+        "--tangents", choices=STRATEGIES, default="auto", help="tangents= of every Jacobian that is not told"
+    )
     parser.addoption("--by-column", action="store_true", help="tangents in memory column by column, as on a GPU")
 
 
 def pytest_configure(config):
     """Let the engine choose what the command line says."""
-    STRATEGIES["auto"] = STRATEGIES[config.getoption("--seeds")]
+    STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
         _taichi.stores_by_column = lambda: True
 

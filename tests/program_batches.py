@@ -1,7 +1,7 @@
 """Run many random programs, each batch in a process of its own, so that a crash of the compiler names its seed.
 
     python tests/program_batches.py 2000                       # the programs of seeds 0 to 1999
-    python tests/program_batches.py 300 --seeds lanes          # with another storage of tangents
+    python tests/program_batches.py 300 --tangents dense          # with another storage of tangents
     python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
 
 Every program that is not right is appended to the log, one line of JSON each; the counts come last.
@@ -39,9 +39,9 @@ def run_batch(first: int, count: int, is_reducing: bool) -> None:
         print(json.dumps({"seed": seed, "kind": kind, "message": message}), flush=True)
 
 
-def run_process(first: int, count: int, is_reducing: bool, seeds: str) -> list[dict[str, Any]]:
+def run_process(first: int, count: int, is_reducing: bool, tangents: str) -> list[dict[str, Any]]:
     """The verdicts of a batch; where the process dies, that of its last seed says so and ends the list."""
-    command = [sys.executable, __file__, str(count), "--first", str(first), "--here", "--seeds", seeds]
+    command = [sys.executable, __file__, str(count), "--first", str(first), "--here", "--tangents", tangents]
     command += ["--reduce"] * is_reducing
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST * count)
@@ -56,12 +56,12 @@ def run_process(first: int, count: int, is_reducing: bool, seeds: str) -> list[d
     return verdicts
 
 
-def run_all(first: int, count: int, is_reducing: bool, seeds: str, log: IO[str]) -> collections.Counter[str]:
+def run_all(first: int, count: int, is_reducing: bool, tangents: str, log: IO[str]) -> collections.Counter[str]:
     """The counts of what came out, of which the log tells more."""
     counts: collections.Counter[str] = collections.Counter()
     start, seed = time.time(), first
     while seed < first + count:
-        verdicts = run_process(seed, min(PER_PROCESS, first + count - seed), is_reducing, seeds)
+        verdicts = run_process(seed, min(PER_PROCESS, first + count - seed), is_reducing, tangents)
         seed = verdicts[-1]["seed"] + 1
         for found in verdicts:
             counts[found["kind"]] += 1
@@ -77,15 +77,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--log", type=Path, default=Path("random_programs.jsonl"))
     parser.add_argument("--reduce", action="store_true", help="cut down what fails")
-    parser.add_argument("--seeds", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
+    parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
     parser.add_argument("--here", action="store_true", help="one batch in this process")
     options = parser.parse_args()
-    STRATEGIES["auto"] = STRATEGIES[options.seeds]
+    STRATEGIES["auto"] = STRATEGIES[options.tangents]
     if options.here:
         run_batch(options.first, options.count, options.reduce)
         return 0
     with options.log.open("a") as log:
-        counts = run_all(options.first, options.count, options.reduce, options.seeds, log)
+        counts = run_all(options.first, options.count, options.reduce, options.tangents, log)
     return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
 
 

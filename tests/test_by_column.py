@@ -66,8 +66,8 @@ def test_in_place_and_blocks_of_columns():
             x[0] = 0.7
 
     whole = check_jacobian(run, x, x)
-    for lanes in (1, 2):
-        assert_array_equal(jacobian(run, x, x, lanes=lanes), whole)
+    for chunk_size in (1, 2):
+        assert_array_equal(jacobian(run, x, x, chunk_size=chunk_size), whole)
         x.from_numpy(np.array(X))
 
 

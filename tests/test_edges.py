@@ -32,7 +32,7 @@ from taichi_ext import (
 pytestmark = pytest.mark.usefixtures("ti64")
 
 W, H = 26, 21
-MODES = ("hard", "aa")
+MODES = (False, True)
 
 
 def relative(a, b):
@@ -45,7 +45,7 @@ def relative(a, b):
 LINES = [(0.3, 11.2), (-0.9, 3.7), (2.4, -8.1), (0.02, 13.4), (np.pi / 4, 17.3), (1.2, 15.0)]  # angle, offset
 
 
-def half_plane_kernel(p, image, primal):
+def half_plane_kernel(p, image, antialias):
     """The half-plane ``cos(p1) x + sin(p1) y < p0``; its level is not a distance."""
 
     @ti.kernel
@@ -54,15 +54,15 @@ def half_plane_kernel(p, image, primal):
             px = float(i)
             py = float(j)
             level = 3.0 * (p[0] - px * ti.cos(p[1]) - py * ti.sin(p[1]))
-            image[i, j] = edge(level, 1.0, 0.0, at=(px, py), primal=primal)
+            image[i, j] = edge(level, 1.0, 0.0, at=(px, py), antialias=antialias)
 
     return k
 
 
-@pytest.mark.parametrize("primal", MODES)
-def test_half_plane(primal):
+@pytest.mark.parametrize("antialias", MODES)
+def test_half_plane(antialias):
     p, image = scalars([0.0, 0.0]), outputs(W, H)
-    k = half_plane_kernel(p, image, primal)
+    k = half_plane_kernel(p, image, antialias)
     x, y = pixels(W, H)
     for angle, offset in LINES:
         normal = np.array([np.cos(angle), np.sin(angle)])
@@ -75,7 +75,7 @@ def test_half_plane(primal):
         assert_allclose(J[..., 0], lengths, rtol=1e-9, atol=1e-9)
         turning = lengths * (x * np.sin(angle) - y * np.cos(angle))  # of the pixel centre: level is linear there
         assert_allclose(J[..., 1], turning, rtol=1e-9, atol=1e-8)
-        if primal == "aa":
+        if antialias:
             exact = half_plane_in_pixels(-normal, -offset, W, H)
             assert_allclose(value, exact, rtol=1e-9, atol=1e-9)
         else:
@@ -84,7 +84,7 @@ def test_half_plane(primal):
 
 def test_the_derivative_of_the_covered_area_is_the_chord():
     p, image = scalars([11.2, 0.3]), outputs(W, H)
-    k = half_plane_kernel(p, image, "aa")
+    k = half_plane_kernel(p, image, True)
     for angle, offset in LINES:
         write(p, np.array([offset, angle]))
         J = jacobian(k, p, image)
@@ -92,8 +92,8 @@ def test_the_derivative_of_the_covered_area_is_the_chord():
         assert_allclose(J[..., 0], differences[..., 0], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("primal", MODES)
-def test_an_edge_on_the_border_of_pixels_is_shared(primal):
+@pytest.mark.parametrize("antialias", MODES)
+def test_an_edge_on_the_border_of_pixels_is_shared(antialias):
     p, direction, image = scalars([7.5]), scalars([1.0, 0.0]), outputs(W, H)
 
     @ti.kernel
@@ -101,7 +101,7 @@ def test_an_edge_on_the_border_of_pixels_is_shared(primal):
         for i, j in image:
             px = float(i)
             py = float(j)
-            image[i, j] = step(p[0] - direction[0] * px - direction[1] * py, at=(px, py), primal=primal)
+            image[i, j] = step(p[0] - direction[0] * px - direction[1] * py, at=(px, py), antialias=antialias)
 
     for normal, rows in (([1.0, 0.0], H), ([0.0, 1.0], W)):
         write(direction, np.array(normal))
@@ -134,7 +134,7 @@ def test_many_edges_one_over_the_other():
             c = 0.1
             for m in range(n):
                 level = p[m] - px * direction[m].x - py * direction[m].y
-                c = edge(level, colour[m], 0.5 * c, at=(px, py), primal="aa")
+                c = edge(level, colour[m], 0.5 * c, at=(px, py), antialias=True)
             image[i, j] += c
 
     J = jacobian(k, p, image)
@@ -149,9 +149,9 @@ DISC = [12.317, 9.733, 7.213]  # centre and radius
 CURVED = 0.05  # what the curvature of so small a disc costs in the single pixel
 
 
-@pytest.mark.parametrize("primal", MODES)
+@pytest.mark.parametrize("antialias", MODES)
 @pytest.mark.parametrize(("squared", "r"), [(False, 40.713), (True, 100.361)])
-def test_disc(primal, squared, r):
+def test_disc(antialias, squared, r):
     """A level that is a distance is exact up to the curvature of the edge; one that is not, up to its own, too."""
     size = int(2 * r + 8)
     cx, cy = size / 2 - 0.317, size / 2 + 0.233
@@ -164,14 +164,14 @@ def test_disc(primal, squared, r):
             py = float(j)
             d = ti.Vector([px - p[0], py - p[1]])
             level = p[2] - d.norm() if ti.static(not squared) else p[2] ** 2 - d.norm_sqr()
-            image[i, j] = step(level, at=(px, py), primal=primal)
+            image[i, j] = step(level, at=(px, py), antialias=antialias)
 
     value, J = value_and_jacobian(k, p, image)
     assert_allclose(J.sum((0, 1)), [0, 0, 2 * np.pi * r], rtol=0.1 / r, atol=0.1)
     assert relative(J[..., 0], circle_in_pixels((cx, cy), r, lambda a, x, y: np.cos(a), size, size)) < 0.01
     assert relative(J[..., 1], circle_in_pixels((cx, cy), r, lambda a, x, y: np.sin(a), size, size)) < 0.01
     assert relative(J[..., 2], circle_in_pixels((cx, cy), r, lambda a, x, y: np.ones_like(a), size, size)) < 0.01
-    assert value.sum() == pytest.approx(np.pi * r * r, rel=1e-3 if primal == "hard" else 1e-4)
+    assert value.sum() == pytest.approx(np.pi * r * r, rel=1e-4 if antialias else 1e-3)
 
 
 def test_coverage_is_a_mask():
@@ -204,7 +204,7 @@ OCCLUDED = (104, 84)
 FRONT_COLOUR, BACK_COLOUR, NOTHING = 0.3, 0.8, 0.1
 
 
-def occlusion(p, image, primal):
+def occlusion(p, image, antialias):
     @ti.func
     def disc(px, py, n):
         return p[n + 2] - ti.sqrt((px - p[n]) ** 2 + (py - p[n + 1]) ** 2)
@@ -214,8 +214,8 @@ def occlusion(p, image, primal):
         for i, j in image:
             px = float(i)
             py = float(j)
-            behind = edge(disc(px, py, 3), BACK_COLOUR, NOTHING, at=(px, py), primal=primal)
-            image[i, j] = edge(disc(px, py, 0), FRONT_COLOUR, behind, at=(px, py), primal=primal)
+            behind = edge(disc(px, py, 3), BACK_COLOUR, NOTHING, at=(px, py), antialias=antialias)
+            image[i, j] = edge(disc(px, py, 0), FRONT_COLOUR, behind, at=(px, py), antialias=antialias)
 
     return k
 
@@ -246,8 +246,8 @@ def test_nested_edges_are_occlusion():
     crossed = (truth[..., 2] != 0) & (truth[..., 5] != 0)
     assert 2 <= crossed.sum() <= 12
     p, image = scalars([*FRONT, *BACK]), outputs(*OCCLUDED)
-    for primal, everywhere, total in (("hard", 0.15, 0.03), ("aa", 0.05, 0.01)):
-        J = jacobian(occlusion(p, image, primal), p, image)
+    for antialias, everywhere, total in ((False, 0.15, 0.03), (True, 0.05, 0.01)):
+        J = jacobian(occlusion(p, image, antialias), p, image)
         assert relative(J, truth) < everywhere
         assert relative(J.sum((0, 1)), truth.sum((0, 1))) < total
         assert relative(J[~crossed], truth[~crossed]) < 0.015
@@ -386,7 +386,7 @@ class PolygonScene:
                 for n in range(POLYGONS):
                     inside = colours[n]
                     for m in ti.static(range(SIDES)):
-                        inside = edge(side(n, m, px, py), inside, c, at=(px, py), primal="aa")
+                        inside = edge(side(n, m, px, py), inside, c, at=(px, py), antialias=True)
                     c = inside
                 image[i, j] = c
 
@@ -457,10 +457,10 @@ TOTALS = {  # derivatives of the sum of the depth image by r, cx and cz
     "chord": (331369.27, 17658.26, -67344.39),
     "sqrt": (330041.95, 18096.69, -66889.43),
 }
-SPHERE_PRIMAL = {"autodiff": "hard", "chord": "hard", "sqrt": "aa"}  # that of the reference values
+SPHERE_ANTIALIAS = {"autodiff": False, "chord": False, "sqrt": True}  # that of the reference values
 
 
-def sphere_kernel(p, depth, kind, primal):
+def sphere_kernel(p, depth, kind, antialias):
     @ti.kernel
     def k():
         for i, j in depth:
@@ -476,17 +476,17 @@ def sphere_kernel(p, depth, kind, primal):
                 else:
                     depth[i, j] = 0.0
             elif ti.static(kind == "chord"):
-                depth[i, j] = edge(D, s - ti.sqrt(ti.max(D, 1e-9)), 0.0, at=(px, py), primal=primal, jump=s)
+                depth[i, j] = edge(D, s - ti.sqrt(ti.max(D, 1e-9)), 0.0, at=(px, py), antialias=antialias, jump=s)
             else:
-                depth[i, j] = edge(D, s, 0.0, at=(px, py), primal=primal) - sqrt_edge(D, at=(px, py))
+                depth[i, j] = edge(D, s, 0.0, at=(px, py), antialias=antialias) - sqrt_edge(D, at=(px, py))
 
     return k
 
 
-@pytest.mark.parametrize("kind", list(SPHERE_PRIMAL))
+@pytest.mark.parametrize("kind", list(SPHERE_ANTIALIAS))
 def test_sphere_reference_values(kind):
     p, depth = scalars(SPHERE), outputs(640, 480)
-    J = jacobian(sphere_kernel(p, depth, kind, SPHERE_PRIMAL[kind]), p, depth)
+    J = jacobian(sphere_kernel(p, depth, kind, SPHERE_ANTIALIAS[kind]), p, depth)
     by_r, by_x, by_y, by_z = J.sum((0, 1))
     assert_allclose([by_r, by_x, by_z], TOTALS[kind], rtol=0, atol=0.02)
     assert by_y == pytest.approx(by_x, rel=1e-9)
@@ -513,7 +513,7 @@ def gauss_newton(k, p, depth, target, start, steps):
 def test_gauss_newton_from_near():
     start = SPHERE + np.array([0.1, 0.05, -0.05, 0.1])
     p, depth = scalars(SPHERE), outputs(640, 480)
-    k = sphere_kernel(p, depth, "sqrt", "aa")
+    k = sphere_kernel(p, depth, "sqrt", True)
     k()
     errors = gauss_newton(k, p, depth, read(depth), start, 8)
     assert_allclose(errors[:2], [0.25, 1.7e-2], rtol=0.05)
@@ -607,7 +607,7 @@ def test_in_plain_kernels_they_are_their_values():
     @ti.func
     def shaded(px, py):
         level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
-        return edge(level, 2.0, 0.5, at=(px, py), primal="aa")
+        return edge(level, 2.0, 0.5, at=(px, py), antialias=True)
 
     @ti.kernel
     def k():
@@ -717,7 +717,7 @@ def test_where_the_gradient_of_the_level_is_zero_there_is_no_boundary_term():
             py = float(j)
             level = p[2] + (px - p[0]) ** 2 + (py - p[1]) ** 2  # 0, and flat, at the pixel (4, 3)
             image[i, j, 0] = edge(level, p[3], 0.0, at=(px, py))
-            image[i, j, 1] = edge(level, p[3], 0.0, at=(px, py), primal="aa")
+            image[i, j, 1] = edge(level, p[3], 0.0, at=(px, py), antialias=True)
             image[i, j, 2] = sqrt_edge(level + p[3], at=(px, py))
 
     value, J = value_and_jacobian(k, p, image)
@@ -889,15 +889,15 @@ def transposed_programs(p, image):
         for i, j in image:
             px = float(i)
             py = float(j)
-            image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py), primal="aa") ** 2
+            image[i, j] = edge(level(px, py, 0), p[6] * px, p[7] ** 2, at=(px, py), antialias=True) ** 2
 
     @ti.kernel
     def nested():
         for i, j in image:
             px = float(i)
             py = float(j)
-            behind = edge(level(px, py, 3), p[6], 0.1, at=(px, py), primal="aa")
-            image[i, j] = edge(level(px, py, 0), p[7], behind, at=(px, py), primal="aa")
+            behind = edge(level(px, py, 3), p[6], 0.1, at=(px, py), antialias=True)
+            image[i, j] = edge(level(px, py, 0), p[7], behind, at=(px, py), antialias=True)
 
     @ti.kernel
     def roots():
@@ -931,15 +931,15 @@ def test_float32():
             assert J.dtype == np.float32
             assert np.isfinite(J).all()
         x, wide = scalars(np.array([11.2, 0.3]), ti.f32), outputs(W, H, dtype=ti.f32)
-        for primal in MODES:
-            k = half_plane_kernel(x, wide, primal)
+        for antialias in MODES:
+            k = half_plane_kernel(x, wide, antialias)
             for angle, offset in LINES:
                 normal = np.array([np.cos(angle), np.sin(angle)])
                 write(x, np.array([offset, angle], np.float32))
                 length = line_in_box(normal, offset, np.array([-0.5, -0.5]), np.array([W - 0.5, H - 0.5]))
                 assert jacobian(k, x, wide)[..., 0].sum(dtype=float) == pytest.approx(length, rel=1e-4)
         x, depth = scalars(SPHERE, ti.f32), outputs(640, 480, dtype=ti.f32)
-        J = jacobian(sphere_kernel(x, depth, "sqrt", "aa"), x, depth)
+        J = jacobian(sphere_kernel(x, depth, "sqrt", True), x, depth)
         by_r, by_x, by_y, by_z = J.sum((0, 1), dtype=np.float64)
         assert_allclose([by_r, by_x, by_z], TOTALS["sqrt"], rtol=2e-3)
         assert by_y == pytest.approx(by_x, rel=1e-3)
@@ -970,7 +970,7 @@ def no_position(x: ti.template(), i, j, px, py):
 
 
 def antialiased_without_position(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, primal="aa")
+    return edge(8 * x[0] - px, 1.0, 0.0, antialias=True)
 
 
 def integer_level(x: ti.template(), i, j, px, py):
@@ -997,8 +997,8 @@ def independent_level(x: ti.template(), i, j, px, py):
     return edge(8 * x[0] - i, 1.0, 0.0, at=(px, py))
 
 
-def unknown_primal(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), primal="soft")
+def unknown_antialias(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias="soft")
 
 
 def unequal_shapes(x: ti.template(), i, j, px, py):
@@ -1035,7 +1035,7 @@ BAD = {  # what the message says; whether a plain run of the kernel is refused, 
     position_written_in_place: ("at must be two real variables", False),
     single_position: ("at must be", False),
     independent_level: (r"level does not depend on at=\(px, py\); compute it in the same kernel", False),
-    unknown_primal: ('primal is \'soft\'; expected "hard" or "aa"', True),
+    unknown_antialias: ("antialias is 'soft'; expected True or False", True),
     unequal_shapes: (r"inside has shape \(2,\), outside \(3,\)", False),
     unknown_keyword: ("unexpected keyword argument 'wrong'", True),
     missing_outside: ("missing a required argument: 'outside'", True),

@@ -24,7 +24,7 @@ def pieces(monkeypatch):
     """Loops of tests are short and do little: all that can run in pieces does, and what was decided is kept."""
     if _taichi.stores_by_column():
         pytest.skip("loops run in pieces where the rows of J come one after the other in memory, not on a GPU")
-    if STRATEGIES["auto"] is STRATEGIES["lanes"]:
+    if STRATEGIES["auto"] is STRATEGIES["dense"]:
         pytest.skip("with dense rows for all locals that branches write, no such loop is arithmetic alone")
     found = []
     decide = parallel_loops.Survey.pieces
@@ -456,7 +456,7 @@ def test_columns_in_blocks(pieces):
             y[i, j] = s
 
     whole = check_jacobian(k, x, y)
-    assert_array_equal(Jacobian(k, x, y, lanes=3)(), whole)
+    assert_array_equal(Jacobian(k, x, y, chunk_size=3)(), whole)
     assert any(pieces)
 
 

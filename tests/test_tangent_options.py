@@ -1,4 +1,4 @@
-"""``seeds=`` and ``lanes=``: how tangents are stored, and how many columns at a time, changes no number."""
+"""``tangents=`` and ``chunk_size=``: how tangents are stored, and how many columns at a time, changes no number."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from taichi_ext.storage import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
-SEEDS = ("auto", "symbolic", "lanes")
+TANGENTS = ("auto", "sparse", "dense")
 N = 7
 
 
@@ -114,17 +114,17 @@ PROGRAMS = [make_sum_of_blobs, make_nearest, make_transmittance, make_constants,
 def test_every_setting_gives_the_same(make):
     k, x, y = make()
     ((expected,),) = central_differences(k, [x], [y])
-    for seeds in SEEDS:
-        for lanes in (None, 1, 3):
-            J = jacobian(k, x, y, seeds=seeds, lanes=lanes)
-            assert_allclose(J, expected, rtol=1e-6, atol=1e-8, err_msg=f"{seeds}, {lanes}")
+    for tangents in TANGENTS:
+        for chunk_size in (None, 1, 3):
+            J = jacobian(k, x, y, tangents=tangents, chunk_size=chunk_size)
+            assert_allclose(J, expected, rtol=1e-6, atol=1e-8, err_msg=f"{tangents}, {chunk_size}")
 
 
 def test_what_was_chosen_is_told():
     k, x, y = make_nearest()
-    chosen = "a row of 7 columns" if STRATEGIES["auto"] is STRATEGIES["lanes"] else "slots"
-    for seeds, text in (("auto", chosen), ("symbolic", "slots"), ("lanes", "a row of 7 columns")):
-        plan = Jacobian(k, x, y, seeds=seeds)
+    chosen = "a row of 7 columns" if STRATEGIES["auto"] is STRATEGIES["dense"] else "slots"
+    for tangents, text in (("auto", chosen), ("sparse", "slots"), ("dense", "a row of 7 columns")):
+        plan = Jacobian(k, x, y, tangents=tangents)
         plan()
         assert text in plan.explain()
 
@@ -166,7 +166,7 @@ def test_state_is_that_of_one_run():
         for i in x:
             x[i] *= 1.0 + x[i]
 
-    J = jacobian(k, x, x, lanes=1)
+    J = jacobian(k, x, x, chunk_size=1)
     assert_allclose(J, np.diag([1.6, 2.6, 2.0]))
     assert_allclose(x.to_numpy(), [0.39, 1.44, 0.75])
 
@@ -174,8 +174,8 @@ def test_state_is_that_of_one_run():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seeds": "dense"}, "seeds is 'dense'; expected one of 'auto', 'symbolic', 'lanes'"),
-        ({"lanes": 0}, "lanes is 0"),
+        ({"tangents": "lanes"}, "tangents is 'lanes'; expected one of 'auto', 'sparse', 'dense'"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
     ],
 )
 def test_bad_input(options, message):
