@@ -132,27 +132,29 @@ def draw(path: Path, discs: Discs, J: np.ndarray, reference: np.ndarray) -> None
     figure = plotting.new_figure(19, 7)
     if figure is None:
         return
-    figure.suptitle("Two discs that pass through each other: every pixel by all parameters", fontsize=14)
+    figure.suptitle(
+        "Two discs that pass through each other: derivatives of the image with respect to all parameters", fontsize=14
+    )
     panels = figure.subplots(3, 1 + len(PARAMETERS))
     discs.render()
     image = discs.image.to_numpy()
     discs.supersample()
     error = image - discs.image.to_numpy()
-    plotting.show(panels[0, 0], image, "image; framed: the detail", cmap="gray")
+    plotting.show(panels[0, 0], image, "image; the frame marks the detail", cmap="gray")
     plotting.frame(panels[0, 0], DETAIL)
     small = plotting.signed_scale(0.1)
     plotting.show_detail(panels[1, 0], image, "detail of the image", DETAIL, cmap="gray")
     plotting.show_detail(panels[2, 0], error, "image - supersampled", DETAIL, small)
     for k, name in enumerate(PARAMETERS):
         rows = (
-            (J[..., k], f"by {name}: jacobian", plotting.signed_scale(1)),
+            (J[..., k], f"d / d {name}: jacobian", plotting.signed_scale(1)),
             (reference[..., k], "finite differences", plotting.signed_scale(1)),
             (J[..., k] - reference[..., k], "their difference", small),
         )
         for axes, (column, title, scale) in zip(panels[:, 1 + k], rows, strict=True):
             drawn = plotting.show_detail(axes, column, title, DETAIL, scale)
             if k == len(PARAMETERS) - 1:
-                figure.colorbar(drawn, ax=axes, shrink=0.8)
+                plotting.color_bar(figure, drawn, axes, "brightness per unit of the parameter")
     plotting.save(figure, path)
 
 

@@ -54,11 +54,15 @@ def signed_scale(limit: float, linear: float | None = None) -> Any:
 def show(
     axes: Any, values: np.ndarray, title: str, scale: Any = None, origin: tuple[int, int] = (0, 0), cmap: str = "RdBu_r"
 ) -> Any:
-    """An image of shape (width, height), y up, its first pixel at ``origin``."""
+    """Draw an image of shape (width, height), y up, its first pixel at ``origin``; the axes count pixels."""
     (x, y), (width, height) = origin, values.shape
     extent = (x - 0.5, x + width - 0.5, y - 0.5, y + height - 0.5)
     drawn = axes.imshow(values.T, origin="lower", extent=extent, norm=scale, cmap=cmap, interpolation="nearest")
     axes.set_title(title, fontsize=10)
+    axes.set_xlabel("x (pixels)", fontsize=8)
+    axes.set_ylabel("y (pixels)", fontsize=8)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=8, colors=GREY)
     return drawn
 
@@ -66,7 +70,7 @@ def show(
 def show_detail(
     axes: Any, values: np.ndarray, title: str, detail: tuple[slice, slice], scale: Any = None, cmap: str = "RdBu_r"
 ) -> Any:
-    """A piece of an image."""
+    """Draw a piece of an image."""
     return show(axes, values[detail], title, scale, (detail[0].start, detail[1].start), cmap)
 
 
@@ -76,15 +80,27 @@ def frame(axes: Any, detail: tuple[slice, slice]) -> None:
     axes.plot([left, right, right, left, left], [low, low, high, high, low], color=ORANGE)
 
 
+def color_bar(figure: Any, drawn: Any, axes: Any, label: str) -> None:
+    """Add a colour bar whose label says what is drawn and in which unit."""
+    figure.colorbar(drawn, ax=axes, shrink=0.8).set_label(label, fontsize=8)
+
+
 def convergence(axes: Any, title: str, runs: dict[str, list[np.ndarray]]) -> None:
-    """Errors by step on a logarithmic axis: orange and blue, one line per run."""
+    """Draw errors by step on a logarithmic axis, orange and blue, one line per run; open markers mean 0."""
+    label = "exactly 0"
     for (name, lines), color in zip(runs.items(), (ORANGE, BLUE), strict=True):
         for n, errors in enumerate(lines):
             visible = np.where(errors > 0, errors, np.nan)  # 0 has no place on a logarithmic axis
             axes.semilogy(visible, "o-", color=color, markersize=3, linewidth=1.2, label=None if n else name)
+            zeros = np.flatnonzero(np.asarray(errors) == 0)
+            if zeros.size:  # at the lower edge, in units of the axes
+                where, transform = np.full(zeros.size, 0.03), axes.get_xaxis_transform()
+                axes.plot(zeros, where, "v", color=color, mfc="white", markersize=6, transform=transform, label=label)
+                label = None
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel("step", fontsize=9)
-    axes.set_ylabel("distance from the true parameters", fontsize=9)
+    axes.set_xlabel("Gauss-Newton step", fontsize=9)
+    axes.set_ylabel("distance from the true parameters (scene units)", fontsize=9)
+    axes.get_xaxis().get_major_locator().set_params(integer=True)
     axes.tick_params(labelsize=8, colors=GREY)
     axes.grid(color="#dde1e7")
     axes.legend(fontsize=9)

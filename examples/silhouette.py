@@ -287,14 +287,14 @@ def draw(path: Path, renderer: Renderer, images: dict[str, np.ndarray], near: An
     figure = plotting.new_figure(15, 7.4)
     if figure is None:
         return
-    figure.suptitle("A sphere's depth image: what autodiff misses is on the silhouette", fontsize=14)
+    figure.suptitle("A sphere's depth image: autodiff misses the motion of the silhouette", fontsize=14)
     upper, lower = figure.subfigures(2, 1, height_ratios=(1.25, 1))
     depth_axes, near_axes, far_axes = upper.subplots(1, 3)
     renderer.autodiff()
     depth = renderer.depth.to_numpy()
     shown = np.where(depth > 0, depth, np.nan)
-    drawn = plotting.show(depth_axes, shown, "depth; framed: the detail below", cmap="viridis")
-    upper.colorbar(drawn, ax=depth_axes, shrink=0.8)
+    drawn = plotting.show(depth_axes, shown, "depth; the frame marks the detail below", cmap="viridis")
+    plotting.color_bar(upper, drawn, depth_axes, "depth (scene units)")
     plotting.frame(depth_axes, DETAIL)
 
     plotting.convergence(
@@ -307,7 +307,7 @@ def draw(path: Path, renderer: Renderer, images: dict[str, np.ndarray], near: An
     scale = plotting.signed_scale(max(np.abs(image[DETAIL]).max() for image in images.values()), linear=3.0)
     for axes, (name, image) in zip(panels, images.items(), strict=True):
         drawn = plotting.show_detail(axes, image, f"d depth / d r: {name}", DETAIL, scale)
-    lower.colorbar(drawn, ax=panels, shrink=0.8)
+    plotting.color_bar(lower, drawn, panels, "d depth / d r")
     plotting.save(figure, path)
 
 

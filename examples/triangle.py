@@ -111,7 +111,7 @@ def draw(path: Path, triangle: Triangle, images: dict[str, np.ndarray], gradient
     figure = plotting.new_figure(17, 7.6)
     if figure is None:
         return
-    figure.suptitle("A triangle by its corners: a minimum of levels, and sides clipped to the pixel", fontsize=14)
+    figure.suptitle("A triangle and its corners: a minimum of levels, and sides clipped to the pixel", fontsize=14)
     panels = figure.subplots(2, 4)
     triangle.supersample()
     plotting.show(panels[0, 0], triangle.image.to_numpy(), "d area / d corners, by segment_edge", cmap="gray")
@@ -126,8 +126,8 @@ def draw(path: Path, triangle: Triangle, images: dict[str, np.ndarray], gradient
     limit = np.abs(exact).max()
     for column, (name, image) in enumerate(images.items(), 1):
         scale = plotting.signed_scale(limit)
-        drawn = plotting.show(panels[0, column], image, f"by x of the right corner: {name}", scale)
-    figure.colorbar(drawn, ax=panels[0, 3], shrink=0.8)
+        drawn = plotting.show(panels[0, column], image, f"d / d x of the right corner: {name}", scale)
+    plotting.color_bar(figure, drawn, panels[0, 3], "brightness per pixel")
     plotting.show_detail(panels[1, 0], triangle.image.to_numpy(), "detail of the image", DETAIL, cmap="gray")
     details = (
         (images["minimum"] - exact, "detail: minimum - differences", 0.2),
@@ -136,7 +136,7 @@ def draw(path: Path, triangle: Triangle, images: dict[str, np.ndarray], gradient
     )
     for axes, (image, title, most) in zip(panels[1, 1:], details, strict=True):
         drawn = plotting.show_detail(axes, image, title, DETAIL, plotting.signed_scale(most))
-        figure.colorbar(drawn, ax=axes, shrink=0.8)
+        plotting.color_bar(figure, drawn, axes, "brightness per pixel")
     plotting.save(figure, path)
 
 

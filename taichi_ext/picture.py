@@ -27,9 +27,9 @@ DIVERGING = (
     0x67001F,
 )
 
-SIZE = (1860, 1016)
+SIZE = (1940, 1086)
 PANEL = (480, 360)
-COLUMNS, ROWS = (70, 690, 1290), (160, 606)
+COLUMNS, ROWS = (100, 740, 1360), (160, 646)
 ZOOM = (slice(300, 420), slice(235, 325))
 
 
@@ -128,9 +128,11 @@ def resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return image[x.astype(int)[:, None], y.astype(int)]
 
 
-def draw_axes(canvas: Canvas, left: int, top: int, title: str, x: Axis, y: Axis, log_y: bool = False) -> None:
-    """Draw the title, the frame and the labelled ticks of a panel."""
+def draw_axes(canvas: Canvas, left: int, top: int, titles: tuple[str, str], x: Axis, y: Axis, is_log: bool) -> None:
+    """Draw the title, the label of the x axis, the frame and the labelled ticks of a panel."""
     width, height = PANEL
+    title, label = titles
+    canvas.text(left + width / 2, top + height + 32, label, color=GREY, anchor=0.5)
     canvas.text(left, top - 36, title, size=22)
     canvas.frame(left, top, width, height, GREY)
     for value in x.ticks:
@@ -140,7 +142,7 @@ def draw_axes(canvas: Canvas, left: int, top: int, title: str, x: Axis, y: Axis,
     for value in y.ticks:
         at = top + height - y.fraction(value) * height
         canvas.fill(left - 6, at, 6, 1, GREY)
-        canvas.text(left - 10, at - 10, f"1e{value:.0f}" if log_y else f"{value:g}", color=GREY, anchor=1.0)
+        canvas.text(left - 10, at - 10, f"1e{value:.0f}" if is_log else f"{value:g}", color=GREY, anchor=1.0)
 
 
 def draw_image(
@@ -149,7 +151,8 @@ def draw_image(
     """Draw a map of values over pixels, with its colour bar at the right."""
     (left, top), (width, height) = place, PANEL
     canvas.paste(left, top, resize(colorize(scale.fraction(values), anchors), PANEL))
-    draw_axes(canvas, left, top, title, x, y)
+    draw_axes(canvas, left, top, (title, "x (pixels)"), x, y, is_log=False)
+    canvas.text(left - 10, top + 0.61 * height - 10, "y (pixels)", color=GREY, anchor=1.0)
     bar = colorize(np.tile(np.linspace(0, 1, height), (16, 1)), anchors)
     canvas.paste(left + width + 14, top, bar)
     canvas.frame(left + width + 14, top, 16, height, GREY)
@@ -163,9 +166,11 @@ def draw_convergence(canvas: Canvas, left: int, top: int, errors: np.ndarray, re
     """Draw the error and the residual of each step of the fit on a logarithmic axis."""
     width, height = PANEL
     curves = {"largest error of a parameter": (errors, BLUE), "depth residual (RMS)": (residuals, ORANGE)}
-    # An exact 0 has no place on a logarithmic axis: the curve ends before it.
+    # An exact 0 has no place on a logarithmic axis: the curve ends before it, and an open mark below stands for it.
     logs = {name: np.log10(values[: np.append(values, 0).argmin()]) for name, (values, _) in curves.items()}
-    low = np.floor(min(log.min() for log in logs.values()) - 0.1)
+    low = np.floor(min(log.min() for log in logs.values()) - 0.1) - any(
+        (values == 0).any() for values in (errors, residuals)
+    )
     high = np.ceil(max(log.max() for log in logs.values()))
     steps = len(errors) - 1
     x = Axis(-0.25, steps + 0.25, tuple(range(steps + 1)))
@@ -173,8 +178,13 @@ def draw_convergence(canvas: Canvas, left: int, top: int, errors: np.ndarray, re
     for value in y.ticks[1:-1]:
         at = top + height - y.fraction(value) * height
         canvas.fill(left, at, width, 1, FAINT)
-    draw_axes(canvas, left, top, "Gauss-Newton fit, by step", x, y, log_y=True)
-    for row, (name, (_, color)) in enumerate(curves.items()):
+    titles = ("Gauss-Newton fit: errors in scene units", "step (an open mark at the bottom: exactly 0)")
+    draw_axes(canvas, left, top, titles, x, y, is_log=True)
+    for row, (name, (values, color)) in enumerate(curves.items()):
+        zeros = [(left + width * x.fraction(step), top + height - 9.0) for step in np.flatnonzero(values == 0)]
+        if zeros:
+            canvas.dot(np.array(zeros), 7, color)
+            canvas.dot(np.array(zeros), 4, 0xFFFFFF)
         at_x = left + width * np.array([x.fraction(step) for step in range(len(logs[name]))])
         at_y = top + height * (1 - np.array([y.fraction(value) for value in logs[name]]))
         canvas.polyline(np.stack([at_x, at_y], axis=1), 2.5, color)
@@ -211,7 +221,7 @@ def draw_summary(
     all_y = Axis(0, depth.shape[1], (0, 120, 240, 360, 480))
     place = (COLUMNS[0], ROWS[0])
     shown = np.where(hit, depth, np.nan)
-    draw_image(canvas, place, "target depth image, 640 x 480 pixels", shown, all_x, all_y, depth_scale, SEQUENTIAL)
+    draw_image(canvas, place, "target depth image (scene units)", shown, all_x, all_y, depth_scale, SEQUENTIAL)
     zoom_left, zoom_right = (all_x.fraction(at) * PANEL[0] for at in (ZOOM[0].start, ZOOM[0].stop))
     zoom_top, zoom_bottom = ((1 - all_y.fraction(at)) * PANEL[1] for at in (ZOOM[1].stop, ZOOM[1].start))
     canvas.frame(
