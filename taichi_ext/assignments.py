@@ -57,7 +57,7 @@ class Assignments(Bookkeeping):
 
     def freeze(self, x: Any, key: Any) -> Any:
         """The value as it is now, in variables of its own."""
-        key = self.declaration_key("frozen") if key is None else key
+        key = self.declaration_key("<frozen>") if key is None else key
         return self.value_of(self.declare(key, self.value_of(x)))
 
     def struct_members(self, x: Any) -> dict[str, Any]:

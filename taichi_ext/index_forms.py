@@ -104,7 +104,7 @@ class IndexForms:
         self.note_operations(sum(not is_row(leaf) for form in forms for leaf in form))
 
     def declaration_key(self, name: Any) -> Any:
-        return (self.path, name, self.line())
+        return (self.path, self.line(), name)  # keys of other things have a word in the second place
 
     # --- integer expressions
 

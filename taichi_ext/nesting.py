@@ -10,8 +10,6 @@ from typing import Any
 
 from taichi_ext.parallel_loops import count_pieces
 
-TRACER = "_ad"  # what the tracer is called in rewritten kernels
-
 
 @dataclass
 class LoopNode:
@@ -64,8 +62,11 @@ def nest_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
     if len(shape) < 2 or not names:
         return
     own = _prefix(names)
-    lines = [f"for {own}piece in range({shape[0] * pieces}):", f"    {names[0]} = {_index(f'{own}piece // {pieces}')}"]
-    first, end = (_index(f"({own}piece % {pieces}{plus}) * {shape[1]} // {pieces}") for plus in ("", " + 1"))
+    lines = [
+        f"for {own}piece in range({shape[0] * pieces}):",
+        f"    {names[0]} = {_index(own, f'{own}piece // {pieces}')}",
+    ]
+    first, end = (_index(own, f"({own}piece % {pieces}{plus}) * {shape[1]} // {pieces}") for plus in ("", " + 1"))
     lines.append(f"    for {names[1]} in range({first}, {end}):")
     for depth, (name, n) in enumerate(zip(names[2:], shape[2:], strict=True), 2):
         lines.append(f"{'    ' * depth}for {name} in range({n}):")
@@ -82,10 +83,10 @@ def nest_pieces(node: ast.For, shape: tuple[int, ...], length: int) -> None:
     inner = pieces * math.prod(shape[:-1])
     for n, (name, size) in enumerate(zip(outer, shape, strict=False)):
         inner //= size
-        lines.append(f"    {name} = " + _index(f"{own}piece // {inner}" + (f" % {size}" if n else "")))
-    lines.append(f"    {own}first = " + _index(f"{own}piece % {pieces} * {length}"))
-    lines.append(f"    {own}end = {TRACER}.begin_piece({', '.join([*outer, f'{own}first'])})")
-    lines += [f"    for {last} in range({own}first, {own}end):", "        pass", f"    {TRACER}.end_piece()"]
+        lines.append(f"    {name} = " + _index(own, f"{own}piece // {inner}" + (f" % {size}" if n else "")))
+    lines.append(f"    {own}first = " + _index(own, f"{own}piece % {pieces} * {length}"))
+    lines.append(f"    {own}end = {own}ad.begin_piece({', '.join([*outer, f'{own}first'])})")
+    lines += [f"    for {last} in range({own}first, {own}end):", "        pass", f"    {own}ad.end_piece()"]
     _replace(node, lines, own)
 
 
@@ -93,16 +94,16 @@ def spread_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
     """Make a loop over fewer indices than pieces one over pieces, each of one index or none."""
     names = index_names(node, shape)
     own = _prefix(names)
-    first, end = (_index(f"({own}piece{plus}) * {math.prod(shape)} // {pieces}") for plus in ("", " + 1"))
+    first, end = (_index(own, f"({own}piece{plus}) * {math.prod(shape)} // {pieces}") for plus in ("", " + 1"))
     lines = [f"for {own}piece in range({pieces}):", f"    for {own}flat in range({first}, {end}):"]
     for n, name in enumerate(names):
-        lines.append(f"        {name} = " + _index(f"{own}flat // {math.prod(shape[n + 1 :])} % {shape[n]}"))
+        lines.append(f"        {name} = " + _index(own, f"{own}flat // {math.prod(shape[n + 1 :])} % {shape[n]}"))
     _replace(node, lines, own)
 
 
-def _index(text: str) -> str:
+def _index(own: str, text: str) -> str:
     """An index of the type that loops have, whatever integers are by default."""
-    return f"{TRACER}.index({text})"
+    return f"{own}ad.index({text})"
 
 
 def _prefix(names: list[str]) -> str:

@@ -1,6 +1,7 @@
 """Real functions may return from inside a branch or loop; inlined ones may not: rewrite such returns first.
 
-``return e`` becomes ``_result0 = e; _returned = 1``; what follows runs only ``if _returned == 0``, and loops are left.
+``return e`` becomes ``<result0> = e; <returned> = 1``; what follows runs only ``if <returned> == 0``, and loops are
+left. Users cannot write such names.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ import ast
 
 from taichi_ext.errors import UnsupportedError
 
-RESULT = "_result{}"
-RETURN_TYPE = "_return_type{}"
-_FLAG = "_returned"
+RESULT = "<result{}>"
+RETURN_TYPE = "<return_type{}>"
+_FLAG = "<returned>"
 
 
 def has_early_return(function: ast.FunctionDef) -> bool:
@@ -21,7 +22,7 @@ def has_early_return(function: ast.FunctionDef) -> bool:
 
 
 def lower_returns(function: ast.FunctionDef, count: int) -> None:
-    """Leave one return, at the end; ``count`` values are returned, of the types ``_return_type0`` ..."""
+    """Leave one return, at the end; ``count`` values are returned, of the types ``<return_type0>`` ..."""
     start: list[ast.stmt] = [ast.Assign(targets=[_name(_FLAG, ast.Store())], value=ast.Constant(value=0))]
     for n in range(count):
         zero = ast.Call(func=_name(RETURN_TYPE.format(n)), args=[ast.Constant(value=0.0)], keywords=[])

@@ -1,6 +1,6 @@
 """Rewrite a kernel's syntax tree into calls of the trace-time library; Python AST in, Python AST out.
 
-Control flow stays as it is; operators, loads, stores, calls and comparisons become calls on ``_ad``
+Control flow stays as it is; operators, loads, stores, calls and comparisons become calls on ``<ad>``
 (``tracer.Tracer``), each node at the position of the user's own, so that Taichi's errors and warnings cite the user's
 line and text.  ``ti.static``, ``ti.grouped``, ``ti.ndrange`` and ``range`` are recognised by Taichi by their syntax and
 stay as they are.
@@ -20,7 +20,8 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.nesting import TRACER, plain_bound
+from taichi_ext.names import TRACER, names_in, readable_text
+from taichi_ext.nesting import plain_bound
 from taichi_ext.returns import has_early_return, lower_returns
 
 _BINARY = {
@@ -77,6 +78,7 @@ def rewrite(function: types.FunctionType, returned_values: int | None = None) ->
                 "source: define it in a file, a notebook cell or an interactive session with source support."
             ) from error
         tree = ast.parse(textwrap.dedent("\n".join(source[1])))
+        taken = names_in(tree)
         rewriter = _Rewriter(_taichi.global_variables(function))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
@@ -87,7 +89,7 @@ def rewrite(function: types.FunctionType, returned_values: int | None = None) ->
         ast.fix_missing_locations(tree)
         loads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
         names = frozenset(n.id for n in loads)
-        _cache[function] = Rewritten(source, pickle.dumps(tree), ast.unparse(tree), names)
+        _cache[function] = Rewritten(source, pickle.dumps(tree), readable_text(tree, taken), names)
     return _cache[function]
 
 
@@ -117,7 +119,7 @@ class _Rewriter(ast.NodeTransformer):
     # --- helpers
 
     def library(self, name: str, node: ast.AST, *args: ast.expr, keywords: Any = ()) -> ast.Call:
-        """``_ad.name(*args)`` at the position of node."""
+        """``<ad>.name(*args)`` at the position of node."""
         function = ast.Attribute(value=ast.Name(id=TRACER, ctx=ast.Load()), attr=name, ctx=ast.Load())
         call = ast.Call(func=function, args=list(args), keywords=list(keywords))
         for new in (function.value, function, call):
@@ -172,16 +174,16 @@ class _Rewriter(ast.NodeTransformer):
             return self.statement("bind_static", node, self.targets(node.targets[0]), value)
         if len(node.targets) == 1:
             return self.assignment(node.targets[0], value, node)
-        temporary = self.temporary(node)
+        temporary = self.temporary()
         statements: list[ast.stmt] = [self.statement("let", node, self.string(temporary, node), value)]
         for target in node.targets:
             name = ast.copy_location(ast.Name(id=temporary, ctx=ast.Load()), node)
             statements.append(self.assignment(target, name, node))
         return statements
 
-    def temporary(self, node: ast.AST) -> str:
+    def temporary(self) -> str:
         self.temporaries += 1
-        return f"_value{self.temporaries}_{getattr(node, 'lineno', 0)}"
+        return f"<value{self.temporaries}>"
 
     def targets(self, node: ast.expr) -> ast.expr:
         """The target names as constants: a name, or a tuple of names."""

@@ -15,7 +15,8 @@ from taichi_ext.containers import Container, broadcast, columns_only
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import Facts
 from taichi_ext.linear_form import Affine, Seed, as_expression, is_row
-from taichi_ext.nesting import TRACER, loops_by_number
+from taichi_ext.names import TRACER
+from taichi_ext.nesting import loops_by_number
 from taichi_ext.registry import registry
 from taichi_ext.rewrite import Rewritten, rewrite
 from taichi_ext.rows import rows_loop
@@ -216,7 +217,7 @@ def _store_returned(tracer: Tracer, shadow: Any, value: Any) -> None:
 
 
 def shadow_names(keys: tuple[Any, ...]) -> list[str]:
-    return [f"_shadow{i}" for i in range(len(keys))]
+    return [f"<shadow{i}>" for i in range(len(keys))]
 
 
 def fuse(launch: Launch) -> Fused:

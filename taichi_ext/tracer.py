@@ -1,4 +1,4 @@
-"""The trace-time library: what the rewritten kernel calls, as ``_ad``, while Taichi walks it.
+"""The trace-time library: what the rewritten kernel calls, as ``<ad>``, while Taichi walks it.
 
 Every method sees the real expressions, hence real types, and either builds the ordinary Taichi expression (nothing
 carries a tangent) or a value with a tangent.  It is built in layers: index forms, control flow, bookkeeping,
@@ -17,7 +17,7 @@ from taichi_ext import _taichi, calls, constructors, subscripts
 from taichi_ext.assignments import Assignments
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.index_forms import Block
-from taichi_ext.nesting import TRACER
+from taichi_ext.names import TRACER
 from taichi_ext.registry import registry
 from taichi_ext.returns import RETURN_TYPE
 from taichi_ext.rewrite import rewrite

@@ -32,8 +32,8 @@ def test_text():
     assert ast.unparse(tree) == textwrap.dedent(
         """\
         for <piece> in range(6):
-            i = _ad.index(<piece> // 3)
-            for j in range(_ad.index(<piece> % 3 * 6 // 3), _ad.index((<piece> % 3 + 1) * 6 // 3)):
+            i = <ad>.index(<piece> // 3)
+            for j in range(<ad>.index(<piece> % 3 * 6 // 3), <ad>.index((<piece> % 3 + 1) * 6 // 3)):
                 for k in range(5):
                     a(i)
                     b(j, k)"""

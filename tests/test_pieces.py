@@ -40,12 +40,12 @@ def test_text():
     assert ast.unparse(tree) == textwrap.dedent(
         """\
         for <piece> in range(9):
-            i = _ad.index(<piece> // 3)
-            <first> = _ad.index(<piece> % 3 * 16)
-            <end> = _ad.begin_piece(i, <first>)
+            i = <ad>.index(<piece> // 3)
+            <first> = <ad>.index(<piece> % 3 * 16)
+            <end> = <ad>.begin_piece(i, <first>)
             for j in range(<first>, <end>):
                 a(i, j)
-            _ad.end_piece()"""
+            <ad>.end_piece()"""
     )
 
 

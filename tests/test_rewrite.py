@@ -15,13 +15,13 @@ import taichi as ti
 import taichi.math as tm
 
 from taichi_ext import UnsupportedError
-from taichi_ext.rewrite import TRACER, rewrite
+from taichi_ext.rewrite import rewrite
 
 
 def rewritten(function):
     """The statements after the first, as text."""
     lines = rewrite(function).text.splitlines()
-    assert lines[1].strip() == f"{TRACER}.begin()"
+    assert lines[1].strip() == "_ad.begin()"
     return textwrap.dedent("\n".join(lines[2:]))
 
 

@@ -22,9 +22,9 @@ def test_text():
     assert ast.unparse(tree) == textwrap.dedent(
         """\
         for <piece> in range(1024):
-            for <flat> in range(_ad.index(<piece> * 120 // 1024), _ad.index((<piece> + 1) * 120 // 1024)):
-                i = _ad.index(<flat> // 40 % 3)
-                j = _ad.index(<flat> // 1 % 40)
+            for <flat> in range(<ad>.index(<piece> * 120 // 1024), <ad>.index((<piece> + 1) * 120 // 1024)):
+                i = <ad>.index(<flat> // 40 % 3)
+                j = <ad>.index(<flat> // 1 % 40)
                 a(i, j)"""
     )
 

@@ -1,0 +1,195 @@
+"""Names: whatever users call their variables, no generated name is theirs."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars
+from numpy.testing import assert_allclose
+
+from taichi_ext import Jacobian, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = [1.3, 0.4, 0.7]
+
+
+def test_locals():
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            _ad = x[i] * 2.0
+            __ad = _ad * x[0]
+            _value1 = _value1_12 = _ad + __ad
+            _value2 = _value1 * _value1_12
+            y[i] = _ad * _value2
+
+    check_jacobian(k, x, y)
+
+
+def test_locals_named_like_what_the_engine_keeps():
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            frozen, unpacked, argument, result = x[i], x[0] * x[i], 2.0 * x[1], ti.Vector([x[0], x[1]])
+            atomic = ti.atomic_add(frozen, unpacked * frozen)
+            result.xy = result.yx * atomic
+            argument, swizzle = [unpacked * argument, frozen]
+            y[i] = frozen * unpacked + argument * atomic - result.x * swizzle
+
+    check_jacobian(k, x, y)
+
+
+def test_loop_variables():
+    x, y, z = scalars(X), outputs(3), outputs(40, 20)
+
+    @ti.kernel
+    def k():
+        for _ad in x:
+            for _shadow0 in range(_ad + 1):
+                y[_ad] += x[_shadow0] * x[_ad]
+        for piece, first in z:
+            ad = x[0] * x[1]
+            z[piece, first] = ad * ti.sin(x[2] * piece - first)
+
+    check_jacobian(k, x, [y, z])
+
+
+def test_arguments():
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k(_ad: ti.template(), _shadow1: ti.f64, _shadow0: ti.types.ndarray()):
+        for i in x:
+            _ad[i] = x[i] * _shadow1 * _shadow0[i] * x[0]
+
+    check_jacobian(k, x, y, args=(y, 0.5, np.array([1.5, 2.5, 3.5])))
+
+
+def test_an_array_argument_that_is_a_parameter():
+    y = outputs(3)
+
+    @ti.kernel
+    def k(_shadow0: ti.types.ndarray(), _ad: ti.f64):
+        for i in y:
+            y[i] = _shadow0[i] * _ad * _shadow0[0]
+
+    a = np.array(X)
+    expected = 0.5 * (1.3 * np.eye(3) + np.outer(a, [1.0, 0.0, 0.0]))
+    assert_allclose(jacobian(k, a, y, args=(a, 0.5)), expected)
+    assert_allclose(jacobian(k, "_ad", y, args=(a, 0.5)), a * 1.3)
+
+
+_ad = 3.0
+_shadow0 = 0.25
+
+
+@ti.func
+def scaled(a):
+    _value1 = _ad * a
+    return _value1 * _shadow0 * a
+
+
+@ti.real_func
+def returns_early(_returned: ti.f64, _result0: ti.f64) -> ti.f64:
+    if _returned > 0.5:
+        return _returned * _result0
+    _return_type0 = _result0 * _result0
+    for _ad in range(3):
+        if _ad == 2:
+            return _return_type0 * _ad
+    return 0.0
+
+
+def test_globals_and_inlined_functions():
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = scaled(x[i]) * _shadow0 - _ad * x[0]
+
+    check_jacobian(k, x, y)
+
+
+def test_closure_variables():
+    x, y = scalars(X), outputs(3)
+    _ad, _shadow0 = 2.0, ti.field(ti.f64, shape=3)
+    _shadow0.fill(1.5)
+
+    @ti.func
+    def law(a):
+        return _ad * a * a * _shadow0[0]
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = law(x[i]) * _ad + _shadow0[i] * x[i]
+
+    check_jacobian(k, x, y)
+
+
+def test_real_functions_that_return_early():
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = returns_early(x[i], x[0])
+
+    check_jacobian(k, x, y)
+
+
+def test_attributes_and_methods():
+    @ti.data_oriented
+    class Model:
+        def __init__(self):
+            self._ad = scalars(X)
+            self._shadow0 = outputs(3)
+            self.primal = 2.0
+
+        @ti.func
+        def load(self, a):
+            return a * self.primal
+
+        @ti.kernel
+        def call(self, _ad: ti.f64):
+            for i in self._ad:
+                self._shadow0[i] = self.load(self._ad[i] * _ad) * self._ad[0]
+
+    model = Model()
+    check_jacobian(model.call, model._ad, model._shadow0, args=(0.5,))
+
+
+def test_struct_members():
+    x, y = scalars(X), outputs(3)
+    Pair = ti.types.struct(_ad=ti.f64, load=ti.f64)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            pair = Pair(_ad=x[i], load=x[0])
+            pair._ad *= pair.load
+            y[i] = pair._ad * pair.load
+
+    check_jacobian(k, x, y)
+
+
+def test_the_text_tells_the_users_names_from_generated_ones():
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            _ad = _value1 = 2.0
+            y[i] = x[i] * _ad * _value1
+
+    plan = Jacobian(k, x, y)
+    plan()
+    compile(plan.source, "text", "exec")
+    assert "__ad.let('__value1', 2.0)" in plan.source
+    assert "__ad.let('_ad', __value1)" in plan.source
+    assert "__ad.mul(__ad.mul(__ad.load(x, (i,)), _ad), _value1)" in plan.source
