@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 import taichi as ti
@@ -18,6 +19,21 @@ def pytest_addoption(parser):
         "--tangents", choices=STRATEGIES, default="auto", help="tangents= of every Jacobian that is not told"
     )
     parser.addoption("--by-column", action="store_true", help="tangents in memory column by column, as on a GPU")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
+def pytest_cmdline_main(config):
+    """Run whole folders on all processors, each module in one process; single modules and tests run in this one.
+
+    ``-n`` decides otherwise. This is no ``addopts``, so that benchmarks and ``-p no:xdist`` need no other options.
+    """
+    option, start = config.option, config.invocation_params.dir
+    if hasattr(config, "workerinput"):  # this is one of those processes
+        return
+    is_undecided = getattr(option, "numprocesses", 0) is None and option.dist == "no"
+    is_watched = option.usepdb or option.trace or option.collectonly
+    if is_undecided and not is_watched and any(Path(start, path).is_dir() for path in config.args):
+        option.numprocesses, option.dist = "logical", "loadfile"
 
 
 def pytest_configure(config):
