@@ -263,7 +263,7 @@ def _round(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statem
 
 
 def _loop_config(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
-    tracer.pending_serial = bool(keywords.get("serialize", False))
+    tracer.pending_serial = bool(keywords.get("serialize", False)) or keywords.get("parallelize") == 1
     return function(*args, **keywords)
 
 

@@ -34,17 +34,33 @@ class Container:
     shadow: Any = None  # the array expression, set when the container has a shadow
     is_fresh: bool = False  # the shadow is zero when the kernel starts
     version: int = 0
+    is_paired: bool = False  # the array is one of pairs of tangents, for a loop in pieces that writes all of them
+    accesses: int = 0  # to single tangents, in this trace
+    accesses_in_place: int = 0  # of them, by locals whose row is a row of the shadow
 
     def tangent(self, row: Any, column: Any) -> Any:
-        """One entry of the shadow.
+        """One entry of the shadow, to be read or written.
 
         Shadows are indexed by one number: with two, Taichi 1.7.4 keeps ``S[i, i]`` in a register while ``S[i, j]`` is
         stored to (``cache_loop_invariant_global_vars``).
         """
+        self.accesses += 1
+        if self.is_paired:  # this trace only collects facts
+            return _taichi.variable(0, self.dtype)
         outer, length, inner = (row, self.columns, column)
         if _taichi.stores_by_column():
             outer, length, inner = (column, self.size, row)
         return _taichi.element(self.shadow, ((outer * length if length > 1 else outer) + inner,))
+
+    def tangent_in_place(self, row: Any, column: Any) -> Any:
+        """One entry of a row that is written as a whole by the local whose row it is, before anything reads it."""
+        self.accesses_in_place += 1
+        return self.tangent(row, column)
+
+    @property
+    def has_been_accessed(self) -> bool:
+        """Whether single tangents have been read or written, but by the locals whose rows they are."""
+        return self.accesses > self.accesses_in_place
 
     @property
     def size(self) -> int:
@@ -228,17 +244,22 @@ class Ref:
     def _store_forms(self, parts: list[Ref], forms: list[Form]) -> None:
         tracer, c = self.tracer, self.container
         rows = [part.row() for part in parts]
-        kept = [_keeps_row(form, c, affine) for form, (affine, _) in zip(forms, rows, strict=True)]
         covers = tracer.covers(c)
-        if covers:
-            tracer.facts.covered.add(c.key)
-            if tracer.columns <= MOST_WRITTEN_OUT:
-                forms = [_written_out(form, tracer.columns) for form in forms]
+        is_unread = covers and not c.has_been_accessed and not any(_is_row_of(leaf, c) for f in forms for leaf in f)
+        if covers and tracer.columns <= MOST_WRITTEN_OUT:
+            forms = [_written_out(form, tracer.columns) for form in forms]
         is_complete = covers and all(_is_complete(form, tracer.columns) for form in forms)
-        if tracer.collect(c, self, forms, is_complete):
-            c.version += 1
-            tracer.note_modified(c.key, ())
-            return
+        if not tracer.collect(c, self, forms, is_complete):
+            self._emit_store(rows, forms, covers, is_complete)
+        if is_unread:
+            tracer.note_covering(c)
+        c.version += 1
+        tracer.note_modified(c.key, ())
+
+    def _emit_store(self, rows: list[Any], forms: list[Form], covers: bool, is_complete: bool) -> None:
+        """Store forms to rows of the shadow, each given by its normal form and its number."""
+        tracer, c = self.tracer, self.container
+        kept = [_keeps_row(form, c, affine) for form, (affine, _) in zip(forms, rows, strict=True)]
         fresh = is_complete or (tracer.is_first_write(c, self) and not covers)
 
         def body(k: Any) -> None:
@@ -265,8 +286,6 @@ class Ref:
                 is_alone = fresh and not has_rows and seed.is_constant
                 tracer.note_operations(not is_alone)
                 _taichi.assign(entry, value if is_alone else entry + value)
-        c.version += 1
-        tracer.note_modified(c.key, ())
 
     def add(self, value: Any, sign: int) -> None:
         """``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic, primal and tangent."""
@@ -331,13 +350,17 @@ def _only_row(form: Form) -> Any:
     return rows[0][0].storage if is_one_row else None
 
 
+def _is_row_of(leaf: Any, container: Container) -> bool:
+    return isinstance(leaf, ShadowRow) and leaf.container is container
+
+
 def _keeps_row(form: Form, container: Container, row: Affine) -> bool:
     """Whether the rows of the form are just the entry's own row, once."""
     rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
     if len(rows) != 1 or not is_one(rows[0][1]):
         return False
     leaf = rows[0][0]
-    return isinstance(leaf, ShadowRow) and leaf.container is container and leaf.row == row
+    return _is_row_of(leaf, container) and leaf.row == row
 
 
 def columns_only(tracer: Any, form: Form) -> Form:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext import _taichi
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.index_forms import Block, IndexForms, Loop
-from taichi_ext.nesting import index_names, nest_loop, nest_pieces, spread_loop
+from taichi_ext.nesting import flatten_loop, index_names, nest_loop, nest_pieces, spread_loop
 from taichi_ext.parallel_loops import LEAST_ITERATIONS, Piece, Survey
 
 SHORTEST = 8  # part of a row that is worth a loop
@@ -19,9 +20,9 @@ class ControlFlow(IndexForms):
         self.domain = self._domain(domain)
         site = (self.path, number)
         is_top = len(self.blocks) == 1
-        is_parallel = is_top and not self.pending_serial and site not in self.facts.serialized
-        if is_top and site in self.facts.serialized and not self.pending_serial:
-            _taichi.serialize_next_loop()
+        is_serial_for_user = self.pending_serial and (_taichi.is_host_arch() or not self._is_over_field(number, domain))
+        keeps_order = is_top and not is_serial_for_user and site in self.facts.serialized
+        is_parallel = is_top and not is_serial_for_user and not keeps_order
         self.loop_numbers[site] = is_parallel
         if self.survey is not None:
             self.survey.has_loops = True
@@ -31,7 +32,33 @@ class ControlFlow(IndexForms):
             self.loop_nodes[number].restore()
             if is_parallel and not self.is_reverse and _taichi.is_host_arch() and _is_row_major(domain, self.domain):
                 self._nest(number, self.domain or ())
+        if keeps_order:
+            self._serialize(number, domain)
         self.pending_serial = False
+
+    def _is_over_field(self, number: int, domain: tuple[Any, ...]) -> bool:
+        """Whether a loop is over a field, not over a range or an array; in doubt it is."""
+        if domain:
+            return isinstance(domain[0], _taichi.Field)
+        node = self.loop_nodes.get(number) if len(self.contexts) == 1 else None
+        return node is None or not node.is_over_range
+
+    def _serialize(self, number: int, domain: tuple[Any, ...]) -> None:
+        """Let the next loop run in one thread, one iteration after the other."""
+        _taichi.serialize_next_loop()
+        if _taichi.is_host_arch() or not self._is_over_field(number, domain):
+            return
+        # Taichi 1.7.4 runs loops over fields in parallel on a GPU, whatever it is told
+        node = self.loop_nodes[number].node if len(self.contexts) == 1 and number in self.loop_nodes else None
+        names = [] if node is None or self.domain is None else index_names(node, self.domain)
+        if not names or any(f"{((), number)}.{n}" in self.facts.assigned_integers for n in range(len(names))):
+            raise UnsupportedError(
+                "The order of the iterations matters to the derivative here, and Taichi runs this loop over a field in "
+                "parallel on a GPU. Write it as a loop over a range: for i, j in ti.ndrange(n, m)."
+            )
+        assert node is not None
+        assert self.domain is not None
+        flatten_loop(node, self.domain, _taichi.field_offset(domain[0]))
 
     def _domain(self, given: tuple[Any, ...]) -> tuple[int, ...] | None:
         """The shape that a loop runs over, None where it is not known while tracing."""
@@ -152,7 +179,17 @@ class ControlFlow(IndexForms):
             self.loops.pop()
             if not self.loops:
                 self.survey = None
+                self._accept_covering()
         self.block = self.blocks[-1]
+
+    def note_covering(self, container: Any) -> None:
+        """The loop that is being traced writes all tangents of a container, which nothing has accessed before."""
+        self.covering.append((container, container.accesses))
+
+    def _accept_covering(self) -> None:
+        """At the end of a parallel loop: what it covers need not be cleared before, unless it reads it as well."""
+        self.facts.covered |= {c.key for c, accesses in self.covering if c.accesses == accesses}
+        self.covering.clear()
 
     def loop_sites(self) -> tuple[Any, ...]:
         return tuple(loop.site for loop in self.loops)

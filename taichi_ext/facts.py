@@ -61,6 +61,7 @@ class Facts:
     stores: dict[Any, int] = field(default_factory=dict)  # locals with a row, and what is known of its terms
     spread: set[Any] = field(default_factory=set)  # short parallel loops that run on all threads
     pieces: dict[Any, Pieces | None] = field(default_factory=dict)  # parallel loops that run in pieces, or cannot
+    single: set[Any] = field(default_factory=set)  # containers of which single tangents are read or written
     other_fields: dict[int, Any] = field(default_factory=dict)  # integer fields that are touched
     used_rules: set[Any] = field(default_factory=set)
     rules: dict[Any, Any] = field(default_factory=dict)  # functions and marks, and the users' rules found for them
@@ -68,9 +69,10 @@ class Facts:
     operations: Counter[Any] = field(default_factory=Counter)  # of the last trace: on tangents, by place in the source
 
     def paired(self) -> frozenset[Any]:
-        """Containers of which two tangents are stored at a time."""
+        """Containers of which two tangents are stored at a time: nothing else in the kernel may access them."""
         found = (p.collected.items() for p in self.pieces.values() if p is not None)
-        return frozenset(key for items in found for key, collected in items if collected.is_paired)
+        paired = frozenset(key for items in found for key, collected in items if collected.is_paired)
+        return paired - self.single
 
     def storage(self, key: Any) -> StorageFacts:
         return self.storages.setdefault(key, StorageFacts(self.limits))

@@ -74,6 +74,7 @@ class IndexForms:
         self.piece: Piece | None = None
         self.is_inside_expression = False
         self.without_rules: list[Any] = []
+        self.covering: list[tuple[Any, int]] = []  # containers that the loop being traced covers, and their accesses
         self.storages: dict[Any, list[Storage]] = {}
         self.alias_candidates: dict[Any, tuple[Storage, Any, tuple[int, int]]] = {}
         self.scratch_sizes: dict[Any, int] = {}

@@ -20,6 +20,12 @@ class LoopNode:
     iterable: ast.expr
     body: list[Any]
 
+    @property
+    def is_over_range(self) -> bool:
+        """Whether it is written as one over ``range`` or ``ti.ndrange``."""
+        function = self.iterable.func if isinstance(self.iterable, ast.Call) else None
+        return getattr(function, "attr", getattr(function, "id", "")) in ("range", "ndrange")
+
     def restore(self) -> None:
         """Make the loop what it was."""
         self.node.target, self.node.iter, self.node.body = self.target, self.iterable, self.body
@@ -98,6 +104,17 @@ def spread_loop(node: ast.For, shape: tuple[int, ...], pieces: int) -> None:
     lines = [f"for {own}piece in range({pieces}):", f"    for {own}flat in range({first}, {end}):"]
     for n, name in enumerate(names):
         lines.append(f"        {name} = " + _index(own, f"{own}flat // {math.prod(shape[n + 1 :])} % {shape[n]}"))
+    _replace(node, lines, own)
+
+
+def flatten_loop(node: ast.For, shape: tuple[int, ...], offset: tuple[int, ...]) -> None:
+    """Make a loop over all indices from an offset on one over a single range."""
+    names = index_names(node, shape)
+    own = _prefix(names)
+    lines = [f"for {own}flat in range({math.prod(shape)}):"]
+    for n, (name, first) in enumerate(zip(names, offset or (0,) * len(shape), strict=True)):
+        place = f"{own}flat // {math.prod(shape[n + 1 :])} % {shape[n]}"
+        lines.append(f"    {name} = " + _index(own, f"{place} + {first}"))
     _replace(node, lines, own)
 
 

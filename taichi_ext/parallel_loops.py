@@ -53,7 +53,10 @@ class FixedLoad:
 
 @dataclass(frozen=True)
 class Collected:
-    """What one iteration stores to an entry of a field and to J, and whether J can be stored two numbers at a time."""
+    """What one iteration stores to an entry of a field and to J.
+
+    ``is_paired`` tells whether its numbers of J can be stored in pairs, as far as this loop goes.
+    """
 
     key: Any  # of the container
     target: Any  # the field
@@ -193,14 +196,15 @@ class Piece:
         for key, tangents in self.tangents.items():
             collected = self.pieces.collected[key]
             first, count = (n * collected.numbers for n in (self.first, length))
-            if collected.is_paired:  # LLVM makes a pair one load and one store
+            container = self.containers[key]
+            if container.is_paired:  # LLVM makes a pair one load and one store
                 first, count = first // 2, count // 2
             first = _taichi.variable(first)
             with _taichi.for_range(count) as k:
                 value = _taichi.element(tangents, (k,))
-                if collected.is_paired:
+                if container.is_paired:
                     value = _taichi.pair(*(_taichi.element(tangents, (k * 2 + n,)) for n in (0, 1)))
-                _taichi.assign(_taichi.element(self.containers[key].shadow, (first + k,)), value)
+                _taichi.assign(_taichi.element(container.shadow, (first + k,)), value)
 
     @property
     def is_complete(self) -> bool:

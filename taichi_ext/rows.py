@@ -68,4 +68,4 @@ class SharedRow:
                 _taichi.assign(self.entry(k), _taichi.constant(0, container.dtype))
 
     def entry(self, index: Any) -> Any:
-        return self.container.tangent(self.row, index)
+        return self.container.tangent_in_place(self.row, index)

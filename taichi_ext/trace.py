@@ -110,6 +110,7 @@ class _Bindings:
         self.containers: dict[Any, Container] = {}
         self.arrays: dict[int, tuple[Any, ContainerInfo]] = {}
         self.shadow_arrays: dict[Any, Any] = {}
+        self.paired = facts.paired()
         self.texts: dict[str, str] = {}
 
     def bind_arguments(self, tracer: Tracer, context: Any) -> None:
@@ -165,6 +166,7 @@ class _Bindings:
                 else role.first_column - self.launch.first_column,
                 self.shadow_arrays.get(info.key),
                 role.first_column is None and (role.is_fresh or not role.has_shadow),
+                is_paired=info.key in self.paired,
             )
         return self.containers[info.key]
 
@@ -259,8 +261,7 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     scope = {**_taichi.global_variables(kernel.func), TRACER: tracer}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = launch.args[position]
-    paired = facts.paired()
-    dtypes = [_taichi.ti.u64 if key in paired else _shadow_dtype(launch, key) for key in extra]
+    dtypes = [_taichi.ti.u64 if key in bindings.paired else _shadow_dtype(launch, key) for key in extra]
     shadow_features = [_taichi.array_feature(dtype) for dtype in dtypes]
     context = _taichi.make_context(
         kernel.func,
@@ -278,6 +279,9 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     if facts.writes != tracer.writes:
         facts.writes = tracer.writes
         facts.changed = True
+    for key in bindings.paired:
+        if key in bindings.containers and bindings.containers[key].accesses:
+            facts.note(facts.single, key)
     facts.operations = tracer.operations
     unused = {key for key in facts.shadowed if key[0] == "scratch" and key not in tracer.scratch_sizes}
     if unused:  # rows that have since been found to be rows of J
@@ -289,7 +293,7 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     if not facts.changed:
         tracer.accept_pieces()
     sizes, version = tracer.scratch_sizes, registry.version
-    return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=paired)
+    return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=bindings.paired)
 
 
 def _shadow_dtype(launch: Launch, key: Any) -> Any:

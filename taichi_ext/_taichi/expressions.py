@@ -170,7 +170,12 @@ def if_else(condition: Expr, then: Callable[[], None], orelse: Callable[[], None
 
 
 def serialize_next_loop() -> None:
+    """Let the next loop run in one thread.
+
+    Taichi 1.7.4 heeds the first of the two for loops over ranges, the second for those over fields, on a CPU.
+    """
     builder().strictly_serialize()
+    builder().parallelize(1)
 
 
 def augassign(target: Expr, value: Any, operator: str) -> None:

@@ -1,0 +1,226 @@
+"""Parallel loops whose order matters to the derivative: they run in one thread, whatever they go over."""
+
+import ast
+import textwrap
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import end_program, initialise
+from numpy.testing import assert_allclose
+
+from taichi_ext import Jacobian, UnsupportedError, _taichi, jacobian
+from taichi_ext.nesting import flatten_loop
+
+N = 1 << 16  # enough for Taichi to give each thread a share
+P = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def eight_threads():
+    """More threads than the other tests have."""
+    end_program()
+    ti.init(arch=ti.cpu, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=8, default_fp=ti.f64)
+    yield
+    initialise()
+    end_program()
+
+
+def test_text():
+    tree = ast.parse("for i, j in x:\n    a(i, j)")
+    flatten_loop(tree.body[0], (3, 40), (0, -5))
+    assert ast.unparse(tree) == textwrap.dedent(
+        """\
+        for <flat> in range(120):
+            i = <ad>.index(<flat> // 40 % 3 + 0)
+            j = <ad>.index(<flat> // 1 % 40 + -5)
+            a(i, j)"""
+    )
+
+
+def loops(kind):
+    """A kernel that takes the minimum of ``c[i] * p[i % P]``; ``c``, ``p`` and the minimum."""
+    p, least = ti.field(ti.f64, P), ti.field(ti.f64, ())
+    c = ti.field(ti.f64)
+    shape, offset = (N,), 0
+    if kind == "dense":
+        ti.root.dense(ti.i, N).place(c)
+    elif kind == "two levels":
+        ti.root.dense(ti.i, N // 64).dense(ti.i, 64).place(c)
+    elif kind == "offset":
+        offset = -7
+        ti.root.dense(ti.i, N).place(c, offset=(offset,))
+    elif kind == "pointer":
+        ti.root.pointer(ti.i, N // 64).dense(ti.i, 64).place(c)
+    elif kind == "bitmasked":
+        ti.root.dense(ti.i, N // 64).bitmasked(ti.i, 64).place(c)
+    elif kind == "dynamic":
+        ti.root.dynamic(ti.i, N, 1024).place(c)
+    else:
+        shape = (64, N // 64)
+        ti.root.dense(ti.ij, shape).place(c)
+
+    @ti.kernel
+    def over_field():
+        least[None] = 1e5
+        for i in c:
+            ti.atomic_min(least[None], c[i] * p[(i - offset) % P])
+
+    @ti.kernel
+    def over_two_indices():
+        least[None] = 1e5
+        for i, j in c:
+            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
+
+    @ti.kernel
+    def over_groups():
+        least[None] = 1e5
+        for I in ti.grouped(c):
+            ti.atomic_min(least[None], c[I] * p[(I[0] * shape[1] + I[1]) % P])
+
+    @ti.kernel
+    def over_ndrange():
+        least[None] = 1e5
+        for i, j in ti.ndrange(*shape):
+            ti.atomic_min(least[None], c[i, j] * p[(i * shape[1] + j) % P])
+
+    @ti.kernel
+    def over_range():
+        least[None] = 1e5
+        for k in range(N):
+            ti.atomic_min(least[None], c[k // shape[1], k % shape[1]] * p[k % P])
+
+    @ti.func
+    def minimum():
+        for i in c:
+            ti.atomic_min(least[None], c[i] * p[i % P])
+
+    @ti.kernel
+    def in_a_function():
+        least[None] = 1e5
+        minimum()
+
+    kernels = {
+        "two indices": over_two_indices,
+        "grouped": over_groups,
+        "ndrange": over_ndrange,
+        "range": over_range,
+        "function": in_a_function,
+    }
+    if kind == "function":
+        c, shape = ti.field(ti.f64, N), (N,)
+    return kernels.get(kind, over_field), c, p, least, shape, offset
+
+
+FIELDS = ["dense", "two levels", "offset", "pointer", "bitmasked", "dynamic"]
+OTHERS = ["two indices", "grouped", "ndrange", "range", "function"]
+
+
+@pytest.mark.parametrize("kind", FIELDS + OTHERS)
+def test_minimum(kind):
+    """The minimum falls again and again, so that threads that ran at the same time would overtake each other."""
+    kernel, c, p, least, shape, offset = loops(kind)
+    p.fill(1.0)
+    random = np.random.default_rng(0)
+
+    @ti.kernel
+    def fill(values: ti.types.ndarray()):
+        for k in range(N):
+            if ti.static(len(shape) == 2):
+                c[k // shape[1], k % shape[1]] = values[k]
+            else:
+                c[k + offset] = values[k]
+
+    @ti.kernel
+    def append(values: ti.types.ndarray()):
+        for _ in range(1):
+            for k in range(N):
+                c.append(values[k])
+
+    for _ in range(8):
+        values = 2.0 - np.arange(N) / N + 1e-5 * random.random(N)
+        if kind == "dynamic":
+            c.parent().deactivate_all()
+            append(values)
+        else:
+            fill(values)
+        where = int(np.argmin(values))
+        expected = np.zeros(P)
+        expected[where % P] = values[where]
+        assert_allclose(jacobian(kernel, p, least), expected)
+        assert least[None] == values[where]
+
+
+def test_array():
+    p, least = ti.field(ti.f64, P), np.zeros(1)
+
+    @ti.kernel
+    def k(c: ti.types.ndarray(ti.f64, ndim=1), least: ti.types.ndarray(ti.f64, ndim=1)):
+        least[0] = 1e5
+        for i in c:
+            ti.atomic_min(least[0], c[i] * p[i % P])
+
+    p.fill(1.0)
+    random = np.random.default_rng(1)
+    for _ in range(8):
+        values = 2.0 - np.arange(N) / N + 1e-5 * random.random(N)
+        expected = np.zeros((1, P))
+        where = int(np.argmin(values))
+        expected[0, where % P] = values[where]
+        assert_allclose(jacobian(k, p, least, args=(values, least)), expected)
+
+
+def test_returned_sums():
+    """The old value that an atomic sum returns, in a loop that the user has asked to be serial in either way."""
+    p, c, y = ti.field(ti.f64, ()), ti.field(ti.f64, N), ti.field(ti.f64, N)
+    total = ti.field(ti.f64, ())
+
+    @ti.kernel
+    def free():
+        total[None] = 0.0
+        for i in c:
+            y[i] = ti.atomic_add(total[None], p[None])
+
+    @ti.kernel
+    def serial():
+        total[None] = 0.0
+        ti.loop_config(serialize=True)
+        for i in c:
+            y[i] = ti.atomic_add(total[None], p[None])
+
+    @ti.kernel
+    def one_thread():
+        total[None] = 0.0
+        ti.loop_config(parallelize=1)
+        for i in c:
+            y[i] = ti.atomic_add(total[None], p[None])
+
+    p[None] = 2.0
+    for kernel in (free, serial, one_thread):
+        assert_allclose(jacobian(kernel, p, y), np.arange(N))
+        assert_allclose(y.to_numpy(), 2.0 * np.arange(N))
+
+
+class TestOnAGpu:
+    """Loops over fields are parallel there whatever is asked for: they become loops over ranges."""
+
+    @pytest.fixture(autouse=True)
+    def no_serial_struct_for(self, monkeypatch):
+        monkeypatch.setattr(_taichi, "is_host_arch", lambda: False)
+        monkeypatch.setattr(_taichi, "thread_count", lambda: 8)
+
+    @pytest.mark.parametrize("kind", ["dense", "two levels", "offset", "two indices"])
+    def test_over_a_range(self, kind):
+        kernel, c, p, least, shape, _ = loops(kind)
+        values = (2.0 - np.arange(N) / N).reshape(shape)
+        c.from_numpy(values)
+        p.fill(1.0)
+        expected = np.zeros(P)
+        expected[(N - 1) % P] = values.min()
+        assert_allclose(jacobian(kernel, p, least), expected)
+
+    @pytest.mark.parametrize("kind", ["pointer", "bitmasked", "grouped"])
+    def test_refused(self, kind):
+        kernel, _, p, least, _, _ = loops(kind)
+        with pytest.raises(UnsupportedError, match=r"order of the iterations.*range"):
+            Jacobian(kernel, p, least)()

@@ -1,0 +1,313 @@
+"""What is optimised in one loop holds for all that the kernel does: other loops, other names, reads before a store."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars
+from numpy.testing import assert_allclose
+
+from taichi_ext import Jacobian, _taichi, jacobian, parallel_loops
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+N = 96
+P = np.array([1.25, 2.0], np.float32)
+
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """Short loops run in pieces too."""
+    if _taichi.stores_by_column():
+        pytest.skip("loops run in pieces where the rows of J come one after the other in memory, not on a GPU")
+    monkeypatch.setattr(parallel_loops, "LEAST_ITERATIONS", 0)
+    monkeypatch.setattr(parallel_loops, "LEAST_WORK", 0)
+
+
+def fields32(count, *shape):
+    """Fields of float32."""
+    return [outputs(*shape, dtype=ti.f32) for _ in range(count)]
+
+
+class TestPairs:
+    """J is stored two numbers at a time only where nothing else in the kernel touches the array."""
+
+    @pytest.fixture(autouse=True)
+    def run_in_pieces(self, pieces):
+        pass
+
+    def kernels(self):
+        """Kernels with a loop in pieces over y, and what they make of y: the expected J of y and z by p."""
+        p = scalars(P, ti.f32)
+        y, z, total = (*fields32(2, N), *fields32(1))
+        i = np.arange(N)
+        by_p = np.stack([2 * P[0] * i + P[1], P[0] * np.ones(N)], -1)
+        none = np.zeros((N, 2))
+
+        @ti.func
+        def fill():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+
+        @ti.kernel
+        def alone():
+            fill()
+
+        @ti.kernel
+        def inline():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+
+        @ti.kernel
+        def read_after():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+            for i in z:
+                z[i] = 2.0 * y[N - 1 - i]
+
+        @ti.kernel
+        def read_before():
+            for i in z:
+                z[i] = 2.0 * y[i]
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+
+        @ti.kernel
+        def added_after():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+            for i in z:
+                y[i] += p[1] * i
+
+        @ti.kernel
+        def scaled_after():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+            for i in z:
+                y[i] *= 2.0
+
+        @ti.kernel
+        def cleared_after():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+            for i in range(N // 2):
+                y[i] = 0.0
+
+        @ti.kernel
+        def summed_after():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+            total[None] = 0.0
+            for i in y:
+                total[None] += y[i]
+            for i in z:
+                z[i] = total[None]
+
+        @ti.kernel
+        def extremum_after():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+            for i in z:
+                ti.atomic_max(y[0], y[i])
+                z[i] = 0.0
+
+        @ti.kernel
+        def read_by_a_local():
+            for i in y:
+                y[i] = p[0] * p[0] * i + p[1] * p[0]
+            for i in z:
+                s = 0.0
+                for j in range(i):
+                    s += y[j]
+                z[i] = s
+
+        half = by_p.copy()
+        half[: N // 2] = 0
+        largest = by_p.copy()
+        largest[0] = by_p[-1]
+        sums = np.concatenate([np.zeros((1, 2)), np.cumsum(by_p, 0)[:-1]])
+        cases = {
+            "alone": (alone, by_p, none),
+            "inline": (inline, by_p, none),
+            "read after": (read_after, by_p, 2 * by_p[::-1]),
+            "read before": (read_before, by_p, none),
+            "added after": (added_after, by_p + np.stack([np.zeros(N), i], -1), none),
+            "scaled after": (scaled_after, 2 * by_p, none),
+            "cleared after": (cleared_after, half, none),
+            "summed after": (summed_after, by_p, np.tile(by_p.sum(0), (N, 1))),
+            "extremum after": (extremum_after, largest, none),
+            "read by a local": (read_by_a_local, by_p, sums),
+        }
+        return p, y, z, cases
+
+    NAMES = [
+        "read after",
+        "read before",
+        "added after",
+        "scaled after",
+        "cleared after",
+        "summed after",
+        "extremum after",
+        "read by a local",
+    ]
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_other_loops(self, name):
+        p, y, z, cases = self.kernels()
+        kernel, by_y, by_z = cases[name]
+        for _ in range(2):
+            y.fill(0.0)
+            z.fill(0.0)
+            J = np.full((N, 2), np.nan, np.float32)
+            jacobian(kernel, p, y, out=J)
+            assert_allclose(J, by_y, rtol=1e-5)
+            if by_z.any() or name == "read before":
+                y.fill(0.0)
+                J, K = jacobian(kernel, p, [y, z])
+                assert_allclose(J, by_y, rtol=1e-5)
+                assert_allclose(K, by_z, rtol=1e-5)
+
+    def test_alone(self):
+        """The case that is optimised."""
+        p, y, _, cases = self.kernels()
+        plan = Jacobian(cases["inline"][0], p, y)
+        assert_allclose(plan(), cases["inline"][1], rtol=1e-6)
+        (fused,) = plan._fused.values()
+        assert fused.paired
+        assert_allclose(jacobian(cases["alone"][0], p, y), cases["alone"][1], rtol=1e-6)
+
+    def test_one_array_by_two_names(self):
+        p, y = scalars(P, ti.f32), np.zeros(N, np.float32)
+        z = np.zeros(N, np.float32)
+
+        @ti.kernel
+        def k(a: ti.types.ndarray(), b: ti.types.ndarray(), z: ti.types.ndarray()):
+            for i in a:
+                a[i] = p[0] * p[0] * i + p[1] * p[0]
+            for i in z:
+                z[i] = b[i] * p[1]
+
+        i = np.arange(N)
+        by_y = np.stack([2 * P[0] * i + P[1], P[0] * np.ones(N)], -1)
+        by_z = by_y * P[1]
+        by_z[:, 1] += P[0] * P[0] * i + P[1] * P[0]
+        J, K = jacobian(k, p, [y, z], args=(y, y, z))
+        assert_allclose(J, by_y, rtol=1e-6)
+        assert_allclose(K, by_z, rtol=1e-6)
+
+
+def test_fixed_entries_that_the_loop_stores_to(pieces):
+    """What is read before a piece is not what the loop changes, by whatever name."""
+    x, y, w = scalars([0.3, 0.8]), np.zeros(32), np.linspace(0.5, 0.9, 32)
+
+    @ti.kernel
+    def k(y: ti.types.ndarray(), w: ti.types.ndarray(), v: ti.types.ndarray()):
+        ti.loop_config(serialize=True)
+        for i in range(32):
+            w[i] = 2.0 * i
+            y[i] = x[0] * v[3] + x[1] * i
+
+    check_jacobian(k, x, y, args=(y, w, w), state=[w])
+
+
+class TestStoresThatCover:
+    """A store to every entry spares clearing the array before, unless something reads or adds to it earlier."""
+
+    def kernels(self, p, y, z):
+        @ti.kernel
+        def read_by_the_store():
+            for i in y:
+                y[i] = y[i] * p[0] + p[1]
+
+        @ti.kernel
+        def added_by_the_store():
+            for i in y:
+                y[i] = y[i] + p[1]
+
+        @ti.kernel
+        def read_before():
+            for i in z:
+                z[i] = y[i] * p[0]
+            for i in y:
+                y[i] = p[0] * p[1] * i
+
+        @ti.kernel
+        def read_before_in_the_loop():
+            for i in y:
+                z[i] = y[i] * p[0]
+                y[i] = p[0] * p[1] * i
+
+        @ti.kernel
+        def read_ahead():
+            ti.loop_config(serialize=True)
+            for i in range(6):
+                y[i] = p[0] * p[1] * i
+                z[i] = y[(i + 1) % 6] * p[0]
+
+        @ti.kernel
+        def read_ahead_in_a_loop():
+            ti.loop_config(serialize=True)
+            for i in range(6):
+                y[i] = p[0] * p[1] * i
+                s = 0.0
+                for j in range(6):
+                    s += y[j] * p[j % 2]
+                z[i] = s
+
+        @ti.kernel
+        def added_before():
+            for i in z:
+                y[i] += p[0]
+            for i in y:
+                y[i] = p[0] * p[1] * i
+
+        @ti.kernel
+        def read_by_a_local():
+            for i in y:
+                a = y[i]
+                y[i] = p[0] * p[1] * i
+                z[i] = a * p[1]
+
+        return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+    NAMES = """
+        read_by_the_store added_by_the_store read_before read_before_in_the_loop read_ahead read_ahead_in_a_loop
+        added_before read_by_a_local
+    """.split()
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_memory_that_holds_something(self, name):
+        p, y, z = scalars([2.0, 3.0]), scalars(np.arange(1.0, 7)), outputs(6)
+        kernel = self.kernels(p, y, z)[name]
+        by_y, by_z = check_jacobian(kernel, p, [y, z]) if name[:4] == "read" and "store" not in name else (None, None)
+        start = y.to_numpy()
+        expected = check_jacobian(kernel, p, y, state=[z])
+        if by_y is not None:
+            assert_allclose(by_y, expected)
+        for _ in range(3):
+            y.from_numpy(start)
+            J, K = np.full((6, 2), np.nan), np.full((6, 2), np.nan)
+            jacobian(kernel, p, y, out=J)
+            assert_allclose(J, expected)
+            y.from_numpy(start)
+            assert_allclose(jacobian(kernel, p, y), expected)
+            if by_y is not None:
+                y.from_numpy(start)
+                jacobian(kernel, p, [y, z], out=[J, K])
+                assert_allclose(J, expected)
+                assert_allclose(K, by_z)
+
+    def test_nothing_else(self):
+        """The case that is optimised: also where other loops read what was stored."""
+        p, y, z = scalars([2.0, 3.0]), outputs(6), outputs(6)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = p[0] * p[1] * i
+            for i in z:
+                z[i] = y[i] * p[1]
+
+        plan = Jacobian(k, p, [y, z])
+        plan()
+        (fused,) = plan._fused.values()
+        assert len(fused.facts.covered) == 2
