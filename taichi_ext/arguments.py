@@ -13,6 +13,7 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.labels import Label, Labels
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Target:
     """One parameter or output: a field or array, an argument by position, or the return value."""
 
     kind: str  # "field", "array", "argument" or "return"
-    name: str  # as messages call it
+    name: Label | str  # as messages call it
     field: Any = None
     position: int = -1
     argument: str = ""
@@ -61,6 +62,7 @@ class KernelCall:
     def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
         self.function = kernel
         self.args = args
+        self.labels = Labels(kernel)
         bound = _taichi.primal_kernel(kernel)
         self.kernel, self._owner = bound if bound is not None else (None, ())
         if not isinstance(args, (tuple, list)):
@@ -123,7 +125,7 @@ class KernelCall:
         if isinstance(leaf, str):
             return self._resolve_name(place, leaf)
         if isinstance(leaf, _taichi.Field):
-            return _resolve_field(place, leaf)
+            return _resolve_field(place, leaf, self.labels)
         if not _taichi.is_array(leaf):
             if hasattr(leaf, "__dlpack__"):
                 raise InvalidArgumentError(
@@ -138,7 +140,7 @@ class KernelCall:
                 name = self.names[position] if position < len(self.names) else str(position)
                 return Target("argument", f"{place} (array argument {name!r})", None, position, name)
         if self.kernel is None:
-            return Target("array", f"{place} (array of shape {tuple(leaf.shape)})", leaf)
+            return Target("array", self.labels.target(place, leaf, "array"), leaf)
         raise InvalidArgumentError(
             f"{place} is an array of shape {tuple(leaf.shape)} that is not among args; pass the same object in "
             "args=(...)."
@@ -153,7 +155,7 @@ class KernelCall:
         position = self.names.index(name)
         value = self.args[position] if position < len(self.args) else None
         if isinstance(value, _taichi.Field):
-            return _resolve_field(place, value)
+            return _resolve_field(place, value, self.labels)
         return Target("argument", f"{place} (argument {name!r})", None, position, name)
 
     def return_target(self) -> Target:
@@ -210,16 +212,17 @@ class KernelCall:
         return dtype
 
 
-def _resolve_field(place: str, field: Any) -> Target:
+def _resolve_field(place: str, field: Any, labels: Labels) -> Target:
     if not _taichi.is_placed(field):
-        raise InvalidArgumentError(f"{place} is a field that is not placed; give it a shape or place it in a root.")
-    shape = tuple(field.shape)
+        name = labels.name(field)
+        what = f"the field {name}, which is" if name else "a field that is"
+        raise InvalidArgumentError(f"{place} is {what} not placed; give it a shape or place it in a root.")
     if not _taichi.is_real(field.dtype):
         raise InvalidArgumentError(
-            f"{place} is a field of shape {shape} and type {field.dtype.to_string()}; only fields of real numbers have "
-            "a derivative. Use ti.f32 or ti.f64."
+            f"{labels.target(place, field, 'field')} has type {field.dtype.to_string()}; only fields of real numbers "
+            "have a derivative. Use ti.f32 or ti.f64."
         )
-    return Target("field", f"{place} (field of shape {shape})", field)
+    return Target("field", labels.target(place, field, "field"), field)
 
 
 def refuse_inactive(

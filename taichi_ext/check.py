@@ -163,7 +163,7 @@ def check_jacobian(
         >>> print(report)  # doctest: +ELLIPSIS
         J of powers agrees with central differences (relative tolerance 1e-06)
           output ...
-          outputs (field of shape (3,))  params (field of shape (2,))  6 of 6 ...
+          outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
     """
     run = _Run(Jacobian(kernel, params, outputs, args=args))
     try:
@@ -286,7 +286,7 @@ def _compare(
     tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
     blocks: dict[tuple[int, int], Block] = {}
     for m, param in enumerate(plan._params):
-        columns = [_Columns(plan._outputs[n].name, param.name, row[m]) for n, row in enumerate(J)]
+        columns = [_Columns(str(plan._outputs[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
         run.state.restore()
         values = run.values(param)
         for index in _chosen(values.shape, most_entries):

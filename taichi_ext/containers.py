@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import _taichi
+from taichi_ext.labels import Label
 from taichi_ext.linear_form import Affine, Form, Seed, as_expression, is_one, is_row
 from taichi_ext.rows import SharedRow, rows_loop
 from taichi_ext.storage import LocalRow, are_local, row_sum, settle
@@ -24,7 +25,7 @@ class Container:
     """One field or array argument as a trace sees it."""
 
     key: Any
-    name: str
+    name: Label | str
     shape: tuple[int, ...]
     element_shape: tuple[int, ...]
     offset: tuple[int, ...]

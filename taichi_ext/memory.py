@@ -10,6 +10,7 @@ import taichi as ti
 
 from taichi_ext import _taichi
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.labels import Label, Labels
 from taichi_ext.trace import ContainerInfo
 
 _INDEX_LIMIT = 2**31 - 1
@@ -23,7 +24,8 @@ _ADVICE = (
 class FieldTable:
     """The fields that kernels were seen to use, by their placed components."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
         self.infos: dict[Any, ContainerInfo] = {}
         self._components: dict[int, tuple[Any, int | None, Any]] = {}  # id of a component -> (key, number, component)
 
@@ -38,7 +40,7 @@ class FieldTable:
         is_matrix = isinstance(field, _taichi.MatrixField)
         shape = () if not is_matrix else ((field.n,) if field.ndim == 1 else (field.n, field.m))
         key = ("field", id(components[0]))
-        name = f"the field {field._name} of shape {tuple(field.shape)}"
+        name = self._labels.field(field)
         offset = _taichi.field_offset(field)
         info = ContainerInfo(key, name, field, tuple(field.shape), shape, offset, field.dtype)
         self.infos[key] = info
@@ -75,7 +77,7 @@ def array_identity(value: Any) -> Any:
     return ("object", id(value))
 
 
-def array_info(key: Any, name: str, value: Any, annotation: Any) -> ContainerInfo | None:
+def array_info(key: Any, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
     """An array argument as a container; None for integer arrays."""
     dtype = _taichi.outer_array_dtype(value)
     if not _taichi.is_real(dtype):
@@ -98,7 +100,7 @@ class Shadow:
     neighbouring threads write neighbouring rows at the same time. ``is_fresh`` tells that it is zero throughout.
     """
 
-    def __init__(self, name: str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
+    def __init__(self, name: Label | str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
         if rows * columns > _INDEX_LIMIT:
             raise InvalidArgumentError(
                 f"The tangent of {name} has {rows} x {columns} entries, more than the 2**31 - 1 that Taichi can index. "

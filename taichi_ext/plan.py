@@ -13,6 +13,7 @@ from taichi_ext import _taichi
 from taichi_ext.arguments import KernelCall, Target, flatten, refuse_inactive
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.explain import explain
+from taichi_ext.labels import Label
 from taichi_ext.memory import FieldTable, Shadow, available_memory, numpy_dtype
 from taichi_ext.registry import registry
 from taichi_ext.replay import Replay
@@ -95,7 +96,7 @@ class Jacobian:
         if not self._params or not self._outputs:
             raise InvalidArgumentError("params and outputs must each name at least one field, array or argument.")
         _taichi.materialize()
-        self._fields = FieldTable()
+        self._fields = FieldTable(self._call.labels)
         self._fused: dict[Any, Fused] = {}
         self._returned: Any = None
         self._is_checked = False
@@ -227,7 +228,7 @@ class Jacobian:
         columns: list[tuple[int, tuple[int, ...]]] = []
         seeds: dict[Any, int] = {}
         arguments: dict[str, int] = {}
-        names: dict[Any, str] = {}
+        names: dict[Any, Label | str] = {}
         session = Session(self._fields, self._fused, self._call.kernel is not None)
         total = 0
         for target in self._params:

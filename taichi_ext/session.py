@@ -13,6 +13,7 @@ import numpy as np
 from taichi_ext import _taichi, trace
 from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
 from taichi_ext.host_values import as_active, is_active_on_host
+from taichi_ext.labels import Label, Labels
 from taichi_ext.memory import FieldTable, Shadow, array_identity, array_info, numpy_dtype
 from taichi_ext.registry import registry
 from taichi_ext.state import OverBudgetError, State
@@ -51,7 +52,7 @@ class Session:
         self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
         self.read: set[Any] = set()
         self.written: set[Any] = set()
-        self.params: dict[Any, str] = {}  # the parameters and what messages call them
+        self.params: dict[Any, Label | str] = {}  # the parameters and what messages call them
         self.overwritten: set[Any] = set()
         self.has_launched = False
         self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
@@ -63,7 +64,7 @@ class Session:
     def info(self, key: Any) -> ContainerInfo:
         return self.arrays[key][0] if key in self.arrays else self.fields.infos[key]
 
-    def register_array(self, value: Any, annotation: Any, name: str) -> Any:
+    def register_array(self, value: Any, annotation: Any, name: Label | str) -> Any:
         """The key of an array that is a parameter or output."""
         key = ("array", array_identity(value))
         if key not in self.arrays:
@@ -392,4 +393,4 @@ def _refuse_overlaps(arrays: list[Any], names: list[str]) -> None:
             raise InvalidArgumentError(f"{name} and {other} share a part of their memory; pass copies, or one array.")
 
 
-_taichi.compile_with(lambda kernel, args: trace.trace_plain(kernel, args, FieldTable()))
+_taichi.compile_with(lambda kernel, args: trace.trace_plain(kernel, args, FieldTable(Labels(kernel))))

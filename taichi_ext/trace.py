@@ -14,6 +14,7 @@ from taichi_ext import _taichi
 from taichi_ext.containers import Container, broadcast, columns_only
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import Facts
+from taichi_ext.labels import Label
 from taichi_ext.linear_form import Affine, Seed, as_expression, is_row
 from taichi_ext.names import TRACER
 from taichi_ext.nesting import loops_by_number
@@ -33,7 +34,7 @@ class ContainerInfo:
     """A field or array outside a trace."""
 
     key: Any
-    name: str
+    name: Label | str
     obj: Any
     shape: tuple[int, ...]
     element_shape: tuple[int, ...]

@@ -192,13 +192,13 @@ def test_call_before_init():
 
 
 def test_parameter_that_is_not_read(scene, refused):
-    refused(scene.k, scene.unused, scene.y, "params (field of shape (4,)) is not read in", "k")
-    refused(scene.k, {"a": scene.x, "b": [scene.unused]}, scene.y, "params['b'][0] (field of shape (4,)) is not read")
+    refused(scene.k, scene.unused, scene.y, "params (field scene.unused of shape (4,)) is not read in", "k")
+    refused(scene.k, {"a": scene.x, "b": [scene.unused]}, scene.y, "params['b'][0] (field scene.unused of shape (4,))")
 
 
 def test_output_that_is_not_written(scene, refused):
-    refused(scene.k, scene.x, scene.unused, "outputs (field of shape (4,)) is not written in")
-    refused(scene.k, scene.x, [scene.y, scene.unused], "outputs[1] (field of shape (4,)) is not written in")
+    refused(scene.k, scene.x, scene.unused, "outputs (field scene.unused of shape (4,)) is not written in")
+    refused(scene.k, scene.x, [scene.y, scene.unused], "outputs[1] (field scene.unused of shape (4,)) is not written")
 
 
 def test_params_and_outputs_exchanged(scene, refused):
@@ -227,14 +227,18 @@ def test_parameter_that_no_kernel_of_a_pipeline_reads(scene):
     def run():
         scene.k()
 
-    with pytest.raises(InvalidArgumentError, match=r"params \(field of shape \(4,\)\) is not read by .*run.*launched"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"params \(field scene.unused of shape \(4,\)\) is not read by .*run"
+    ):
         jacobian(run, scene.unused, scene.y)
-    with pytest.raises(InvalidArgumentError, match=r"outputs \(field of shape \(4,\)\) is not written by .*run"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"outputs \(field scene.unused of shape \(4,\)\) is not written by .*run"
+    ):
         jacobian(run, scene.x, scene.unused)
 
 
 def test_integer_fields(scene, refused):
-    words = "field of shape (3,) and type i32", "only fields of real numbers", "ti.f32 or ti.f64"
+    words = "(field counter of shape (3,)) has type i32", "only fields of real numbers", "ti.f32 or ti.f64"
     refused(scene.k, scene.counter, scene.y, "params", *words)
     refused(scene.k, scene.x, (scene.counter,), "outputs[0]", *words)
 
@@ -357,9 +361,9 @@ def test_field_that_is_not_placed():
     def k():
         y[0] += x[0]
 
-    with pytest.raises(InvalidArgumentError, match="params is a field that is not placed; give it a shape or place it"):
+    with pytest.raises(InvalidArgumentError, match="params is the field free, which is not placed; give it a"):
         jacobian(k, free, y)
-    with pytest.raises(InvalidArgumentError, match=r"outputs\[0\] is a field that is not placed"):
+    with pytest.raises(InvalidArgumentError, match=r"outputs\[0\] is the field free, which is not placed"):
         jacobian(k, x, [free])
     ti.root.dense(ti.i, 1).place(free)
     assert_allclose(jacobian(k, x, y), [[1.0]])
@@ -520,7 +524,7 @@ def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
 
     monkeypatch.setattr("taichi_ext.memory.available_memory", lambda: 100e6)
     words = "0.1 GiB", "product", "sparse rows"
-    refused(k, many, rows, "outputs (field of shape (5000,))", "by 4000 parameters", *words)
+    refused(k, many, rows, "outputs (field rows of shape (5000,))", "by 4000 parameters", *words)
 
 
 def test_jacobian_larger_than_what_taichi_can_index(scene, refused):
@@ -532,7 +536,7 @@ def test_jacobian_larger_than_what_taichi_can_index(scene, refused):
             rows[i] = many[i * 1000]
 
     words = "3000 x 3000000 entries", "2**31 - 1", "product", "sparse rows"
-    refused(k, many, rows, "outputs (field of shape (3000,))", *words)
+    refused(k, many, rows, "outputs (field rows of shape (3000,))", *words)
 
 
 @pytest.mark.parametrize("limit", ["1G", -1, 1.5j])
@@ -615,7 +619,7 @@ def test_parameter_that_a_pipeline_overwrites():
         result = jacobian(run, x, y)  # overwriting pipeline
     assert_array_equal(result, [[0.0]])
     own = [w for w in caught if "overwritten" in str(w.message)]
-    check_warning(own, "# overwriting pipeline", "params (field of shape (1,))", "overwritten before it is read")
+    check_warning(own, "# overwriting pipeline", "params (field x of shape (1,))", "overwritten before it is read")
 
 
 def test_python_that_branches_on_an_active_value_is_allowed():

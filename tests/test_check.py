@@ -53,8 +53,8 @@ def test_a_right_jacobian_passes():
     assert block.worst.jacobian == pytest.approx(block.worst.differences, rel=1e-8)
     text = str(report)
     assert "powers agrees with central differences (relative tolerance 1e-06)" in text
-    assert "outputs (field of shape (3,))" in text
-    assert "params (field of shape (2,))" in text
+    assert "outputs (field y of shape (3,))" in text
+    assert "params (field x of shape (2,))" in text
     assert "6 of 6" in text
 
 
@@ -308,9 +308,9 @@ def test_a_nan_that_is_real_is_reported_with_its_origin():
     report = check_jacobian(k, [g_v, g_m], out)
     assert not report
     text = str(report)
-    assert "outputs (field of shape (2,)) is nan at [0] after a plain run" in text
-    assert "J of outputs (field of shape (2,)) by params[0] (field of shape (2,)) is inf at [0] by [0]" in text
-    assert "by params[1] (field of shape (2,)) is nan at [0] by [0]" in text
+    assert "outputs (field out of shape (2,)) is nan at [0] after a plain run" in text
+    assert "J of outputs (field out of shape (2,)) by params[0] (field g_v of shape (2,)) is inf at [0] by [0]" in text
+    assert "by params[1] (field g_m of shape (2,)) is nan at [0] by [0]" in text
     assert "it arises first in" in text
     origin = text[text.index("it arises first in") :]
     assert 'test_check.py", line' in origin
@@ -374,8 +374,8 @@ def test_a_nan_that_the_user_holds():
     report = check_jacobian(k, x, y)
     assert not report
     text = str(report)
-    assert "params (field of shape (2,)) holds nan at [1]" in text
-    assert "outputs (field of shape (2,)) is nan at [1]" in text
+    assert "params (field x of shape (2,)) holds nan at [1]" in text
+    assert "outputs (field y of shape (2,)) is nan at [1]" in text
     assert np.isnan(read(x)[1])
 
 

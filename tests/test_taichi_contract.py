@@ -923,6 +923,14 @@ def test_array_arguments_in_a_kernel():
     assert types_seen == [ti.f64, ti.f32]
 
 
+def test_names_of_fields():
+    a, b = ti.field(ti.f64, shape=2), ti.Vector.field(2, ti.f64, shape=2, name="wind")
+    assert re.fullmatch(r"tmp\d+", a._name), f"a field without a name is called {a._name} now"
+    assert b._name == "wind"
+    member = ti.types.struct(mass=ti.f64).field(shape=2).mass
+    assert member._name == "<Struct>.mass"
+
+
 def test_annotations_of_arrays():
     annotation = ti.types.ndarray(ti.types.vector(3, ti.f32), ndim=2)
     assert isinstance(annotation, ndarray_type.NdarrayType)

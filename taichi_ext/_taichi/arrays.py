@@ -42,6 +42,11 @@ def field_components(field: Any) -> list[Expr]:
     return list(field.vars)
 
 
+def given_name(field: Any) -> str:
+    """What Taichi calls a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
+    return field._name if is_placed(field) else ""
+
+
 def is_placed(field: Any) -> bool:
     return all(v.ptr.snode() is not None for v in field.vars)
 

@@ -193,9 +193,9 @@ def is_gradient_replaced() -> bool:
     return bool(impl.get_runtime().grad_replaced)
 
 
-def user_frame() -> Any:
-    """The innermost frame that is neither Taichi's nor this package's."""
-    frame = sys._getframe(1)
+def user_frame(frame: Any = None) -> Any:
+    """The innermost frame, from the caller's or a given one on, that is neither Taichi's nor this package's."""
+    frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if (module or "").split(".")[0] not in ("taichi", "taichi_ext", "contextlib"):
