@@ -205,7 +205,7 @@ class Assignments(Bookkeeping):
             raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
         if known is None:
             self.note_effect()
-            if is_active(value) and _taichi.is_real(_taichi.dtype_of(target)):
+            if self.columns and is_active(value) and _taichi.is_real(_taichi.dtype_of(target)):
                 raise UnsupportedError("A value with a tangent is stored to something whose tangent cannot be kept.")
             return
         key = known[1]

@@ -30,7 +30,13 @@ class ControlFlow(IndexForms):
         self.visits[number] += 1
         if len(self.contexts) == 1 and number in self.loop_nodes:
             self.loop_nodes[number].restore()
-            if is_parallel and not self.is_reverse and _taichi.is_host_arch() and _is_row_major(domain, self.domain):
+            if (
+                is_parallel
+                and self.columns
+                and not self.is_reverse
+                and _taichi.is_host_arch()
+                and _is_row_major(domain, self.domain)
+            ):
                 self._nest(number, self.domain or ())
         if keeps_order:
             self._serialize(number, domain)

@@ -7,7 +7,18 @@ from typing import Any
 
 from taichi_ext import _taichi, subscripts
 from taichi_ext._taichi import ops
-from taichi_ext.edges import check_antialias, coverage, edge, real_level, segment_edge, sqrt_edge, step
+from taichi_ext.edges import (
+    alike,
+    coverage,
+    edge,
+    ends_of,
+    is_antialiased,
+    position_of,
+    real_level,
+    segment_edge,
+    sqrt_edge,
+    step,
+)
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.linear_form import Form, Seed, is_row, multiply
 from taichi_ext.pixel import Pixel, segment_partials
@@ -27,16 +38,13 @@ from taichi_ext.values import (
 def _pixel(tracer: Any, what: str, level: Any, at: Any) -> tuple[Any, Pixel]:
     if at is None:
         raise UnsupportedError(f"{what} needs at=(px, py), the position of the pixel, where a derivative is taken.")
-    if not isinstance(at, (tuple, list)):
-        is_vector = shape_of(tracer.value_of(at)) == (2,)
-        at = [subscripts.load(tracer, at, (n,)) for n in range(2)] if is_vector else ()
-    if len(at) != 2:
-        raise UnsupportedError(f"{what}: at must be a pair of variables, at=(px, py).")
-    if not isinstance(level, Scalar):
-        level = Scalar(real_level(level), form={})
+    if not isinstance(at, (tuple, list)) and shape_of(tracer.value_of(at)) == (2,):
+        at = [subscripts.load(tracer, at, (n,)) for n in range(2)]
+    else:
+        position_of(what, tracer.value_of(at))
+    level = level if isinstance(level, Scalar) else Scalar(real_level(what, level), form={})
+    real_level(what, level.primal)
     seeds = [tracer.spatial_seed(what, variable) for variable in at]
-    if not _taichi.is_real(level.dtype):
-        raise UnsupportedError(f"{what}: level must be a real scalar.")
     form = linearize(tracer, level)
     gradient = tuple(_column(tracer, form, seed) for seed in seeds)
     if all(isinstance(c, (int, float)) and c == 0 for c in gradient):
@@ -87,14 +95,15 @@ def trace_edge(tracer: Any, function: Any, args: list[Any], keywords: dict[str, 
     """``edge``, ``step`` and ``coverage`` in a kernel that the engine traces."""
     given = inspect.signature(function).bind(*args, **keywords).arguments
     inside, outside = (tracer.value_of(given.get(n, d)) for n, d in (("inside", 1.0), ("outside", 0.0)))
-    antialias = function is coverage or given.get("antialias", False)
-    check_antialias(antialias)
-    level, pixel = _pixel(tracer, function.__name__, tracer.value_of(given["level"]), given.get("at"))
-    if is_tensor_like(inside) and not is_tensor_like(outside):
-        outside = make_tensor([outside] * len(entries_of(inside)), shape_of(inside))
-    if shape_of(inside) != shape_of(outside):
-        raise UnsupportedError(f"edge: inside has shape {shape_of(inside)}, outside {shape_of(outside)}.")
+    what = function.__name__
+    antialias = is_antialiased(what, function is coverage or given.get("antialias", False))
+    level, pixel = _pixel(tracer, what, tracer.value_of(given["level"]), given.get("at"))
+    inside, outside = alike(what, inside, outside)
     jump = tracer.value_of(given.get("jump"))
+    if jump is not None and shape_of(jump) not in ((), shape_of(inside)):
+        raise UnsupportedError(
+            f"{what}: jump has shape {shape_of(jump)}, the values {shape_of(inside)}; give it the same shape."
+        )
     count = len(entries_of(inside)) if is_tensor_like(inside) else 1
     chord = pixel.chord()
     is_inside = _taichi.variable(pixel.level > 0)
@@ -129,12 +138,9 @@ def trace_sqrt(tracer: Any, function: Any, args: list[Any], keywords: dict[str, 
 def trace_segment(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
     """``segment_edge`` in a kernel that the engine traces."""
     given = inspect.signature(segment_edge).bind(*args, **keywords).arguments
-    for name in ("start", "end"):
-        if shape_of(tracer.value_of(given[name])) != (2,):
-            raise UnsupportedError(f"segment_edge: {name} must be a vector of 2.")
-    ends = [entries_of(tracer.value_of(given[n])) for n in ("start", "end")]
+    ends = ends_of(tracer.value_of(given["start"]), tracer.value_of(given["end"]))
     values = [[keep(e) for e in entries] for entries in ends]
-    at = [tracer.primal(v) for v in given["at"]]
+    at = position_of("segment_edge", tracer.primal(given["at"]))
     jump = tracer.primal(given["jump"])
     nodes = []
     for height in entries_of(jump) if is_tensor_like(jump) else [jump]:

@@ -10,13 +10,17 @@ grad phi comes from the engine: the variables given as ``at=`` are two more seed
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 from taichi_ext import _taichi
 from taichi_ext._taichi import ops
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
+from taichi_ext.kernel_scope import require_kernel
 from taichi_ext.pixel import segment_partials
-from taichi_ext.values import entries_of, shape_of
+from taichi_ext.values import entries_of, make_tensor, primal_of, shape_of
 
 
 def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bool = False, jump: Any = None) -> Any:
@@ -27,7 +31,7 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
     Args:
         level: a real scalar that is positive inside; its zero set is the edge.
         inside: scalar, vector or matrix.
-        outside: of the same shape.
+        outside: of the same shape; or one of the two is a scalar.
         at: the position of the pixel centre, ``(px, py)``, two real variables (or a vector variable) in units of pixels
             from which level was computed in the same kernel.  Needed where a derivative is taken or ``antialias=True``.
         antialias: False takes a point sample at the pixel's centre; True gives ``C * inside + (1 - C) * outside``,
@@ -61,10 +65,7 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
         >>> print(f"{growth:.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
         75.6 of 75.4
     """
-    check_antialias(antialias)
-    if antialias or _taichi.is_gradient_kernel():
-        raise _taichi.NeedsTracing("edge")
-    return ops.select(real_level(level) > 0, inside, outside)
+    return _edge("edge", level, inside, outside, at, antialias)
 
 
 def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
@@ -96,7 +97,7 @@ def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
         >>> print(f"{by_x.sum():.2f} of {abs(by_x).sum():.0f}")  # a disc that moves does not grow
         0.07 of 48
     """
-    return edge(level, 1.0, 0.0, at=at, antialias=antialias)
+    return _edge("step", level, 1.0, 0.0, at, antialias)
 
 
 def coverage(level: Any, *, at: Any = None) -> Any:
@@ -126,7 +127,7 @@ def coverage(level: Any, *, at: Any = None) -> Any:
         >>> print(f"{image.to_numpy().sum():.1f} of {3.14159265 * 12.0**2:.1f}")
         452.6 of 452.4
     """
-    return edge(level, 1.0, 0.0, at=at, antialias=True)
+    return _edge("coverage", level, 1.0, 0.0, at, True)
 
 
 def sqrt_edge(level: Any, *, at: Any = None) -> Any:
@@ -159,9 +160,10 @@ def sqrt_edge(level: Any, *, at: Any = None) -> Any:
         >>> print(f"{slope:.0f} of {2 * 3.14159265 * 12.0**2:.0f}")
         905 of 905
     """
+    require_kernel("sqrt_edge", level)
     if _taichi.is_gradient_kernel():
         raise _taichi.NeedsTracing("sqrt_edge")
-    level = real_level(level)
+    level = real_level("sqrt_edge", level)
     return ops.sqrt(ops.max(level, 0.0))
 
 
@@ -194,14 +196,12 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
         >>> jacobian(cover, corners, area)[0].round(6)  # (y1 - y2, x2 - x1) / 2
         array([-3.35, -3.25])
     """
-    if not _taichi.is_inside_kernel():
-        raise UnsupportedError("edge and its relatives are called in kernels, not from Python.")
-    if shape_of(start) != (2,) or shape_of(end) != (2,):
-        raise UnsupportedError("segment_edge: start and end must be vectors of 2.")
-    start, end = entries_of(start), entries_of(end)
-    parts = segment_partials(start, end, jump, at)
+    require_kernel("segment_edge", start)
+    start, end = ends_of(start, end)
+    at = position_of("segment_edge", at)
     if not _taichi.is_gradient_kernel():
         return jump * 0.0
+    parts = segment_partials(start, end, jump, at)
     stop = _taichi.stop_gradient
     total = jump * 0.0
     for n in range(2):
@@ -215,16 +215,78 @@ for _function in PUBLIC:
     _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 
-def check_antialias(antialias: Any) -> None:
-    """Raise unless antialias is known to be true or false when the kernel is compiled."""
-    if not isinstance(antialias, bool):
-        raise InvalidRuleError(f"edge: antialias is {antialias!r}; expected True or False.")
+def _edge(what: str, level: Any, inside: Any, outside: Any, at: Any, antialias: Any) -> Any:
+    """An edge in a kernel that Taichi compiles by itself; raises where only the engine can build it."""
+    require_kernel(what, level)
+    if is_antialiased(what, antialias) or _taichi.is_gradient_kernel():
+        raise _taichi.NeedsTracing(what)
+    level = real_level(what, level)
+    inside, outside = alike(what, inside, outside)
+    return ops.select(level > 0, inside, outside)
 
 
-def real_level(level: Any) -> Any:
+def is_antialiased(what: str, antialias: Any) -> bool:
+    """The option ``antialias``; raises unless it is known to be true or false when the kernel is compiled."""
+    if not isinstance(antialias, (bool, np.bool_)):
+        shown = "a value of the kernel" if _taichi.is_expr(antialias) else repr(antialias)
+        raise InvalidRuleError(
+            f"{what}: antialias is {shown}; expected True or False, a constant when the kernel is compiled."
+        )
+    return bool(antialias)
+
+
+def real_level(what: str, level: Any) -> Any:
     """The level, if it can be one."""
-    if not _taichi.is_inside_kernel():
-        raise UnsupportedError("edge and its relatives are called in kernels, not from Python.")
     if not _taichi.is_expr(level) or _taichi.is_tensor(level) or not _taichi.is_real(_taichi.dtype_of(level)):
-        raise UnsupportedError("edge: level must be a real scalar computed from the pixel's position.")
+        raise UnsupportedError(
+            f"{what}: level must be a real scalar computed from the position of the pixel; {_described(level)} is "
+            "given. Compute it from real variables, for example px = float(i)."
+        )
     return level
+
+
+def alike(what: str, inside: Any, outside: Any) -> tuple[Any, Any]:
+    """Both values with one shape: a scalar stands for all entries."""
+    shapes = shape_of(inside), shape_of(outside)
+    if shapes[0] == shapes[1]:
+        return inside, outside
+    if () not in shapes:
+        raise UnsupportedError(
+            f"{what}: inside has shape {shapes[0]}, outside {shapes[1]}; give both the same shape, or a scalar for one."
+        )
+    if shapes[1]:
+        return make_tensor([inside] * math.prod(shapes[1]), shapes[1]), outside
+    return inside, make_tensor([outside] * math.prod(shapes[0]), shapes[0])
+
+
+def ends_of(start: Any, end: Any) -> tuple[list[Any], list[Any]]:
+    """The coordinates of both ends of a side."""
+    for name, value in (("start", start), ("end", end)):
+        if shape_of(value) != (2,):
+            raise UnsupportedError(
+                f"segment_edge: {name} must be a vector of 2, x and y in pixels; {_described(value)} is given. "
+                "Write ti.Vector([x, y])."
+            )
+    return entries_of(start), entries_of(end)
+
+
+def position_of(what: str, at: Any) -> list[Any]:
+    """The two coordinates of a pixel."""
+    if shape_of(at) == (2,):
+        return entries_of(at)
+    if not isinstance(at, (tuple, list)) or len(at) != 2 or any(shape_of(c) for c in at):
+        raise UnsupportedError(
+            f"{what}: at must be a pair of real numbers, at=(px, py); {_described(at)} is given. "
+            "It is the centre of the pixel, for example px = float(i) and py = float(j)."
+        )
+    return list(at)
+
+
+def _described(x: Any) -> str:
+    """An argument as messages tell it."""
+    if isinstance(x, (tuple, list)):
+        return f"a {type(x).__name__} of {len(x)}"
+    shape, x = shape_of(x), primal_of(x)
+    if shape:
+        return f"a value of shape {shape}"
+    return f"a value of type {_taichi.dtype_of(x).to_string()}" if _taichi.is_expr(x) else repr(x)

@@ -14,6 +14,7 @@ from typing import Any
 
 from taichi_ext import _taichi
 from taichi_ext.errors import InvalidRuleError
+from taichi_ext.kernel_scope import require_kernel
 from taichi_ext.linear_form import Affine, Form, Seed, accumulate
 from taichi_ext.registry import GradientRule, registry
 from taichi_ext.values import (
@@ -56,8 +57,10 @@ def mark(name: str, value: Any, **along: Any) -> Any:
         array(0.3)
         >>> registry.remove("clipped")
     """
+    require_kernel("mark", value)
+    check_mark_name(name)
     registry.note_mark(name)
-    rule = registry.rule_for(name) if _taichi.is_inside_kernel() else None
+    rule = registry.rule_for(name)
     if rule is not None and _taichi.is_gradient_kernel():
         rule.uses += 1
         return _taichi.mark_with_rule(rule, value, along)
@@ -86,6 +89,7 @@ def stop_gradient(value: Any) -> Any:
         >>> jacobian(k, x, y)
         array(2.)
     """
+    require_kernel("stop_gradient", value)
     return _taichi.stop_gradient(value) if _taichi.is_gradient_kernel() else value
 
 
@@ -111,10 +115,17 @@ def replace_gradient(value: Any, surrogate: Any) -> Any:
         >>> jacobian(k, x, y)
         array(1.)
     """
+    require_kernel("replace_gradient", value)
     if _taichi.is_gradient_kernel():
         stop = _taichi.stop_gradient
         return stop(value) + (surrogate - stop(surrogate))
     return value
+
+
+def check_mark_name(name: Any) -> None:
+    """Raise unless a mark is named by a string."""
+    if not isinstance(name, str):
+        raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
 
 
 for _function in (mark, stop_gradient, replace_gradient):
@@ -128,8 +139,7 @@ def trace_mark(tracer: Any, function: Any, args: list[Any], keywords: dict[str, 
     """``mark`` in a kernel that the engine traces."""
     given = inspect.signature(mark).bind(*args, **keywords).arguments
     name, keywords = given["name"], given.get("along", {})
-    if not isinstance(name, str):
-        raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
+    check_mark_name(name)
     registry.note_mark(name)
     rule = tracer.resolve_rule(name)
     value = tracer.value_of(given["value"])
@@ -165,7 +175,8 @@ def trace_replace(tracer: Any, function: Any, args: list[Any], keywords: dict[st
         return primal_of(value)
     if shape_of(value) != shape_of(surrogate):
         raise InvalidRuleError(
-            f"replace_gradient: the value has shape {shape_of(value)}, the surrogate {shape_of(surrogate)}."
+            f"replace_gradient: the value has shape {shape_of(value)}, the surrogate {shape_of(surrogate)}; give both "
+            "the same shape."
         )
     pairs = zip(_entries(value), _entries(surrogate), strict=True)
     nodes = [Scalar(primal_of(v), form=lambda s=s: dict(linearize(tracer, s))) for v, s in pairs]

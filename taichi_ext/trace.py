@@ -147,6 +147,8 @@ class _Bindings:
         return scalar
 
     def container(self, tracer: Tracer, obj: Any) -> Container | None:
+        if not self.launch.columns:
+            return None  # no derivative is asked for: fields and arrays are what they are to Taichi
         info = self._info(obj)
         if info is None:
             return None
@@ -247,7 +249,7 @@ def fuse(launch: Launch) -> Fused:
 
 def trace_plain(kernel: Any, args: tuple[Any, ...], fields: Any) -> Any:
     """A kernel that asks for no Jacobian, traced for what only the engine can build (antialiased edges)."""
-    return fuse(Launch(kernel, args, 0, fields, {})).kernel.cpp
+    return fuse(Launch(kernel, args, 0, fields, {})).kernel
 
 
 def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Facts, extra: tuple[Any, ...]) -> Fused:

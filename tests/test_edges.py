@@ -1021,6 +1021,38 @@ def scalar_ends(x: ti.template(), i, j, px, py):
     return segment_edge(x[0], x[1], 1.0, at=(px, py))
 
 
+def scalar_position_of_a_segment(x: ti.template(), i, j, px, py):
+    return segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=px)
+
+
+def three_positions_of_a_segment(x: ti.template(), i, j, px, py):
+    return segment_edge(ti.Vector([x[0], 1.0]), ti.Vector([1.0, 2.0]), 1.0, at=(px, py, px))
+
+
+def antialias_of_the_kernel(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, 0.0, at=(px, py), antialias=px > 1.0)
+
+
+def constant_level(x: ti.template(), i, j, px, py):
+    return step(3, at=(px, py))
+
+
+def covered_integer(x: ti.template(), i, j, px, py):
+    return coverage(i - 3, at=(px, py))
+
+
+def integer_root(x: ti.template(), i, j, px, py):
+    return sqrt_edge(i - 3, at=(px, py))
+
+
+def unequal_jump(x: ti.template(), i, j, px, py):
+    return edge(8 * x[0] - px, 1.0, x[0], at=(px, py), jump=ti.Vector([1.0, 2.0]))
+
+
+def position_of_vectors(x: ti.template(), i, j, px, py):
+    return step(8 * x[0] - px, at=(ti.Vector([px, py]), ti.Vector([px, py])))
+
+
 def root_without_position(x: ti.template(), i, j, px, py):
     return sqrt_edge(8 * x[0] - px)
 
@@ -1029,18 +1061,26 @@ BAD = {  # what the message says; whether a plain run of the kernel is refused, 
     no_position: (r"edge needs at=\(px, py\)", False),
     root_without_position: (r"sqrt_edge needs at=\(px, py\)", False),
     antialiased_without_position: (r"edge needs at=\(px, py\)", True),
-    integer_level: ("level must be a real scalar", True),
-    vector_level: ("level must be a real scalar", True),
+    integer_level: ("edge: level must be a real scalar .* a value of type i32 is given", True),
+    constant_level: ("step: level must be a real scalar .* 3 is given", True),
+    covered_integer: ("coverage: level must be a real scalar .* a value of type i32 is given", True),
+    integer_root: ("sqrt_edge: level must be a real scalar .* a value of type i32 is given", True),
+    vector_level: (r"edge: level must be a real scalar .* a value of shape \(2,\) is given", True),
     integer_position: ("at must be two real variables", False),
     position_written_in_place: ("at must be two real variables", False),
-    single_position: ("at must be", False),
+    single_position: (r"edge: at must be a pair of real numbers, at=\(px, py\); a value of type f64 is given", False),
+    position_of_vectors: (r"step: at must be a pair of real numbers", False),
+    scalar_position_of_a_segment: ("segment_edge: at must be a pair .* a value of type f64 is given", True),
+    three_positions_of_a_segment: ("segment_edge: at must be a pair .* a tuple of 3 is given", True),
     independent_level: (r"level does not depend on at=\(px, py\); compute it in the same kernel", False),
     unknown_antialias: ("antialias is 'soft'; expected True or False", True),
-    unequal_shapes: (r"inside has shape \(2,\), outside \(3,\)", False),
+    antialias_of_the_kernel: ("antialias is a value of the kernel; expected True or False", True),
+    unequal_shapes: (r"inside has shape \(2,\), outside \(3,\); give both the same shape", True),
+    unequal_jump: (r"jump has shape \(2,\), the values \(\)", False),
     unknown_keyword: ("unexpected keyword argument 'wrong'", True),
     missing_outside: ("missing a required argument: 'outside'", True),
     position_without_its_name: ("too many positional arguments", True),
-    scalar_ends: ("vectors? of (2|two)", True),
+    scalar_ends: ("segment_edge: start must be a vector of 2, .* a value of type f64 is given", True),
 }
 
 
@@ -1060,12 +1100,19 @@ def test_bad_input(body):
         assert len(str(error.value).splitlines()) < 12
 
 
-def test_outside_kernels():
-    for call in (
-        lambda: edge(1.0, 2.0, 3.0),
-        lambda: step(1.0),
-        lambda: sqrt_edge(1.0),
-        lambda: segment_edge([0.0, 0.0], [1.0, 1.0], 1.0, at=(0.0, 0.0)),
-    ):
-        with pytest.raises((UnsupportedError, InvalidArgumentError), match="kernel"):
-            call()
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("edge", lambda: edge(1.0, 2.0, 3.0)),
+        ("edge", lambda: edge(1.0, 2.0, 3.0, at=(0.0, 0.0), antialias=True)),
+        ("step", lambda: step(1.0)),
+        ("coverage", lambda: coverage(1.0)),
+        ("coverage", lambda: coverage(np.ones(3), at=(0.0, 0.0))),
+        ("sqrt_edge", lambda: sqrt_edge(1.0)),
+        ("segment_edge", lambda: segment_edge([0.0, 0.0], [1.0, 1.0], 1.0, at=(0.0, 0.0))),
+    ],
+)
+def test_outside_kernels(name, call):
+    message = rf'File ".*test_edges.py", line \d+:\n{name} is called from Python, .* type .*@ti.kernel'
+    with pytest.raises(UnsupportedError, match=message):
+        call()

@@ -520,10 +520,18 @@ def test_replace_gradient():
     assert_allclose(read(y), [3, 0, 0.37**2], rtol=1e-14)
 
 
-def test_outside_kernels_they_are_the_value():
-    assert mark("any", 3.0) == 3.0
-    assert stop_gradient(3.0) == 3.0
-    assert replace_gradient(3.0, 4.0) == 3.0
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("mark", lambda: mark("any", 3.0)),
+        ("stop_gradient", lambda: stop_gradient(3.0)),
+        ("replace_gradient", lambda: replace_gradient(3.0, 4.0)),
+    ],
+)
+def test_outside_kernels(name, call):
+    message = rf'File ".*test_gradients.py", line \d+:\n{name} is called from Python, .* type float.*@ti.kernel'
+    with pytest.raises(UnsupportedError, match=message):
+        call()
 
 
 # --- rules that do not fit --------------------------------------------------------------------------------------------

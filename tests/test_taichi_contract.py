@@ -718,6 +718,28 @@ def test_template_keys_of_arrays():
     assert to_taichi_type(of_numpy[0]) == ti.f64
 
 
+def test_a_real_function_whose_compilation_fails_counts_as_compiled():
+    def refuse():
+        raise ti.TaichiCompilationError("refused")
+
+    @ti.real_func
+    def broken() -> ti.f64:
+        refuse()
+        return 1.0
+
+    @ti.kernel
+    def k() -> ti.f64:
+        return broken()
+
+    function = broken.func
+    assert list(inspect.signature(Func.do_compile).parameters) == ["self", "key", "args", "arg_features"]
+    with pytest.raises(ti.TaichiCompilationError, match="refused"):
+        k()
+    assert list(function.compiled) == list(function.taichi_functions) == [0], "no need to take it out of the tables"
+    assert function.func_id < Func.function_counter
+    impl.get_runtime().compiling_callable = None
+
+
 def test_kernels_are_compiled_into_a_table_by_materialize():
     @ti.kernel
     def k():

@@ -39,6 +39,7 @@ from taichi_ext._taichi.arrays import (
     torch_from_numpy,
     tree_number,
 )
+from taichi_ext._taichi.compiling import NeedsTracing, compile_with
 from taichi_ext._taichi.expressions import (
     assert_zero,
     assign,
@@ -86,11 +87,9 @@ from taichi_ext._taichi.following import (
 )
 from taichi_ext._taichi.kernels import (
     FusedKernel,
-    NeedsTracing,
     argument_features,
     array_feature,
     as_function,
-    compile_with,
     deactivated_node,
     deep_recursion,
     eig_function,

@@ -346,25 +346,8 @@ def is_reference(annotation: Any) -> bool:
 eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
 
 
-class NeedsTracing(ti.TaichiCompilationError):
-    """Raised while Taichi compiles a kernel, by what only the engine can build; the kernel is then compiled by it."""
-
-
 def is_reverse(kernel: Kernel) -> bool:
     return kernel.autodiff_mode == AutodiffMode.REVERSE
-
-
-def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], Any]) -> None:
-    """From now on, kernels whose compilation raises ``NeedsTracing`` are built by ``trace(kernel, args)``."""
-    original = Kernel.materialize
-
-    def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
-        try:
-            original(self, key, args, arg_features)
-        except NeedsTracing:
-            self.compiled_kernels[key] = trace(self, args)
-
-    Kernel.materialize = materialize  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,44 @@
+"""Kernels that Taichi cannot compile by itself, because they call what only the engine can build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import taichi as ti
+from taichi.lang import impl
+from taichi.lang.kernel_impl import Func, Kernel
+
+from taichi_ext._taichi.kernels import FusedKernel
+
+
+class NeedsTracing(ti.TaichiCompilationError):
+    """Raised while Taichi compiles a kernel, by what only the engine can build; the kernel is then compiled by it."""
+
+
+def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> None:
+    """From now on, kernels whose compilation raises ``NeedsTracing`` are built by ``trace(kernel, args)``."""
+    compile_kernel, compile_function = Kernel.materialize, Func.do_compile
+
+    def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
+        try:
+            compile_kernel(self, key, args, arg_features)
+        except NeedsTracing:
+            traced = trace(self, args)
+            self.compiled_kernels[key] = traced.cpp
+            self.has_print |= traced.has_print
+
+    def do_compile(self: Func, key: Any, args: Any, arg_features: Any) -> None:
+        callable_before = impl.get_runtime().compiling_callable
+        try:
+            compile_function(self, key, args, arg_features)
+        except NeedsTracing:
+            # Taichi would take the function for compiled when the next kernel calls it
+            impl.get_runtime().compiling_callable = callable_before
+            for table in (self.compiled, self.taichi_functions):
+                del table[key.instance_id]  # type: ignore[attr-defined]
+            self.func_id, Func.function_counter = Func.function_counter, Func.function_counter + 1
+            raise
+
+    Kernel.materialize = materialize  # type: ignore[method-assign]
+    Func.do_compile = do_compile  # type: ignore[method-assign]

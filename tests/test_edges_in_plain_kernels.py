@@ -1,0 +1,212 @@
+"""Antialiased edges in kernels that are launched without a Jacobian: only the engine can build them."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, read
+from numpy.testing import assert_allclose
+
+from taichi_ext import coverage, edge, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+BORDER = 1.3
+COVERED = np.array([0.0, 0.2, 1.0, 1.0, 1.0])  # of pixels of width 1 at 0, 1, ...
+
+
+@ti.func
+def right_of(border, px):
+    py = 0.0
+    return coverage(px - border, at=(px, py))
+
+
+@ti.real_func
+def right_of_it(border: ti.f64, px: ti.f64) -> ti.f64:
+    py = 0.0
+    return edge(px - border, 1.0, 0.0, at=(px, py), antialias=True)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "ndarray", "torch"])
+def test_plain_launches_on_arrays(kind):
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+
+    def array(n, bits):
+        if kind == "numpy":
+            return np.zeros(n, f"float{bits}")
+        if kind == "torch":
+            return torch.zeros(n, dtype=getattr(torch, f"float{bits}"))
+        return ti.ndarray(getattr(ti, f"f{bits}"), n)
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(ndim=1), border: ti.f64) -> ti.f64:
+        total = 0.0
+        for i in a:
+            c = right_of(border, float(i))
+            a[i] = 0.5 * c
+            a[i] += 0.5 * c
+            total += a[i]
+        return total
+
+    for n, bits, tolerance in ((3, 64, 1e-12), (5, 64, 1e-12), (5, 32, 1e-6), (2, 32, 1e-6)):  # one launch each
+        a = array(n, bits)
+        total = k(a, BORDER)
+        assert_allclose(a.to_numpy() if kind == "ndarray" else a, COVERED[:n], rtol=tolerance, atol=tolerance)
+        assert total == pytest.approx(COVERED[:n].sum(), rel=tolerance)
+
+
+def test_plain_launches_on_arrays_of_vectors_and_atomics():
+    @ti.kernel
+    def k(a: ti.types.ndarray(dtype=ti.math.vec2, ndim=1), most: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i in a:
+            c = right_of(BORDER, float(i))
+            a[i] = ti.Vector([c, 1.0])
+            a[i].y += c
+            a[i][0] *= 2.0
+            ti.atomic_max(most[0], c)
+            ti.atomic_add(most[1], c)
+
+    a, most = ti.Vector.ndarray(2, ti.f64, 5), np.zeros(2)
+    k(a, most)
+    assert_allclose(a.to_numpy(), np.stack([2 * COVERED, 1 + COVERED], -1), rtol=1e-12, atol=1e-12)
+    assert_allclose(most, [1.0, COVERED.sum()], rtol=1e-12)
+
+
+def test_plain_launches_with_templates():
+    @ti.kernel
+    def k(f: ti.template(), shift: ti.template()):
+        for i in f:
+            f[i] = right_of(BORDER, float(i) + shift)
+
+    long, short = outputs(5), ti.field(ti.f32, 3)
+    for f, shift in ((long, 0), (short, 0), (short, 1), (long, 1), (long, 0)):
+        k(f, shift)
+        expected = np.append(COVERED, 1.0)[shift : shift + f.shape[0]]
+        assert_allclose(f.to_numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_plain_launches_with_structs_and_vectors():
+    Scene = ti.types.struct(border=ti.f64, colour=ti.math.vec2)
+
+    @ti.kernel
+    def k(scene: Scene, scale: ti.math.vec2, a: ti.types.ndarray()) -> ti.math.vec2:
+        for i in a:
+            p = ti.Vector([float(i), 0.0])
+            a[i] = edge(p.x - scene.border, scene.colour, scale, at=p, antialias=True).y
+        return scale * a[1]
+
+    a = np.zeros(3)
+    result = k(Scene(border=BORDER, colour=[5.0, 3.0]), ti.math.vec2(2.0, 1.0), a)
+    assert_allclose(a, 1 + 2 * COVERED[:3], rtol=1e-12)
+    assert_allclose(list(result), [2.8, 1.4], rtol=1e-12)
+
+
+def test_plain_launches_of_real_functions():
+    """Taichi would take a function for compiled whose compilation was broken off."""
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(), factor: ti.template()):
+        for i in a:
+            a[i] = factor * right_of_it(BORDER, float(i))
+
+    @ti.kernel
+    def other(a: ti.types.ndarray()):
+        for i in range(a.shape[0]):
+            a[i] = right_of_it(BORDER, float(i)) + 1.0
+
+    a, b, c = np.zeros(5), np.zeros(5), np.zeros(5)
+    k(a, 1.0)
+    k(b, 2.0)
+    other(c)
+    for _ in range(2):
+        assert_allclose([a, b / 2, c - 1], [COVERED] * 3, rtol=1e-12, atol=1e-12)
+
+
+def test_plain_launches_of_methods():
+    @ti.data_oriented
+    class Scene:
+        def __init__(self, n):
+            self.border = BORDER
+            self.image = outputs(n)
+
+        @ti.kernel
+        def draw(self, a: ti.types.ndarray()) -> ti.f64:
+            for i in self.image:
+                self.image[i] = right_of(self.border, float(i))
+                a[i] = self.image[i]
+            return self.image[1]
+
+    for n in (3, 5, 3):
+        scene, a = Scene(n), np.zeros(n)
+        assert scene.draw(a) == pytest.approx(COVERED[1])
+        assert_allclose([a, read(scene.image)], [COVERED[:n]] * 2, rtol=1e-12, atol=1e-12)
+
+
+def test_plain_launches_that_print(capfd):
+    @ti.kernel
+    def k(a: ti.types.ndarray()):
+        for i in range(2):
+            a[i] = right_of(BORDER, float(i))
+            print("covered", a[i])
+
+    k(np.zeros(2))
+    assert capfd.readouterr().out.count("covered") == 2
+
+
+def test_plain_launches_in_another_program():
+    @ti.kernel
+    def k(a: ti.types.ndarray()):
+        for i in a:
+            a[i] = right_of(BORDER, float(i)) + right_of_it(BORDER, float(i))
+
+    for _ in range(2):
+        a = np.zeros(5)
+        k(a)
+        assert_allclose(a, 2 * COVERED, rtol=1e-12, atol=1e-12)
+        initialise(default_fp=ti.f64)
+
+
+def slope_kernel():
+    @ti.kernel
+    def k(p: ti.types.ndarray(), a: ti.types.ndarray()):
+        for i in a:
+            px = float(i)
+            py = 0.0
+            a[i] = edge(p[0] - px, 2.0 * p[1], 1.0, at=(px, py), antialias=True)
+
+    return k
+
+
+def test_gradients_of_ndarrays():
+    """The sum of the image is 4 + (p0 + 0.5) (2 p1 - 1)."""
+    k = slope_kernel()
+    p, a = ti.ndarray(ti.f64, 2, needs_grad=True), ti.ndarray(ti.f64, 4, needs_grad=True)
+    p.from_numpy(np.array([1.2, 1.0]))
+    k(p, a)
+    a.grad.fill(1.0)
+    k.grad(p, a)
+    assert_allclose(a.to_numpy(), [2.0, 1.7, 1.0, 1.0], rtol=1e-12)
+    assert_allclose(p.grad.to_numpy(), [1.0, 3.4], rtol=1e-12)
+
+
+def test_gradients_of_tensors():
+    torch = pytest.importorskip("torch")
+    k = slope_kernel()
+    p = torch.tensor([1.2, 1.0], dtype=torch.float64, requires_grad=True)
+    a = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    k(p, a)
+    a.grad = torch.ones(4, dtype=torch.float64)
+    k.grad(p, a)
+    assert_allclose(p.grad, [1.0, 3.4], rtol=1e-12)
+
+
+def test_a_jacobian_between_plain_launches():
+    k = slope_kernel()
+    p, a = np.array([1.2, 1.0]), np.zeros(4)
+    k(p, a)
+    J = jacobian(k, p, a, args=(p, a))
+    assert_allclose(J, [[0, 2], [1, 1.4], [0, 0], [0, 0]], atol=1e-12)
+    wide = np.zeros(6)
+    k(p, wide)
+    assert_allclose(wide, [2.0, 1.7, 1.0, 1.0, 1.0, 1.0], rtol=1e-12)
