@@ -136,7 +136,7 @@ class KernelCall:
                 f"{place} is {leaf!r}; expected a ti.field, an array that is in args, or the name of a kernel argument."
             )
         for position, value in enumerate(self.args):
-            if value is leaf:
+            if _taichi.is_same_array(value, leaf):
                 name = self.names[position] if position < len(self.names) else str(position)
                 return Target("argument", f"{place} (array argument {name!r})", None, position, name)
         if self.kernel is None:

@@ -37,6 +37,6 @@ def structure_key(tree: Any, args: tuple[Any, ...]) -> Any:
     if isinstance(tree, str) or tree is None:
         return tree
     for position, value in enumerate(args):
-        if value is tree and not isinstance(tree, _taichi.Field):
+        if _taichi.is_same_array(value, tree) and not isinstance(tree, _taichi.Field):
             return ("position", position)
     return id(tree)

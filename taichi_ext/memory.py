@@ -11,6 +11,7 @@ import taichi as ti
 from taichi_ext import _taichi
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
+from taichi_ext.regions import View
 from taichi_ext.trace import ContainerInfo
 
 _INDEX_LIMIT = 2**31 - 1
@@ -28,6 +29,7 @@ class FieldTable:
         self._labels = labels
         self.infos: dict[Any, ContainerInfo] = {}
         self._components: dict[int, tuple[Any, int | None, Any]] = {}  # id of a component -> (key, number, component)
+        self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the place of a component in the layout
 
     def field(self, field: Any) -> ContainerInfo | None:
         """The container of a scalar or matrix field; None for integer fields."""
@@ -51,6 +53,7 @@ class FieldTable:
                     "name it as a parameter or output."
                 )
             self._components[id(component)] = (key, number if is_matrix else None, component)
+            self._nodes[_taichi.node_of(component)] = (info, number)
         return info
 
     def component(self, field: Any) -> int | None:
@@ -59,22 +62,16 @@ class FieldTable:
             return None
         return self._components[id(_taichi.field_components(field)[0])][1]
 
-    def by_accessor(self, accessor: Any) -> tuple[ContainerInfo, int] | None:
-        """The container, and the component of it, that a host accessor of Taichi's writes to."""
-        for info in self.infos.values():
-            for number, own in enumerate(getattr(info.obj, "host_accessors", None) or ()):
-                if own is accessor:
-                    return info, number
-        return None
+    def by_entry(self, entry: _taichi.FieldEntry) -> tuple[ContainerInfo, int] | None:
+        """The container, and the component of it, that a number of a field belongs to."""
+        return self._nodes.get(entry.node)
 
 
-def array_identity(value: Any) -> Any:
-    """What makes two array arguments the same array: their memory."""
-    if isinstance(value, np.ndarray):
-        return ("memory", value.ctypes.data, value.nbytes)
-    if _taichi.is_torch_tensor(value):
-        return ("memory", value.data_ptr(), value.numel() * value.element_size())
-    return ("object", id(value))
+def view_of(array: Any) -> View:
+    """Where the numbers of an array lie; those of a ti.ndarray, and of an empty array, in a memory of their own."""
+    dtype = _taichi.outer_array_dtype(array)
+    space, start, is_fortran = _taichi.memory_place(array)
+    return View(space, start, _taichi.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
 
 
 def array_info(key: Any, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
@@ -121,7 +118,7 @@ class Shadow:
         if not self.on_host:
             self.array: Any = ti.ndarray(dtype, shape=max(1, rows * columns))
             self.array.fill(0)
-        elif array is None:
+        elif array is None or not array.size:
             self.array = np.zeros(max(1, rows * columns), self.dtype)
         else:
             self.array = array.reshape(-1)
@@ -133,25 +130,25 @@ class Shadow:
             self.array.fill(0)
             self.is_dirty = False
 
-    def set_identity(self, first_column: int) -> None:
-        """Let the rows be their own seeds, from a column on (negative: the first ones belong to another block)."""
-        self._assign(np.eye(*self.shape, k=first_column, dtype=self.dtype))
-        self.is_fresh = False
+    def set_identity(self, first_column: int, rows: slice | np.ndarray = slice(None)) -> None:
+        """Let rows be their own seeds, from a column on (negative: the first ones belong to another block)."""
+        count = len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
+        self.set_rows(rows, np.eye(count, self.shape[1], k=first_column, dtype=self.dtype))
 
     def clear_rows(self, rows: Any) -> None:
         """Set the tangents of some entries to zero."""
         if not self.is_fresh:
-            values = self.to_numpy()
-            values[rows] = 0
-            self._assign(values)
+            self.set_rows(rows, 0)
 
-    def _assign(self, values: np.ndarray) -> None:
-        self.is_dirty = False
-        flat = (values.T if self.by_column else values).reshape(-1)
-        if self.on_host:
-            self.array[...] = flat
-        else:
-            self.array.from_numpy(np.ascontiguousarray(flat))
+    def set_rows(self, rows: Any, tangents: Any) -> None:
+        """Replace the tangents of some entries."""
+        values = self.to_numpy()
+        values[rows] = tangents
+        self.is_fresh = False
+        if not self.on_host:
+            flat = np.zeros(self.array.shape, self.dtype)
+            flat[: values.size] = (values.T if self.by_column else values).reshape(-1)
+            self.array.from_numpy(flat)
 
     def to_numpy(self) -> np.ndarray:
         self.clean()

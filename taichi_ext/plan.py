@@ -14,7 +14,7 @@ from taichi_ext.arguments import KernelCall, Target, flatten, refuse_inactive
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.explain import explain
 from taichi_ext.labels import Label
-from taichi_ext.memory import FieldTable, Shadow, available_memory, numpy_dtype
+from taichi_ext.memory import FieldTable, available_memory, numpy_dtype
 from taichi_ext.registry import registry
 from taichi_ext.replay import Replay
 from taichi_ext.results import as_torch, by_path, check_out, fill_out, in_place
@@ -184,9 +184,9 @@ class Jacobian:
             self._check_out(out, session, outputs, columns)
             self._run(session, [key for key, _ in outputs])
             self._replay = self._repeatable(session, outputs, columns)
-            full = [(session.shadows[key].to_numpy(), shape) for key, shape in outputs]
+            full = [(session.tangents(key), shape) for key, shape in outputs]
             for n in range(1, len(full)):  # an output that is named twice gets memory of its own
-                if outputs[n][0] in [key for key, _ in outputs[:n]]:
+                if any(np.may_share_memory(full[n][0], values) for values, _ in full[:n]):
                     full[n] = (full[n][0].copy(), full[n][1])
             return [_by_parameter(values, shape, columns) for values, shape in full]
         parts: list[list[np.ndarray]] = []
@@ -200,7 +200,7 @@ class Jacobian:
             outputs = [self._open_output(session, target, None) for target in self._outputs]
             self._check_out(out, session, outputs, columns)
             self._run(session, [key for key, _ in outputs])
-            parts.append([session.shadows[key].to_numpy() for key, _ in outputs])
+            parts.append([session.tangents(key) for key, _ in outputs])
             first += session.columns
         joined = [np.concatenate(values, axis=1) for values in zip(*parts, strict=True)]
         return [_by_parameter(values, shape, columns) for values, (_, shape) in zip(joined, outputs, strict=True)]
@@ -214,7 +214,7 @@ class Jacobian:
         (fused, *others) = self._fused.values()
         if others or key in session.params or not Replay.is_possible(fused, key):
             return None
-        return Replay(fused, self._call.full_args, key, (*shape, *inner), session.shadows[key].dtype)
+        return Replay(fused, self._call.full_args, key, (*shape, *inner), session.dtype(key))
 
     # --- parameters and outputs
 
@@ -249,7 +249,7 @@ class Jacobian:
         session.state = state
         session.watch = self._watch
         session.strategy = self._strategy
-        session.seeds = seeds
+        session.seed(seeds)
         session.params = names
         session.argument_columns = arguments
         session.wants_return = any(target.kind == "return" for target in self._outputs)
@@ -278,15 +278,9 @@ class Jacobian:
         else:
             key, shape = self._container(session, target)
             dtype = session.info(key).dtype
-        if key not in session.shadows:
-            rows = math.prod(shape)
-            array = None
-            if place is not None:
-                is_fit = place.size == rows * session.columns and place.dtype == numpy_dtype(dtype)
-                array = place if is_fit else None
-            session.shadows[key] = Shadow(target.name, rows, session.columns, dtype, array)
-            if key in session.seeds:
-                session.shadow(key)
+        rows = math.prod(shape)
+        is_fit = place is not None and place.size == rows * session.columns and place.dtype == numpy_dtype(dtype)
+        session.open_output(key, target.name, rows, dtype, place if is_fit else None)
         return key, shape
 
     def _max_memory(self) -> float:
@@ -302,7 +296,7 @@ class Jacobian:
             self._returned = session.launch(self._call.kernel, self._call.full_args)
             session.before_launch = None  # which refers to the session: nothing of it waits for the garbage collector
         else:
-            session.start()
+            session.start(self._call.function, self._call.args)
             with _taichi.follow(session):
                 self._returned = self._call.function(*self._call.args)
         session.finish()
@@ -322,13 +316,13 @@ class Jacobian:
 
     def _check_out(self, out: Any, session: Session, outputs: list[Any], columns: list[Any]) -> None:
         if out is not None:
-            wanted = [((*shape, *p), session.shadows[key].dtype) for key, shape in outputs for _, p in columns]
+            wanted = [((*shape, *p), session.dtype(key)) for key, shape in outputs for _, p in columns]
             check_out(by_path(out, self._skeleton()), wanted)
 
     def _check_before_launch(self, session: Session, fused: Fused, outer: dict[Any, Any]) -> None:
         """Every parameter is read by the kernel and every output written."""
-        read = {outer.get(k, k) for k in fused.facts.read}
-        written = {outer.get(k, k) for k in fused.facts.written}
+        read = session.arrays.shared(outer.get(k, k) for k in fused.facts.read)
+        written = session.arrays.shared(outer.get(k, k) for k in fused.facts.written)
         refuse_inactive(*self._keys(session), read, written, f"in {self._call.name}")
 
     def _keys(self, session: Session) -> tuple[list[tuple[Target, Any]], list[tuple[Target, Any]]]:
@@ -359,10 +353,9 @@ class Jacobian:
             refuse_inactive(*self._keys(session), session.read, session.written, where)
         self._is_checked = True
         for target, key in zip(self._outputs, outputs, strict=True):
-            shadow = session.shadows[key]
-            if shadow.is_fresh:
+            if session.is_fresh(key):
                 warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
-            elif self._blocks == 1 and not session.overwritten and not shadow.to_numpy().any():
+            elif self._blocks == 1 and not session.overwritten and not session.tangents(key).any():
                 warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
 
     # --- inspection

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable
@@ -11,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import _taichi, trace
-from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
+from taichi_ext.array_tangents import ArrayTangents, array_arguments, refuse_overlaps
+from taichi_ext.errors import DerivativeWarning, UnsupportedError
 from taichi_ext.host_values import as_active, is_active_on_host
 from taichi_ext.labels import Label, Labels
-from taichi_ext.memory import FieldTable, Shadow, array_identity, array_info, numpy_dtype
+from taichi_ext.memory import FieldTable, Shadow, numpy_dtype, view_of
+from taichi_ext.reachable import reachable_arrays
 from taichi_ext.registry import registry
 from taichi_ext.state import OverBudgetError, State
 from taichi_ext.trace import ContainerInfo, Fused, Launch, Role
@@ -43,10 +44,9 @@ class Session:
         self.watch: Any = None
         self.strategy = "auto"
         self.is_direct = is_direct
-        self.seeds: dict[Any, int] = {}
-        self.shadows: dict[Any, Shadow] = {}
-        self.arrays: dict[Any, tuple[ContainerInfo, Any]] = {}  # arrays with tangents, kept alive
-        self.array_copies: dict[Any, np.ndarray] = {}
+        self.seeds: dict[Any, int] = {}  # of fields
+        self.shadows: dict[Any, Shadow] = {}  # of fields
+        self.arrays = ArrayTangents()
         self.argument_columns: dict[str, int] = {}
         self.wants_return = False
         self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
@@ -62,30 +62,60 @@ class Session:
     # --- containers
 
     def info(self, key: Any) -> ContainerInfo:
-        return self.arrays[key][0] if key in self.arrays else self.fields.infos[key]
+        """The container of a field, or of an array that is a parameter or output."""
+        return self.arrays.infos[key] if key[0] == "array" else self.fields.infos[key]
 
     def register_array(self, value: Any, annotation: Any, name: Label | str) -> Any:
         """The key of an array that is a parameter or output."""
-        key = ("array", array_identity(value))
-        if key not in self.arrays:
-            info = array_info(key, name, value, annotation)
-            if info is None:
-                raise InvalidArgumentError(f"{name} has integer elements; only real numbers have a derivative.")
-            self.arrays[key] = (info, value)
-        return key
+        return self.arrays.register(value, annotation, name, self)
+
+    def seed(self, columns: dict[Any, int]) -> None:
+        """Name the parameters, each with its first column."""
+        for key, column in columns.items():
+            if key[0] == "array":
+                self.arrays.seed(key, column)
+            else:
+                self.seeds[key] = column
+
+    def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
+        """Make the shadow of an output, in the memory of ``place`` where that is given."""
+        if key[0] == "array":
+            self.arrays.open_output(key, self, place)
+        elif key not in self.shadows:
+            self.shadows[key] = Shadow(name, rows, self.columns, dtype, place)
+            if key in self.seeds:
+                self.shadow(key)
 
     def shadow(self, key: Any) -> Shadow:
         """The shadow of a container, made when first needed; a parameter's starts as its seeds."""
+        if key[0] == "array":
+            return self.arrays.shadow(key, self)
         if key not in self.shadows or key in self.seeds:
             self._changes += 1
         if key not in self.shadows:
             info = self.info(key)
-            self._spend(info.size * self.columns * numpy_dtype(info.dtype).itemsize)
-            self.shadows[key] = Shadow(info.name, info.size, self.columns, info.dtype)
+            self.shadows[key] = self.new_shadow(info.name, info.size, info.dtype)
         shadow = self.shadows[key]
         if key in self.seeds:
             shadow.set_identity(self.seeds.pop(key) - self.first_column)
         return shadow
+
+    def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow:
+        """A shadow that counts against the limit on memory."""
+        self._spend(rows * self.columns * numpy_dtype(dtype).itemsize)
+        return Shadow(name, rows, self.columns, dtype)
+
+    def tangents(self, key: Any) -> np.ndarray:
+        """The tangents of an output, a row for each entry."""
+        return self.arrays.tangents(key) if key[0] == "array" else self.shadows[key].to_numpy()
+
+    def dtype(self, key: Any) -> np.dtype:
+        """The type of the tangents of an output."""
+        return numpy_dtype(self.arrays.infos[key].dtype) if key[0] == "array" else self.shadows[key].dtype
+
+    def is_fresh(self, key: Any) -> bool:
+        """Whether nothing has been written to the tangents of an output."""
+        return self.arrays.is_fresh(key) if key[0] == "array" else self.shadows[key].is_fresh
 
     def _spend(self, size: int) -> None:
         """Count the memory of tangents other than J against the limit; a single column is computed in any case."""
@@ -93,18 +123,43 @@ class Session:
         if self.spent > self.max_memory and self.columns > 1:
             raise OverBudgetError
 
-    def _extra_array(self, fused: Fused, key: Any) -> Shadow:
-        if key[0] != "scratch":
-            return self.shadow(key)
+    def _scratch(self, fused: Fused, key: Any) -> Shadow:
         if key not in fused.scratch:
             self._spend(fused.scratch_sizes[key] * 8)
             fused.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, _taichi.named_type(key[1]))
         return fused.scratch[key]
 
+    def _passed(self, fused: Fused, outer: dict[Any, Any]) -> tuple[list[Any], list[Callable[[], None]]]:
+        """The tangents that a kernel takes, as arrays, and what is to be done after the launch."""
+        passed, after = [], []
+        for key in fused.shadows:
+            is_covered = key in fused.facts.covered
+            if key in outer:
+                array, give_back = self.arrays.lend(outer[key], self, is_covered=is_covered)
+                passed.append(array)
+                if key in fused.facts.written:
+                    after.append(give_back)
+                continue
+            shadow = self._scratch(fused, key) if key[0] == "scratch" else self.shadow(key)
+            if is_covered:
+                shadow.is_dirty = False
+            else:
+                shadow.clean()
+            passed.append(shadow.array)
+        return passed, after
+
+    def _shadows(self, fused: Fused, outer: dict[Any, Any]) -> list[Shadow]:
+        """The shadows of containers that a kernel takes."""
+        return [self.shadow(outer.get(key, key)) for key in fused.shadows if key[0] != "scratch"]
+
     def carries_tangent(self, key: Any) -> bool:
+        if key[0] == "array":
+            return self.arrays.carries_tangent(key)
         return key in self.seeds or (key in self.shadows and not self.shadows[key].is_fresh)
 
     def _role(self, key: Any) -> Role:
+        if key[0] == "array":
+            return self.arrays.role(key)
         if key in self.seeds:
             return Role(first_column=self.seeds[key])
         shadow = self.shadows.get(key)
@@ -140,32 +195,31 @@ class Session:
             self._note_active_arguments(kernel, args)
         args = tuple(a.detach() if _taichi.is_torch_tensor(a) and a.requires_grad else a for a in args)
         self._follow_host_arrays()
-        arrays, keys = self._array_arguments(kernel, args)
+        given = array_arguments(kernel, args)
+        self.arrays.bind(given.values(), self)
+        arrays = {position: array.info for position, array in given.items() if array.info is not None}
+        outer = {array.info.key: array.key for array in given.values() if array.info is not None}
         roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
-        for position, key in keys.items():
-            roles[arrays[position].key] = self._role(key)
-        outer = {arrays[position].key: key for position, key in keys.items()}
+        roles.update((local, self._role(key)) for local, key in outer.items())
         fused = self._fused_kernel(kernel, args, arrays, roles, outer)
-        for position, key in keys.items():
-            self.arrays.setdefault(key, (arrays[position], args[position]))
-        shadows = [self._extra_array(fused, outer.get(k, k)) for k in fused.shadows]
+        refuse_overlaps(given.values(), fused.facts.written)
         if self.state is not None:
-            self._save(self.state, fused, outer, args)
-        for key, shadow in zip(fused.shadows, shadows, strict=True):
-            if key in fused.facts.covered:
-                shadow.is_dirty = False
-            else:
-                shadow.clean()
+            self._save(self.state, fused, args)
+        passed, after = self._passed(fused, outer)
         before = self._changes
-        result = fused.launch(args, [s.array for s in shadows])
+        result = fused.launch(args, passed)
+        for give_back in after:
+            give_back()
+        shadows = self._shadows(fused, outer)
         self._changes += any(shadow.is_fresh for shadow in shadows)
         for shadow in shadows:
             shadow.is_fresh = False
         self._note(fused, outer)
-        self._copy_host_arrays()
-        is_simple = self.state is None and not self.arrays and not self.is_direct and _taichi.is_plain_call(kernel)
+        self.arrays.remember()
+        is_simple = self.state is None and not len(self.arrays.regions) and not self.is_direct
+        is_simple = is_simple and _taichi.is_plain_call(kernel)
         if is_simple and not fused.facts.written & set(self.params):
-            repeat = _taichi.repeat_launch(fused.kernel, fused.passed([s.array for s in shadows]))
+            repeat = _taichi.repeat_launch(fused.kernel, fused.passed(passed))
             self._repeated[name] = (before, fused, repeat, args)  # if nothing is fresh any more, the next is the same
         return result
 
@@ -237,45 +291,31 @@ class Session:
                     self.state.save(info.obj)
                 self.shadow(key).clear_rows(slice(None))
 
-    def _save(self, state: State, fused: Fused, outer: dict[Any, Any], args: tuple[Any, ...]) -> None:
+    def _save(self, state: State, fused: Fused, args: tuple[Any, ...]) -> None:
         """Keep copies of what the kernel may change."""
         state.has_random |= fused.facts.has_random
-        for key in (outer.get(k, k) for k in fused.facts.written if k != trace.RETURN):
-            state.save(self.arrays[key][1] if key in self.arrays else self.fields.infos[key].obj)
+        for key in fused.facts.written:
+            if key in self.fields.infos:
+                state.save(self.fields.infos[key].obj)
         for obj in fused.facts.other_fields.values():
             state.save(obj)
         for value in args:
             if _taichi.is_array(value):
                 state.save(value)
 
-    def _array_arguments(self, kernel: Any, args: tuple[Any, ...]) -> tuple[dict[int, ContainerInfo], dict[int, Any]]:
-        """The real arrays among the arguments, and their keys in this session, by position."""
-        infos: dict[int, ContainerInfo] = {}
-        keys: dict[int, Any] = {}
-        first: dict[Any, Any] = {}
-        for position, (argument, value) in enumerate(zip(kernel.arguments, args, strict=True)):
-            if not _taichi.is_array_annotation(argument.annotation):
-                continue
-            identity = ("array", array_identity(value))
-            local = first.setdefault(identity, ("argument", position))  # the same array given twice is one container
-            info = array_info(local, f"array argument {argument.name!r}", value, argument.annotation)
-            if info is not None:
-                infos[position] = info
-                keys[position] = identity
-        _refuse_overlaps([args[p] for p in infos], [infos[p].name for p in infos])
-        return infos, keys
-
     def _note(self, fused: Fused, outer: dict[Any, Any]) -> None:
-        written = {outer.get(k, k) for k in fused.facts.written}
-        self.read |= {outer.get(k, k) for k in fused.facts.read}
+        written = self.arrays.shared(outer.get(k, k) for k in fused.facts.written)
+        self.read |= self.arrays.shared(outer.get(k, k) for k in fused.facts.read)
         self.written |= written
         for key in written:
             self._note_overwritten(key)
 
     def _note_overwritten(self, key: Any) -> None:
         """A parameter that nothing has read and of whose seeds nothing is left."""
-        is_candidate = key in self.params and key not in self.read | self.overwritten and key in self.shadows
-        if is_candidate and not self.shadows[key].to_numpy().any():
+        if key not in self.params or key in self.read | self.overwritten:
+            return
+        has_shadow = self.arrays.has_shadow(key) if key[0] == "array" else key in self.shadows
+        if has_shadow and not self.tangents(key).any():
             self.overwritten.add(key)
 
     # --- what the host stores between launches
@@ -286,88 +326,77 @@ class Session:
             warn_at_user(_STORED)
         if self.state is None:
             return
-        if not isinstance(obj, (_taichi.Field, _taichi.Ndarray)):
-            found = self.fields.by_accessor(obj)
-            obj = None if found is None else found[0].obj
-        if obj is not None:
+        if not isinstance(obj, _taichi.FieldEntry):
             self.state.save(obj)
-
-    def host_write(self, accessor: Any, index: tuple[int, ...]) -> None:
-        """``field[index] = value`` in Python."""
-        found = self.fields.by_accessor(accessor)
+            return
+        found = self.fields.by_entry(obj)
         if found is None:
+            self.state.save_entry(obj)
+        else:
+            self.state.save(found[0].obj)
+
+    def host_write(self, entry: _taichi.FieldEntry) -> None:
+        """A number has been stored to a field in Python."""
+        found = self.fields.by_entry(entry)
+        if found is None or not self.carries_tangent(found[0].key):
             return
         info, component = found
-        if self.carries_tangent(info.key):
-            flat = 0
-            offsets = info.offset or (0,) * len(info.shape)
-            for i, size, offset in zip(index, info.shape, offsets, strict=False):
-                flat = flat * size + i - offset
-            components = math.prod(info.element_shape)
-            self.shadow(info.key).clear_rows(flat * components + component)
-            self._note_overwritten(info.key)
+        index = tuple(i - first for i, first in zip(entry.index, info.offset or (0,) * len(info.shape), strict=False))
+        flat = 0
+        for i, size in zip(index, info.shape, strict=False):
+            flat = flat * size + i
+        components = math.prod(info.element_shape)
+        self.shadow(info.key).clear_rows(flat * components + component)
+        self._note_overwritten(info.key)
 
     def host_fill(self, array: Any) -> None:
-        """``ndarray.fill(value)`` or ``ndarray[index] = value`` in Python."""
-        key = ("array", array_identity(array))
-        if self.carries_tangent(key):
-            self.shadow(key).clear_rows(slice(None))
-            self._note_overwritten(key)
+        """``ndarray.fill(value)`` in Python."""
+        self._clear_array(array, slice(None))
 
     def host_write_array(self, array: Any, index: Any) -> None:
-        """``ndarray[index] = value`` in Python."""
-        key = ("array", array_identity(array))
+        """``ndarray[index] = value`` in Python; the index of a component may follow."""
+        index = index if isinstance(index, tuple) else () if index is None else (index,)
+        rows = np.arange(math.prod(_taichi.full_shape(array))).reshape(_taichi.full_shape(array))
+        self._clear_array(array, rows[tuple(int(i) for i in index)].reshape(-1))
+
+    def _clear_array(self, array: Any, rows: Any) -> None:
+        key = ("array", view_of(array))
         if self.carries_tangent(key):
-            index = index if isinstance(index, tuple) else (index,)
-            info = self.info(key)
-            components = math.prod(info.element_shape)
-            entry = int(np.ravel_multi_index(tuple(int(i) for i in index[: len(info.shape)]), info.shape))
-            first = entry * components
-            if len(index) > len(info.shape):
-                first += int(np.ravel_multi_index(tuple(index[len(info.shape) :]), info.element_shape))
-                components = 1
-            self.shadow(key).clear_rows(slice(first, first + components))
-            self._note_overwritten(key)
+            self.shadow(key).clear_rows(rows)
+            for shared in self.arrays.shared([key]):
+                self._note_overwritten(shared)
 
     def host_read(self, obj: Any, value: Any) -> Any:
         """What Python reads: marked where it has a tangent."""
         if isinstance(obj, _taichi.Ndarray):
-            is_active = self.carries_tangent(("array", array_identity(obj)))
+            is_active = self.carries_tangent(("array", view_of(obj)))
         else:
-            found = self.fields.field(obj) if isinstance(obj, _taichi.Field) else self.fields.by_accessor(obj)
+            found = self.fields.field(obj) if isinstance(obj, _taichi.Field) else self.fields.by_entry(obj)
             info = found[0] if isinstance(found, tuple) else found
             is_active = info is not None and self.carries_tangent(info.key)
         return as_active(value) if is_active else value
 
-    def start(self) -> None:
-        """Before a pipeline runs: remember what the arrays hold that are parameters."""
-        self._copy_host_arrays()
-
-    def _copy_host_arrays(self) -> None:
-        for key, (_, value) in self.arrays.items():
-            if self.carries_tangent(key):
-                values = _taichi.host_values(value)
-                if values is not None:
-                    self.array_copies[key] = values.copy()
+    def start(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Before a pipeline runs: remember what the arrays hold that it can change."""
+        if self.state is not None:
+            for array in reachable_arrays(function, args):
+                self.state.save(array)
+        self.arrays.remember()
 
     def _follow_host_arrays(self) -> None:
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
-        for key, copy in self.array_copies.items():
-            values = _taichi.host_values(self.arrays[key][1])
-            if values is None:
-                continue
-            changed = (values != copy) & ~((values != values) & (copy != copy))
-            if changed.any() and self.carries_tangent(key):
-                if not self.overwritten:
-                    warn_at_user(
-                        f"{int(changed.sum())} entries of {self.arrays[key][0].name} were changed from Python between "
-                        "kernels: they count as constants, their tangents are lost. Change them in a kernel."
-                    )
-                self.shadow(key).clear_rows(np.flatnonzero(changed.reshape(-1)))
-                self._note_overwritten(key)
+        for name, key, count in self.arrays.clear_changed(self):
+            if not self.overwritten:
+                warn_at_user(
+                    f"{count} entries of {name} were changed from Python between kernels: they count as constants, "
+                    "their tangents are lost. Change them in a kernel."
+                )
+            for shared in self.arrays.shared([key]):
+                self._note_overwritten(shared)
 
     def finish(self) -> None:
         """After the run: say which parameters were overwritten before anything read them."""
+        self._follow_host_arrays()
         for key in self.overwritten:
             warn_at_user(
                 f"{self.params[key]} is a parameter that is overwritten before it is read: nothing depends on what it "
@@ -382,15 +411,6 @@ def warn_at_user(message: str) -> None:
         warnings.warn(message, DerivativeWarning, stacklevel=3)
     else:
         warnings.warn_explicit(message, DerivativeWarning, frame.f_code.co_filename, frame.f_lineno)
-
-
-def _refuse_overlaps(arrays: list[Any], names: list[str]) -> None:
-    """Two arguments may be the same array, but not share only a part of their memory."""
-    ranges = [(array_identity(a), n) for a, n in zip(arrays, names, strict=True)]
-    memory = sorted((i[1], i[1] + i[2], n) for i, n in ranges if i[0] == "memory" and i[2])
-    for (start, end, name), (other_start, other_end, other) in itertools.pairwise(memory):
-        if other_start < end and (start, end) != (other_start, other_end):
-            raise InvalidArgumentError(f"{name} and {other} share a part of their memory; pass copies, or one array.")
 
 
 _taichi.compile_with(lambda kernel, args: trace.trace_plain(kernel, args, FieldTable(Labels(kernel))))

@@ -2,43 +2,119 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from taichi_ext import _taichi
 from taichi_ext.errors import InvalidArgumentError
+
+_SEVERAL_RUNS = (
+    "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into max_memory at once)"
+)
+
+
+@dataclass(eq=False)
+class _Stretch:
+    """A stretch of memory, as it was."""
+
+    owner: Any  # keeps the memory alive
+    start: int
+    copy: np.ndarray  # bytes
+    is_used: bool = True  # in this run
+
+    @property
+    def end(self) -> int:
+        return self.start + self.copy.size
 
 
 class State:
     """Copies of fields and arrays as they were before they were first written."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._log: dict[Any, tuple[Any, Any]] = {}  # fields, ti.ndarrays, single numbers of fields: what they held
+        self._memory: dict[Any, list[_Stretch]] = {}  # of arrays, by address; no two stretches overlap
         self.has_random = False
 
     def save(self, obj: Any) -> None:
-        """Keep a copy of a field or array, the first time that it is named."""
-        if id(obj) not in self._copies:
+        """Keep a copy of a field or array, the first time that it is named; of memory only where there is none yet."""
+        if _taichi.is_array(obj) and not isinstance(obj, _taichi.Ndarray):
+            self._save_memory(obj)
+        elif id(obj) not in self._log:
             with _taichi.suspend_following():
-                self._copies[id(obj)] = (obj, _taichi.copy_of(obj))
+                self._log[id(obj)] = (obj, _taichi.copy_of(obj))
+
+    def save_entry(self, entry: _taichi.FieldEntry) -> None:
+        """Keep one number of a field that Python is about to store to."""
+        if entry.name not in self._log:
+            self._log[entry.name] = (entry, entry.read())
+
+    def _save_memory(self, array: Any) -> None:
+        space, start, end = _taichi.memory_span(array)
+        saved = self._memory.setdefault(space, [])
+        first = bisect_right(saved, start, key=lambda s: s.end)
+        for stretch in saved[first : bisect_left(saved, end, key=lambda s: s.start)]:
+            self._reuse(stretch, array)
+        for gap, length in list(_gaps(saved[first:], start, end)):
+            memory = _taichi.memory_of(array, gap, length)
+            assert memory is not None
+            insort(saved, _Stretch(array, gap, memory.copy()), key=lambda s: s.start)
+
+    def _reuse(self, stretch: _Stretch, array: Any) -> None:
+        """The same memory is named again: at first it has to hold what it did in the run before."""
+        if stretch.is_used:
+            return
+        stretch.is_used = True
+        memory = _taichi.memory_of(stretch.owner, stretch.start, stretch.copy.size)
+        if not np.array_equal(memory, stretch.copy):
+            raise InvalidArgumentError(
+                f"{_SEVERAL_RUNS}, but Python code changes an array of shape {tuple(array.shape)} before a kernel gets "
+                "it, and that cannot be put back for another run. Pass the array in args, leave out chunk_size=, or "
+                "allow more max_memory."
+            )
 
     def restore(self) -> None:
         """Put everything back as it was."""
         if self.has_random:
             raise InvalidArgumentError(
-                "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into "
-                "max_memory at once), and kernels with random numbers cannot be run again with the same ones. Leave "
-                "out chunk_size=, allow more max_memory, or use fewer parameters at a time."
+                f"{_SEVERAL_RUNS}, and kernels with random numbers cannot be run again with the same ones. Leave out "
+                "chunk_size=, allow more max_memory, or use fewer parameters at a time."
             )
         with _taichi.suspend_following():
-            for obj, copy in self._copies.values():
+            for obj, copy in reversed(self._log.values()):  # they may overlap: what was saved first holds
                 if isinstance(obj, _taichi.Field) and not _taichi.is_dense(obj):
-                    raise InvalidArgumentError(
-                        "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into "
-                        f"max_memory at once), and a field of shape {tuple(obj.shape)} in a sparse layout cannot be "
-                        "put back as it was for another run. Leave out chunk_size=, allow more max_memory, or use "
-                        "fewer parameters at a time."
-                    )
-                _taichi.put_back(obj, copy)
+                    raise _sparse(f"a field of shape {tuple(obj.shape)}")
+                if isinstance(obj, _taichi.FieldEntry):
+                    if not obj.is_dense:
+                        raise _sparse("a field")
+                    obj.write(copy)
+                else:
+                    _taichi.put_back(obj, copy)
+        for stretch in (s for saved in self._memory.values() for s in saved):
+            _taichi.set_memory(stretch.owner, stretch.start, stretch.copy)
+            stretch.is_used = False
+
+
+def _gaps(saved: list[_Stretch], start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The beginnings and lengths of what no stretch holds."""
+    for stretch in saved:
+        if start >= end or stretch.start >= end:
+            break
+        if start < stretch.start:
+            yield start, stretch.start - start
+        start = max(start, stretch.end)
+    if start < end:
+        yield start, end - start
+
+
+def _sparse(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{_SEVERAL_RUNS}, and {what} in a sparse layout cannot be put back as it was for another run. Leave out "
+        "chunk_size=, allow more max_memory, or use fewer parameters at a time."
+    )
 
 
 class OverBudgetError(Exception):

@@ -13,7 +13,8 @@ from taichi_ext import _taichi
 from taichi_ext.arguments import flatten
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.jacobian import value_and_jacobian
-from taichi_ext.memory import array_identity
+from taichi_ext.memory import view_of
+from taichi_ext.regions import View
 from taichi_ext.torch_products import (
     Call,
     move,
@@ -290,7 +291,7 @@ class TorchFunction:
         The same memory given for two arguments means two variables to torch and one array to Taichi: it is copied.
         """
         found: dict[str, Any] = {}
-        taken: list[tuple[int, int]] = []
+        taken: list[View] = []
         for name, tensor in zip([*self._inputs, *call.tensor_names], tensors, strict=True):
             if isinstance(name, _taichi.Field):
                 continue
@@ -301,11 +302,9 @@ class TorchFunction:
             value = value.contiguous()
             if value.is_conj() or value.is_neg():
                 value = value.resolve_conj().resolve_neg()
-            _, start, size = array_identity(value)
-            if name in self._outputs or any(start < e and s < start + size for s, e in taken):
+            if name in self._outputs or any(view_of(value).overlaps(view) for view in taken):
                 value = value.clone()
-                _, start, size = array_identity(value)
-            taken.append((start, start + size))
+            taken.append(view_of(value))
             found[name] = value
         return found
 

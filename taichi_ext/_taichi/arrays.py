@@ -37,6 +37,91 @@ def host_values(x: Any) -> Any:
     return None
 
 
+def memory_place(array: Any) -> tuple[Any, int, bool]:
+    """Which memory an array lies in, the address of its first number, and whether its first axis changes fastest.
+
+    A ti.ndarray is a memory of its own, and so is an array without entries.
+    """
+    if isinstance(array, Ndarray):
+        return ("ndarray", id(array)), 0, False
+    if is_torch_tensor(array):
+        device = array.device.type
+        place = "host" if device == "cpu" else str(array.device)
+        return (place, array.data_ptr(), False) if array.numel() else (("empty", id(array)), 0, False)
+    if not array.size:
+        return ("empty", id(array)), 0, False
+    flags = array.flags
+    return "host", array.__array_interface__["data"][0], flags.f_contiguous and not flags.c_contiguous
+
+
+def is_same_array(a: Any, b: Any) -> bool:
+    """Whether two arrays are one: the same numbers in the same memory, in the same shape."""
+    if a is b:
+        return True
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _is_same_layout(a, b, a.strides, b.strides) and memory_place(a) == memory_place(b)
+    if is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and not (a.is_sparse or b.is_sparse):
+        return _is_same_layout(a, b, a.stride(), b.stride()) and memory_place(a) == memory_place(b)
+    return False
+
+
+def _is_same_layout(a: Any, b: Any, strides: Any, others: Any) -> bool:
+    return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and strides == others
+
+
+def memory_span(array: Any) -> tuple[Any, int, int]:
+    """Which memory an array lies in, and from where to where, with whatever lies between its numbers."""
+    space, start, _ = memory_place(array)
+    if space[0] == "empty":
+        return space, 0, 0
+    is_tensor = is_torch_tensor(array)
+    width = array.element_size() if is_tensor else array.itemsize
+    strides = [step * width for step in array.stride()] if is_tensor else array.strides
+    ways = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
+    return space, start + sum(w for w in ways if w < 0), start + sum(w for w in ways if w > 0) + width
+
+
+class _HostMemory:
+    """Bytes of the host's memory that an object keeps alive."""
+
+    def __init__(self, owner: Any, address: int, size: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+def memory_of(owner: Any, address: int, size: int) -> np.ndarray | None:
+    """The bytes from an address on, in memory that an array keeps alive; None for the memory of a ti.ndarray.
+
+    On a device they are a copy.
+    """
+    if isinstance(owner, Ndarray):
+        return None
+    if not size:
+        return np.empty(0, np.uint8)
+    if is_torch_tensor(owner) and owner.device.type != "cpu":
+        return _on_device(owner, address, size).cpu().numpy().view(np.uint8)
+    return np.asarray(_HostMemory(owner, address, size))
+
+
+def set_memory(owner: Any, address: int, values: np.ndarray) -> None:
+    """Put bytes back that ``memory_of`` gave."""
+    if is_torch_tensor(owner) and owner.device.type != "cpu":
+        place = _on_device(owner, address, values.size)
+        numbers = np.ascontiguousarray(values).view(numpy_dtype_of(owner))
+        place.copy_(torch_from_numpy(numbers, owner.device))
+        return
+    memory = memory_of(owner, address, values.size)
+    if memory is not None and not np.array_equal(memory, values):  # memory that cannot be written has not changed
+        memory[...] = values
+
+
+def _on_device(tensor: Any, address: int, size: int) -> Any:
+    """Numbers in the memory that a tensor on a device lies in."""
+    tensor, width = tensor.detach(), tensor.element_size()
+    first = (address - tensor.data_ptr()) // width + tensor.storage_offset()
+    return tensor.as_strided((size // width,), (1,), first)
+
+
 def field_components(field: Any) -> list[Expr]:
     """The placed scalar components of a scalar or matrix field, in row-major order."""
     return list(field.vars)
@@ -45,6 +130,11 @@ def field_components(field: Any) -> list[Expr]:
 def given_name(field: Any) -> str:
     """What Taichi calls a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
     return field._name if is_placed(field) else ""
+
+
+def node_of(component: Expr) -> int:
+    """The place of a component of a field in the layout of all fields."""
+    return int(component.ptr.snode().id)
 
 
 def is_placed(field: Any) -> bool:
@@ -178,7 +268,12 @@ def is_dense(field: Any) -> bool:
     """Whether all levels of a field's layout are dense."""
     if isinstance(field, StructField):
         return all(is_dense(member) for member in field.field_dict.values())
-    node = field.vars[0].ptr.snode().parent
+    return is_dense_node(field.vars[0].ptr.snode())
+
+
+def is_dense_node(node: Any) -> bool:
+    """Whether all levels of the layout above a node are dense."""
+    node = node.parent
     while node is not None and node.type != core.SNodeType.root:
         if node.type != core.SNodeType.dense:
             return False

@@ -6,15 +6,18 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from taichi.lang import impl, matrix
+from taichi.lang import impl, matrix, mesh
 from taichi.lang._ndarray import Ndarray, ScalarNdarray
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.field import ScalarField, SNodeHostAccess
 from taichi.lang.kernel_impl import Kernel
 from taichi.lang.matrix import MatrixField
+from taichi.lang.struct import Struct
 
+from taichi_ext._taichi.arrays import is_dense_node
 from taichi_ext._taichi.kernels import is_library_kernel, process_args
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
@@ -47,42 +50,110 @@ def _refuse_gradient(kernel: Kernel) -> None:
         )
 
 
+@dataclass(frozen=True)
+class FieldEntry:
+    """One number of a field, as Python reads it and stores to it."""
+
+    accessor: Any
+    index: tuple[int, ...]  # filled up with zeros
+
+    @property
+    def node(self) -> int:
+        """The place of the number's component in the layout."""
+        return int(_node(self.accessor).id)
+
+    @property
+    def name(self) -> Any:
+        return ("entry", self.node, tuple(self.index))
+
+    @property
+    def is_dense(self) -> bool:
+        return is_dense_node(_node(self.accessor))
+
+    def read(self) -> Any:
+        return self.accessor.getter(*self.index)
+
+    def write(self, value: Any) -> None:
+        self.accessor.setter(value, *self.index)
+
+
+def _node(accessor: Any) -> Any:
+    """The node of the layout that an accessor of Taichi's reads and writes."""
+    setter = accessor.setter
+    return setter.__closure__[setter.__code__.co_freevars.index("snode")].cell_contents
+
+
+def _entry(field: Any, key: Any) -> FieldEntry:
+    field._initialize_host_accessors()
+    accessors: Any = field.host_accessors
+    return FieldEntry(accessors[0], tuple(field._pad_key(key)))
+
+
+def _set_entry(entry: FieldEntry, value: Any, store: Callable[[], None]) -> None:
+    follower = _follower()
+    if follower is None:
+        store()
+        return
+    follower.before_host_write(entry, value)
+    store()
+    follower.host_write(entry)
+
+
+def _get_entry(entry: FieldEntry, value: Any) -> Any:
+    follower = _follower()
+    return value if follower is None else follower.host_read(entry, value)
+
+
 def _followed_field_set(self: ScalarField, key: Any, value: Any) -> None:
-    follower = _follower()
-    if follower is not None:
-        follower.before_host_write(self, value)
-    _originals["field set"](self, key, value)
-    if follower is not None:
-        index = key if isinstance(key, tuple) else () if key is None else (key,)
-        accessors: Any = self.host_accessors
-        follower.host_write(accessors[0], index)
-
-
-def _followed_entry_write(x: Any, value: Any) -> None:
-    follower = _follower()
-    if follower is not None:
-        follower.before_host_write(x.accessor if isinstance(x, SNodeHostAccess) else x.ndarr, value)
-    _originals["entry write"](x, value)
-    if follower is not None:
-        if isinstance(x, SNodeHostAccess):
-            follower.host_write(x.accessor, x.key)
-        else:
-            follower.host_write_array(x.ndarr, x.indices)
+    _set_entry(_entry(self, key), value, lambda: _originals["field set"](self, key, value))
 
 
 def _followed_field_get(self: ScalarField, key: Any) -> Any:
     value = _originals["field get"](self, key)
+    return _get_entry(_entry(self, key), value)
+
+
+def _followed_proxy_set(self: Any, key: Any, value: Any) -> None:
+    _set_entry(_entry(self, self.g2r_field[key]), value, lambda: _originals["proxy set"](self, key, value))
+
+
+def _followed_proxy_get(self: Any, key: Any) -> Any:
+    value = _originals["proxy get"](self, key)
+    return _get_entry(_entry(self, self.g2r_field[key]), value)
+
+
+def _followed_entry_write(x: Any, value: Any) -> None:
+    if isinstance(x, SNodeHostAccess):
+        _set_entry(FieldEntry(x.accessor, tuple(x.key)), value, lambda: _originals["entry write"](x, value))
+        return
     follower = _follower()
-    accessors: Any = self.host_accessors
-    return value if follower is None else follower.host_read(accessors[0], value)
+    if follower is not None:
+        follower.before_host_write(x.ndarr, value)
+    _originals["entry write"](x, value)
+    if follower is not None:
+        follower.host_write_array(x.ndarr, x.indices)
 
 
 def _followed_entry_read(x: Any) -> Any:
     value = _originals["entry read"](x)
+    if isinstance(x, SNodeHostAccess):
+        return _get_entry(FieldEntry(x.accessor, tuple(x.key)), value)
     follower = _follower()
-    if follower is None:
-        return value
-    return follower.host_read(x.accessor if isinstance(x, SNodeHostAccess) else x.ndarr, value)
+    return value if follower is None else follower.host_read(x.ndarr, value)
+
+
+def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
+    x = self._Struct__entries[key]
+    if isinstance(x, SNodeHostAccess):  # other members are structs and matrices, which are followed themselves
+        _set_entry(FieldEntry(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
+    else:
+        _originals["member set"](self, key, value)
+
+
+def _followed_member_get(self: Struct, key: Any) -> Any:
+    value = _originals["member get"](self, key)
+    x = self._Struct__entries[key]
+    return _get_entry(FieldEntry(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
 
 
 def _followed_array_set(self: Any, key: Any, value: Any) -> None:
@@ -92,6 +163,12 @@ def _followed_array_set(self: Any, key: Any, value: Any) -> None:
     _originals["array set"](self, key, value)
     if follower is not None:
         follower.host_write_array(self, key)
+
+
+def _followed_array_get(self: Any, key: Any) -> Any:
+    value = _originals["array get"](self, key)
+    follower = _follower()
+    return value if follower is None else follower.host_read(self, value)
 
 
 def _followed_fill(self: Any, value: Any) -> None:
@@ -124,14 +201,33 @@ def _followed_from_numpy(name: str) -> Callable[..., Any]:
     return from_numpy
 
 
-# What a pipeline can do to a field or array: (owner, attribute, what stands in for it while a pipeline is followed)
+# All that Python can do to a field or array.  What is not here ends in one of these, or in a kernel of Taichi's own,
+# whose launch is followed like any other:
+#
+#   field[i] = c, get_scalar_field(...)[i] = c, S.m[i] = c     field set
+#   vector[i] = ..., vector[i][0] = c, S.v[i][0] = c           entry write
+#   S[i].m = c, S[i] = {...}, nested structs                   member set, and entry write for vectors and matrices
+#   mesh.verts.x[i] = c, of a mesh that is reordered           proxy set, and entry write
+#   array[i] = c, array[i][0] = c of a ti.ndarray              array set, entry write
+#   array.fill                                                 fill
+#   from_numpy, from_torch, from_paddle, copy_from             kernels; from_numpy warns of numbers with a tangent
+#   field.fill, S.fill, S.copy_from, S.from_numpy              kernels, for each member
+#   deactivate_all of a node, ti.deactivate_all_snodes         kernels, which clear tangents (Session._clear_under)
+#   NumPy arrays and tensors, changed in place                 compared at the next launch (ArrayTangents.clear_changed)
+#
+# (owner, attribute, what stands in for it while a pipeline is followed)
 _FOLLOWED = {
     "call": (Kernel, "__call__", _followed_call),
     "field set": (ScalarField, "__setitem__", _followed_field_set),
     "field get": (ScalarField, "__getitem__", _followed_field_get),
     "entry write": (matrix, "_write_host_access", _followed_entry_write),
     "entry read": (matrix, "_read_host_access", _followed_entry_read),
+    "member set": (Struct, "__setitem__", _followed_member_set),
+    "member get": (Struct, "__getitem__", _followed_member_get),
+    "proxy set": (mesh.MeshReorderedScalarFieldProxy, "__setitem__", _followed_proxy_set),
+    "proxy get": (mesh.MeshReorderedScalarFieldProxy, "__getitem__", _followed_proxy_get),
     "array set": (ScalarNdarray, "__setitem__", _followed_array_set),
+    "array get": (ScalarNdarray, "__getitem__", _followed_array_get),
     "fill": (Ndarray, "fill", _followed_fill),
 }
 

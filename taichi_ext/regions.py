@@ -1,0 +1,160 @@
+"""Which memory arrays have in common: views of it, and the regions that overlapping views make up."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class View:
+    """Where the numbers of one array lie in memory; equal for arrays that are the same one.
+
+    The numbers lie one after the other, the last axis changing fastest, or the first one (``is_fortran``, as in a
+    transposed array).
+    """
+
+    space: Any  # which memory: that of the host, of a device, or an object's own
+    start: int  # address of the first byte
+    shape: tuple[int, ...]  # shape of the elements included
+    dtype: str
+    itemsize: int
+    is_fortran: bool = False
+
+    @cached_property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @cached_property
+    def end(self) -> int:
+        return self.start + self.size * self.itemsize
+
+    def overlaps(self, other: View) -> bool:
+        """Whether a number belongs to both."""
+        if self == other:
+            return True
+        return self.space == other.space and self.start < other.end and other.start < self.end
+
+    def contains(self, other: View) -> bool:
+        return self.space == other.space and self.start <= other.start and other.end <= self.end
+
+    def fits(self, other: View) -> bool:
+        """Whether both cut their memory into the same numbers."""
+        return self.dtype == other.dtype and (self.start - other.start) % self.itemsize == 0
+
+    def positions(self, start: int) -> slice | np.ndarray:
+        """Where the entries, in the order of the indices, lie in memory that begins at an address."""
+        first = (self.start - start) // self.itemsize
+        if not self.is_fortran:
+            return slice(first, first + self.size)
+        return first + np.arange(self.size).reshape(self.shape[::-1]).T.reshape(-1)
+
+
+@dataclass(eq=False)
+class Region:
+    """Memory that overlapping arrays lie in, and the tangents that all of them share.
+
+    The rows of the shadow are in the order of ``layout``: of the one array that was seen, or the order in memory.
+    """
+
+    layout: View
+    owners: list[tuple[str, Any]]  # the arrays that it was made from, by name: they keep the memory alive
+    shadow: Any = None
+    seeds: dict[View, int] = field(default_factory=dict)  # arrays whose rows are their own seeds yet: first columns
+    copy: Any = None  # of the numbers, in the order in memory, as the last kernel left them
+
+    @property
+    def name(self) -> str:
+        return self.owners[0][0]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether an entry may carry a tangent."""
+        return bool(self.seeds) or (self.shadow is not None and not self.shadow.is_fresh)
+
+    def rows(self, view: View) -> slice | np.ndarray:
+        """The rows of the shadow that are the tangents of an array's entries."""
+        return slice(0, view.size) if view == self.layout else view.positions(self.layout.start)
+
+    def is_whole(self, view: View) -> bool:
+        """Whether the shadow is that of the array, row by row."""
+        return view == self.layout or (
+            view.size == self.layout.size and not view.is_fortran and not self.layout.is_fortran
+        )
+
+    def first_seed(self, view: View) -> int | None:
+        """The first column of the seeds that an array's entries are; None where they are not seeds in a row."""
+        for seeded, column in self.seeds.items():
+            is_same = seeded.start == view.start and seeded.size == view.size
+            if seeded == view or (is_same and not seeded.is_fortran and not view.is_fortran):
+                return column
+        return None
+
+    def changed_rows(self, changed: np.ndarray) -> np.ndarray:
+        """The rows of the entries that are marked, in the order in memory."""
+        return np.flatnonzero(changed[self.layout.positions(self.layout.start)])
+
+
+class Regions:
+    """The regions of the arrays that were seen; no two of them overlap."""
+
+    def __init__(self) -> None:
+        self._places: dict[View, Region] = {}
+        self._spaces: dict[Any, list[Region]] = {}  # by address
+
+    def __iter__(self) -> Iterator[Region]:
+        return chain.from_iterable(self._spaces.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._spaces.values()))
+
+    def overlapping(self, view: View) -> list[Region]:
+        """The regions that have memory in common with an array."""
+        known = self._places.get(view)
+        if known is not None:
+            return [known]
+        regions = self._spaces.get(view.space, [])
+        first = bisect_right(regions, view.start, key=lambda r: r.layout.end)
+        end = bisect_left(regions, view.end, key=lambda r: r.layout.start)
+        return regions[first:end]
+
+    def include(self, view: View, name: str, value: Any) -> tuple[Region, list[Region]]:
+        """The region of an array, and those that it takes the place of, whose tangents have to move to it."""
+        known = self._places.get(view)
+        if known is not None:
+            return known, []
+        found = self.overlapping(view)
+        if len(found) == 1 and not found[0].layout.is_fortran and found[0].layout.contains(view):
+            self._places[view] = found[0]
+            return found[0], []
+        region = Region(_union([view, *(r.layout for r in found)]), [o for r in found for o in r.owners])
+        region.owners.append((name, value))
+        for other in found:
+            self._spaces[view.space].remove(other)
+        insort(self._spaces.setdefault(view.space, []), region, key=lambda r: r.layout.start)
+        for other, place in self._places.items():
+            if place in found:
+                self._places[other] = region
+        self._places[view] = region
+        return region, found
+
+    def forget(self, region: Region) -> None:
+        """Leave out a region that has no tangents."""
+        self._spaces[region.layout.space].remove(region)
+        self._places = {view: place for view, place in self._places.items() if place is not region}
+
+
+def _union(views: list[View]) -> View:
+    """The memory of overlapping arrays as one array."""
+    first = views[0]
+    if len(views) == 1:
+        return first
+    start, end = min(v.start for v in views), max(v.end for v in views)
+    return View(first.space, start, ((end - start) // first.itemsize,), first.dtype, first.itemsize)
