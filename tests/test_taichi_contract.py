@@ -884,6 +884,80 @@ def test_python_s_writes_and_reads_of_fields_go_through_known_doors(monkeypatch)
     assert tuple(access.indices) == (1, 0)
     assert "_read_host_access" in through(lambda: float(vector[1][0]))
     assert scalar.host_accessors, "a field has no host accessors after it was written"
+    assert through(lambda: array[1]) == []  # ScalarNdarray.__getitem__ is spied on below
+    spy(ScalarNdarray, "__getitem__")
+    assert through(lambda: array[1]) == ["__getitem__"]
+
+
+def test_members_of_struct_fields_are_read_and_written_by_name(monkeypatch):
+    member = ti.types.struct(a=ti.f64, v=ti.types.vector(2, ti.f64))
+    structure = ti.types.struct(a=ti.f64, b=member).field(shape=3)
+    seen = []
+
+    def spy(name):
+        original = getattr(Struct, name)
+
+        def stand_in(self, key, *args):
+            seen.append((name, key, self._Struct__entries[key]))
+            return original(self, key, *args)
+
+        monkeypatch.setattr(Struct, name, stand_in)
+
+    spy("__setitem__")
+    spy("__getitem__")
+    structure[1].a = 2.0
+    assert [(name, key) for name, key, _ in seen] == [("__setitem__", "a")]
+    assert isinstance(seen[0][2], SNodeHostAccess)
+    seen.clear()
+    structure[1].b.a = 3.0
+    assert ("__setitem__", "a") in [(name, key) for name, key, _ in seen]
+    seen.clear()
+    structure[1] = {"a": 2.0, "b": {"a": 4.0, "v": [1.0, 2.0]}}
+    stored = [entry for name, _, entry in seen if name == "__setitem__" and isinstance(entry, SNodeHostAccess)]
+    assert len(stored) == 2, "whole structs are no longer stored member by member"
+    seen.clear()
+    assert structure[1].b.a == 4.0
+    assert ("__getitem__", "a") in [(name, key) for name, key, _ in seen]
+
+
+def test_accessors_hold_the_node_that_they_read_and_write():
+    vector = ti.Vector.field(2, ti.f64, shape=3)
+    vector[0] = [1.0, 2.0]
+    accessor, index = vector.host_accessors[1], (0,) * core.get_max_num_indices()
+    node = accessor.setter.__closure__[accessor.setter.__code__.co_freevars.index("snode")].cell_contents
+    assert node.id == vector.vars[1].ptr.snode().id
+    assert vector.get_scalar_field(1)._pad_key(0) == index
+    assert accessor.getter(*index) == 2.0
+    accessor.setter(3.0, *index)
+    assert vector[0][1] == 3.0
+
+
+def test_scalars_of_reordered_meshes_are_read_and_written_through_the_order():
+    from taichi.lang.mesh import MeshReorderedScalarFieldProxy
+
+    scalar, order = ti.field(ti.f64, shape=3), ti.field(ti.i32, shape=3)
+    for i in range(3):
+        order[i] = 2 - i
+    proxy = MeshReorderedScalarFieldProxy(scalar, None, None, order)
+    proxy[0] = 5.0
+    assert scalar[2] == 5.0
+    assert proxy[0] == 5.0
+    assert proxy.g2r_field is order
+
+
+def test_arrays_whose_first_axis_changes_fastest_are_copied_for_the_launch_and_back():
+    """So two of them that share memory do not see what the kernel stores to the other."""
+
+    @ti.kernel
+    def store(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        a[0, 1] = 5.0
+        b[0, 0] = a[0, 1] + a[1, 0]
+
+    a = np.arange(4.0).reshape(2, 2)
+    store(a, a.T)
+    np.testing.assert_array_equal(a, [[7, 1], [2, 3]])
+    store(a.T, np.zeros((2, 2)))
+    np.testing.assert_array_equal(a, [[7, 1], [5, 3]])
 
 
 def test_copies_to_and_from_numpy_are_kernels_of_a_known_name(monkeypatch):
