@@ -260,7 +260,9 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     tracer = Tracer(facts, launch.columns, bindings, is_reverse)
     tracer.watch = launch.watch
     names = shadow_names(extra)
-    fused = _taichi.FusedKernel(kernel, names)
+    arrays = ((a, v) for a, v in zip(kernel.arguments, launch.args, strict=True) if _taichi.is_array(v))
+    has_vectors = any(_taichi.array_element_shape(value, argument.annotation) for argument, value in arrays)
+    fused = _taichi.FusedKernel(kernel, names, has_vectors=has_vectors)
     scope = {**_taichi.global_variables(kernel.func), TRACER: tracer}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = launch.args[position]

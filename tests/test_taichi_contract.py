@@ -8,6 +8,8 @@ import ast
 import functools
 import inspect
 import re
+import subprocess
+import sys
 import types
 import weakref
 
@@ -627,7 +629,7 @@ def test_kernels_have_the_attributes_that_a_fused_kernel_sets():
     given = set(vars(k._primal))
     fused = set(vars(_taichi.FusedKernel(k._primal, [])))
     assert given - fused <= {"_taichi_ext_prepared"}, f"Kernel has new attributes: {given - fused}"
-    assert fused - given == {"extra", "cpp", "is_compiled"}, f"Kernel has lost attributes: {fused - given}"
+    assert fused - given == {"extra", "cpp", "compiled", "has_vectors"}, f"Kernel has lost attributes: {fused - given}"
     assert list(inspect.signature(Kernel.__init__).parameters)[1:] == ["_func", "autodiff_mode", "_classkernel"]
     source = inspect.getsource(Kernel.__init__)
     assert "impl.get_runtime().kernels.append(self)" in source, "kernels are registered differently"
@@ -679,6 +681,76 @@ def test_a_launch_can_be_repeated_with_its_context():
     for _ in range(2):
         prog.launch_kernel(data, context)
     np.testing.assert_array_equal(values, [0.0, 3.0, 6.0])
+
+
+def run_with(config, kernel, *args, **settings):
+    """Launch a kernel for the first time, compiled with other settings."""
+    before = {name: getattr(config, name) for name in settings}
+    for name, value in settings.items():
+        setattr(config, name, value)
+    try:
+        kernel(*args)
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def test_flow_optimisation_can_be_turned_off_for_one_compilation():
+    """With the option, Taichi 1.7.4 drops the second store to u."""
+    config = impl.current_cfg()
+    assert config.cfg_optimization is True
+    w = ti.field(ti.f64, 2)
+    w.from_numpy(np.array([0.5, 0.25]))
+
+    def make():
+        @ti.kernel
+        def k(a: ti.types.ndarray(dtype=ti.f64, ndim=1), o: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+            for x in range(3):
+                t, s = 0.0, ti.Vector([0.0, 0.0])
+                for i in range(2):
+                    u = ti.Vector([1.0 + x, 2.0]) + w[i]
+                    r = 1.0 / u[0]
+                    for j in range(2):
+                        s[j] = s[j] + r * a[j]
+                    u = ti.Vector([3.0 + x, 5.0]) - w[i]
+                    t += w[i] / u[0]
+                o[x] = s[0] + s[1] + t
+
+        return k
+
+    a, x = np.array([1.0, 2.0]), np.arange(3)
+    right = 3 / (1.5 + x) + 3 / (1.25 + x) + 0.5 / (2.5 + x) + 0.25 / (2.75 + x)
+    plain, careful = np.zeros(3), np.zeros(3)
+    make()(a, plain)
+    run_with(config, make(), a, careful, cfg_optimization=False)
+    np.testing.assert_allclose(careful, right)
+    assert not np.allclose(plain, right), "Taichi no longer needs cfg_optimization off"
+
+
+VECTORS_BEFORE_AND_AFTER_A_LOOP = """
+import taichi as ti
+ti.init(arch=ti.cpu, log_level=ti.CRITICAL, offline_cache=False, force_scalarize_matrix={})
+a, y = ti.Vector.ndarray(2, ti.f32, 4), ti.field(ti.f32, 6)
+
+@ti.kernel
+def k(a: ti.types.ndarray(ti.types.vector(2, ti.f32), ndim=1)):
+    a[1][0] = 1.0
+    for i in y:
+        y[i] = 1.0
+    a[1][0] = 2.0
+
+k(a)
+assert a[1][0] == 2.0
+"""
+
+
+@pytest.mark.parametrize("is_scalarized", [True, False])
+def test_vectors_in_arrays_need_to_be_scalarized_early(is_scalarized, tmp_path):
+    """Else Taichi 1.7.4 keeps their address from one task to the next and aborts."""
+    program = tmp_path / "program.py"
+    program.write_text(VECTORS_BEFORE_AND_AFTER_A_LOOP.format(is_scalarized))
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode == 0) == is_scalarized, done.stderr
 
 
 def test_global_values_in_registers_can_be_turned_off_for_one_compilation():

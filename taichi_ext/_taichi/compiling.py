@@ -25,6 +25,7 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
             compile_kernel(self, key, args, arg_features)
         except NeedsTracing:
             traced = trace(self, args)
+            traced.compile()
             self.compiled_kernels[key] = traced.cpp
             self.has_print |= traced.has_print
 

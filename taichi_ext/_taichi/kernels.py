@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 import textwrap
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -163,10 +164,31 @@ def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
     return ctx.return_data
 
 
+_FAULTY_PASSES = (
+    "cache_loop_invariant_global_vars",  # keeps S[0] in a register over a serial loop although S[j] is stored to in it
+    "cfg_optimization",  # drops a store to a local vector that is read after an inner loop
+)
+_compiling = threading.Lock()
+
+
+@contextlib.contextmanager
+def _settings(config: Any, values: dict[str, bool]) -> Iterator[None]:
+    """Compile with other settings than the user's, in this thread."""
+    with _compiling:
+        before = {name: getattr(config, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(config, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(config, name, value)
+
+
 class FusedKernel(Kernel):
     """A kernel traced from a given tree rather than from a function's source; it is never found by name."""
 
-    def __init__(self, primal: Kernel, extra: list[str]) -> None:
+    def __init__(self, primal: Kernel, extra: list[str], *, has_vectors: bool = False) -> None:
         # Not super().__init__(): that would register the kernel in the runtime for ever.
         self.func = primal.func
         self.kernel_counter = Kernel.counter
@@ -187,7 +209,8 @@ class FusedKernel(Kernel):
         self.has_print = False
         self.extra = extra
         self.cpp = None
-        self.is_compiled = False
+        self.compiled: Any = None
+        self.has_vectors = has_vectors  # array arguments have vectors or matrices as elements
 
     def trace(
         self,
@@ -218,18 +241,20 @@ class FusedKernel(Kernel):
 
         self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
 
+    def compile(self) -> Any:
+        """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong."""
+        prog = self.runtime.prog
+        if self.compiled is None:
+            settings = dict.fromkeys(_FAULTY_PASSES, False)
+            if self.has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
+                settings["force_scalarize_matrix"] = True
+            with _settings(prog.config(), settings):
+                self.compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), self.cpp)
+        return self.compiled
+
     def launch(self, *args: Any) -> Any:
-        if self.is_compiled:
-            return self.launch_kernel(self.cpp, *args)
-        # Taichi 1.7.4 keeps S[0] in a register over a serial loop although S[j] is stored to in it
-        config = impl.current_cfg()
-        before, config.cache_loop_invariant_global_vars = config.cache_loop_invariant_global_vars, False
-        try:
-            result = self.launch_kernel(self.cpp, *args)
-        finally:
-            config.cache_loop_invariant_global_vars = before
-        self.is_compiled = True
-        return result
+        self.compile()
+        return self.launch_kernel(self.cpp, *args)
 
 
 def module_of(function: Any) -> str:
@@ -259,7 +284,7 @@ def repeat_launch(fused: FusedKernel, arrays: list[Any]) -> Callable[[], None]:
     for position, array in enumerate(arrays):
         context.set_arg_external_array_with_shape((position,), int(array.ctypes.data), array.nbytes, array.shape, 0)
     runtime = fused.runtime  # which lets go of its program at ti.init
-    compiled = runtime.prog.compile_kernel(runtime.prog.config(), runtime.prog.get_device_caps(), fused.cpp)
+    compiled = fused.compile()
 
     def launch() -> None:
         runtime.prog.launch_kernel(compiled, context)

@@ -1,0 +1,247 @@
+"""Kernels whose generated code Taichi's optimiser would get wrong, or abort on, with the settings of plain kernels."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
+
+from taichi_ext import jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+PAIR = ti.types.vector(2, ti.f64)
+PAIRS = ti.types.ndarray(PAIR, ndim=1)
+MATRICES = ti.types.ndarray(ti.types.matrix(2, 3, ti.f64), ndim=2)
+
+
+def rebinding(q, w, o, v):
+    """Kernels that bind a local again after a use, in or after an inner loop: kernels over o, over v."""
+
+    @ti.func
+    def divided(a, u):
+        return a / u[0]
+
+    @ti.kernel
+    def vector():
+        for x in range(3):
+            a = 1.0
+            for i in range(2):
+                u = ti.Vector([1.0 + x, 2.0]) + w[i]
+                a += q[i] / u[0]
+                u = ti.Vector([3.0 + x, 5.0]) - w[i]
+                a += w[i] / u[0]
+            o[x] = a * a
+
+    @ti.kernel
+    def entries():
+        for x in range(3):
+            a = 1.0
+            for i in range(2):
+                u = ti.Vector([1.0 + x, 2.0])
+                a += q[i] / u[0]
+                u[0] = 3.0 + x
+                u[1] = w[i]
+                a += u[1] / u[0]
+            o[x] = a * a
+
+    @ti.kernel
+    def matrix():
+        for x in range(3):
+            a = 1.0
+            for i in range(2):
+                u = ti.Matrix([[1.0 + x, 2.0], [w[i], 3.0]])
+                a += q[i] / u[0, 0]
+                u = ti.Matrix([[3.0 + x, 5.0], [w[i], 2.0 * w[i]]])
+                a += u[1, 1] / u[0, 0]
+            o[x] = a * a
+
+    @ti.kernel
+    def function():
+        for x in range(3):
+            a = 1.0
+            for i in range(2):
+                u = ti.Vector([1.0 + x, 2.0]) + w[i]
+                a += divided(q[i], u)
+                u = ti.Vector([3.0 + x, 5.0]) - w[i]
+                a += divided(w[i], u)
+            o[x] = a * a
+
+    @ti.kernel
+    def while_loop():
+        for x in range(3):
+            a, i = 1.0, 0
+            while i < 2:
+                u = ti.Vector([1.0 + x, 2.0]) + w[i]
+                a += q[i] / u[0]
+                u = ti.Vector([3.0 + x, 5.0]) - w[i]
+                a += w[i] / u[0]
+                i += 1
+            o[x] = a * a
+
+    @ti.kernel
+    def branch():
+        for x in range(3):
+            a = 1.0
+            for i in range(2):
+                u = ti.Vector([1.0 + x, 2.0]) + w[i]
+                if i < 1:
+                    a += q[i] / u[0]
+                    u = ti.Vector([3.0 + x, 5.0]) - w[i]
+                a += w[i] * q[1] / u[0]
+            o[x] = a * a
+
+    @ti.kernel
+    def structs():
+        for x in range(3):
+            a = 1.0
+            for i in range(2):
+                s = ti.Struct(u=ti.Vector([1.0 + x, 2.0]), t=w[i])
+                a += q[i] * s.t / s.u[0]
+                s.u = ti.Vector([3.0 + x, 5.0])
+                a += s.t / s.u[0]
+            o[x] = a * a
+
+    @ti.kernel
+    def sums():
+        for x in range(3):
+            total = ti.Vector([1.0, 0.0])
+            for i in range(2):
+                u = ti.Vector([1.0 + x, 2.0 + i])
+                total += u * q[i] / u[0]
+                u = ti.Vector([3.0 + x, 5.0])
+                total += u * w[i]
+            v[x] = total
+
+    @ti.kernel
+    def one_iteration():
+        a = 1.0
+        for i in range(2):
+            u = ti.Vector([1.0, 2.0]) + w[i]
+            a += q[i] / u[0]
+            u = ti.Vector([3.0, 5.0]) - w[i]
+            a += w[i] / u[0]
+        o[0] = a * a
+
+    of_v = {"sums": sums}
+    return {n: k for n, k in locals().items() if hasattr(k, "_primal") and n != "sums"}, of_v
+
+
+NAMES = "vector entries matrix function while_loop branch structs one_iteration sums".split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("has_shadow", [False, True])
+def test_locals_that_are_bound_again(name, has_shadow):
+    q, w, o, v = scalars([1.0, 2.0]), scalars([0.5, 0.25]), outputs(3), vector_outputs(2, 3)
+    of_o, of_v = rebinding(q, w, o, v)
+    kernel, out = (of_o[name], o) if name in of_o else (of_v[name], v)
+    if name == "one_iteration":
+        assert check_jacobian(kernel, q, out, state=[]).shape == (3, 2)
+        return
+    check_jacobian(kernel, q, [q, out] if has_shadow else out)
+
+
+def test_locals_that_are_bound_again_in_a_pipeline():
+    p, q, w, o = scalars([1.0]), outputs(2), scalars([0.5, 0.25]), outputs(3)
+    kernels = rebinding(q, w, o, vector_outputs(2, 3))[0]
+
+    @ti.kernel
+    def load():
+        for i in range(2):
+            q[i] = p[0] * (i + 1)
+
+    def pipeline():
+        load()
+        kernels["vector"]()
+
+    check_jacobian(pipeline, p, o, state=[q])
+    expected = jacobian(pipeline, p, o)
+    for _ in range(2):
+        np.testing.assert_allclose(jacobian(pipeline, p, o, chunk_size=1), expected)
+
+
+class TestVectorsInArrays:
+    """Taichi aborts where the address of their entries lives on from one parallel loop to the next."""
+
+    P = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+
+    def kernels(self, p, y):
+        @ti.func
+        def square(a):
+            return a * a if a > 0 else a
+
+        @ti.kernel
+        def stored_twice(a: PAIRS):
+            a[1][0] = p[3] if p[0] > 0 else a[0][0]
+            a[1][1] = p[3]
+            a[1][1] = p[4] * p[1]
+
+        @ti.kernel
+        def read_in_a_loop(a: PAIRS):
+            a[1][0] = p[0] * p[1]
+            for i in y:
+                y[i] = a[1][0] * p[i]
+
+        @ti.kernel
+        def stored_around_a_loop(a: PAIRS):
+            v = a[1]
+            for i in y:
+                y[i] = 1.0
+            a[1][0] = v[0] * p[1]
+
+        @ti.kernel
+        def updated(a: PAIRS):
+            ti.atomic_max(a[1][0], p[0] * p[1])
+            a[1][0] -= p[1] * a[1][1]
+            a[1][0] *= p[2]
+
+        @ti.kernel
+        def of_functions(a: PAIRS):
+            a[1][0] = square(p[0])
+            a[1][0] += square(a[1][0]) * square(a[2][1])
+
+        @ti.kernel
+        def chosen_at_run_time(a: PAIRS):
+            n = ti.cast(p[0] * 3, ti.i32)
+            a[1][n] = p[1] * p[2]
+            a[1][n] = a[1][n] * p[3] if p[2] > 0 else a[1][1 - n]
+
+        return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+    NAMES = "stored_twice read_in_a_loop stored_around_a_loop updated of_functions chosen_at_run_time".split()
+
+    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("is_numpy", [False, True])
+    def test_entries(self, name, is_numpy):
+        p, y = scalars(self.P), outputs(6)
+        start = np.linspace(0.1, 0.8, 8).reshape(4, 2)
+        a = start.copy()
+        if not is_numpy:
+            a = ti.Vector.ndarray(2, ti.f64, 4)
+            a.from_numpy(start)
+        check_jacobian(self.kernels(p, y)[name], p, a, args=(a,), state=[y])
+
+    def test_matrices(self):
+        p, v, m = scalars(self.P), vectors([[0.2, 0.4]]), np.linspace(0.1, 1.2, 24).reshape(2, 2, 2, 3)
+
+        @ti.kernel
+        def k(m: MATRICES):
+            m[0, 1][1, 2] = p[0] if p[1] > 0 else m[1, 1][0, 0]
+            m[0, 1][1, 2] = m[0, 1][1, 2] * p[3] + v[0][1]
+            m[1, 0] = m[0, 1] * p[5]
+            m[1, 0][0, 0] += p[2]
+
+        check_jacobian(k, [p, v], m, args=(m,))
+
+    def test_integers(self):
+        p, y, n = scalars(self.P), matrix_outputs(2, 2, 2), np.zeros((4, 2), np.int32)
+
+        @ti.kernel
+        def k(n: ti.types.ndarray(ti.types.vector(2, ti.i32), ndim=1)):
+            n[1][0] = 2
+            y[0] = ti.Matrix([[p[0], p[1]], [p[2] * n[1][0], 1.0]])
+            y[1] = y[0] @ y[0]
+            n[1][0] = n[1][0] + 1
+            y[1][0, 0] += y[0][0, 1] * n[1][0]
+
+        check_jacobian(k, p, y, args=(n,))
