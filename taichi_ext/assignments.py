@@ -201,11 +201,11 @@ class Assignments(Bookkeeping):
 
     def _note_native_assignment(self, target: Any, value: Any) -> None:
         known = self.declarations.get(id(target))
-        if known is None and self.without_rules:
-            raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
         if known is None:
+            self.refuse_in_rule()
             self.note_effect()
-            if self.columns and is_active(value) and _taichi.is_real(_taichi.dtype_of(target)):
+            is_integer = _taichi.is_expr(target) and _taichi.is_integer(_taichi.dtype_of(target))
+            if self.columns and is_active(value) and not is_integer:
                 raise UnsupportedError("A value with a tangent is stored to something whose tangent cannot be kept.")
             return
         key = known[1]
@@ -269,6 +269,10 @@ class Assignments(Bookkeeping):
         """``base[index] += value`` and the like."""
         target, component = self._place(base, index)
         self._update(target, component, operator, rule, value)
+
+    def augment(self, target: Any, operator: str, rule: str, value: Any) -> None:
+        """``target += value`` and the like, of a place."""
+        self._update(target, None, operator, rule, value)
 
     def _update(self, target: Any, component: Any, operator: str, rule: str, value: Any) -> None:
         value = self.value_of(value)

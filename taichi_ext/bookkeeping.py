@@ -213,13 +213,17 @@ class Bookkeeping(ControlFlow):
 
     def note_write(self, container: Container, ref: Ref, active: bool) -> None:
         self.facts.written.add(container.key)
-        if self.without_rules:
-            raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
+        self.refuse_in_rule()
         if container.shadow is None and (active or container.first_column is not None):
             self.facts.note(self.facts.shadowed, container.key)
         indices = (*(self.affine(i) for i in ref.indices), self.affine(-1 if ref.component is None else ref.component))
         loops = tuple((loop.site, loop.is_parallel, loop.variables) for loop in self.loops)
         self.writes.setdefault(container.key, []).append(WriteSite(indices, loops))
+
+    def refuse_in_rule(self) -> None:
+        """Raise where a user's rule is traced: a field or array is written to."""
+        if self.without_rules:
+            raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
 
     def is_first_write(self, container: Container, ref: Ref) -> bool:
         """Whether the entry's shadow is certain to be zero here, so that it need not be cleared."""

@@ -10,17 +10,20 @@ from typing import Any
 
 import taichi as ti
 
-from taichi_ext import _taichi, atomics, edge_tracing, gradients, linalg
+from taichi_ext import _taichi, atomics, edge_tracing, gradients, linalg, python_calls, whole_fields
 from taichi_ext._taichi import matrix_ops, ops
 from taichi_ext.constructors import COMPARISONS, FROM_PARTS, cast, construct, select
 from taichi_ext.containers import Ref
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.index_forms import Locals
+from taichi_ext.known_calls import BY_CLASS, is_without_tangents
 from taichi_ext.local_variables import LocalStruct, LocalTensor
 from taichi_ext.parallel_loops import is_arithmetic
 from taichi_ext.rules import RULE_OF_FUNCTION
-from taichi_ext.subscripts import StructRef
+from taichi_ext.subscripts import DynamicCell, StructRef
 from taichi_ext.values import ByReference, Scalar, StructValue, TensorValue, is_active, primal_of
+
+CELL_METHODS = ("append", "length", "deactivate")  # of the lists of dynamic nodes
 
 
 def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
@@ -33,10 +36,10 @@ def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[st
         if name not in base.methods:
             raise AttributeError(f"a struct with the members {list(base.members)} has no method {name!r}")
         return call(tracer, base.methods[name], [base, *args], keywords)
-    if isinstance(base, Ref) and name in ("append", "length", "deactivate"):
-        return _dynamic_node_method(tracer, base.target, base.indices, name, args)
-    if name == "append" and isinstance(base, _taichi.Field) and _taichi.is_dynamic(base):
-        return _dynamic_node_method(tracer, base, (), name, args)
+    if isinstance(base, _taichi.Field) and name in CELL_METHODS and _taichi.is_dynamic_cell(base, 0):
+        base = DynamicCell(base, ())
+    if isinstance(base, DynamicCell) and name in CELL_METHODS:
+        return whole_fields.cell_method(tracer, base, name, args)
     if isinstance(base, (Ref, TensorValue, LocalTensor)):
         if name == "get_shape":
             return base.get_shape()
@@ -47,54 +50,14 @@ def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[st
     return call(tracer, function, [base, *args] if bound else args, keywords)
 
 
-def _dynamic_node_method(tracer: Any, field: Any, indices: tuple[Any, ...], name: str, args: list[Any]) -> Any:
-    tracer.note_effect()
-    node = field.parent()
-    if name == "append":
-        return _append(tracer, field, indices, tracer.value_of(args[0]))
-    if name == "length":
-        return ti.length(node, list(indices))
-    _refuse_active(tracer, node)
-    return ti.deactivate(node, list(indices))
-
-
-def _append(tracer: Any, field: Any, indices: tuple[Any, ...], value: Any) -> Any:
-    """``field[i].append(value)``: the tangent goes to the entry that Taichi tells."""
-    place = ti.append(field.parent(), list(indices), primal_of(value))
-    container = tracer.container(field)
-    if container is not None:
-        ref = Ref(tracer, container, field, (*indices, place), tracer.plan.component(field)).settled()
-        tracer.note_write(container, ref, is_active(value))
-        if container.shadow is not None:
-            ref.store_tangent(value)
-    return place
-
-
-def _refuse_active(tracer: Any, node: Any) -> None:
-    launch = tracer.plan.launch
-    written = {c.key for c in tracer.plan.containers.values() if c.shadow is not None}
-    carrying = {k for k, role in launch.roles.items() if role.has_shadow or role.first_column is not None}
-    for key in written | carrying:
-        info = launch.fields.infos.get(key)
-        if info is not None and _taichi.is_under(info.obj, node):
-            raise UnsupportedError(
-                f"{info.name} carries tangents and a part of its layout is deactivated in a kernel. Deactivate it "
-                "from Python between kernels (snode.deactivate_all()), or store zeros."
-            )
-
-
-def _deactivate(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
-    _refuse_active(tracer, args[0])
-    return function(args[0], *[tracer.primal(a) for a in args[1:]])
-
-
 def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool = False) -> Any:
     """``function(*args, **keywords)``."""
-    if inspect.ismethod(function) and _taichi.taichi_func(function.__func__) is not None:
+    if inspect.ismethod(function):
         return call(tracer, function.__func__, [function.__self__, *args], keywords, is_statement)
     try:
+        function = BY_CLASS.get(function, function)
         special = _SPECIAL.get(function)
-    except TypeError:
+    except TypeError:  # it cannot be hashed
         special = None
     if special is not None and function not in RULE_OF_FUNCTION and not is_arithmetic(function):
         tracer.refuse_pieces() if function in _PURE else tracer.note_effect()
@@ -102,30 +65,48 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
         args, keywords = _by_position(function, args, keywords)
         return special(tracer, function, args, keywords, is_statement)
     is_type = function in (ti.Vector, ti.Matrix, ti.Struct) or isinstance(
-        function, (_taichi.MatrixType, _taichi.StructType)
+        function, (_taichi.MatrixType, _taichi.StructType, type(ti.f32))
     )
-    if is_type and is_active(tracer.value_of([*args, *keywords.values()])):
-        return construct(tracer, function, args, keywords)
-    if function in (ti.random, ti.randn):
-        tracer.facts.has_random = True
-    func = _taichi.taichi_func(function)
-    is_func = func is not None and not isinstance(function, (_taichi.MatrixType, _taichi.StructType))
-    if is_func and (not _taichi.is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()])):
+    func = None if is_type else _taichi.taichi_func(function)
+    if func is not None and (not _taichi.is_library(function) or _carries_tangent(tracer, [*args, *keywords.values()])):
         return _inline(tracer, func, args, keywords)
+    if not is_type and python_calls.is_python(function):
+        return python_calls.call_python(tracer, function, args, keywords)
     if is_arithmetic(function):
         tracer.note_work("sqrt", None)
-    elif not (is_type or isinstance(function, type(ti.f32))):
+    elif not is_type:
         tracer.refuse_pieces() if _taichi.module_of(function) == "taichi.math.mathimpl" else tracer.note_effect()
     values = [tracer.value_of(a) for a in args]
     named = {k: tracer.value_of(v) for k, v in keywords.items()}
     if is_active(values) or is_active(named):
-        if isinstance(function, type(ti.f32)):
-            return cast(tracer, values[0], function)
+        return _on_tangents(tracer, function, values, named, is_type)
+    values, named = [primal_of(v) for v in values], primal_of(named)
+    if is_type or func is not None or is_without_tangents(function):
+        tracer.facts.has_random |= function in (ti.random, ti.randn)
+        return _taichi.native_call(tracer.context, function, values, named)
+    try:
+        with _taichi.sealed():
+            return _taichi.native_call(tracer.context, function, values, named)
+    except _taichi.SealedError:
+        raise UnsupportedError(
+            f"{_name(function)!r} adds statements to the kernel, and their derivatives are not known. Write them as a "
+            "@ti.func."
+        ) from None
+
+
+def _on_tangents(tracer: Any, function: Any, values: list[Any], named: dict[str, Any], is_type: bool) -> Any:
+    """A call of a type, or of a function of Python's own, on values of which some carry tangents."""
+    if isinstance(function, type(ti.f32)):
+        return cast(tracer, values[0], function)
+    if is_type:
+        return construct(tracer, function, values, named)
+    found = python_calls.PythonScope(tracer).structure(function, tuple(values), named)
+    if found is NotImplemented:
         raise UnsupportedError(
             f"{_name(function)!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
             "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
         )
-    return _taichi.native_call(tracer.context, function, [primal_of(v) for v in values], primal_of(named))
+    return found
 
 
 def _by_position(function: Any, args: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -332,7 +313,8 @@ _SPECIAL.update(
         ops.ifte: lambda tracer, f, args, keywords, is_statement: tracer.where(*args),
         ti.loop_config: _loop_config,
         ti.stop_grad: _stop_grad,
-        ti.deactivate: _deactivate,
+        ti.append: whole_fields.append,
+        ti.deactivate: whole_fields.deactivate,
         ti.zero: _primal_only,
         ti.one: _primal_only,
         ti.math.isnan: _primal_only,
@@ -351,5 +333,6 @@ _SPECIAL.update(
 )
 _SPECIAL.update({getattr(ti.Matrix, name): _static_method(name) for name in FROM_PARTS})
 _SPECIAL.update(edge_tracing.SPECIAL)
-_PURE = {*_SPECIAL} - {builtins.print, ti.deactivate}  # calls without effects
+_PURE = {*_SPECIAL} - {builtins.print, ti.append, ti.deactivate}  # calls without effects
+_SPECIAL.update({kind.fill: whole_fields.fill_by_class for kind in (_taichi.ScalarField, _taichi.MatrixField)})
 _SPECIAL.update(atomics.SPECIAL)

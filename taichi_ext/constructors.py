@@ -120,7 +120,7 @@ def construct(tracer: Any, kind: Any, args: list[Any], keywords: dict[str, Any])
     if kind is ti.Struct:
         members = {**(args[0] if args else {}), **keywords}
         methods = members.pop("__struct_methods", {})
-        return StructValue({name: tracer.value_of(m) for name, m in members.items()}, methods)
+        return StructValue({name: _member(tracer, m) for name, m in members.items()}, methods)
     if kind in (ti.Vector, ti.Matrix):
         rows = tracer.value_of(args[0])
         dtype = keywords.get("dt", args[1] if len(args) > 1 else None)
@@ -183,12 +183,22 @@ def _typed_tensor(tracer: Any, entries: list[Any], shape: tuple[int, ...], dtype
     return make_tensor([cast(tracer, v, dtype) for v in values], shape)
 
 
+def _member(tracer: Any, value: Any) -> Any:
+    """What becomes of a member of ``ti.Struct``: a dictionary is a struct, a list a vector or matrix."""
+    value = tracer.value_of(value)
+    if isinstance(value, dict):
+        return construct(tracer, ti.Struct, [value], {})
+    return construct(tracer, ti.Matrix, [list(value)], {}) if isinstance(value, (list, tuple)) else value
+
+
 def _construct_struct(tracer: Any, kind: Any, args: list[Any], keywords: dict[str, Any]) -> StructValue:
     members: dict[str, Any] = {}
     for n, (name, dtype) in enumerate(kind.members.items()):
         value = tracer.value_of(args[n] if n < len(args) else keywords.get(name, 0))
         if isinstance(dtype, _taichi.StructType):
-            members[name] = value if isinstance(value, StructValue) else dtype(value)
+            is_struct = isinstance(value, (StructValue, _taichi.Struct, dict))
+            parts = tracer.struct_members(value) if is_struct else {}
+            members[name] = _construct_struct(tracer, dtype, [] if is_struct else [value], parts)
         elif isinstance(dtype, _taichi.MatrixType):
             members[name] = construct(tracer, dtype, [value], {}) if is_active(value) else dtype(value)
         else:

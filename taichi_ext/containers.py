@@ -154,6 +154,9 @@ class Ref:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        return True
+
     def __iter__(self) -> Any:
         return iter(self.tracer.value_of(self))
 

@@ -66,6 +66,8 @@ class Facts:
     used_rules: set[Any] = field(default_factory=set)
     rules: dict[Any, Any] = field(default_factory=dict)  # functions and marks, and the users' rules found for them
     writes: dict[Any, list[WriteSite]] = field(default_factory=dict)  # of the last complete trace
+    appended: set[Any] = field(default_factory=set)  # places where a tangent is appended to a field not yet known
+    clearing: set[WriteSite] = field(default_factory=set)  # those that only clear the tangents of what is deactivated
     operations: Counter[Any] = field(default_factory=Counter)  # of the last trace: on tangents, by place in the source
 
     def paired(self) -> frozenset[Any]:

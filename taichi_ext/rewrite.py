@@ -24,7 +24,7 @@ from taichi_ext.names import TRACER, names_in, readable_text
 from taichi_ext.nesting import plain_bound
 from taichi_ext.returns import has_early_return, lower_returns
 
-_BINARY = {
+BINARY = {
     ast.Add: "add",
     ast.Sub: "sub",
     ast.Mult: "mul",
@@ -41,7 +41,7 @@ _BINARY = {
 }
 _ENTRIES = frozenset("xyzwrgbastpq")  # attributes that name one entry of a vector
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Not: "logical_not", ast.Invert: "invert"}
-_COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         operator = self.string(type(node.op).__name__, node)
         value = self.visit(node.value)
-        name = _BINARY[type(node.op)]
+        name = BINARY[type(node.op)]
         if isinstance(node.target, ast.Name):
             target = self.string(node.target.id, node)
             return self.statement("update_local", node, target, operator, self.string(name, node), value)
@@ -331,7 +331,7 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
             node.right = self.plain(node.right)
             return node
-        return self.library(_BINARY[type(node.op)], node, self.visit(node.left), self.visit(node.right))
+        return self.library(BINARY[type(node.op)], node, self.visit(node.left), self.visit(node.right))
 
     def plain(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Tuple):
@@ -344,10 +344,10 @@ class _Rewriter(ast.NodeTransformer):
         return self.library(_UNARY[type(node.op)], node, self.visit(node.operand))
 
     def visit_Compare(self, node: ast.Compare) -> Any:
-        if not all(type(op) in _COMPARE for op in node.ops):
+        if not all(type(op) in COMPARE for op in node.ops):
             return self.generic_visit(node)
         if len(node.ops) == 1:
-            name = _COMPARE[type(node.ops[0])]
+            name = COMPARE[type(node.ops[0])]
             return self.library(name, node, self.visit(node.left), self.visit(node.comparators[0]))
         node.left = self.plain(node.left)
         node.comparators = [self.plain(c) for c in node.comparators]

@@ -39,6 +39,16 @@ class StructRef:
             self.tracer.assign_to(self.members[name], member)
 
 
+class DynamicCell:
+    """A list of a dynamic node, ``field[i]`` where each entry is ``field[i, j]``: it is appended to, not read."""
+
+    _data_oriented = True
+
+    def __init__(self, field: Any, indices: tuple[Any, ...]) -> None:
+        self.field = field
+        self.indices = indices
+
+
 def flat_indices(tracer: Any, index: tuple[Any, ...]) -> tuple[Any, ...]:
     """Indices as numbers and integer expressions: vectors are expanded, None is no index."""
     flat: list[Any] = []
@@ -79,10 +89,12 @@ def load(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
 
 
 def _load_container(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
+    indices = flat_indices(tracer, index)
+    if isinstance(base, _taichi.Field) and _taichi.is_dynamic_cell(base, len(indices)):
+        return DynamicCell(base, indices)
     if isinstance(base, _taichi.StructField):
         members = {name: load(tracer, member, index) for name, member in base.field_dict.items()}
         return StructRef(tracer, members, base.struct_methods)
-    indices = flat_indices(tracer, index)
     container = tracer.container(base)
     tracer.note_access(base, indices, container)
     if container is None:

@@ -101,6 +101,9 @@ class TensorValue:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __bool__(self) -> bool:
+        return True  # as of an expression, of which Python does not know the value
+
     def __iter__(self) -> Iterator[Any]:
         if len(self.shape) == 1:
             return iter(self.entries)
@@ -156,6 +159,9 @@ class ByReference:
 
     def __len__(self) -> int:
         return len(self.expression)
+
+    def __bool__(self) -> bool:
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.value())

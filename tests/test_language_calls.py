@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from differences import check_jacobian, check_refused, outputs, scalars, vectors
+from differences import check_jacobian, outputs, scalars, vectors
 
 from taichi_ext import UnsupportedError, jacobian
 
@@ -278,7 +278,7 @@ def test_pyfunc():
 
 @pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
 def test_plain_python_functions():
-    """Taichi calls them while it traces: of numbers they are constants, of values with a tangent they are refused."""
+    """Taichi calls them while it traces, on numbers and on values with tangents; see test_language_python.py."""
     x, y = scalars(FIVE), outputs(1)
 
     def number(n):
@@ -296,7 +296,7 @@ def test_plain_python_functions():
         y[0] = half(x[0])
 
     check_jacobian(constant, x, y)
-    check_refused(active, x, y, "half(x[0])", "@ti.func")
+    check_jacobian(active, x, y)
 
 
 def test_items_of_a_list_at_run_time_are_refused():

@@ -1140,3 +1140,53 @@ def test_fields_can_be_destroyed():
     tree = layout.finalize()
     assert_allclose(field.to_numpy(), 0)
     tree.destroy()
+
+
+def test_fill_in_a_kernel_is_a_function_of_the_field_and_the_value():
+    assert _taichi.taichi_func(_taichi.fill_function) is not None
+    assert list(inspect.signature(_taichi.fill_function).parameters) == ["F", "val"]
+
+
+def test_nodes_of_the_layout():
+    layout, a, b = ti.FieldsBuilder(), ti.Vector.field(2, ti.f64), ti.field(ti.i32)
+    pointer = layout.pointer(ti.i, 4)
+    node = pointer.dynamic(ti.j, 8, chunk_size=4)
+    node.place(a, b)
+    tree = layout.finalize()
+    assert _taichi.node_kind(node) == "dynamic"
+    assert _taichi.node_kind(pointer) == "pointer"
+    assert _taichi.node_shape(pointer) == (4,)
+    assert _taichi.node_shape(node) == a.shape == (4, 8)
+    assert _taichi.child_numbers(node) == _taichi.component_numbers(a) + _taichi.component_numbers(b)
+    assert _taichi.is_dynamic_cell(a, 1)
+    assert not _taichi.is_dynamic_cell(a, 2)
+    assert _taichi.has_leading_axes(a, pointer)
+    assert _taichi.layout_node(a.parent()).ptr.id == node.ptr.id
+    tree.destroy()
+
+
+def test_functions_can_be_called_sealed():
+    """Expressions need no builder of the kernel; statements and reads of fields do."""
+    x = ti.field(ti.f64, shape=3)
+    results = []
+
+    @ti.func
+    def read(i):
+        return x[i]
+
+    def look(i):
+        for function in (lambda: i * 2 + 1, lambda: ti.sin(float(3)) * i):
+            with _taichi.sealed():
+                results.append(type(function()))
+        nodes = (lambda: ti.activate(x.parent(), [i]), lambda: ti.append(x.parent(), [], i))
+        for function in (lambda: read(i), lambda: x.fill(0.0), ti.random, *nodes):
+            with pytest.raises(_taichi.SealedError), _taichi.sealed():
+                function()
+
+    @ti.kernel
+    def k():
+        for i in x:
+            look(i)
+
+    k()
+    assert results == [Expr] * 2

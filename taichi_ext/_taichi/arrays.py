@@ -291,7 +291,47 @@ def is_under(field: Any, node: Any) -> bool:
     return False
 
 
-def is_dynamic(field: Any) -> bool:
-    """Whether entries of a field are appended."""
-    parent = field.vars[0].ptr.snode().parent
-    return parent is not None and parent.type == core.SNodeType.dynamic
+def leaf_fields(field: Any) -> list[Any]:
+    """The scalar and matrix fields that a field consists of."""
+    if isinstance(field, StructField):
+        return [leaf for member in field.field_dict.values() for leaf in leaf_fields(member)]
+    return [field]
+
+
+def is_dynamic_cell(field: Any, index_count: int) -> bool:
+    """Whether so many indices name a list of a dynamic node, to which entries are appended, rather than an entry."""
+    node = leaf_fields(field)[0].vars[0].ptr.snode()
+    parent = node.parent if node is not None else None
+    is_dynamic = parent is not None and parent.type == core.SNodeType.dynamic
+    return is_dynamic and node.num_active_indices() == index_count + 1
+
+
+def layout_node(x: Any) -> Any:
+    """The node of the layout that a node or field stands for."""
+    return x._snode
+
+
+def node_kind(node: Any) -> str:
+    """``dense``, ``pointer``, ``dynamic``, ``bitmasked`` ..."""
+    return node.ptr.type.name
+
+
+def node_shape(node: Any) -> tuple[int, ...]:
+    """How many cells a node has along each axis, those of the nodes above it included."""
+    return tuple(node.shape)
+
+
+def has_leading_axes(field: Any, node: Any) -> bool:
+    """Whether the axes of a node are the first ones of a field that is placed in it, in order."""
+    own, above = (n._physical_index_position() for n in (field._snode, node))
+    return list(own) == sorted(own) and list(above) == list(own)[: len(above)]
+
+
+def child_numbers(node: Any) -> list[int]:
+    """Numbers of the nodes below a node, in order."""
+    return [child.ptr.id for child in node._get_children()]
+
+
+def component_numbers(field: Any) -> list[int]:
+    """Numbers of the nodes in which the components of a field are placed."""
+    return [node_of(v) for v in field.vars]

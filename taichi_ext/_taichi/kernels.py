@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import taichi as ti
-from taichi.lang import impl, kernel_impl
+from taichi._funcs import field_fill_taichi_scope
+from taichi.lang import impl, kernel_impl, misc
 from taichi.lang._ndrange import ndrange as ndrange_function
 from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
 from taichi.lang.ast import ASTTransformerContext, transform_tree
@@ -68,6 +69,33 @@ def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: 
         return ASTTransformer.build_Call(ctx, node)
     finally:
         ctx.local_scopes.pop()
+
+
+def thread_functions(*modules: Any) -> list[Any]:
+    """The functions of modules such as ``ti.simt.warp``: of the threads of a GPU."""
+    found = [(module, f) for module in modules for f in vars(module).values() if isinstance(f, types.FunctionType)]
+    return [f for module, f in found if f.__module__ == module.__name__]
+
+
+class SealedError(BaseException):
+    """Raised where a function that is called sealed adds statements to the kernel: it may read or write anything."""
+
+
+class _Seal:
+    def __getattr__(self, name: str) -> Any:
+        raise SealedError
+
+
+@contextlib.contextmanager
+def sealed() -> Iterator[None]:
+    """Let functions that are called in the meantime compute expressions, and no more."""
+    runtime = impl.get_runtime()
+    before = runtime.compiling_callable, runtime.current_kernel
+    runtime.compiling_callable = runtime.current_kernel = _Seal()
+    try:
+        yield
+    finally:
+        runtime.compiling_callable, runtime.current_kernel = before
 
 
 def resolves_to_static_call(node: ast.AST, scope: dict[str, Any]) -> str:
@@ -368,6 +396,8 @@ def is_reference(annotation: Any) -> bool:
     return isinstance(annotation, primitive_types.RefType)
 
 
+loop_unique = misc.loop_unique
+fill_function = field_fill_taichi_scope  # the ti.func behind field.fill in kernels
 eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
 
 

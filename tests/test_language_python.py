@@ -1,0 +1,431 @@
+"""Plain Python functions in kernels: Taichi runs them while it compiles, and so does the engine, on its values."""
+
+import dataclasses
+import functools
+import operator
+from typing import NamedTuple
+
+import helper_functions
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, check_refused, outputs, scalars, vector_outputs, vectors
+
+from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = np.array([0.7, 1.3, 2.1])
+OFFSET = 0.25
+
+
+@ti.func
+def cube(v):
+    return v * v * v
+
+
+def with_default(v, a=2.0, *, b=3.0):
+    return v * a + b
+
+
+def with_stars(v, *rest, **named):
+    return v * rest[0] + named["w"] * len(rest)
+
+
+def recursive(v, n=4):
+    return v if n == 0 else recursive(v * 1.5, n - 1) * v
+
+
+def with_loop(v):
+    total = 0.0
+    for k in range(4):
+        if k % 2 == 0:
+            total = total + v**k
+        else:
+            total = total - ti.cos(k * v)
+    return total
+
+
+def with_comprehension(v):
+    table = {n: c * v for n, c in enumerate([1.0, 2.0, 3.0])}
+    return sum([table[n] for n in table if n > 0]) * sum(c for c in (v, 1.0))
+
+
+def with_generator(v):
+    def powers():
+        p = v
+        for _ in range(3):
+            yield p
+            p = p * v
+
+    return functools.reduce(operator.add, powers())
+
+
+def with_closure(v):
+    factor = v * 2
+
+    def inner(w):
+        nonlocal factor
+        factor = factor + w
+        return factor * w
+
+    return inner(v) + inner(1.0)
+
+
+def with_vector(v):
+    a = ti.Vector([v, 2.0, v * v])
+    b = a + ti.Vector([1.0, v, 0.0])
+    return a.dot(b) + ti.Vector.norm(b) + a[1:].sum() + (a @ b)
+
+
+def with_choice(v):
+    return ti.select(v > 1.0, v * v, ti.max(v, 0.9)) + (v if v else 0.0) * (not v)
+
+
+def with_builtins(v):
+    pairs = list(zip([v, 1.0], (2.0, v), strict=True))
+    return abs(-v) + pow(v, 2) + sum(map(lambda p: p[0] * p[1], pairs)) + len(pairs)
+
+
+def with_walrus_and_slices(v):
+    if (w := v * 3) is not None:
+        values = [w, v, 1.0, 2.0]
+    return sum(values[1:3]) * values[-1] * w
+
+
+def with_numpy(v):
+    weights = np.array([[1.0, 2.0], [3.0, 4.0]])
+    product = weights * v
+    return product[1, 0] + np.float64(2) * v + np.sqrt(2.0) + (product + weights)[0, 1]
+
+
+def with_isinstance(v):
+    return v * 2 if isinstance(v, float) else v * 3
+
+
+def with_try(v):
+    try:
+        return {"a": v}["b"]
+    except KeyError:
+        return v + OFFSET
+
+
+class Complex:
+    """A class with operators of its own."""
+
+    def __init__(self, re, im=0.0):
+        self.re = re
+        self.__im = im
+
+    @property
+    def im(self):
+        return self.__im
+
+    def __add__(self, other):
+        return Complex(self.re + other.re, self.im + other.im)
+
+    def __mul__(self, other):
+        if not isinstance(other, Complex):
+            return Complex(self.re * other, self.im * other)
+        return Complex(self.re * other.re - self.im * other.im, self.re * other.im + self.im * other.re)
+
+    __rmul__ = __mul__
+
+    def __neg__(self):
+        return Complex(-self.re, -self.im)
+
+    def __call__(self, w):
+        return self.re * w + self.im
+
+    @staticmethod
+    def of_angle(v):
+        return Complex(ti.cos(v), ti.sin(v))
+
+    @classmethod
+    def unit(cls, v):
+        return cls.of_angle(v) * 2.0
+
+
+def with_class(v):
+    z = Complex(v, 1.0)
+    w = -z * z + 2.0 * Complex.unit(v)
+    w.re = w.re + v
+    return w.re * w.im + z(v)
+
+
+class Pair(NamedTuple):
+    a: object
+    b: object
+
+
+@dataclasses.dataclass
+class Record:
+    a: object
+    b: object = 2.0
+
+    def product(self):
+        return self.a * self.b
+
+
+def with_records(v):
+    p, r = Pair(v, v * 2), Record(v)
+    a, b = p
+    return p.a * p.b + r.product() + a + b
+
+
+@functools.lru_cache
+def cached(v):
+    return v * v
+
+
+def decorator(f):
+    @functools.wraps(f)
+    def around(*args):
+        return f(*args) + 1.0
+
+    return around
+
+
+@decorator
+def decorated(v):
+    return v * 5.0
+
+
+FUNCTIONS = {
+    **{f.__name__: f for f in (with_default, recursive, with_loop, with_comprehension, with_generator, with_closure)},
+    **{f.__name__: f for f in (with_vector, with_choice, with_builtins, with_walrus_and_slices, with_numpy)},
+    **{f.__name__: f for f in (with_isinstance, with_try, with_class, with_records, cached, decorated)},
+    "stars": lambda v: with_stars(v, v, 2.0, w=v * v),
+    "func": lambda v: cube(v) + 1,
+    "partial": functools.partial(with_default, a=0.5, b=2.0),
+    "partial of a func": functools.partial(cube),
+    "callable": Complex(3.0, 1.0),
+    "bound": Complex(2.0, 1.0).__call__,
+    "static": Complex.of_angle(0.0).__class__,
+    "module": helper_functions.scaled,
+    **dict(a=lambda v: v * 2, b=lambda v: v * 3, c=lambda v: v * OFFSET),  # noqa: C408  # several in one line
+    "nested lambdas": lambda v: (lambda w: w * w)(v) + (lambda w, k=2: w * k)(v),
+    "taichi": ti.exp,
+}
+FUNCTIONS["static"] = lambda v: Complex.of_angle(v).im
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_functions_of_scalars(part):
+    functions = list(FUNCTIONS.values())[part::3]
+    x, y = scalars(X), outputs(3, len(functions))
+
+    @ti.kernel
+    def k():
+        for i in x:
+            for n in ti.static(range(len(functions))):
+                y[i, n] = functions[n](x[i] * x[0]) * x[i]
+
+    check_jacobian(k, x, y)
+
+
+def test_functions_of_vectors_structs_and_fields():
+    Ball = ti.types.struct(m=ti.f64, p=ti.types.vector(2, ti.f64))
+    x, v = scalars(X), vectors([[1.0, 2.0], [0.5, -1.0], [2.0, 0.3]])
+    y, z = outputs(3), vector_outputs(2, 3)
+
+    def stretched(a, by):
+        return ti.sin(a * by) + by
+
+    def energy(ball, k):
+        return k * ball.m * ti.Matrix.norm_sqr(ball.p)
+
+    def clear(field, value):
+        field.fill(value)
+        return 1.0
+
+    @ti.func
+    def entry(f: ti.template(), i):
+        return f[i] * x[0]
+
+    def read(i):
+        return entry(x, i)
+
+    @ti.kernel
+    def k():
+        y[0] = clear(z, x[1] * 2)
+        for i in x:
+            y[i] = energy(Ball(x[i], v[i]), x[0]) + read(i)
+            z[i] += stretched(v[i], x[i])
+
+    check_jacobian(k, [x, v], [y, z])
+
+
+def test_locals_are_changed_in_place():
+    x, y = scalars(X), outputs(3)
+
+    def doubled(a, by):
+        a += by
+        a *= 2.0
+        return a * by
+
+    def counted(a, by):
+        ti.atomic_add(a, by * by)
+        return by
+
+    @ti.kernel
+    def k():
+        for i in x:
+            a = 1.0
+            b = doubled(a, x[i])
+            c = x[0] * 2
+            d = counted(c, x[i])
+            y[i] = a * b + c * d
+
+    check_jacobian(k, x, y)
+
+
+def test_functions_without_tangents():
+    """Most compute indices and weights; what they compute stays what Taichi computes."""
+    x, y = scalars(X), outputs(3)
+    weights = ti.field(ti.i32, shape=3)
+
+    def last(i):
+        return 2 - i
+
+    @ti.func
+    def weight(i):
+        return weights[i] + 1
+
+    def both(i):
+        return weight(last(i)) * 2
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[last(i)] * both(i) * x[i]
+
+    weights.from_numpy(np.array([1, 4, 2], dtype=np.int32))
+    check_jacobian(k, x, y)
+
+
+def test_methods_of_data_oriented_classes():
+    x, y = scalars(X), outputs(3)
+
+    class Base:
+        def shape(self, v):
+            return v * v + self.offset
+
+    @ti.data_oriented
+    class Model(Base):
+        offset = 0.5
+
+        def shape(self, v):
+            return super().shape(v) * 2
+
+        @staticmethod
+        def twice(v):
+            return v * 2
+
+        @ti.kernel
+        def run(self):
+            for i in x:
+                y[i] = self.shape(x[i]) * self.twice(x[i]) + Model.twice(x[0])
+
+    check_jacobian(Model().run, x, y)
+
+
+def test_a_rule_holds_within_a_python_function():
+    x, y = scalars(X), outputs(3)
+
+    @ti.func
+    def step(v):
+        return ti.select(v > 1.0, 1.0, 0.0)
+
+    @boundary_gradient(step)
+    def _(v, d_v):
+        return 3.0 * v * d_v
+
+    def stepped(v):
+        return step(v) + v
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = stepped(x[i])
+
+    try:
+        np.testing.assert_allclose(jacobian(k, x, y), np.diag(3 * X + 1))
+    finally:
+        registry.clear()
+
+
+def test_functions_of_the_kernel_s_own():
+    """``sum``, ``map`` and the like directly in a kernel."""
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = sum([x[i], x[0], 2.0]) * functools.reduce(operator.mul, [x[i], x[1]])
+
+    check_jacobian(k, x, y)
+
+
+def test_functions_without_source_are_refused():
+    x, y = scalars(X), outputs(3)
+    scope = {}
+    exec("def f(v):\n    return v * 2.0", scope)
+    f = scope["f"]
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = f(x[i])
+
+    check_refused(k, x, y, "source")
+
+
+def test_reads_of_functions_without_source_are_refused():
+    """They have no argument with a tangent, and read one."""
+    x, y = scalars(X), outputs(3)
+
+    @ti.func
+    def entry(i):
+        return x[i]
+
+    scope = {"entry": entry}
+    exec("def f(i):\n    return entry(i)", scope)
+    f = scope["f"]
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = f(i)
+
+    check_refused(k, x, y, "source")
+
+
+def test_python_s_own_choices_are_refused():
+    x, y = scalars(X), outputs(3)
+
+    def clipped(v):
+        return max(v, 1.0)  # Python compares expressions, which are always true
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = clipped(x[i])
+
+    check_refused(k, x, y, "max", "Taichi's function")
+
+
+def test_unknown_callables_are_refused_where_they_touch_the_kernel():
+    """A function of Taichi's that is in no table, and stores to a field."""
+    from taichi.lang import impl
+
+    x, y = scalars(X), outputs(3)
+    store = functools.partial(impl.expr_init, 2.0)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] * store()
+
+    with pytest.raises(UnsupportedError, match="expr_init"):
+        jacobian(k, x, y)

@@ -1,0 +1,125 @@
+"""Every callable of Taichi's is in a table: a release of Taichi that brings a new one is noticed here.
+
+The functions of ``ti`` and ``ti.math`` are listed in test_language_functions.py.
+"""
+
+import inspect
+import operator
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+
+from taichi_ext.known_calls import is_without_tangents
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+THREADS = ("simt.block", "simt.grid", "simt.subgroup", "simt.warp")  # of a GPU: they carry no tangents
+ON_THE_HOST = {  # called between kernels
+    *("algorithms.parallel_sort", "linalg.MatrixFreeBICGSTAB", "linalg.MatrixFreeCG", "linalg.sqrt"),
+    *("sparse.grid", "sparse.usage", "ad.clear_all_gradients", "ad.grad_for", "ad.grad_replaced", "ad.no_grad"),
+    *("types.argpack", "types.matrix", "types.ref", "types.struct", "types.vector"),
+    *("types.is_integral", "types.is_real", "types.is_signed", "types.is_tensor"),
+}
+OF_VALUES = {  # of matrices, by a value or by the class; those of values are tested in test_language_vectors.py
+    *("all", "any", "cast", "cross", "determinant", "dot", "fill", "get_shape", "inverse", "max", "min", "norm"),
+    *("norm_inv", "norm_sqr", "normalized", "outer_product", "sum", "trace", "transpose"),
+}
+STATIC = {"cols", "diag", "identity", "one", "rows", "unit", "zero"}
+COPIES = {"copy_from", "from_numpy", "from_paddle", "from_torch", "to_numpy", "to_paddle", "to_torch"}  # on the host
+OF_FIELDS = {"fill", "get_member_field", "get_scalar_field", "parent"}  # fill: test_language_whole_fields.py
+OF_NODES = {  # on the host, except parent
+    *("bitmasked", "deactivate_all", "dense", "dynamic", "lazy_dual", "lazy_grad", "parent", "place", "pointer"),
+    "quant_array",
+}
+
+
+def functions_of(name):
+    """The functions of a module of Taichi's, without types."""
+    module = operator.attrgetter(name)(ti)
+    found = {n: f for n, f in vars(module).items() if not n.startswith("_") and callable(f)}
+    return {n: f for n, f in found.items() if not inspect.isclass(f) and not isinstance(f, type(ti.f32))}
+
+
+def methods_of(kind):
+    names = (name for name in dir(kind) if not name.startswith("_"))
+    return {name for name in names if callable(getattr(kind, name))}
+
+
+def test_functions_of_modules():
+    found = {f"{m}.{f}" for m in ("algorithms", "linalg", "sparse", "types", "ad") for f in functions_of(m)}
+    assert found == ON_THE_HOST
+
+
+@pytest.mark.parametrize("name", THREADS)
+def test_functions_of_threads(name):
+    own = [f for f in functions_of(name).values() if f.__module__ == f"taichi.lang.{name}"]
+    assert own
+    assert all(map(is_without_tangents, own))
+
+
+def test_methods():
+    assert methods_of(ti.Matrix) == OF_VALUES | STATIC | {"field", "ndarray", "to_list", "to_numpy"}
+    assert methods_of(ti.Vector) == methods_of(ti.Matrix)
+    assert methods_of(ti.Struct) == {"field", "to_dict"}
+    fields = (ti.Field, ti.ScalarField, ti.MatrixField, ti.StructField)
+    assert set.union(*map(methods_of, fields)) == OF_FIELDS | COPIES
+    assert methods_of(ti.SNode) == OF_NODES
+
+
+# --- methods of matrices, called by their class
+
+
+def test_methods_that_reduce_by_their_class():
+    x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), outputs(2, 8)
+    length = ti.Vector.norm
+
+    @ti.kernel
+    def k():
+        for i in x:
+            v = x[i] * 2.0
+            y[i, 0] = ti.Vector.norm(x[i], 0.1)
+            y[i, 1] = ti.Matrix.dot(v, x[0])
+            y[i, 2] = length(v) + ti.Matrix.norm_inv(v, eps=0.5)
+            y[i, 3] = ti.Vector.norm_sqr(v) * ti.Vector.sum(x[i])
+            y[i, 4] = ti.Matrix.max(v) - ti.Matrix.min(x[i])
+            m = ti.Matrix.outer_product(v, x[1] + 1.0) + ti.Matrix.identity(float, 3)
+            y[i, 5] = ti.Matrix.determinant(m)
+            y[i, 6] = ti.Matrix.trace(m) + ti.Matrix.inverse(m)[0, 1]
+            y[i, 7] = ti.select(ti.Matrix.any(v), v[0], 0.0)
+
+    check_jacobian(k, x, y)
+
+
+def test_methods_that_give_vectors_by_their_class():
+    x, y = vectors([[3.0, 4.0, 1.0], [1.0, -1.0, 0.5]]), vector_outputs(3, 2, 5)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            v = x[i] * x[0]
+            w = x[i]
+            y[i, 0] = ti.Vector.normalized(x[i], 1e-3)
+            y[i, 1] = ti.Matrix.cross(v, x[1])
+            y[i, 2] = ti.Matrix.transpose(ti.Matrix.outer_product(v, x[i])) @ x[0]
+            y[i, 3] = ti.Matrix.__mul__(v, x[1])
+            ti.Matrix.fill(w, v[0])
+            y[i, 4] = w
+
+    check_jacobian(k, x, y)
+
+
+def test_hints_beside_tangents():
+    x, y, n = scalars(np.array([1.0, 2.0, 3.0])), outputs(3), ti.field(ti.i32, shape=3)
+
+    @ti.kernel
+    def k():
+        ti.block_local(x)
+        for i in x:
+            j = ti.assume_in_range(i, 0, 0, 3)
+            ti.atomic_or(n[i], 1)
+            k = ti.rescale_index(x, y, ti.Vector([j]))[0]
+            y[i] = x[k] ** 2 * n[i]
+
+    check_jacobian(k, x, y, state=[n])

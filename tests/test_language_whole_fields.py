@@ -1,0 +1,363 @@
+"""Calls in kernels that change a field as a whole: fill, append, deactivate."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, check_refused, outputs, read, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import UnsupportedError, jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = np.array([0.5, -1.0, 2.0])
+
+
+@pytest.mark.parametrize("where", ["kernel", "function", "method", "mid-kernel"])
+def test_fill_clears_tangents(where):
+    x, y = scalars(X), outputs(3)
+
+    @ti.func
+    def clear(f: ti.template(), value):
+        f.fill(value)
+
+    @ti.data_oriented
+    class Holder:
+        def __init__(self):
+            self.y = y
+
+        @ti.func
+        def clear(self):
+            self.y.fill(2.0)
+
+    holder = Holder()
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] ** 2
+        if ti.static(where == "kernel"):
+            y.fill(1.0)
+        elif ti.static(where == "function"):
+            clear(y, 3.0)
+        elif ti.static(where == "method"):
+            holder.clear()
+        else:
+            y.fill(0.5)
+            for i in x:
+                y[i] += 3 * x[i]
+
+    check_jacobian(k, x, y)
+
+
+@pytest.mark.parametrize("dtype", [ti.f32, ti.f64])
+def test_fill_between_launches(dtype):
+    x, y = scalars(X, dtype), outputs(3, dtype=dtype)
+
+    @ti.kernel
+    def k():
+        y.fill(0)
+        for i in x:
+            y[i] += x[i] * x[0]
+
+    def twice():
+        k()
+        k()
+
+    expected = np.diag(np.full(3, X[0]))
+    expected[:, 0] += X
+    assert_allclose(jacobian(twice, x, y), expected, rtol=1e-6)
+
+
+def test_fill_with_a_tangent():
+    x, y, z = scalars(X), outputs(4), vector_outputs(2, 3)
+
+    @ti.kernel
+    def k():
+        y.fill(x[1] * x[2])
+        for i in range(3):
+            y[i] += x[i]
+        z.fill(x[0] ** 2)
+        z[1] += ti.Vector([x[1], 1.0])
+
+    check_jacobian(k, x, [y, z])
+
+
+def test_fill_of_vectors_and_matrices_with_tangents():
+    x, z = scalars(X), vector_outputs(3, 2)
+    m = ti.Matrix.field(2, 2, ti.f64, shape=2)
+    v = vectors([[1.0, 2.0, 3.0]])
+
+    @ti.kernel
+    def by_list():
+        z.fill([x[0], 2.0, x[1] * x[2]])
+        m.fill([[x[0], 1.0], [0.0, x[2]]])
+
+    @ti.kernel
+    def by_vector():
+        z.fill(v[0] * x[0])
+        m.fill(ti.Matrix([[x[0], v[0][1]], [v[0].x, x[2]]]))
+
+    check_jacobian(by_list, x, [z, m])
+    check_jacobian(by_vector, [x, v], [z, m])
+
+
+def test_fill_of_a_parameter():
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] ** 2
+        x.fill(3.0)
+        for i in y:
+            y[i] += x[i]
+
+    check_jacobian(k, x, y, state=[x])
+
+
+def test_fill_of_a_field_with_an_offset():
+    x = scalars(X)
+    y = ti.field(ti.f64, shape=(2, 3), offset=(-1, 4))
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            y[i, j] = x[j - 4]
+        y.fill(x[0])
+        y[0, 5] *= x[1]
+
+    check_jacobian(k, x, y)
+
+
+def test_fill_of_a_local():
+    x, y = scalars(X), vector_outputs(3, 3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            v = ti.Vector([x[i], x[0], 1.0])
+            w = v * 2
+            v.fill(x[i] ** 2)
+            if i == 1:
+                w.fill(0.0)
+            y[i] = v + w
+
+    check_jacobian(k, x, y)
+
+
+# --- dynamic nodes
+
+
+def structs():
+    return ti.types.struct(
+        k=ti.i32,
+        p=ti.types.vector(2, ti.f64),
+        w=ti.f64,
+        inner=ti.types.struct(a=ti.f64, m=ti.types.matrix(2, 2, ti.f64)),
+    )
+
+
+def expected_of_structs(values):
+    def f(x):
+        return x * x * x[0] + x**2 + x * x[-1]
+
+    h = 1e-6
+    columns = [(f(values + h * e) - f(values - h * e)) / (2 * h) for e in np.eye(len(values))]
+    return np.stack(columns, -1)
+
+
+def test_append_and_deactivate_nested_structs():
+    values = np.array([1.0, 2.0, 3.0, 4.0])
+    Entry = structs()
+    entries = Entry.field()
+    ti.root.dense(ti.i, 2).dynamic(ti.j, 16, chunk_size=4).place(entries)
+    x, y = scalars(values), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in range(2):
+            entries[i].deactivate()
+        ti.loop_config(serialize=True)
+        for i in range(4):
+            m = ti.Matrix([[1.0, x[i]], [x[3], 2.0]])
+            p = ti.Vector([x[i], 2.0]) * x[0]
+            entries[i // 2].append(Entry(k=i, p=p, w=x[i], inner={"a": x[i] ** 2, "m": m}))
+        for i in range(2):
+            for j in range(entries[i].length()):
+                e = entries[i, j]
+                y[e.k] = e.p.x * e.w + e.inner.a + e.inner.m[0, 1] * e.inner.m[1, 0]
+
+    for _ in range(2):
+        assert_allclose(jacobian(k, x, y), expected_of_structs(values), rtol=1e-8)
+
+
+def test_integers_are_appended_beside_tangents():
+    x, y = scalars(X), outputs(3)
+    order = ti.field(ti.i32)
+    ti.root.dense(ti.i, 2).dynamic(ti.j, 8, chunk_size=4).place(order)
+
+    @ti.kernel
+    def k():
+        ti.loop_config(serialize=True)
+        for i in range(3):
+            order[i % 2].append(2 - i)
+        for i in range(2):
+            for j in range(order[i].length()):
+                y[order[i, j]] = x[order[i, j]] ** 2
+
+    assert_allclose(jacobian(k, x, y), np.diag(2 * X), rtol=1e-14)
+
+
+def test_deactivated_lists_lose_their_tangents():
+    x, y, z = scalars(X), outputs(3), outputs(2)
+    bag = ti.field(ti.f64)
+    node = ti.root.dense(ti.i, 2).dynamic(ti.j, 8, chunk_size=4)
+    node.place(bag)
+
+    @ti.kernel
+    def k():
+        ti.loop_config(serialize=True)
+        for i in range(3):
+            bag[i % 2].append(x[i])
+            bag[i % 2].append(x[i] ** 2)
+        for i in range(2):
+            if i == 0:
+                bag[i].deactivate()
+        for i in range(2):
+            z[i] = bag[i].length()
+        for i in range(3):
+            y[i] = bag[i // 2, i]
+
+    expected = [[0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert_allclose(jacobian(k, x, y), expected, atol=1e-14)
+    assert_array_equal(read(z), [0, 2])
+
+    @ti.kernel
+    def again():
+        for i in range(2):
+            bag[i].deactivate()
+        for i in range(1):
+            bag[1].append(4.0)
+            bag[1].append(x[2])
+        for i in range(2):
+            y[i] = bag[1, i]
+
+    def both():
+        node.deactivate_all()
+        k()
+        again()
+
+    expected = np.zeros((3, 3))
+    expected[1, 2] = 1
+    assert_allclose(jacobian(both, x, y), expected, atol=1e-14)
+
+
+def test_append_to_a_node():
+    x, total = scalars(X), outputs()
+    bag = ti.field(ti.f64)
+    node = ti.root.dynamic(ti.i, 8, chunk_size=4)
+    node.place(bag)
+
+    @ti.kernel
+    def k():
+        ti.deactivate(bag.parent(), [])
+        for i in x:
+            ti.append(bag.parent(), [], x[i] ** 2)
+        for i in range(ti.length(node, [])):
+            total[None] += bag[i]
+
+    assert_allclose(jacobian(k, x, total), 2 * X, rtol=1e-14)
+
+    unknown = ti.field(ti.f64)
+    other = ti.root.dynamic(ti.i, 8, chunk_size=4)
+    other.place(unknown)
+
+    @ti.kernel
+    def alone():
+        for i in x:
+            ti.append(other, [], x[i])
+
+    check_refused(alone, x, total, "Append to the field itself")
+
+
+def placed(kind):
+    """A field of 8 x 3 and a node of it."""
+    t = ti.field(ti.f64)
+    if kind == "rows":
+        node = ti.root.pointer(ti.i, 4)
+        node.dense(ti.ij, (2, 3)).place(t)
+    elif kind == "inner":
+        node = ti.root.pointer(ti.ij, (2, 1)).pointer(ti.ij, (2, 3))
+        node.dense(ti.i, 2).place(t)
+    elif kind == "offset":
+        node = ti.root.pointer(ti.ij, (4, 3))
+        node.dense(ti.i, 2).place(t, offset=(-5, 7))
+    else:
+        node = ti.root.bitmasked(ti.ij, (8, 3))
+        node.place(t)
+    return t, node
+
+
+@pytest.mark.parametrize("kind", ["rows", "inner", "offset", "bitmasked"])
+def test_deactivated_cells_lose_their_tangents(kind):
+    t, node = placed(kind)
+    x, y = scalars(np.arange(1.0, 25.0).reshape(8, 3)), outputs(8, 3)
+    first = (-5, 7) if kind == "offset" else (0, 0)
+    index = (1,) if kind == "rows" else (1, 2)
+
+    @ti.kernel
+    def k():
+        for i, j in x:
+            t[i + first[0], j + first[1]] = x[i, j] ** 2
+        for i in range(1):
+            ti.deactivate(node, index)
+        for i, j in x:
+            y[i, j] = t[i + first[0], j + first[1]] + 1.0
+
+    k()
+    kept = read(y) != 1.0  # as Taichi has it: a bitmasked node keeps its memory
+    assert kept.sum() == {"rows": 18, "inner": 22, "offset": 22, "bitmasked": 24}[kind]
+    J = jacobian(k, x, y)
+    assert_allclose(J.reshape(24, 24), np.diag((2 * read(x) * kept).ravel()), rtol=1e-14)
+
+
+def test_deactivation_in_the_loop_that_stores_is_refused():
+    t, node = placed("rows")
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            t[i, 0] = x[i]
+            ti.deactivate(node, [i // 2])
+            y[i] = t[i, 0]
+
+    check_refused(k, x, y, "a loop of its own")
+
+
+def test_deactivation_in_a_rule_is_refused():
+    from taichi_ext import boundary_gradient, registry
+
+    t, node = placed("rows")
+    x, y = scalars(X), outputs(3)
+
+    @ti.func
+    def f(v):
+        return v
+
+    @boundary_gradient(f)
+    def _(v, d_v):
+        ti.deactivate(node, [0])
+        return d_v
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = f(x[i])
+
+    try:
+        with pytest.raises(UnsupportedError, match="must not write"):
+            jacobian(k, x, y)
+    finally:
+        registry.clear()
