@@ -52,6 +52,7 @@ from taichi_ext._taichi.arrays import (
     torch_from_numpy,
     tree_number,
 )
+from taichi_ext._taichi.calling import SealedError, native_attribute, native_call, sealed, thread_functions
 from taichi_ext._taichi.compiling import NeedsTracing, compile_with
 from taichi_ext._taichi.expressions import (
     assert_zero,
@@ -102,7 +103,6 @@ from taichi_ext._taichi.following import (
 )
 from taichi_ext._taichi.kernels import (
     FusedKernel,
-    SealedError,
     argument_features,
     array_feature,
     as_function,
@@ -123,8 +123,6 @@ from taichi_ext._taichi.kernels import (
     make_context,
     materialize,
     module_of,
-    native_attribute,
-    native_call,
     numpy_dtype_of_annotation,
     primal_kernel,
     process_args,
@@ -133,10 +131,8 @@ from taichi_ext._taichi.kernels import (
     resolves_to_static_call,
     return_dtype,
     return_shape,
-    sealed,
     source_of,
     taichi_func,
-    thread_functions,
     walk,
 )
 from taichi_ext._taichi.reverse_mode import (

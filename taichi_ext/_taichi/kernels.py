@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import re
 import sys
 import textwrap
 import threading
@@ -20,7 +19,6 @@ from taichi.lang import impl, kernel_impl, misc
 from taichi.lang._ndrange import ndrange as ndrange_function
 from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
 from taichi.lang.ast import ASTTransformerContext, transform_tree
-from taichi.lang.ast.ast_transformer import ASTTransformer
 from taichi.lang.ast.symbol_resolver import ASTResolver
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.kernel_arguments import KernelArgument
@@ -31,71 +29,10 @@ from taichi.lang.util import cook_dtype, to_numpy_type
 from taichi.types import ndarray_type, primitive_types
 from taichi.types.annotations import template
 
-from taichi_ext._taichi.expressions import builder, is_host_arch, source_location
+from taichi_ext._taichi.calling import no_position
+from taichi_ext._taichi.expressions import builder, is_host_arch
 
 STATIC_CALLS = (impl.static, impl.static_assert, impl.grouped, ndrange_function)
-
-
-def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[Any, Any]:
-    """``obj.name`` as Taichi evaluates it in a kernel, and the object to pass first when it is called."""
-    node = ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load(), **_no_position())
-    node.value.lineno = node.value.col_offset = node.value.end_col_offset = node.value.end_lineno = 1
-    ASTTransformer.build_Attribute(ctx, node)
-    return node.ptr, (node,) if hasattr(node, "caller") else ()
-
-
-def _no_position() -> dict[str, int]:
-    return {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
-
-
-def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: dict[str, Any]) -> Any:
-    """``function(*args, **keywords)`` as Taichi evaluates it in a kernel."""
-    match = re.search(r"line (\d+), in", source_location())
-    line = int(match.group(1)) - ctx.lineno_offset if match else 1
-    position = {**_no_position(), "lineno": line, "end_lineno": line}
-
-    def constant_node(value: Any) -> ast.Constant:
-        return ast.Constant(value=value, **position)
-
-    name = getattr(function, "__name__", "function")
-    node = ast.Call(
-        func=ast.Name(id=name, ctx=ast.Load(), **position),  # by its name, which Taichi's warnings cite
-        args=[constant_node(a) for a in args],
-        keywords=[ast.keyword(arg=k, value=constant_node(v), **position) for k, v in keywords.items()],
-        **position,
-    )
-    ctx.local_scopes.append({name: function})
-    try:
-        return ASTTransformer.build_Call(ctx, node)
-    finally:
-        ctx.local_scopes.pop()
-
-
-def thread_functions(*modules: Any) -> list[Any]:
-    """The functions of modules such as ``ti.simt.warp``: of the threads of a GPU."""
-    found = [(module, f) for module in modules for f in vars(module).values() if isinstance(f, types.FunctionType)]
-    return [f for module, f in found if f.__module__ == module.__name__]
-
-
-class SealedError(BaseException):
-    """Raised where a function that is called sealed adds statements to the kernel: it may read or write anything."""
-
-
-class _Seal:
-    def __getattr__(self, name: str) -> Any:
-        raise SealedError
-
-
-@contextlib.contextmanager
-def sealed() -> Iterator[None]:
-    """Let functions that are called in the meantime compute expressions, and no more."""
-    runtime = impl.get_runtime()
-    before = runtime.compiling_callable, runtime.current_kernel
-    runtime.compiling_callable = runtime.current_kernel = _Seal()
-    try:
-        yield
-    finally:
-        runtime.compiling_callable, runtime.current_kernel = before
 
 
 def resolves_to_static_call(node: ast.AST, scope: dict[str, Any]) -> str:
@@ -250,7 +187,7 @@ class FusedKernel(Kernel):
         runtime = self.runtime
         function = tree.body[0]
         assert isinstance(function, ast.FunctionDef)
-        function.args.args += [ast.arg(arg=name, **_no_position()) for name in self.extra]
+        function.args.args += [ast.arg(arg=name, **no_position()) for name in self.extra]
 
         def generate(kernel_cxx: Any) -> None:
             if runtime.inside_kernel:
