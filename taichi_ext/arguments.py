@@ -6,13 +6,14 @@ those give the result its structure.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext import _taichi
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.labels import Label, Labels
 
 
@@ -27,18 +28,26 @@ class Target:
     argument: str = ""
 
 
-def flatten(tree: Any, path: str = "") -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
-    """The leaves of nested lists, tuples and dicts with their places, and what puts values back in their place."""
+def flatten(
+    tree: Any, what: str = "", path: str = "", outer: tuple[int, ...] = ()
+) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
+    """The leaves of nested lists, tuples and dicts with their places, and what puts values back in their place.
+
+    ``what`` is the word used in messages, ``outer`` are the ids of the structures around this one.
+    """
+    if id(tree) in outer:
+        raise InvalidArgumentError(f"{what}{path} contains itself; give a structure without cycles.")
+    inside = (*outer, id(tree))
     if isinstance(tree, (list, tuple)):
-        parts = [flatten(item, f"{path}[{i}]") for i, item in enumerate(tree)]
+        parts = [flatten(item, what, f"{path}[{i}]", inside) for i, item in enumerate(tree)]
         kind = type(tree)
         make: Callable[[list[Any]], Any] = (lambda v: kind(*v)) if hasattr(tree, "_fields") else kind
         return _join(parts, make)
     if isinstance(tree, dict):
-        parts = [flatten(item, f"{path}[{key!r}]") for key, item in tree.items()]
+        parts = [flatten(item, what, f"{path}[{key!r}]", inside) for key, item in tree.items()]
         return _join(parts, lambda values: dict(zip(tree, values, strict=True)))
     if isinstance(tree, _taichi.StructField):
-        parts = [flatten(item, f"{path}.{key}") for key, item in tree.field_dict.items()]
+        parts = [flatten(item, what, f"{path}.{key}") for key, item in tree.field_dict.items()]
         return _join(parts, lambda values: dict(zip(tree.field_dict, values, strict=True)))
     return [(path, tree)], lambda values: values[0]
 
@@ -66,18 +75,10 @@ class KernelCall:
         bound = _taichi.primal_kernel(kernel)
         self.kernel, self._owner = bound if bound is not None else (None, ())
         if not isinstance(args, (tuple, list)):
-            raise InvalidArgumentError(f"args is {args!r}; expected a tuple with the arguments of the call.")
-        if bound is not None and _taichi.is_reverse(bound[0]):
-            raise InvalidArgumentError("kernel is the gradient of a kernel (kernel.grad); give the kernel itself.")
-        if bound is None and not callable(kernel):
-            raise InvalidArgumentError(
-                f"kernel is {kernel!r}; expected a @ti.kernel or a function that launches kernels."
-            )
-        if _taichi.taichi_func(kernel) is not None:
-            raise InvalidArgumentError(
-                f"kernel is the ti.func {getattr(kernel, '__name__', kernel)!r}, which runs in kernels only; give a "
-                "@ti.kernel that calls it."
-            )
+            raise InvalidArgumentError(f"args is {shown(args)}; expected a tuple with the arguments of the call.")
+        problem = _kernel_problem(kernel, bound)
+        if problem:
+            raise InvalidArgumentError(f"kernel is {problem}.")
         function = self.kernel.func if self.kernel is not None else kernel
         self.name = getattr(function, "__qualname__", repr(kernel)).split("<locals>.")[-1]
         self.names = self._argument_names()
@@ -100,6 +101,7 @@ class KernelCall:
 
     def _check_args(self) -> None:
         if self.kernel is None:
+            self._check_call()
             return
         if len(self.args) != len(self.names):
             raise InvalidArgumentError(
@@ -111,6 +113,19 @@ class KernelCall:
             problem = _taichi.argument_problem(annotation, value)
             if problem:
                 raise InvalidArgumentError(f"args[{position}] ({name!r} of {self.name}) {problem}.")
+
+    def _check_call(self) -> None:
+        """Raise where Python would not call the function with these arguments."""
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # a function written in C
+            return
+        try:
+            signature.bind(*self.args)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"{self.name}{signature} cannot be called with the {len(self.args)} arguments in args: {error}."
+            ) from None
 
     def annotation(self, target: Target) -> Any:
         if self.kernel is None or target.position < 0:
@@ -126,6 +141,9 @@ class KernelCall:
             return self._resolve_name(place, leaf)
         if isinstance(leaf, _taichi.Field):
             return _resolve_field(place, leaf, self.labels)
+        problem = _taichi.array_problem(leaf) if _taichi.is_array(leaf) else ""
+        if problem:
+            raise InvalidArgumentError(f"{place} {problem}.")
         if not _taichi.is_array(leaf):
             if hasattr(leaf, "__dlpack__"):
                 raise InvalidArgumentError(
@@ -133,7 +151,8 @@ class KernelCall:
                     "np.from_dlpack(a) or torch.from_dlpack(a) in args, which share its memory, and name that."
                 )
             raise InvalidArgumentError(
-                f"{place} is {leaf!r}; expected a ti.field, an array that is in args, or the name of a kernel argument."
+                f"{place} is {shown(leaf)}; expected a ti.field, an array that is in args, or the name of a kernel "
+                f"argument{_hint(leaf)}."
             )
         for position, value in enumerate(self.args):
             if _taichi.is_same_array(value, leaf):
@@ -151,6 +170,7 @@ class KernelCall:
             known = ", ".join(repr(n) for n in self.names) or "none"
             raise InvalidArgumentError(
                 f"{place} is {name!r}, which is not an argument of {self.name} (arguments: {known})."
+                f"{suggestion(name, self.names)}"
             )
         position = self.names.index(name)
         value = self.args[position] if position < len(self.args) else None
@@ -210,6 +230,52 @@ class KernelCall:
                 "for all of it. Return numbers or vectors of one real type, or write to a field."
             )
         return dtype
+
+
+def _kernel_problem(kernel: Any, bound: Any) -> str:
+    """Why something is no kernel or pipeline, and what to give instead; empty where it is one."""
+    name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]
+    if bound is not None:
+        return _bound_problem(kernel, name, *bound)
+    if isinstance(kernel, type):
+        return f"the class {name}; give a kernel or method of one of its objects"
+    if not callable(kernel):
+        return f"{shown(kernel)}; expected a @ti.kernel or a function that launches kernels, not what it returns"
+    func = _taichi.taichi_func(kernel)
+    if func is not None:
+        kind = "ti.real_func" if func.is_real_function else "ti.func"
+        return f"the {kind} {name or kernel!r}, which runs in kernels only; give a @ti.kernel that calls it"
+    function = kernel
+    while isinstance(function, functools.partial):
+        function = function.func
+    for kind, is_kind in _DEFERRED.items():
+        if is_kind(function) or is_kind(getattr(function, "__call__", None)):  # noqa: B004
+            return f"the {kind} {name or shown(kernel)}, which does not run when it is called; give a plain function"
+    return ""
+
+
+_DEFERRED = {
+    "coroutine function": inspect.iscoroutinefunction,
+    "generator function": inspect.isgeneratorfunction,
+    "asynchronous generator function": inspect.isasyncgenfunction,
+}
+
+
+def _bound_problem(kernel: Any, name: str, primal: Any, owner: tuple[Any, ...]) -> str:
+    if _taichi.is_reverse(primal):
+        return "the gradient of a kernel (kernel.grad); give the kernel itself"
+    if inspect.ismethod(kernel):
+        return f"{name}, a method of a plain class; decorate {type(kernel.__self__).__name__} with @ti.data_oriented"
+    if primal.classkernel and not owner and not isinstance(kernel, type(primal)):
+        return f"{name}, a method without its object; give the method of an object, such as solver.step"
+    return ""
+
+
+def _hint(leaf: Any) -> str:
+    """What to give instead of something that holds fields, or a number, and is none."""
+    if isinstance(leaf, (set, frozenset)) or (hasattr(leaf, "__iter__") and not hasattr(leaf, "__array__")):
+        return "; put several into a list, tuple or dict" if not isinstance(leaf, (bytes, _taichi.Matrix)) else ""
+    return ""
 
 
 def _resolve_field(place: str, field: Any, labels: Labels) -> Target:

@@ -224,7 +224,7 @@ def array_arguments(kernel: Any, args: tuple[Any, ...]) -> dict[int, Given]:
     for position, (argument, value) in enumerate(zip(kernel.arguments, args, strict=True)):
         if _taichi.is_array_annotation(argument.annotation):
             name = f"array argument {argument.name!r}"
-            view, element_shape = view_of(value), _taichi.array_element_shape(value, argument.annotation)
+            view, element_shape = view_of(value, name), _taichi.array_element_shape(value, argument.annotation)
             local = first.setdefault((view, element_shape), ("argument", position))
             found[position] = Given(name, view, value, array_info(local, name, value, argument.annotation))
     return found

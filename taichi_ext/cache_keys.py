@@ -7,6 +7,8 @@ from typing import Any
 
 from taichi_ext import _taichi
 
+_DEEPEST = 100  # levels of a structure that are compared; one that contains itself has no end
+
 
 def anchor(kernel: Any) -> Any:
     """What prepared forms of a kernel are kept on, so that they go with it; None where there is nothing."""
@@ -26,14 +28,14 @@ def identity(kernel: Any) -> Any:
     return id(kernel.__func__) if inspect.ismethod(kernel) else id(kernel)
 
 
-def structure_key(tree: Any, args: tuple[Any, ...]) -> Any:
+def structure_key(tree: Any, args: tuple[Any, ...], depth: int = 0) -> Any:
     """Equal for two calls that name the same fields, argument positions and names in the same structure."""
-    if not isinstance(args, (tuple, list)):
+    if not isinstance(args, (tuple, list)) or depth > _DEEPEST:
         return id(tree)
     if isinstance(tree, (list, tuple)):
-        return (type(tree), *(structure_key(t, args) for t in tree))
+        return (type(tree), *(structure_key(t, args, depth + 1) for t in tree))
     if isinstance(tree, dict):
-        return ("dict", *((k, structure_key(v, args)) for k, v in tree.items()))
+        return ("dict", *((k, structure_key(v, args, depth + 1)) for k, v in tree.items()))
     if isinstance(tree, str) or tree is None:
         return tree
     for position, value in enumerate(args):

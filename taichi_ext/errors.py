@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 import taichi as ti
+
+_LONGEST = 100  # characters of a value that a message shows
 
 
 class UnsupportedError(ti.TaichiCompilationError):
@@ -14,7 +20,7 @@ class UnsupportedError(ti.TaichiCompilationError):
 
 
 class InvalidArgumentError(ValueError):
-    """An argument of a taichi_ext call that cannot be used; the message names it and the mend."""
+    """An argument of a taichi_ext call that cannot be used; the message names it and the fix."""
 
 
 class InvalidRuleError(InvalidArgumentError, ti.TaichiCompilationError):
@@ -27,3 +33,19 @@ class CheckError(AssertionError):
 
 class DerivativeWarning(UserWarning):
     """A derivative that is well defined but probably not what was meant, for example a Jacobian that is zero."""
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: on one line, not too long."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a repr of the user's own
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """A sentence that gives the name that was probably meant; empty where none is close."""
+    lower = {k.lower(): k for k in known}
+    close = difflib.get_close_matches(name.lower(), lower, 1)
+    return f" Did you mean {lower[close[0]]!r}?" if close else ""

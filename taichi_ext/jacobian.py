@@ -6,6 +6,7 @@ from typing import Any
 
 from taichi_ext.cache_keys import anchor as anchor_of
 from taichi_ext.cache_keys import identity, structure_key
+from taichi_ext.options import checked_options
 from taichi_ext.plan import Jacobian
 
 _CACHE = "_taichi_ext_prepared"
@@ -71,7 +72,7 @@ def jacobian(
                [ 4.,  4.],
                [12.,  8.]], dtype=float32)
     """
-    plan = _prepared(kernel, params, outputs, args, (max_memory, tangents, chunk_size))
+    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
     try:
         return plan(args=args, out=out)
     finally:
@@ -108,7 +109,7 @@ def value_and_jacobian(
         >>> value, [float(column) for column in J]
         (15.0, [5.0, 3.0])
     """
-    plan = _prepared(kernel, params, outputs, args, (max_memory, tangents, chunk_size))
+    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
     try:
         result = plan(args=args, out=out)
         return plan.value(), result

@@ -67,9 +67,11 @@ class FieldTable:
         return self._nodes.get(entry.node)
 
 
-def view_of(array: Any) -> View:
+def view_of(array: Any, name: str = "An array") -> View:
     """Where the numbers of an array lie; those of a ti.ndarray, and of an empty array, in a memory of their own."""
     dtype = _taichi.outer_array_dtype(array)
+    if dtype is None:
+        raise InvalidArgumentError(f"{name} {_taichi.array_problem(array)}.")
     space, start, is_fortran = _taichi.memory_place(array)
     return View(space, start, _taichi.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
 

@@ -15,12 +15,12 @@ from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.explain import explain
 from taichi_ext.labels import Label
 from taichi_ext.memory import FieldTable, available_memory, numpy_dtype
+from taichi_ext.options import checked_options
 from taichi_ext.registry import registry
 from taichi_ext.replay import Replay
-from taichi_ext.results import as_torch, by_path, check_out, fill_out, in_place
+from taichi_ext.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
 from taichi_ext.session import Session, warn_at_user
 from taichi_ext.state import OverBudgetError, State
-from taichi_ext.storage import STRATEGIES
 from taichi_ext.trace import RETURN, Fused
 
 
@@ -78,23 +78,19 @@ class Jacobian:
             raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
-        if max_memory is not None and not (isinstance(max_memory, (int, float)) and max_memory > 0):
-            raise InvalidArgumentError(f"max_memory is {max_memory!r}; expected a positive number of bytes.")
-        if tangents not in STRATEGIES:
-            raise InvalidArgumentError(f"tangents is {tangents!r}; expected one of {', '.join(map(repr, STRATEGIES))}.")
-        if chunk_size is not None and not (isinstance(chunk_size, int) and chunk_size > 0):
-            raise InvalidArgumentError(f"chunk_size is {chunk_size!r}; expected a positive number of columns.")
+        max_memory, tangents, chunk_size = checked_options(max_memory, tangents, chunk_size)
         self._call = KernelCall(kernel, args)
-        leaves, self._rebuild_params = flatten(params)
+        leaves, self._rebuild_params = flatten(params, "params")
         self._params = [self._call.resolve("params", path, leaf) for path, leaf in leaves]
         if outputs is None:
             self._outputs = [self._call.return_target()]
             self._rebuild_outputs: Callable[[list[Any]], Any] = _only
         else:
-            leaves, self._rebuild_outputs = flatten(outputs)
+            leaves, self._rebuild_outputs = flatten(outputs, "outputs")
             self._outputs = [self._call.resolve("outputs", path, leaf) for path, leaf in leaves]
-        if not self._params or not self._outputs:
-            raise InvalidArgumentError("params and outputs must each name at least one field, array or argument.")
+        for what, targets in (("params", self._params), ("outputs", self._outputs)):
+            if not targets:
+                raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
         _taichi.materialize()
         self._fields = FieldTable(self._call.labels)
         self._fused: dict[Any, Fused] = {}
@@ -234,6 +230,8 @@ class Jacobian:
         for target in self._params:
             if self._call.is_value(target):
                 shape = self._call.value_shape(target)
+                if target.argument in arguments:
+                    raise InvalidArgumentError(f"{target.name} is given twice among params.")
                 arguments[target.argument] = total
             else:
                 key, shape = self._container(session, target)
@@ -277,6 +275,9 @@ class Jacobian:
             raise InvalidArgumentError(f"{target.name} is passed by value and cannot be written by the kernel.")
         else:
             key, shape = self._container(session, target)
+            host = None if target.kind == "field" else _taichi.host_values(self._call.value(target))
+            if host is not None and not host.flags.writeable:
+                raise InvalidArgumentError(f"{target.name} is read-only; give an array that can be written.")
             dtype = session.info(key).dtype
         rows = math.prod(shape)
         is_fit = place is not None and place.size == rows * session.columns and place.dtype == numpy_dtype(dtype)
@@ -317,7 +318,10 @@ class Jacobian:
     def _check_out(self, out: Any, session: Session, outputs: list[Any], columns: list[Any]) -> None:
         if out is not None:
             wanted = [((*shape, *p), session.dtype(key)) for key, shape in outputs for _, p in columns]
-            check_out(by_path(out, self._skeleton()), wanted)
+            leaves = by_path(out, self._skeleton())
+            check_out(leaves, wanted)
+            containers = [target.field for target in (*self._params, *self._outputs) if target.field is not None]
+            refuse_shared_out(leaves, [*containers, *self._call.args])
 
     def _check_before_launch(self, session: Session, fused: Fused, outer: dict[Any, Any]) -> None:
         """Every parameter is read by the kernel and every output written."""

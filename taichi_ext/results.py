@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import _taichi
 from taichi_ext.arguments import KernelCall, Target, flatten
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, shown
 
 
 def by_path(out: Any, skeleton: Any) -> list[tuple[str, Any]]:
     """The arrays of ``out`` in the order of the result, which has the structure of ``skeleton``."""
-    given = dict(flatten(out, "")[0])
-    paths = [path for path, _ in flatten(skeleton, "")[0]]
+    given = dict(flatten(out, "out")[0])
+    paths = [path for path, _ in flatten(skeleton)[0]]
     if set(given) != set(paths):
-        shown, wanted = (", ".join(repr(p) for p in sorted(x)) for x in (given, paths))
-        raise InvalidArgumentError(f"out has the structure {shown}; the result has {wanted}.")
+        raise InvalidArgumentError(f"out {_entries(given)}; the result {_entries(paths)}.")
     return [(path, given[path]) for path in paths]
+
+
+def _entries(paths: Iterable[str]) -> str:
+    known = sorted(paths)
+    if known == [""]:
+        return "is one array"
+    return f"has the entries {', '.join(f'out{p}' for p in known)}" if known else "has no entries"
 
 
 def in_place(target: Any, others: list[Any]) -> np.ndarray | None:
     """The memory of an array given as ``out`` where J can be computed in it: it is nobody else's."""
-    host = _taichi.host_values(target) if not isinstance(target, _taichi.Field) else None
+    if not _taichi.is_array(target) or _array_problem(target):
+        return None
+    host = _taichi.host_values(target)
     if host is None or not host.flags.c_contiguous or not host.flags.writeable or _taichi.stores_by_column():
         return None
     shared = [_taichi.host_values(o) for o in others]
@@ -34,22 +43,67 @@ def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...],
     """Raise, before anything runs, where the arrays of ``out`` cannot take Jacobians of these shapes and types."""
     for (path, target), (shape, dtype) in zip(leaves, wanted, strict=True):
         place = f"out{path}"
-        if isinstance(target, _taichi.Field):
-            given = _taichi.full_field_shape(target)
-        elif _taichi.is_array(target):
-            given = _taichi.full_shape(target)
-        else:
-            raise InvalidArgumentError(f"{place} is {target!r}; expected a NumPy array, tensor, ti.ndarray or field.")
+        if not isinstance(target, _taichi.Field) and not _taichi.is_array(target):
+            raise InvalidArgumentError(
+                f"{place} is {shown(target)}; expected a NumPy array, tensor, ti.ndarray or field."
+            )
+        problem = "" if isinstance(target, _taichi.Field) else _array_problem(target)
+        if problem:
+            raise InvalidArgumentError(f"{place} {problem}.")
+        given = _taichi.full_field_shape(target) if isinstance(target, _taichi.Field) else _taichi.full_shape(target)
         if tuple(given) != tuple(shape):
             raise InvalidArgumentError(f"{place} has shape {tuple(given)}; the Jacobian has {tuple(shape)}.")
         host = _taichi.host_values(target)
-        if host is None and _taichi.is_torch_tensor(target) and not _taichi.is_own_device(target):
-            raise InvalidArgumentError(f"{place} is on {target.device}, not where Taichi runs; give a tensor there.")
         found = host.dtype if host is not None else _taichi.numpy_dtype_of(target)
         if host is not None and not host.flags.writeable:
-            raise InvalidArgumentError(f"{place} is read-only.")
+            raise InvalidArgumentError(f"{place} is read-only; give an array that can be written.")
         if found != dtype:
             raise InvalidArgumentError(f"{place} has dtype {found}; the Jacobian has {dtype}.")
+
+
+def _array_problem(array: Any) -> str:
+    """Why an array cannot take a Jacobian, whatever its shape."""
+    problem = _taichi.array_problem(array)
+    if problem:
+        return problem
+    if _taichi.is_torch_tensor(array) and array.requires_grad:
+        return "is a tensor that requires a gradient; give out.detach()"
+    host = _taichi.host_values(array)
+    if host is not None and _overlaps_itself(host):
+        return "has entries that share their memory; give an array of its own, such as np.empty(shape)"
+    return ""
+
+
+def _overlaps_itself(array: np.ndarray) -> bool:
+    """Whether two entries may lie at the same place, as those of ``np.broadcast_to`` do."""
+    extent = array.itemsize
+    for stride, size in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < extent:
+            return array.size > 0
+        extent += stride * (size - 1)
+    return False
+
+
+def refuse_shared_out(leaves: list[tuple[str, Any]], containers: list[Any]) -> None:
+    """Raise for an ``out`` that is also a parameter, an output, an argument, or the ``out`` of another block."""
+    for n, (path, target) in enumerate(leaves):
+        if any(_is_shared(target, other) for other in containers):
+            raise InvalidArgumentError(
+                f"out{path} shares memory with a parameter, an output or an argument, which J would overwrite; give an "
+                "array of its own."
+            )
+        for other_path, other in leaves[:n]:
+            if _is_shared(target, other):
+                raise InvalidArgumentError(f"out{path} and out{other_path} share memory; give each its own array.")
+
+
+def _is_shared(a: Any, b: Any) -> bool:
+    if isinstance(a, _taichi.Field) and isinstance(b, _taichi.Field):
+        return _taichi.shares_components(a, b)
+    values = [_taichi.host_values(x) for x in (a, b)]
+    if values[0] is None or values[1] is None:
+        return a is b or _taichi.is_same_storage(a, b)
+    return bool(np.may_share_memory(*values))
 
 
 def fill_out(out: Any, result: Any) -> Any:

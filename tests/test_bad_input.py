@@ -1,5 +1,6 @@
 """What cannot be used is refused before anything is launched, by an error that names the object and the mend."""
 
+import functools
 import subprocess
 import sys
 import textwrap
@@ -122,6 +123,77 @@ def test_ti_func_instead_of_a_kernel(scene, refused):
         return a * a
 
     refused(square, scene.x, scene.y, "ti.func", "square", "@ti.kernel that calls it")
+
+
+def test_real_function_instead_of_a_kernel(scene, refused):
+    @ti.real_func
+    def square(a: ti.f64) -> ti.f64:
+        return a * a
+
+    refused(square, scene.x, scene.y, "the ti.real_func", "square", "@ti.kernel that calls it")
+
+
+def test_classes_and_methods_without_their_object(scene, refused):
+    x, y = scene.x, scene.y
+
+    @ti.data_oriented
+    class Solver:
+        @ti.kernel
+        def step(self):
+            for i in y:
+                y[i] += x[0]
+
+        def run(self):
+            self.step()
+
+    class Plain:
+        @ti.kernel
+        def step(self):
+            for i in y:
+                y[i] += x[0]
+
+    refused(Solver, x, y, "kernel is the class", "Solver", "of one of its objects")
+    refused(Plain, x, y, "kernel is the class", "Plain")
+    refused(int, x, y, "kernel is the class int")
+    refused(Solver(), x, y, "kernel is <", "Solver object", "expected a @ti.kernel")
+    refused(Solver.step, x, y, "Solver.step, a method without its object", "solver.step")
+    refused(Solver.run, x, y, "Solver.run(self) cannot be called with the 0 arguments in args")
+    refused(Plain().step, x, y, "Plain.step, a method of a plain class", "decorate Plain with @ti.data_oriented")
+
+
+def test_functions_that_do_not_run_when_they_are_called(scene, refused):
+    def generator():
+        scene.k()
+        yield
+
+    async def coroutine():
+        scene.k()
+
+    async def asynchronous():
+        scene.k()
+        yield
+
+    class Callable:
+        async def __call__(self):
+            scene.k()
+
+    words = "does not run when it is called", "give a plain function"
+    refused(generator, scene.x, scene.y, "the generator function", "generator", *words)
+    refused(coroutine, scene.x, scene.y, "the coroutine function", *words)
+    refused(functools.partial(coroutine), scene.x, scene.y, "the coroutine function", *words)
+    refused(asynchronous, scene.x, scene.y, "the asynchronous generator function", *words)
+    refused(Callable(), scene.x, scene.y, "the coroutine function", *words)
+
+
+def test_arguments_that_python_would_not_take(scene, refused):
+    def run(a, b, *, c=1):
+        scene.k()
+
+    words = "run(a, b, *, c=1) cannot be called with the"
+    refused(run, scene.x, scene.y, words, "0 arguments", "missing a required argument: 'a'")
+    refused(run, scene.x, scene.y, words, "3 arguments", "too many positional arguments", args=(1, 2, 3))
+    refused(lambda *, c: scene.k(), scene.x, scene.y, "missing a required", "'c'")
+    assert jacobian(functools.partial(run, 1), scene.x, scene.y, args=(2,)).shape == (3, 2)
 
 
 def test_gradient_kernel_instead_of_the_kernel(scene, refused):
@@ -292,8 +364,38 @@ def test_empty_structures(scene, refused):
         refused(scene.k, scene.x, empty, "outputs")
 
 
+def test_structures_that_contain_themselves(scene, refused):
+    circle, ring = [scene.x], {"x": scene.x}
+    circle.append([circle])
+    ring["again"] = ring
+    refused(scene.k, circle, scene.y, "params[1][0] contains itself", "without cycles")
+    refused(scene.k, scene.x, ring, "outputs['again'] contains itself")
+    refused(scene.k, scene.x, scene.y, "out[1][0] contains itself", out=circle)
+    shared = [scene.x]
+    refused(scene.k, [shared, shared], scene.y, "params[1][0]", "twice")  # no cycle
+
+
+def test_collections_without_order(scene, refused):
+    words = "put several into a list, tuple or dict"
+    for several in ({"x"}, frozenset("x"), iter([scene.x]), (x for x in [scene.x]), {"x": scene.x}.values(), range(2)):
+        refused(scene.k, several, scene.y, "params is", words)
+        refused(scene.k, scene.x, [several], "outputs[0] is", words)
+
+
+def test_keys_and_empty_parts_of_structures(scene):
+    result = jacobian(scene.k, {1: scene.x, None: [[]]}, {(2, 3): scene.y})
+    assert list(result) == [(2, 3)]
+    assert list(result[2, 3]) == [1, None]
+    assert result[2, 3][None] == [[]]
+    assert_allclose(result[2, 3][1], [[0.5, 0.3]] * 3)
+
+
 def test_parameter_given_twice(scene, refused):
     refused(scene.k, [scene.x, scene.x], scene.y, "params[1]", "twice")
+    args = (1.0, 2, ti.Vector([1.0, 2.0]))
+    refused(scene.with_args, ["a", "v", "a"], scene.y, "params[2] (argument 'a') is given twice", args=args)
+    a, o = np.ones(3), np.zeros(3)
+    refused(scene.arrays, ["a", a], o, "params[1] (array argument 'a') is given twice", args=(a, o))
 
 
 def test_unknown_argument_name(scene, refused):
@@ -302,6 +404,8 @@ def test_unknown_argument_name(scene, refused):
     refused(scene.with_args, ["a", "b"], scene.y, "params[1] is", *words, args=args)
     refused(scene.with_args, "a", "b", "outputs is", *words, args=args)
     refused(scene.k, "b", scene.y, "params is 'b'", "arguments: none")
+    refused(scene.with_args, "A", scene.y, "params is 'A'", "Did you mean 'a'?", args=args)
+    refused(scene.with_args, "", scene.y, "params is ''", args=args)
 
 
 def test_argument_passed_by_value_as_output(scene, refused):
@@ -383,7 +487,8 @@ def test_wrong_number_of_args(scene, refused):
 
 
 def test_args_that_are_no_tuple(scene, refused):
-    refused(scene.with_args, "a", scene.y, "args is 1.0", "tuple", args=1.0)
+    for args in (1.0, None, "abc", {"a": 1.0}, np.ones(3), scene.x, (a for a in (1.0, 2))):
+        refused(scene.with_args, "a", scene.y, "args is ", "expected a tuple", args=args)
 
 
 @pytest.mark.parametrize(
@@ -396,6 +501,11 @@ def test_args_that_are_no_tuple(scene, refused):
         (2, np.ones((2, 1)), ("args[2] ('v' of", "has shape (2, 1)", "expected (2,)")),
         (2, 1.0, ("args[2] ('v' of", "expected (2,)")),
         (2, "ab", ("args[2] ('v' of",)),
+        (2, ["a", "b"], ("args[2] ('v' of", "no real numbers", "(2,)")),
+        (2, [1j, 2.0], ("args[2] ('v' of", "no real numbers")),
+        (2, [[1.0], [2.0, 3.0]], ("args[2] ('v' of", "is a list without a shape", "(2,)")),
+        (0, None, ("args[0] ('a' of", "is a NoneType", "expected f64")),
+        (0, 1j, ("args[0] ('a' of", "is a complex", "expected f64")),
     ],
 )
 def test_wrong_type_or_shape_of_a_value(scene, refused, position, value, words):
@@ -416,6 +526,64 @@ def test_wrong_arrays(scene, refused):
     with pytest.raises(InvalidArgumentError, match="not contiguous"):
         plan(args=(a, np.zeros((3, 2))[:, 1]))
     assert_array_equal(o, 0)
+
+
+FOREIGN_TYPES = {
+    "complex128": np.ones(3, complex),
+    "object": np.array([1.0, 2.0, 3.0], object),
+    "<U1": np.array(["a", "b", "c"]),
+    "[('a', '<f8')]": np.zeros(3, [("a", float)]),
+    "datetime64[s]": np.zeros(3, "datetime64[s]"),
+    "float128": np.ones(3, np.longdouble),
+    "another byte order": np.ones(3, ">f8"),
+}
+
+
+@pytest.fixture
+def any_arrays(scene):
+    """A kernel whose arrays may have any type."""
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(), o: ti.types.ndarray()):
+        for i in o:
+            o[i] += a[i] * 2.0
+
+    return k
+
+
+@pytest.mark.parametrize("dtype", FOREIGN_TYPES)
+def test_types_that_taichi_does_not_have(scene, any_arrays, refused, dtype):
+    foreign, a, o = FOREIGN_TYPES[dtype], np.ones(3), np.zeros(3)
+    if dtype == "float128" and foreign.dtype.itemsize == 8:
+        pytest.skip("long double is float64 here")
+    for kernel in (any_arrays, scene.arrays):
+        refused(kernel, "a", o, "args[0] ('a' of", dtype, "; pass", args=(foreign, o))
+        refused(kernel, "a", "o", "args[1] ('o' of", dtype, args=(a, foreign))
+    refused(scene.k, foreign, scene.y, "params has elements of type", dtype)
+    run = lambda p, q: any_arrays(p, q)
+    refused(run, foreign, o, "params has elements of type", dtype, args=(foreign, o))
+    refused(lambda p: any_arrays(foreign, p), scene.x, o, "array argument 'a' has elements of", dtype, args=(o,))
+    refused(scene.k, scene.x, scene.y, "out has elements of type", dtype, out=foreign)
+    assert_array_equal(o, 0)
+
+
+def test_masked_arrays_and_matrices(scene, any_arrays, refused):
+    o = np.zeros(3)
+    masked, matrix = np.ma.masked_array(np.ones(3), [0, 1, 0]), np.matrix([1.0, 2.0, 3.0])
+    for wrong, words in ((masked, ("masked array", ".filled(")), (matrix, ("np.matrix", "np.asarray("))):
+        refused(any_arrays, "a", o, "args[0] ('a' of", *words, args=(wrong, o))
+        refused(lambda p, q: any_arrays(p, q), wrong, o, "params is", *words, args=(wrong, o))
+    refused(scene.k, scene.x, scene.y, "out is a masked array", out=np.ma.zeros((3, 2)))
+    refused(scene.k, scene.x, scene.y, "out is an np.matrix", out=np.matrix(np.zeros((3, 2))))
+
+
+def test_arrays_that_cannot_be_written(scene, refused):
+    a, fixed = np.ones(3), np.ones(3)
+    fixed.flags.writeable = False
+    refused(scene.arrays, "a", "o", "outputs (argument 'o') is read-only", args=(a, fixed))
+    for chunk_size in (None, 1):  # as an input it is fine, and nothing is put back into it
+        J = jacobian(scene.arrays, "a", "o", args=(fixed, np.zeros(3)), chunk_size=chunk_size)
+        assert_allclose(J, 0.3 * np.eye(3))
 
 
 def test_arrays_that_overlap(scene, refused):
@@ -440,6 +608,28 @@ def test_torch_tensors_that_cannot_be_used(scene, refused):
     refused(k, "a", "o", "args[0] ('a' of", "on meta", "Taichi runs on x64", args=(elsewhere, o))
     whole = torch.ones(8, dtype=torch.float64)
     refused(k, "a", "o", "share a part of their memory", args=(whole[:5], whole[3:]))
+    assert o.count_nonzero() == 0
+
+
+def test_tensors_that_are_no_plain_memory(scene, any_arrays, refused):
+    torch = pytest.importorskip("torch")
+    ones, o = torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    cases = {
+        "torch.bfloat16": ones.bfloat16(),
+        "torch.complex64": torch.ones(3, dtype=torch.complex64),
+        "torch.sparse_coo; pass .to_dense()": ones.to_sparse(),
+        "nested tensor": torch.nested.nested_tensor([ones[:1], ones[:2]]),
+        "conjugated; pass .clone()": torch.ones(3, dtype=torch.complex64).conj(),
+        "negated; pass .clone()": torch.ones(3, dtype=torch.complex128).conj().imag,
+        "on meta": ones.to("meta"),
+    }
+    for words, tensor in cases.items():
+        words = words.split("; ")
+        refused(any_arrays, "a", "o", "args[0] ('a' of", *words, args=(tensor, o))
+        refused(lambda p, q: any_arrays(p, q), tensor, o, "params", *words, args=(tensor, o))
+        refused(scene.k, scene.x, scene.y, "out", *words, out=tensor)
+    tracked = torch.zeros((3, 2), dtype=torch.float64, requires_grad=True)
+    refused(scene.k, scene.x, scene.y, "out is a tensor that requires a gradient", "out.detach()", out=tracked)
     assert o.count_nonzero() == 0
 
 
@@ -503,7 +693,35 @@ def test_out_of_another_structure(scene, refused):
     refused(scene.k, [scene.x], [scene.y], "out[0][0] has shape (2, 3)", out=[[good.T]])
 
 
-@pytest.mark.parametrize("out", ["J", 1.0, [[0.0, 0.0]] * 3])
+def test_out_that_shares_memory(scene, refused):
+    square = np.zeros((3, 3))
+    words = "shares memory with a parameter, an output or an argument"
+    refused(scene.arrays, "a", "o", f"out {words}", "of its own", args=(square[0], square[1]), out=square)
+    refused(
+        lambda p, q: scene.arrays(p, q), square[0], square[1], f"out {words}", args=(square[0], square[1]), out=square
+    )
+    same = np.zeros((3, 2))
+    refused(scene.k, scene.x, [scene.y, scene.y], "out[1] and out[0] share memory", out=[same, same])
+    repeated = np.lib.stride_tricks.as_strided(np.zeros(2), (3, 2), (0, 8))
+    refused(scene.k, scene.x, scene.y, "out has entries that share their memory", out=repeated)
+    for good in (np.zeros((3, 4))[:, ::2], np.zeros((3, 2), order="F"), np.zeros((3, 2))[::-1]):
+        assert_allclose(jacobian(scene.k, scene.x, scene.y, out=good), [[0.5, 0.3]] * 3)
+
+
+def test_out_that_is_a_parameter_or_output():
+    x, y = scalars(0.3), outputs()
+
+    @ti.kernel
+    def k():
+        y[None] += x[None] ** 2
+
+    for out in (x, y):
+        with pytest.raises(InvalidArgumentError, match="out shares memory with a parameter, an output or an argument"):
+            jacobian(k, x, y, out=out)
+    assert y[None] == 0.0
+
+
+@pytest.mark.parametrize("out", ["J", 1.0, [[0.0, 0.0]] * 3, {1}, True, [], {}])
 def test_out_that_is_no_array(scene, refused, out):
     refused(scene.k, scene.x, scene.y, "out", out=out)
 
@@ -539,9 +757,38 @@ def test_jacobian_larger_than_what_taichi_can_index(scene, refused):
     refused(k, many, rows, "outputs (field rows of shape (3000,))", *words)
 
 
-@pytest.mark.parametrize("limit", ["1G", -1, 1.5j])
+@pytest.mark.parametrize("limit", ["1G", -1, 1.5j, 1 + 0j, 0, True, np.nan, np.float32("nan"), [1], np.ones(1)])
 def test_limit_that_is_no_number_of_bytes(scene, refused, limit):
     refused(scene.k, scene.x, scene.y, f"max_memory is {limit!r}", "bytes", max_memory=limit)
+
+
+@pytest.mark.parametrize("size", [True, np.True_, 0, -1, 2.5, 1.0, "3", np.float64(2), np.nan, [2], np.array(2)])
+def test_chunk_size_that_is_no_number_of_columns(scene, refused, size):
+    refused(scene.k, scene.x, scene.y, f"chunk_size is {size!r}", "positive whole number of columns", chunk_size=size)
+
+
+@pytest.mark.parametrize("tangents", [None, "Auto", ["auto"], {"auto"}, 1, b"auto"])
+def test_tangents_that_do_not_exist(scene, refused, tangents):
+    words = f"tangents is {tangents!r}", "expected one of 'auto', 'sparse', 'dense'"
+    refused(scene.k, scene.x, scene.y, *words, tangents=tangents)
+
+
+def test_options_are_checked_although_an_equal_one_was_used_before(scene, refused):
+    for options in ({"chunk_size": 1}, {"max_memory": 1}):
+        jacobian(scene.k, scene.x, scene.y, **options)
+    scene.y.fill(0.0)
+    scene.counter.fill(0)
+    for wrong in (True, 1 + 0j):
+        with pytest.raises(InvalidArgumentError, match="chunk_size is"):
+            jacobian(scene.k, scene.x, scene.y, chunk_size=wrong)
+        with pytest.raises(InvalidArgumentError, match="max_memory is"):
+            jacobian(scene.k, scene.x, scene.y, max_memory=wrong)
+    assert_array_equal(scene.counter.to_numpy(), 0)
+
+
+def test_numbers_of_numpy_are_numbers(scene):
+    J = jacobian(scene.k, scene.x, scene.y, chunk_size=np.int64(1), max_memory=np.float64(1e9))
+    assert_allclose(J, [[0.5, 0.3]] * 3)
 
 
 # --- warnings ---------------------------------------------------------------------------------------------------------

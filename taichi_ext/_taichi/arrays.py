@@ -60,9 +60,13 @@ def is_same_array(a: Any, b: Any) -> bool:
         return True
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return _is_same_layout(a, b, a.strides, b.strides) and memory_place(a) == memory_place(b)
-    if is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and not (a.is_sparse or b.is_sparse):
+    if is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and _is_strided(a) and _is_strided(b):
         return _is_same_layout(a, b, a.stride(), b.stride()) and memory_place(a) == memory_place(b)
     return False
+
+
+def _is_strided(tensor: Any) -> bool:
+    return not tensor.is_nested and tensor.layout == sys.modules["torch"].strided
 
 
 def _is_same_layout(a: Any, b: Any, strides: Any, others: Any) -> bool:
@@ -127,6 +131,18 @@ def field_components(field: Any) -> list[Expr]:
     return list(field.vars)
 
 
+def shares_components(a: Any, b: Any) -> bool:
+    """Whether two fields, scalar or of matrices, have a placed component in common."""
+    own = {id(v) for v in a.vars}
+    return any(id(v) in own for v in b.vars)
+
+
+def is_same_storage(a: Any, b: Any) -> bool:
+    """Whether two tensors on a device lie in the same memory."""
+    is_pair = is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and a.device.type == "cuda"
+    return is_pair and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
 def given_name(field: Any) -> str:
     """What Taichi calls a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
     return field._name if is_placed(field) else ""
@@ -157,8 +173,11 @@ def array_element_shape(value: Any, annotation: Any) -> tuple[int, ...]:
 
 
 def outer_array_dtype(value: Any) -> Any:
-    """Scalar type of an array outside a kernel."""
-    return to_taichi_type(value.dtype)
+    """Scalar type of an array outside a kernel; None where Taichi has none like it."""
+    try:
+        return to_taichi_type(value.dtype)
+    except (AttributeError, RuntimeError, AssertionError):  # what Taichi's own search ends in
+        return None
 
 
 def is_array(x: Any) -> bool:
@@ -188,6 +207,39 @@ def torch_from_numpy(values: Any, device: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
+def array_problem(array: Any) -> str:
+    """Why Taichi cannot take an array, whatever the kernel expects; empty where it can."""
+    if isinstance(array, np.ma.MaskedArray):
+        return "is a masked array, whose mask Taichi does not see; pass array.filled(...) or array.data"
+    if isinstance(array, np.matrix):
+        return "is an np.matrix; pass np.asarray(...)"
+    if is_torch_tensor(array):
+        problem = _tensor_problem(array)
+        if problem:
+            return problem
+    if outer_array_dtype(array) is None:
+        dtype = array.dtype
+        if isinstance(dtype, np.dtype) and not dtype.isnative:
+            return f"has elements of type {dtype}, in another byte order; pass array.astype({dtype.name!r})"
+        return f"has elements of type {dtype}, which Taichi does not know; pass an array of float32 or float64"
+    return ""
+
+
+def _tensor_problem(tensor: Any) -> str:
+    if tensor.is_nested:
+        return "is a nested tensor; pass a padded one, torch.nested.to_padded_tensor(...)"
+    if not _is_strided(tensor):
+        return f"is a tensor in the layout {tensor.layout}; pass .to_dense()"
+    if tensor.is_quantized:
+        return "is a quantized tensor; pass .dequantize()"
+    if tensor.is_conj() or tensor.is_neg():
+        return f"is a view that is {'conjugated' if tensor.is_conj() else 'negated'}; pass .clone()"
+    on_cuda = impl.current_cfg().arch == core.Arch.cuda
+    if tensor.device.type != "cpu" and not (tensor.device.type == "cuda" and on_cuda):
+        return f"is a tensor on {tensor.device}, but Taichi runs on {core.arch_name(impl.current_cfg().arch)}"
+    return ""
+
+
 def argument_problem(annotation: Any, value: Any) -> str:
     """What is wrong with passing a value to a kernel argument; empty when nothing is."""
     number = (int, float, np.integer, np.floating)
@@ -199,11 +251,24 @@ def argument_problem(annotation: Any, value: Any) -> str:
     if isinstance(annotation, MatrixType) and is_torch_tensor(value):
         return "is a tensor; a vector or matrix is passed by value as a ti.Vector, a ti.Matrix or a list"
     if isinstance(annotation, MatrixType):
-        shape = (annotation.n,) if annotation.ndim == 1 else (annotation.n, annotation.m)
-        given = getattr(value, "get_shape", None)
-        found = tuple(given()) if given is not None else np.shape(value)
-        return "" if tuple(found) == shape else f"has shape {tuple(found)}; expected {shape}"
+        return _matrix_problem(annotation, value)
     return ""
+
+
+def _matrix_problem(annotation: Any, value: Any) -> str:
+    shape = (annotation.n,) if annotation.ndim == 1 else (annotation.n, annotation.m)
+    given = getattr(value, "get_shape", None)
+    if given is not None:
+        found = tuple(given())
+    else:
+        try:
+            numbers = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            return f"is a {type(value).__name__} without a shape; expected numbers of shape {shape}"
+        found = numbers.shape
+        if found == shape and numbers.dtype.kind not in "fiub":
+            return f"has elements that are no real numbers; expected numbers of shape {shape}"
+    return "" if found == shape else f"has shape {found}; expected {shape}"
 
 
 def _array_problem(annotation: Any, value: Any) -> str:
@@ -214,14 +279,13 @@ def _array_problem(annotation: Any, value: Any) -> str:
         )
     if not is_array(value):
         return f"is a {type(value).__name__}; expected a NumPy array, a torch tensor or a ti.ndarray"
+    problem = array_problem(value)
+    if problem:
+        return problem
     if isinstance(value, np.ndarray) and not (value.flags.c_contiguous or value.flags.f_contiguous):
         return "is a NumPy array that is not contiguous; pass np.ascontiguousarray(...)"
-    if is_torch_tensor(value):
-        if not value.is_contiguous():
-            return "is a tensor that is not contiguous; pass .contiguous()"
-        on_cuda = impl.current_cfg().arch == core.Arch.cuda
-        if value.device.type != "cpu" and not (value.device.type == "cuda" and on_cuda):
-            return f"is a tensor on {value.device}, but Taichi runs on {core.arch_name(impl.current_cfg().arch)}"
+    if is_torch_tensor(value) and not value.is_contiguous():
+        return "is a tensor that is not contiguous; pass .contiguous()"
     wanted = annotation.dtype.dtype if isinstance(annotation.dtype, MatrixType) else annotation.dtype
     if wanted is not None and outer_array_dtype(value) != cook_dtype(wanted):
         given = outer_array_dtype(value).to_string()
@@ -243,7 +307,8 @@ def copy_of(obj: Any) -> Any:
 
 def put_back(obj: Any, copy: Any) -> None:
     if isinstance(obj, np.ndarray):
-        obj[...] = copy
+        if obj.flags.writeable:  # others are only read
+            obj[...] = copy
     elif is_torch_tensor(obj):
         obj.detach().copy_(copy)
     else:
