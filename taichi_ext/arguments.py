@@ -6,6 +6,7 @@ those give the result its structure.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -74,8 +75,7 @@ class KernelCall:
         self.labels = Labels(kernel)
         bound = _taichi.primal_kernel(kernel)
         self.kernel, self._owner = bound if bound is not None else (None, ())
-        if not isinstance(args, (tuple, list)):
-            raise InvalidArgumentError(f"args is {shown(args)}; expected a tuple with the arguments of the call.")
+        self._check_args_kind()
         problem = _kernel_problem(kernel, bound)
         if problem:
             raise InvalidArgumentError(f"kernel is {problem}.")
@@ -85,7 +85,20 @@ class KernelCall:
         self._check_args()
 
     def with_args(self, args: tuple[Any, ...]) -> KernelCall:
-        return KernelCall(self.function, args)
+        """The same with other arguments."""
+        if not self.names and args == ():
+            return self
+        call = copy.copy(self)
+        call.args = args
+        call._check_args_kind()
+        call._check_args()
+        return call
+
+    def without_args(self) -> KernelCall:
+        """The same for ``with_args`` alone: no argument is kept alive."""
+        call = copy.copy(self)
+        call.args = ()
+        return call
 
     @property
     def full_args(self) -> tuple[Any, ...]:
@@ -98,6 +111,10 @@ class KernelCall:
             return list(inspect.signature(self.function).parameters)
         except (TypeError, ValueError):
             return []
+
+    def _check_args_kind(self) -> None:
+        if not isinstance(self.args, (tuple, list)):
+            raise InvalidArgumentError(f"args is {shown(self.args)}; expected a tuple with the arguments of the call.")
 
     def _check_args(self) -> None:
         if self.kernel is None:

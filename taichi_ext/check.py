@@ -203,10 +203,11 @@ class _Run:
     def __init__(self, plan: Jacobian) -> None:
         self.plan = plan
         self.call = plan._call
+        self.prepared = plan._prepared
         self.name = self.call.name
         self.args = tuple(a.detach() if _taichi.is_torch_tensor(a) else a for a in self.call.args)
         self.state = _Kept()
-        for target in [*plan._params, *plan._outputs]:
+        for target in [*self.prepared.params, *self.prepared.outputs]:
             if target.kind != "return" and not self.call.is_value(target):
                 self.state.save(self._container(target))
         for value in self.call.args:
@@ -216,7 +217,7 @@ class _Run:
     def jacobian(self, watch: Watch | None = None) -> list[list[np.ndarray]]:
         """J as ``[output][parameter]``, in the types that ``jacobian`` gives them."""
         self.state.restore()
-        blocks = self.plan.evaluate(self.state, watch)
+        blocks = self.plan.start(state=self.state, watch=watch).blocks()
         if self.state.has_random:
             raise InvalidArgumentError(
                 f"{self.name} draws random numbers: the difference of two runs is not that of its parameters alone. "
@@ -236,9 +237,8 @@ class _Run:
             else:
                 _taichi.put_back(self._container(param), self._like(param, values))
         returned = self.call.function(*args)
-        return [
-            _as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in self.plan._outputs
-        ]
+        targets = self.prepared.outputs
+        return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
 
     def values(self, target: Target) -> np.ndarray:
         """A copy of what a parameter or output holds now."""
@@ -278,15 +278,15 @@ def _as_array(value: Any) -> np.ndarray:
 def _compare(
     run: _Run, step: float | None, rtol: float | None, atol: float | None, most_entries: int | None
 ) -> tuple[list[Block], list[str], float]:
-    plan = run.plan
+    prepared = run.prepared
     J = run.jacobian()
     centre = run.outputs()
-    precision = max(np.finfo(run.values(param).dtype).eps for param in plan._params)
+    precision = max(np.finfo(run.values(param).dtype).eps for param in prepared.params)
     precision = max([precision, *(np.finfo(row[0].dtype).eps for row in J)])
     tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
     blocks: dict[tuple[int, int], Block] = {}
-    for m, param in enumerate(plan._params):
-        columns = [_Columns(str(plan._outputs[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
+    for m, param in enumerate(prepared.params):
+        columns = [_Columns(str(prepared.outputs[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
         run.state.restore()
         values = run.values(param)
         for index in _chosen(values.shape, most_entries):
@@ -295,7 +295,7 @@ def _compare(
                 column.compare(index, high, low, width, tolerance, atol, precision)
         for n, column in enumerate(columns):
             blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
-    ordered = [blocks[n, m] for n in range(len(plan._outputs)) for m in range(len(plan._params))]
+    ordered = [blocks[n, m] for n in range(len(prepared.outputs)) for m in range(len(prepared.params))]
     return ordered, _not_finite(run, J, centre), tolerance
 
 
@@ -393,16 +393,16 @@ def _remark(
 
 
 def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) -> list[str]:
-    plan = run.plan
+    prepared = run.prepared
     run.state.restore()
-    found = [f"{param.name} holds {text}." for param in plan._params for text in _first(run.values(param))]
+    found = [f"{param.name} holds {text}." for param in prepared.params for text in _first(run.values(param))]
     found += [
         f"{output.name} is {text} after a plain run."
-        for output, values in zip(plan._outputs, centre, strict=True)
+        for output, values in zip(prepared.outputs, centre, strict=True)
         for text in _first(values)
     ]
-    for output, row in zip(plan._outputs, J, strict=True):
-        for param, block in zip(plan._params, row, strict=True):
+    for output, row in zip(prepared.outputs, J, strict=True):
+        for param, block in zip(prepared.params, row, strict=True):
             outer = len(block.shape) - len(run.values(param).shape)
             found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, outer)]
     if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from taichi_ext import _taichi
 from taichi_ext.cache_keys import anchor as anchor_of
 from taichi_ext.cache_keys import identity, structure_key
 from taichi_ext.options import checked_options
@@ -73,10 +74,7 @@ def jacobian(
                [12.,  8.]], dtype=float32)
     """
     plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
-    try:
-        return plan(args=args, out=out)
-    finally:
-        plan.forget_args()
+    return plan.start(args, out).jacobian()
 
 
 def value_and_jacobian(
@@ -110,30 +108,30 @@ def value_and_jacobian(
         (15.0, [5.0, 3.0])
     """
     plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
-    try:
-        result = plan(args=args, out=out)
-        return plan.value(), result
-    finally:
-        plan.forget_args()
+    return plan.start(args, out).value_and_jacobian()
 
 
 def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Jacobian:
     """The prepared form, from the cache where there is one for the same kernel, params and outputs."""
     anchor = anchor_of(kernel)
-    store = getattr(anchor, "__dict__", {}).get(_CACHE) if anchor is not None else None
     key = (identity(kernel), structure_key(params, args), structure_key(outputs, args), options)
-    if store is not None:
-        plan = store.get(key)
-        if plan is not None and plan.is_current():
-            return plan
-        for stale in [k for k, p in store.items() if not p.is_current()]:
-            del store[stale]
-    max_memory, tangents, chunk_size = options
-    plan = Jacobian(kernel, params, outputs, args=args, max_memory=max_memory, tangents=tangents, chunk_size=chunk_size)
-    if anchor is not None:
-        # on the kernel itself: when the user drops the kernel, what was prepared for it goes too
-        store = anchor.__dict__.setdefault(_CACHE, {})
-        if len(store) >= _CACHE_SIZE:
-            del store[next(iter(store))]
-        store[key] = plan
+    with _taichi.exclusive:
+        store = getattr(anchor, "__dict__", {}).get(_CACHE) if anchor is not None else None
+        if store is not None:
+            plan = store.get(key)
+            if plan is not None and plan.is_current():
+                return plan
+            for stale in [k for k, p in store.items() if not p.is_current()]:
+                del store[stale]
+        max_memory, tangents, chunk_size = options
+        plan = Jacobian(
+            kernel, params, outputs, args=args, max_memory=max_memory, tangents=tangents, chunk_size=chunk_size
+        )
+        plan.forget_args()
+        if anchor is not None:
+            # on the kernel itself: when the user drops the kernel, what was prepared for it goes too
+            store = anchor.__dict__.setdefault(_CACHE, {})
+            if len(store) >= _CACHE_SIZE:
+                del store[next(iter(store))]
+            store[key] = plan
     return plan

@@ -39,6 +39,13 @@ class FieldTable:
             return self.infos[known[0]]
         if not _taichi.is_real(field.dtype):
             return None
+        with _taichi.exclusive:
+            return self._added(field, components)
+
+    def _added(self, field: Any, components: list[Any]) -> ContainerInfo:
+        known = self._components.get(id(components[0]))  # another thread may have come first
+        if known is not None:
+            return self.infos[known[0]]
         is_matrix = isinstance(field, _taichi.MatrixField)
         shape = () if not is_matrix else ((field.n,) if field.ndim == 1 else (field.n, field.m))
         key = ("field", id(components[0]))

@@ -40,7 +40,8 @@ class Replay:
         elif not is_covered:
             out.fill(0)
         flat, scratch = out.reshape(-1), self.fused.scratch
-        self.fused.launch(self.args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
+        with _taichi.exclusive:  # scratch memory is shared
+            self.fused.launch(self.args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
         return out
 
     def _is_fit(self, out: Any) -> bool:

@@ -171,6 +171,10 @@ class Session:
 
     def launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
         """Run a kernel and its tangents."""
+        with _taichi.exclusive:
+            return self._launch(kernel, args)
+
+    def _launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
         name = (id(kernel), *map(id, args))
         if name in self._repeated and not _taichi.is_gradient_replaced():
             changes, fused, repeat, _ = self._repeated[name]

@@ -10,6 +10,8 @@ import inspect
 import re
 import subprocess
 import sys
+import threading
+import time
 import types
 import weakref
 
@@ -21,7 +23,7 @@ from conftest import initialise
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi import _kernels
 from taichi._lib import core
-from taichi.lang import impl, kernel_impl, matrix, matrix_ops, ops
+from taichi.lang import impl, kernel_impl, matrix, matrix_ops, ops, util
 from taichi.lang._ndarray import Ndarray, ScalarNdarray
 from taichi.lang._ndrange import ndrange
 from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
@@ -1190,3 +1192,77 @@ def test_functions_can_be_called_sealed():
 
     k()
     assert results == [Expr] * 2
+
+
+def test_fields_are_laid_out_in_the_thread_of_init_only(tmp_path):
+    """Without fields, kernels need no layout."""
+    program = tmp_path / "program.py"
+    program.write_text("""
+import threading
+import taichi as ti
+from taichi.lang import impl
+ti.init(arch=ti.cpu, log_level=ti.ERROR)
+
+@ti.kernel
+def one() -> ti.f32:
+    return 1.0
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+def declare():
+    x = ti.field(ti.f32, 3)
+    try:
+        impl.get_runtime().materialize()
+    except RuntimeError as error:
+        print("main_thread" in str(error))
+
+impl.get_runtime().materialized = True
+in_thread(lambda: print(one()))
+in_thread(declare)
+""")
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert {"1.0", "True"} <= set(done.stdout.splitlines()), done.stderr
+
+
+def test_whether_a_kernel_is_traced_is_asked_of_one_function(monkeypatch):
+    """``_taichi.is_inside_kernel`` stands in for it, so that other threads are not refused."""
+    monkeypatch.setattr(impl, "inside_kernel", lambda: "stand-in")
+    assert util.in_taichi_scope() == "stand-in"
+
+
+def test_a_launch_holds_the_interpreter_lock():
+    """Otherwise two launches could run at a time, and share scratch memory."""
+    total = ti.field(ti.f64, ())
+
+    @ti.kernel
+    def slow(n: ti.i32):
+        for _ in range(1):
+            for i in range(n):
+                total[None] += ti.sin(float(i))
+
+    slow(1)
+    progress, stop = [0], threading.Event()
+
+    def work():
+        while not stop.is_set():
+            progress[0] += 1
+            time.sleep(0)  # lets another thread run; nothing else makes it do so
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    thread = threading.Thread(target=work)
+    try:
+        thread.start()
+        while progress[0] < 100:
+            time.sleep(0)
+        before = progress[0]
+        slow(1_000_000)
+        after = progress[0]
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        thread.join()
+    assert after == before

@@ -72,7 +72,6 @@ from taichi_ext._taichi.expressions import (
     is_debug,
     is_expr,
     is_host_arch,
-    is_inside_kernel,
     is_integer,
     is_matrix_expression_method,
     is_not_finite,
@@ -124,7 +123,6 @@ from taichi_ext._taichi.kernels import (
     is_scalar_type,
     loop_unique,
     make_context,
-    materialize,
     module_of,
     numpy_dtype_of_annotation,
     primal_kernel,
@@ -147,6 +145,7 @@ from taichi_ext._taichi.reverse_mode import (
     restore_function,
     stop_gradient,
 )
+from taichi_ext._taichi.threads import exclusive, is_inside_kernel, materialize
 
 __all__ = [
     "AnyArray",
@@ -188,6 +187,7 @@ __all__ = [
     "dtype_of",
     "eig_function",
     "element",
+    "exclusive",
     "f32",
     "field_components",
     "field_offset",

@@ -1,4 +1,4 @@
-"""Kernels that Taichi cannot compile by itself, because they call what only the engine can build."""
+"""How Taichi compiles kernels: one thread at a time; those that only the engine can build are built by it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from taichi.lang import impl
 from taichi.lang.kernel_impl import Func, Kernel
 
 from taichi_ext._taichi.kernels import FusedKernel
+from taichi_ext._taichi.threads import exclusive, skip_empty_layout
 
 
 class NeedsTracing(ti.TaichiCompilationError):
@@ -21,13 +22,15 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
     compile_kernel, compile_function = Kernel.materialize, Func.do_compile
 
     def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
-        try:
-            compile_kernel(self, key, args, arg_features)
-        except NeedsTracing:
-            traced = trace(self, args)
-            traced.compile()
-            self.compiled_kernels[key] = traced.cpp
-            self.has_print |= traced.has_print
+        with exclusive:
+            skip_empty_layout()
+            try:
+                compile_kernel(self, key, args, arg_features)
+            except NeedsTracing:
+                traced = trace(self, args)
+                traced.compile()
+                self.compiled_kernels[key] = traced.cpp
+                self.has_print |= traced.has_print
 
     def do_compile(self: Func, key: Any, args: Any, arg_features: Any) -> None:
         callable_before = impl.get_runtime().compiling_callable

@@ -192,10 +192,6 @@ def swizzle_indices(name: str) -> list[int] | None:
     return None if group is None else [group.index(c) for c in name]
 
 
-def is_inside_kernel() -> bool:
-    return bool(impl.get_runtime().inside_kernel)
-
-
 def is_host_arch() -> bool:
     return impl.current_cfg().arch in (ti.x64, ti.arm64)
 

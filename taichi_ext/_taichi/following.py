@@ -271,12 +271,15 @@ def follow(follower: Any) -> Iterator[None]:
 def suspend_following() -> Iterator[None]:
     """Within the context, this thread is not followed."""
     me = threading.get_ident()
-    follower = _followers.pop(me, None)
+    follower = _followers.get(me)
+    if follower is None:
+        yield
+        return
+    _followers[me] = None  # an entry all the same: with the last one, threads are no longer followed at all
     try:
         yield
     finally:
-        if follower is not None:
-            _followers[me] = follower
+        _followers[me] = follower
 
 
 def is_followed() -> bool:

@@ -283,11 +283,6 @@ def program() -> Any:
     return impl.get_runtime().prog
 
 
-def materialize() -> None:
-    """Lay out the fields declared so far."""
-    impl.get_runtime().materialize()
-
-
 def process_args(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(kernel_impl._process_args(kernel, args, kwargs))
 

@@ -1,0 +1,257 @@
+"""Calls from several threads: each has its own arguments and its own result, first calls too."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import end_program, initialise
+from differences import outputs, scalars
+from numpy.testing import assert_allclose
+from taichi.lang import impl
+
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+
+A1 = ti.types.ndarray(ti.f64, ndim=1)
+
+
+@pytest.fixture(autouse=True)
+def frequent_switches():
+    """Threads take turns much more often than usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(work, count=8):
+    """Run ``work(number)`` in so many threads at once; the first error is raised here."""
+    errors, together = [], threading.Barrier(count)
+
+    def run(number):
+        together.wait()
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture
+def area():
+    @ti.kernel
+    def area(width: ti.f64, height: ti.f64) -> ti.f64:
+        return width * width * height
+
+    return area
+
+
+@pytest.mark.usefixtures("ti64")
+class TestCalls:
+    def test_arguments_and_returned_values_are_of_the_own_call(self, area):
+        def work(number):
+            for n in range(40):
+                w = number + 1.0 + n / 8
+                value, (by_w, by_h) = value_and_jacobian(area, ["width", "height"], args=(w, 5.0))
+                assert_allclose([value, by_w, by_h], [5 * w * w, 10 * w, w * w])
+
+        in_threads(work)
+
+    def test_a_prepared_form_is_shared(self, area):
+        plan = Jacobian(area, ["width", "height"], args=(1.0, 5.0))
+
+        def work(number):
+            w = number + 2.0
+            assert_allclose(plan(), [10.0, 1.0])
+            for _ in range(40):
+                assert_allclose(plan(args=(w, 5.0)), [10 * w, w * w])
+                assert_allclose(plan.value(), 5 * w * w)
+                assert_allclose(plan(), [10 * w, w * w])
+
+        in_threads(work)
+        assert_allclose(plan(), [10.0, 1.0])
+
+    def test_arrays_of_each_thread(self):
+        @ti.kernel
+        def k(a: A1, o: A1):
+            for i in a:
+                o[i] = a[i] * a[0]
+
+        def work(number):
+            a, o = np.arange(1.0, 4.0 + number), np.zeros(3 + number)
+            expected = np.diag(np.full(a.size, a[0]))
+            expected[:, 0] += a
+            for _ in range(20):
+                values, J = value_and_jacobian(k, a, o, args=(a, o))
+                assert_allclose(J, expected)
+                assert_allclose(values, a * a[0])
+
+        in_threads(work)
+
+    def test_outputs_belong_to_their_jacobian(self):
+        y = outputs(4)
+
+        @ti.kernel
+        def k(w: ti.f64):
+            for i in y:
+                y[i] = w * w * (i + 1)
+
+        def work(number):
+            w = number + 1.0
+            for _ in range(40):
+                values, J = value_and_jacobian(k, "w", y, args=(w,))
+                assert_allclose(values, w * w * np.arange(1, 5))
+                assert_allclose(J, 2 * w * np.arange(1, 5))
+
+        in_threads(work)
+
+    def test_rows_in_scratch_memory(self):
+        n = 600  # more columns than a local array holds
+        x, scale = scalars(np.ones(n)), np.arange(1.0, n + 1)
+
+        @ti.kernel
+        def k(w: ti.f64) -> ti.f64:
+            total = 0.0
+            for _ in range(1):
+                s = 0.0
+                for i in range(n):
+                    s += w * x[i] * (i + 1)
+                total += s * s
+            return total
+
+        def work(number):
+            w = number + 1.0
+            for _ in range(4):
+                assert_allclose(jacobian(k, x, args=(w,)), 2 * w * w * scale.sum() * scale)
+
+        in_threads(work, 4)
+
+    def test_pipelines(self):
+        @ti.kernel
+        def square(a: A1, b: A1):
+            for i in a:
+                b[i] = a[i] * a[i]
+
+        @ti.kernel
+        def scaled(b: A1, factor: ti.f64, c: A1):
+            for i in b:
+                c[i] = factor * b[i] * b[i]
+
+        def pipeline(a, factor, c):
+            b = np.zeros_like(a)
+            square(a, b)
+            for _ in range(2):
+                scaled(b, factor, c)
+
+        def work(number):
+            a, c = np.arange(1.0, 4.0), np.zeros(3)
+            for n in range(10):
+                factor = 1.0 + number + n
+                J = jacobian(pipeline, a, c, args=(a, factor, c), chunk_size=None if number % 2 else 2)
+                assert_allclose(J, np.diag(4 * factor * a**3))
+                assert_allclose(c, factor * a**4)
+
+        in_threads(work)
+
+    def test_a_pipeline_may_wait_for_another_thread(self):
+        x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
+        found = []
+
+        @ti.kernel
+        def first():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        @ti.kernel
+        def other():
+            for i in x:
+                z[i] = 3 * x[i]
+
+        def pipeline():
+            thread = threading.Thread(target=lambda: found.append(jacobian(other, x, z)))
+            thread.start()
+            thread.join(60)
+            first()
+
+        assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
+        assert_allclose(found[0], np.diag([3.0, 3.0]))
+
+
+@pytest.mark.usefixtures("ti64")
+@pytest.mark.filterwarnings("ignore:.*Calling non-taichi function")
+def test_only_the_thread_that_traces_is_inside_a_kernel():
+    seen = []
+
+    def note():
+        thread = threading.Thread(target=lambda: seen.append(impl.inside_kernel()))
+        thread.start()
+        thread.join()
+        seen.append(impl.inside_kernel())
+
+    @ti.kernel
+    def k():
+        ti.static(note())
+
+    k()
+    assert seen == [False, True]
+
+
+class TestFirstCalls:
+    @pytest.fixture(autouse=True)
+    def program(self):
+        initialise(default_fp=ti.f64)
+        yield
+        end_program()
+
+    def test_of_one_kernel_without_any_field(self, area):
+        in_threads(lambda n: assert_allclose(jacobian(area, ["width", "height"], args=(n, 5.0)), [10 * n, n * n]))
+
+    def test_of_kernels_of_their_own_among_plain_launches(self):
+        fields = [(scalars(np.arange(1.0, 4.0)), outputs(3)) for _ in range(8)]
+        ti.sync()
+
+        def kernel(x, y, factor):
+            @ti.kernel
+            def k():
+                for i in x:
+                    y[i] = factor * x[i] ** 2
+
+            return k
+
+        def work(number):
+            x, y = fields[number]
+            for factor in range(1, 6):
+                k = kernel(x, y, factor)
+                if number % 2:
+                    k()
+                    assert_allclose(y.to_numpy(), factor * np.arange(1.0, 4.0) ** 2)
+                x.fill(float(number + 1))
+                x[1] = 2.0
+                assert_allclose(jacobian(k, x, y).diagonal(), 2 * factor * np.array([number + 1, 2, number + 1]))
+                x.from_numpy(np.arange(1.0, 4.0))
+
+        in_threads(work)
+
+    def test_fields_that_are_not_laid_out_are_refused(self):
+        x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)
+
+        @ti.kernel
+        def k():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        def work(_):
+            with pytest.raises(InvalidArgumentError, match=r"ti\.sync\(\)"):
+                jacobian(k, x, y)
+
+        in_threads(work, 2)
+        x.fill(2.0)
+        in_threads(lambda _: assert_allclose(jacobian(k, x, y), 4 * np.eye(3)), 2)
