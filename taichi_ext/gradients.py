@@ -217,12 +217,15 @@ def apply_rule(tracer: Any, rule: GradientRule, inputs: dict[str, Any], automati
     tangents: dict[Seed, Any] = {}  # the rule's own seeds, and the tangents that they stand for
 
     def tangent_of(value: Any) -> Any:
-        return _rebuilt(value, [seeded(entry) for entry in _entries(value)])
+        is_struct = isinstance(value, StructValue)
+        return _rebuilt(value, [seeded(entry, is_struct) for entry in _entries(value)])
 
-    def seeded(entry: Any) -> Scalar:
+    def seeded(entry: Any, is_member: bool) -> Any:
+        dtype = _taichi.dtype_of(primal_of(entry))
+        if is_member and not _taichi.is_real(dtype):
+            return _taichi.constant(0, dtype)  # so that a struct of the same type can be made of it
         seed = Seed(Affine((), -1 - len(tangents)))
         tangents[seed] = entry
-        dtype = _taichi.dtype_of(primal_of(entry))
         zero = _taichi.constant(0, dtype if _taichi.is_real(dtype) else _taichi.f32)
         node = Scalar(zero, form={seed: 1}, is_tangent=True)
         node.variable = _taichi.variable(zero)
