@@ -32,6 +32,7 @@ class Replay:
         """J, in ``out`` if that is given; None where something is not as it was at the call before."""
         if self.fused.rules_version != registry.version or not math.prod(self.shape):
             return None
+        self.fused.refuse_changed()
         is_covered = self.key in self.fused.facts.covered
         if out is None:
             out = np.empty(self.shape, self.dtype) if is_covered else np.zeros(self.shape, self.dtype)

@@ -179,6 +179,7 @@ class Session:
         if name in self._repeated and not _taichi.is_gradient_replaced():
             changes, fused, repeat, _ = self._repeated[name]
             if changes == self._changes and fused.rules_version == registry.version:
+                fused.refuse_changed()
                 return repeat()
         if _taichi.is_reading_kernel(kernel):
             with _taichi.suspend_following():
@@ -206,6 +207,7 @@ class Session:
         roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
         roles.update((local, self._role(key)) for local, key in outer.items())
         fused = self._fused_kernel(kernel, args, arrays, roles, outer)
+        fused.refuse_changed()
         refuse_overlaps(given.values(), fused.facts.written)
         if self.state is not None:
             self._save(self.state, fused, args)

@@ -90,6 +90,10 @@ class Fused:
     scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
     paired: frozenset[Any] = frozenset()  # shadows that are stored to two numbers at a time
 
+    def refuse_changed(self) -> None:
+        """Raise where a Python number that the kernel was compiled with has changed."""
+        _refuse_changed(self.primal, self.kernel.captures.changed_number())
+
     def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
         """Run it; ``shadows`` are the arrays, in the order of the keys."""
         return self.kernel.launch(*args, *self.passed(shadows))
@@ -239,12 +243,24 @@ def fuse(launch: Launch) -> Fused:
         if not facts.changed:
             for rule in facts.used_rules:
                 rule.uses += 1
+            _refuse_changed(kernel, _taichi.first_captures(kernel, features, fused.kernel.captures).changed())
             return fused
     code = kernel.func.__code__
     raise UnsupportedError(
         f'File "{code.co_filename}", line {code.co_firstlineno}, in {kernel.func.__qualname__}:\nThe derivative could '
         f"not be settled: what the locals depend on kept changing over {MAX_TRACES} traces. Cut the kernel in two."
     )
+
+
+def _refuse_changed(kernel: Any, changed: Any) -> None:
+    """Raise where a Python value is another one than when the kernel was first compiled."""
+    if changed is not None:
+        values = f" from {changed.value!r} to {changed.current()!r}" if changed.is_number else ""
+        raise UnsupportedError(
+            f"{changed.place}\n{changed.text} has changed{values} since {kernel.func.__qualname__} was compiled. "
+            "Taichi puts Python values into a kernel when it first compiles it, and does not notice when they change. "
+            "Pass what changes as an argument of the kernel (a field as a ti.template()), or keep numbers in a field."
+        )
 
 
 def trace_plain(kernel: Any, args: tuple[Any, ...], fields: Any) -> Any:

@@ -44,6 +44,8 @@ from taichi.types.annotations import template
 
 from taichi_ext import _taichi
 
+SCALE = 0.5
+
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
     pytest.mark.filterwarnings("ignore:.*Calling non-taichi function"),
@@ -631,7 +633,9 @@ def test_kernels_have_the_attributes_that_a_fused_kernel_sets():
     given = set(vars(k._primal))
     fused = set(vars(_taichi.FusedKernel(k._primal, [])))
     assert given - fused <= {"_taichi_ext_prepared"}, f"Kernel has new attributes: {given - fused}"
-    assert fused - given == {"extra", "cpp", "compiled", "has_vectors"}, f"Kernel has lost attributes: {fused - given}"
+    assert fused - given == {"extra", "cpp", "compiled", "has_vectors", "captures"}, (
+        f"Kernel has lost attributes: {fused - given}"
+    )
     assert list(inspect.signature(Kernel.__init__).parameters)[1:] == ["_func", "autodiff_mode", "_classkernel"]
     source = inspect.getsource(Kernel.__init__)
     assert "impl.get_runtime().kernels.append(self)" in source, "kernels are registered differently"
@@ -683,6 +687,34 @@ def test_a_launch_can_be_repeated_with_its_context():
     for _ in range(2):
         prog.launch_kernel(data, context)
     np.testing.assert_array_equal(values, [0.0, 3.0, 6.0])
+
+
+def test_values_of_python_are_named_by_two_kinds_of_nodes():
+    """The builders of names and attributes see each Python value that a kernel is compiled with, once for its object."""
+
+    @ti.data_oriented
+    class Owner:
+        def __init__(self):
+            self.dt, self.y = 2.0, ti.field(ti.f64, 1)
+
+        @ti.kernel
+        def k(self):
+            for i in self.y:
+                self.y[i] = self.dt * SCALE
+
+    owner, kernel = Owner(), Owner.k._primal
+    owner.k()
+    owner.dt = 3.0
+    owner.k()
+    assert owner.y[0] == 2.0 * SCALE
+    features = _taichi.argument_features(kernel, (owner,))
+    assert list(kernel.mapper.mapping) == [features]
+    noted = _taichi.first_captures(kernel, features, None)
+    (number, scale) = sorted((c for c in noted._all.values() if c.is_number), key=lambda c: c.text, reverse=True)
+    assert (number.text, number.value, number.current()) == ("self.dt", 2.0, 3.0)
+    assert (scale.text, scale.value) == ("SCALE", SCALE)
+    assert "self.y[i] = self.dt * SCALE" in number.place
+    assert noted.changed() is noted.changed_number() is number
 
 
 def run_with(config, kernel, *args, **settings):

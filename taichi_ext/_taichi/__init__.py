@@ -56,6 +56,7 @@ from taichi_ext._taichi.arrays import (
     tree_number,
 )
 from taichi_ext._taichi.calling import SealedError, native_attribute, native_call, sealed, thread_functions
+from taichi_ext._taichi.captures import first_captures
 from taichi_ext._taichi.compiling import NeedsTracing, compile_with
 from taichi_ext._taichi.expressions import (
     assert_zero,
@@ -192,6 +193,7 @@ __all__ = [
     "field_components",
     "field_offset",
     "fill_function",
+    "first_captures",
     "follow",
     "for_range",
     "forget_reverse_kernels",

@@ -9,6 +9,7 @@ import taichi as ti
 from taichi.lang import impl
 from taichi.lang.kernel_impl import Func, Kernel
 
+from taichi_ext._taichi.captures import Captures, first_captures, follow_captures, noting
 from taichi_ext._taichi.kernels import FusedKernel
 from taichi_ext._taichi.threads import exclusive, skip_empty_layout
 
@@ -24,8 +25,14 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
     def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
         with exclusive:
             skip_empty_layout()
-            try:
+            if key in self.compiled_kernels:
                 compile_kernel(self, key, args, arg_features)
+                return
+            captures = Captures()
+            try:
+                with noting(captures):
+                    compile_kernel(self, key, args, arg_features)
+                first_captures(self, arg_features, captures)
             except NeedsTracing:
                 traced = trace(self, args)
                 traced.compile()
@@ -44,5 +51,6 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
             self.func_id, Func.function_counter = Func.function_counter, Func.function_counter + 1
             raise
 
+    follow_captures()
     Kernel.materialize = materialize  # type: ignore[method-assign]
     Func.do_compile = do_compile  # type: ignore[method-assign]

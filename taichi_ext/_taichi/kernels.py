@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import sys
 import textwrap
-import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,7 +29,9 @@ from taichi.types import ndarray_type, primitive_types
 from taichi.types.annotations import template
 
 from taichi_ext._taichi.calling import no_position
+from taichi_ext._taichi.captures import Captures, noting
 from taichi_ext._taichi.expressions import builder, is_host_arch
+from taichi_ext._taichi.threads import exclusive
 
 STATIC_CALLS = (impl.static, impl.static_assert, impl.grouped, ndrange_function)
 
@@ -133,13 +134,12 @@ _FAULTY_PASSES = (
     "cache_loop_invariant_global_vars",  # keeps S[0] in a register over a serial loop although S[j] is stored to in it
     "cfg_optimization",  # drops a store to a local vector that is read after an inner loop
 )
-_compiling = threading.Lock()
 
 
 @contextlib.contextmanager
 def _settings(config: Any, values: dict[str, bool]) -> Iterator[None]:
-    """Compile with other settings than the user's, in this thread."""
-    with _compiling:
+    """Compile with other settings than the user's."""
+    with exclusive:
         before = {name: getattr(config, name) for name in values}
         try:
             for name, value in values.items():
@@ -175,6 +175,7 @@ class FusedKernel(Kernel):
         self.extra = extra
         self.cpp = None
         self.compiled: Any = None
+        self.captures = Captures()
         self.has_vectors = has_vectors  # array arguments have vectors or matrices as elements
 
     def trace(
@@ -198,7 +199,8 @@ class FusedKernel(Kernel):
             runtime.compiling_callable = kernel_cxx
             try:
                 ctx.ast_builder = kernel_cxx.ast_builder()
-                transform_tree(tree, ctx)
+                with noting(self.captures):
+                    transform_tree(tree, ctx)
             finally:
                 runtime.inside_kernel = False
                 runtime.current_kernel = None

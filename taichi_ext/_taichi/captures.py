@@ -1,0 +1,196 @@
+"""Python values that Taichi puts into a kernel when it compiles it, and whether they have changed since.
+
+Taichi compiles a kernel once and does not notice when a global or an attribute that it names is assigned again.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import linecache
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from taichi.lang import impl
+from taichi.lang._ndarray import Ndarray
+from taichi.lang.ast.ast_transformer import ASTTransformer
+from taichi.lang.field import Field
+from taichi.lang.kernel_impl import Kernel
+from taichi.lang.matrix import Matrix
+
+_NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
+_LARGEST_ARRAY = 4096  # entries, of those that are compared
+
+
+class Capture:
+    """A global, or an attribute of an object, as it was when a kernel was compiled."""
+
+    def __init__(self, read: Callable[[], Any], text: str, place: tuple[str, int, str], value: Any) -> None:
+        self._read = read
+        self._place = place
+        self._frozen = frozen(value)
+        self.text = text  # as the source has it
+        self.is_number = isinstance(value, _NUMBERS)
+        self.value = value if self.is_number else None  # keeps no field alive
+
+    @property
+    def place(self) -> str:
+        """Where the source names it, as Taichi's messages cite it."""
+        file, line, function = self._place
+        return f'File "{file}", line {line}, in {function}:\n{linecache.getline(file, line).rstrip()}'
+
+    def current(self) -> Any:
+        """What it is now."""
+        return self._read()
+
+    def has_changed(self) -> bool:
+        """Whether it is another value than it was."""
+        try:
+            now = self._read()
+        except (AttributeError, KeyError, ReferenceError, ValueError):  # its owner is gone, or it has been deleted
+            return False
+        return now is not self.value and frozen(now) != self._frozen
+
+
+def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[], Any]:
+    """What reads an attribute of an object, or a name that a function sees outside of itself."""
+    with contextlib.suppress(TypeError):  # else it is kept alive
+        owner = weakref.proxy(owner)
+    first, *others = names
+    if is_global:
+        code = owner.__code__
+        if first in code.co_freevars:
+            cell = owner.__closure__[code.co_freevars.index(first)]
+            read = lambda: cell.cell_contents  # noqa: E731
+        else:
+            read = lambda: owner.__globals__[first]  # noqa: E731
+    else:
+        read = functools.partial(getattr, owner, first)
+    if not others:
+        return read
+    return lambda: functools.reduce(getattr, others, read())
+
+
+def frozen(value: Any) -> Any:
+    """What two values have in common that mean the same in a kernel; None for what is not followed."""
+    if isinstance(value, _NUMBERS):
+        return (type(value).__name__, repr(value))
+    if isinstance(value, Matrix):
+        return ("matrix", repr(value.to_list()))
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((repr(k), frozen(v)) for k, v in value.items())
+    if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
+        return ("array", value.shape, value.dtype.str, value.tobytes())
+    return ("object", id(value)) if isinstance(value, (Field, Ndarray)) else None
+
+
+class Captures:
+    """The values that one compilation has put into a kernel."""
+
+    def __init__(self) -> None:
+        self._all: dict[Any, Capture] = {}
+        self._numbers: tuple[Capture, ...] = ()
+
+    def note(self, owner: Any, names: tuple[str, ...], is_global: bool, node: Any, context: Any, value: Any) -> None:
+        """Keep the value of a global or attribute, unless it is known or none that can be followed."""
+        key = (id(owner), names)
+        if key in self._all or frozen(value) is None:
+            return
+        place = (context.file, node.lineno + context.lineno_offset, context.func.func.__name__)
+        read = _reader(owner, names, is_global)
+        self._all[key] = capture = Capture(read, _text(node, names), place, value)
+        if capture.is_number:
+            self._numbers += (capture,)
+
+    def changed(self) -> Capture | None:
+        """One that is another value now."""
+        return next((capture for capture in self._all.values() if capture.has_changed()), None)
+
+    def changed_number(self) -> Capture | None:
+        """One that is another number now: this is quick."""
+        for capture in self._numbers:
+            if capture.has_changed():
+                return capture
+        return None
+
+
+def _text(node: ast.AST, names: tuple[str, ...]) -> str:
+    base: Any = node
+    while isinstance(base, ast.Attribute):
+        base = base.value
+    return ast.unparse(node) if isinstance(base, ast.Name) else ".".join(names)
+
+
+# --- what is noted while Taichi walks a kernel
+
+
+_noting: list[Captures] = []
+
+
+@contextlib.contextmanager
+def noting(captures: Captures) -> Iterator[None]:
+    """Note the Python values that are named while a kernel is compiled."""
+    _noting.append(captures)
+    try:
+        yield
+    finally:
+        _noting.pop()
+
+
+def _note_name(context: Any, node: Any) -> None:
+    name, function = node.id, context.func.func
+    if name not in context.global_vars or any(name in scope for scope in context.local_scopes):
+        node.root = (node.ptr, ())
+    elif not _is_taichi(function):
+        node.root = (function, (name,))
+        _noting[-1].note(function, (name,), True, node, context, context.global_vars[name])
+
+
+def _note_attribute(context: Any, node: Any) -> None:
+    owner, names = getattr(node.value, "root", (node.value.ptr, ()))
+    if owner is None or _is_taichi(owner) or _is_taichi(node.value.ptr):
+        return
+    node.root = (owner, (*names, node.attr))
+    _noting[-1].note(owner, node.root[1], bool(names) and owner is context.func.func, node, context, node.ptr)
+
+
+def _is_taichi(obj: Any) -> bool:
+    """Whether an object is, or belongs to, one of Taichi's own."""
+    module = getattr(obj, "__module__", None) or getattr(obj, "__name__", None) or ""
+    return str(module).split(".")[0] == "taichi" or type(obj).__module__.split(".")[0] == "taichi"
+
+
+def follow_captures() -> None:
+    """From now on, the Python values that kernels are compiled with can be noted."""
+    for kind, note in (("build_Name", _note_name), ("build_Attribute", _note_attribute)):
+        setattr(ASTTransformer, kind, staticmethod(_followed(getattr(ASTTransformer, kind), note)))
+
+
+def _followed(build: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    def wrapped(context: Any, node: Any) -> Any:
+        result = build(context, node)
+        if _noting:
+            note(context, node)
+        return result
+
+    return wrapped
+
+
+# --- what the first compilation of a kernel has noted
+
+
+_first: weakref.WeakKeyDictionary[Kernel, tuple[Any, dict[Any, Captures]]] = weakref.WeakKeyDictionary()
+
+
+def first_captures(kernel: Kernel, features: Any, captures: Captures) -> Captures:
+    """The values that a kernel was first compiled with for such arguments: these, if it has not been before."""
+    program = impl.get_runtime().prog
+    known = _first.get(kernel)
+    if known is None or known[0]() is not program:
+        known = _first[kernel] = (weakref.ref(program), {})
+    return known[1].setdefault(features, captures)
