@@ -11,6 +11,7 @@ from taichi_ext.containers import Container, Ref, broadcast
 from taichi_ext.control_flow import ControlFlow
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import WriteSite
+from taichi_ext.index_forms import Loop
 from taichi_ext.linear_form import Affine, Form, Seed, as_expression
 from taichi_ext.local_variables import Local, LocalTensor
 from taichi_ext.parallel_loops import FixedLoad
@@ -112,14 +113,39 @@ class Bookkeeping(ControlFlow):
         self.facts.storage(key).needed = True
         return Storage(self, key, dtype)
 
-    def reserve_scratch(self, size: int, dtype: Any) -> tuple[Any, int, int]:
-        """Memory for a row: the array, None while it is only being counted; where it starts; for how many threads."""
+    def reserve_scratch(self, size: int, dtype: Any) -> tuple[Any, Any]:
+        """Memory for a row: the array, None while it is only being counted, and where the row starts."""
         key = ("scratch", dtype.to_string())
         self.facts.note(self.facts.shadowed, key)
-        threads = 1 if len(self.blocks) == 1 else _taichi.thread_count()
+        parts, own = self._part()
         start = self.scratch_sizes.get(key, 0)
-        self.scratch_sizes[key] = start + size * threads
-        return self.plan.shadow_arrays.get(key), start, threads
+        self.scratch_sizes[key] = start + size * parts
+        return self.plan.shadow_arrays.get(key), start if parts == 1 else own * size + start
+
+    def _part(self) -> tuple[int, Any]:
+        """Into how many parts scratch memory is cut here, and the number of the iteration's own.
+
+        There is one for each thread; or for each iteration, where those are fewer or threads have no number.
+        """
+        loop = self.parallel_loop()
+        if loop is None:
+            return 1, 0
+        threads = _taichi.thread_count()
+        is_numbered = not _taichi.is_host_arch() and all(name in self.atoms for name in loop.variables)
+        iterations = loop.iterations() if is_numbered else None
+        if iterations is not None and (not threads or iterations < threads):
+            return iterations, self._iteration(loop)
+        if not threads:
+            self.keep_order()  # in one thread, then
+            return 1, 0
+        return threads, _taichi.thread_index()
+
+    def _iteration(self, loop: Loop) -> Any:
+        """The number of an iteration of a loop."""
+        number: Any = 0
+        for name, (first, end) in zip(loop.variables, loop.bounds() or (), strict=True):
+            number = number * (end - first) + (self.atoms[name] - first)
+        return number
 
     # --- loops in pieces
 

@@ -18,6 +18,7 @@ class ControlFlow(IndexForms):
 
     def before_loop(self, number: int, *domain: Any) -> None:
         self.domain = self._domain(domain)
+        self.offset = _taichi.field_offset(domain[0]) if domain and isinstance(domain[0], _taichi.Field) else ()
         site = (self.path, number)
         is_top = len(self.blocks) == 1
         is_serial_for_user = self.pending_serial and (_taichi.is_host_arch() or not self._is_over_field(number, domain))
@@ -149,7 +150,7 @@ class ControlFlow(IndexForms):
             for n, variable in enumerate(variables):
                 names += self._name_loop_variable(f"{site}.{n}", variable)
             is_parallel = bool(variables) and self.loop_numbers.get(site, False)
-            loop = Loop(site, is_parallel, tuple(names), self.domain if variables else None)
+            loop = Loop(site, is_parallel, tuple(names), self.domain if variables else None, self.offset)
             self.loops.append(loop)
             if is_parallel:
                 self.survey, self.next_survey = self.next_survey, None

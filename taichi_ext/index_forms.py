@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -28,6 +29,21 @@ class Loop:
     is_parallel: bool
     variables: tuple[str, ...]
     domain: tuple[int, ...] | None = None  # runs once over every index below these
+    offset: tuple[int, ...] = ()  # of the field that it is over
+
+    def bounds(self) -> list[tuple[int, int]] | None:
+        """First index and end of each variable, None where they are not known while tracing."""
+        if self.domain is None:
+            return None
+        if len(self.domain) == 2 and len(self.variables) == 1:  # range(first, end)
+            return [(self.domain[0], max(self.domain))]
+        first = self.offset or (0,) * len(self.domain)
+        return [(f, f + n) for f, n in zip(first, self.domain, strict=True)]
+
+    def iterations(self) -> int | None:
+        """How often it runs."""
+        bounds = self.bounds()
+        return None if bounds is None else math.prod(end - first for first, end in bounds)
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,7 +75,6 @@ class IndexForms:
         self.index_vectors: dict[int, tuple[Any, list[str]]] = {}
         self.slot_atoms: dict[str, Any] = {}
         self.declarations: dict[int, tuple[Any, Any]] = {}
-        self.literals: dict[int, tuple[Any, float]] = {}  # id -> (expression kept alive, the number that it is)
         self.join_counts: dict[Any, int] = {}
         self.writes: dict[Any, list[WriteSite]] = {}
         self.loop_numbers: dict[Any, bool] = {}
@@ -67,6 +82,7 @@ class IndexForms:
         self.sweeps = 0
         self.loop_nodes: dict[int, Any] = {}  # the kernel's loops in the tree that is walked
         self.domain: tuple[int, ...] | None = None
+        self.offset: tuple[int, ...] = ()
         self.visits: collections.Counter[int] = collections.Counter()  # of loops, by number
         self.surveys: dict[Any, Survey] = {}  # of the parallel loops that may run in pieces
         self.survey: Survey | None = None  # of the loop that is being traced

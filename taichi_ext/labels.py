@@ -32,13 +32,14 @@ class Label:
     def __init__(self, labels: Labels, obj: Any, named: str, unnamed: str) -> None:
         self._labels = labels
         self._obj = obj
+        self._given = given_name(obj)  # Taichi has it only as long as the program
         self._named = named
         self._unnamed = unnamed
         self._text = ""
 
     def __str__(self) -> str:
         if not self._text:
-            name = self._labels.name(self._obj)
+            name = self._given or self._labels.search(self._obj)
             if not name:
                 return self._unnamed
             self._text = self._named.replace("{}", name)
@@ -66,13 +67,20 @@ class Labels:
 
     def name(self, obj: Any) -> str:
         """The name of a field or array; empty where none is found."""
-        given = _taichi.given_name(obj) if isinstance(obj, _taichi.Field) else ""
-        if not _UNNAMED.match(given):
-            return given
+        return given_name(obj) or self.search(obj)
+
+    def search(self, obj: Any) -> str:
+        """The name that the user's code has for a field or array; empty where none is found."""
         matches = _matcher(obj)
         function = self._function()
         found = "" if function is None else _in_source(matches, function)
         return found or _in_frames(matches)
+
+
+def given_name(obj: Any) -> str:
+    """The name that the user has given to a placed field; empty for all others."""
+    name = _taichi.given_name(obj) if isinstance(obj, _taichi.Field) else ""
+    return "" if _UNNAMED.match(name) else name
 
 
 def _weak(function: Any) -> Callable[[], Any]:

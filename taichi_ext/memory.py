@@ -126,7 +126,8 @@ class Shadow:
         self.by_column = _taichi.stores_by_column()
         if not self.on_host:
             self.array: Any = ti.ndarray(dtype, shape=max(1, rows * columns))
-            self.array.fill(0)
+            with _taichi.suspend_following():  # shadows are no arrays of the user's
+                self.array.fill(0)
         elif array is None or not array.size:
             self.array = np.zeros(max(1, rows * columns), self.dtype)
         else:
@@ -157,12 +158,14 @@ class Shadow:
         if not self.on_host:
             flat = np.zeros(self.array.shape, self.dtype)
             flat[: values.size] = (values.T if self.by_column else values).reshape(-1)
-            self.array.from_numpy(flat)
+            with _taichi.suspend_following():
+                self.array.from_numpy(flat)
 
     def to_numpy(self) -> np.ndarray:
         self.clean()
         rows, columns = self.shape
-        flat = (self.array if self.on_host else self.array.to_numpy())[: rows * columns]
+        with _taichi.suspend_following():
+            flat = (self.array if self.on_host else self.array.to_numpy())[: rows * columns]
         return flat.reshape(columns, rows).T if self.by_column else flat.reshape(self.shape)
 
 

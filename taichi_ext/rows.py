@@ -35,13 +35,11 @@ class LocalArray:
 
 
 class Scratch:
-    """A row in an extra argument of the kernel: a part of its own for each thread, none for what all threads share."""
+    """A row in an extra argument of the kernel: a part of its own for each thread or iteration of a parallel loop."""
 
     def __init__(self, tracer: Any, size: int, dtype: Any, *, is_filled: bool) -> None:
-        self.array, start, threads = tracer.reserve_scratch(size, dtype)
-        self.start: Any = start
-        if threads > 1:
-            self.start = _taichi.variable(_taichi.thread_index() * size + start)
+        self.array, start = tracer.reserve_scratch(size, dtype)
+        self.start: Any = _taichi.variable(start) if _taichi.is_expr(start) else start
         if self.array is not None and not is_filled:
             with _taichi.for_range(size) as k:
                 _taichi.assign(self.entry(k), _taichi.constant(0, dtype))

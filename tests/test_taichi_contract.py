@@ -48,6 +48,7 @@ SCALE = 0.5
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
+    pytest.mark.cpu_only("what Taichi does on the CPU"),
     pytest.mark.filterwarnings("ignore:.*Calling non-taichi function"),
 ]
 
@@ -318,6 +319,13 @@ def test_number_of_the_thread():
     k()
     assert_array_equal(seen.to_numpy()[2:], 0, "insert_thread_idx_expr() exceeds cpu_max_num_threads")
     assert seen.to_numpy()[:2].sum() >= 1
+
+
+def test_most_threads_of_a_gpu():
+    """How many threads a CUDA kernel has at most is part of the configuration; 0 until Taichi has a device."""
+    configuration = impl.current_cfg()
+    assert configuration.saturating_grid_dim >= 0
+    assert configuration.max_block_dim >= 0
 
 
 def test_bits_of_a_number():

@@ -159,6 +159,8 @@ def is_placed(field: Any) -> bool:
 
 def field_offset(field: Any) -> tuple[int, ...]:
     """First index of each axis; empty when all are 0."""
+    while isinstance(field, StructField):
+        field = next(iter(field.field_dict.values()))
     return tuple(field.vars[0].ptr.snode().offset)
 
 

@@ -216,18 +216,22 @@ def is_debug() -> bool:
 
 
 def thread_index() -> Any:
-    """Number of the thread that runs an iteration of a parallel loop."""
+    """Number of the thread that runs an iteration of a parallel loop, below ``thread_count()``."""
     return Expr(builder().insert_thread_idx_expr())
 
 
 def thread_count() -> int:
-    """How many threads the iterations of a parallel loop can run on at the same time."""
+    """How many threads can run iterations of a parallel loop at the same time; 0 where threads have no number."""
+    config = impl.current_cfg()
     if is_host_arch():
-        return int(impl.current_cfg().cpu_max_num_threads)
-    return _GPU_THREADS
+        return int(config.cpu_max_num_threads)
+    if config.arch in (ti.cuda, ti.amdgpu):
+        return int(config.saturating_grid_dim or _MOST_BLOCKS) * int(config.max_block_dim or _MOST_THREADS)
+    return 0
 
 
-_GPU_THREADS = 1 << 16
+_MOST_BLOCKS = 1 << 13  # Taichi takes 32 for each multiprocessor, of which no device has more than 256
+_MOST_THREADS = 1 << 10
 
 
 def named_type(name: str) -> Any:
