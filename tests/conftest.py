@@ -1,16 +1,21 @@
 """Fixtures shared by the tests."""
 
 import gc
+import traceback
 import weakref
 from pathlib import Path
 
+import devices
 import pytest
 import taichi as ti
-from differences import pool
+from field_pool import pool
 from taichi.lang import impl
 
 from taichi_ext import _taichi
 from taichi_ext.storage import STRATEGIES
+
+arch = ti.cpu
+started: dict = {}  # the options of the current program
 
 
 def pytest_addoption(parser):
@@ -18,6 +23,8 @@ def pytest_addoption(parser):
     parser.addoption(
         "--tangents", choices=STRATEGIES, default="auto", help="tangents= of every Jacobian that is not told"
     )
+    parser.addoption("--arch", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu", help="default: cpu")
+    parser.addoption("--record", metavar="FILE", help="used by --arch: write down what comparisons expect")
     parser.addoption("--by-column", action="store_true", help="tangents in memory column by column, as on a GPU")
 
 
@@ -41,12 +48,60 @@ def pytest_configure(config):
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
         _taichi.stores_by_column = lambda: True
+    config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
+    devices.start(config.getoption("--arch"), config.getoption("--record"))
+    global arch
+    arch = getattr(ti, config.getoption("--arch"))
+
+
+def pytest_collection_modifyitems(config, items):
+    """Skip on other devices what the CPU alone has."""
+    if arch != ti.cpu:
+        for item in items:
+            for mark in item.iter_markers("cpu_only"):
+                item.add_marker(pytest.mark.skip(reason=f"CPU only: {mark.args[0]}"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def truth(request):
+    """On another device: what the tests of a module expect, from the CPU."""
+    if devices.is_single():
+        items = [i for i in request.session.items if i.path == request.node.path]
+        items = [i for i in items if i.get_closest_marker("skip") is None]
+        if items:
+            devices.learn(items, request.config.rootpath)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Skip on other devices what Taichi cannot run there, without this package."""
+    if devices.current is not None:
+        devices.current.begin(item.nodeid)
+    try:
+        yield
+        return
+    except Exception as error:
+        reason = devices.excuse(error) if devices.is_single() else ""
+        if not reason:
+            raise
+        traceback.clear_frames(error.__traceback__)
+    initialise(**started["options"])  # fields that are not placed, say, are in the way of all other kernels
+    pytest.skip(reason)
+
+
+def pytest_sessionfinish():
+    """Write what comparisons expect."""
+    if devices.current is not None:
+        devices.current.end()
 
 
 def initialise(**options) -> None:
     """Start Taichi afresh: two threads, nothing cached on disk, errors only."""
     end_program()
-    ti.init(arch=ti.cpu, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=2, **options)
+    started.update(options=options)
+    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=2, **options)
+    if arch != ti.cpu and ti.cfg.arch != arch:
+        pytest.exit(f"Taichi finds no {arch} device here", returncode=2)
 
 
 def end_program() -> None:

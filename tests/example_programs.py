@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import devices
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -25,6 +26,8 @@ def run(
     arguments: list[str] | None = None,
 ) -> str:
     """What an example prints; it must exit with 0 and show no line that failed.  Some take arguments."""
+    if devices.is_single():
+        pytest.skip("CPU only: examples start Taichi themselves")
     monkeypatch.setitem(os.environ, "TI_CPU_MAX_NUM_THREADS", "2")
     monkeypatch.setitem(os.environ, "TI_OFFLINE_CACHE", "0")
     main = load(name).main

@@ -1,5 +1,6 @@
 """Array arguments as parameters, outputs, intermediates and constants: NumPy, ti.ndarray and torch."""
 
+import devices
 import numpy as np
 import pytest
 import taichi as ti
@@ -18,7 +19,7 @@ mat23 = ti.types.matrix(2, 3, ti.f64)
 
 def make(kind, values, element=()):
     """An array of some kind that holds the values; ``element`` is the shape of its elements where they are vectors."""
-    values = np.array(values)
+    values = devices.real(values)
     if kind == "numpy":
         return values
     if kind == "torch":

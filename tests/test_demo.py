@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu_only("a program that starts Taichi itself")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -10,6 +10,8 @@ from numpy.testing import assert_allclose
 
 import taichi_ext
 
+pytestmark = pytest.mark.cpu_only("programs that start Taichi themselves")
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 SPLIT = re.compile(r"\s+")

@@ -11,6 +11,8 @@ from conftest import end_program
 
 import taichi_ext
 
+pytestmark = pytest.mark.cpu_only("programs that start Taichi themselves")
+
 SKIPPED = {"__main__", "picture", "demo"}  # programs
 MODULES = sorted(m.name for m in pkgutil.iter_modules(taichi_ext.__path__) if m.name not in SKIPPED)
 

@@ -662,6 +662,7 @@ def test_rules_that_are_not_linear_are_refused(rule):
     assert "line" in str(error.value)
 
 
+@pytest.mark.cpu_only("debug mode checks nothing on Vulkan")
 def test_debug_mode_finds_an_offset_that_is_only_known_at_run_time():
     initialise(default_fp=ti.f64, debug=True)
     try:

@@ -60,6 +60,7 @@ def test_local_vectors_in_many_iterations():
     check_columns(k, x, [y], (0, 7, 59))
 
 
+@pytest.mark.cpu_only("Mesa's llvmpipe leaves loops after 65536 iterations in all")
 def test_locals_and_functions_in_many_iterations():
     x, y, z, w = many(), outputs(300), outputs(300), outputs(1)
 

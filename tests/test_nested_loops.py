@@ -11,7 +11,7 @@ from differences import check_jacobian, outputs, scalars, vectors
 from taichi_ext import control_flow, jacobian
 from taichi_ext.nesting import nest_loop
 
-pytestmark = pytest.mark.usefixtures("ti64")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("on a GPU, loops over fields stay as they are")]
 
 X = [0.3, 0.8, 0.5]
 

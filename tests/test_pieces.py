@@ -14,7 +14,10 @@ from taichi_ext import Jacobian, _taichi, parallel_loops
 from taichi_ext.nesting import nest_pieces
 from taichi_ext.storage import STRATEGIES
 
-pytestmark = pytest.mark.usefixtures("ti64")
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.cpu_only("loops run in pieces where rows come one after the other in memory"),
+]
 
 X = [0.3, 0.8, 0.5]
 

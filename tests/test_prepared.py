@@ -77,6 +77,7 @@ class TestCalls:
         assert_allclose(plan(args=(longer, more)), [[2, 0, 0], [2, 1, 0], [3, 0, 1]])
         assert_allclose(more, [1.0, 2.0, 3.0])
 
+    @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
     def test_first_use_does_not_launch_anything(self, launches):
         x, y = scalars([0.3]), outputs(1)
 
@@ -91,6 +92,7 @@ class TestCalls:
         assert launches == ["FusedKernel"]
         assert y.to_numpy() == [0.3]
 
+    @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
     def test_value_belongs_to_the_same_launch(self, launches):
         x, y = scalars([0.3]), outputs(1)
 
@@ -417,6 +419,7 @@ def tasks_of(run):
     return [record.name for record in profiler._traced_records]
 
 
+@pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
 class TestLaunches:
     def test_one_launch_of_one_kernel_whatever_the_number_of_parameters(self):
         initialise(kernel_profiler=True)

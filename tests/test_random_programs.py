@@ -19,6 +19,8 @@ from program_grammar import generate
 from program_model import Argument, Field, Program
 from program_verdict import BY_ITSELF, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
+pytestmark = pytest.mark.cpu_only("the reference is in float64")
+
 PROGRAMS = 15
 
 

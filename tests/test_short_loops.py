@@ -11,7 +11,7 @@ from differences import check_jacobian, outputs, scalars, vector_outputs
 from taichi_ext import Jacobian
 from taichi_ext.nesting import spread_loop
 
-pytestmark = pytest.mark.usefixtures("ti64")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
 
 X = [0.3, 0.8, 0.5]
 

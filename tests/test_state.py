@@ -320,6 +320,7 @@ def test_memory_of_a_simulation_does_not_grow_with_its_steps():
     assert peaks[2] < peaks[1] + 2 * one_state, peaks
 
 
+@pytest.mark.cpu_only("tracemalloc sees the memory of the host only")
 def test_shadows_are_freed_after_the_call():
     import tracemalloc
 

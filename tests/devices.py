@@ -1,0 +1,186 @@
+"""The suite on another device than the CPU: in float32, beside the truth that a run on the CPU in float64 has found.
+
+Differences in float32 say little, and Vulkan has no sine in float64. So each module of tests runs twice: in a process of
+its own on the CPU, which writes down what each comparison expects, and on the device, where ``ti.f64`` is ``ti.f32`` and
+the same comparisons, one after the other, hold with the tolerances of float32.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import taichi as ti
+
+import taichi_ext
+from taichi_ext import InvalidArgumentError
+
+RTOL = 1e-3
+ATOL = 1e-4  # of the largest entry, and of 1
+IN_SINGLE = ("vulkan", "metal")  # backends without float64, or with a part of it
+
+ROUNDING = 1e-6
+
+_exact, _equal, _approx = np.testing.assert_allclose, np.testing.assert_array_equal, pytest.approx
+
+
+class Comparisons:
+    """What the comparisons of each test expect, in their order."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, list[Any]] = {}
+        self.test = ""
+        self.place = 0
+
+    def begin(self, test: str) -> None:
+        """The comparisons that follow belong to this test."""
+        self.test, self.place = test, 0
+
+
+class Recorder(Comparisons):
+    """On the CPU: writes down what is expected."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def assert_allclose(self, actual: Any, desired: Any, *args: Any, **options: Any) -> None:
+        """NumPy's, with a note of what is desired."""
+        _exact(actual, desired, *args, **options)
+        self.plain_run([desired])
+
+    def plain_run(self, values: Iterable[Any]) -> None:
+        """Note what a plain run has left."""
+        self.known.setdefault(self.test, []).extend(np.array(v) for v in values)
+
+    def end(self) -> None:
+        """Write the notes."""
+        Path(self.path).write_bytes(pickle.dumps(self.known))
+
+
+class Device(Comparisons):
+    """On the device: compares with the notes."""
+
+    def _next(self) -> Any:
+        notes = self.known.get(self.test, ())
+        self.place += 1
+        return notes[self.place - 1] if self.place <= len(notes) else None
+
+    def assert_allclose(
+        self, actual: Any, desired: Any, rtol: float = 0, atol: float = 0, *args: Any, **options: Any
+    ) -> None:
+        """NumPy's, with the tolerances of float32, beside what was noted, or else what the test itself desires."""
+        noted = self._next()
+        try:
+            _close(actual, desired if noted is None else noted, rtol, atol, *args, **options)
+        except AssertionError:
+            if noted is None:
+                raise
+            try:  # random numbers are others here; NaN where differences were left out
+                _close(actual, desired, rtol, atol, *args, **options)
+                return
+            except AssertionError:
+                pass
+            raise
+
+    def assert_array_equal(self, actual: Any, desired: Any, *args: Any, **options: Any) -> None:
+        """NumPy's, for float32 up to a few roundings."""
+        if all(np.asarray(x).dtype.kind == "f" for x in (actual, desired)):
+            _exact(actual, desired, ROUNDING, ROUNDING, *args, **options)
+        else:
+            _equal(actual, desired, *args, **options)
+
+    def approx(self, expected: Any, rel: float | None = None, abs: float | None = None, **options: Any) -> Any:
+        """pytest's, with the tolerances of float32."""
+        return _approx(expected, rel=max(rel or 0, RTOL), abs=max(abs or 0, ATOL), **options)
+
+    def plain_run(self, values: Iterable[Any]) -> None:
+        """Leave the test where the plain kernel, without this package, does not compute here what it does on the CPU."""
+        for value in values:
+            noted = self._next()
+            try:
+                if noted is not None:
+                    _close(value, noted, 0, 0)
+            except AssertionError as error:
+                summary = " ".join(str(error).split())[:200]
+                pytest.skip(f"plain Taichi computes something else here than on the CPU: {summary}")
+
+    def end(self) -> None:
+        """Nothing to write."""
+
+
+def _close(actual: Any, desired: Any, rtol: float, atol: float, *args: Any, **options: Any) -> None:
+    sizes = np.abs(np.asarray(desired, dtype=np.float64))
+    largest = max(1.0, float(np.max(sizes[np.isfinite(sizes)], initial=0)))
+    _exact(actual, desired, max(rtol, RTOL), max(atol, ATOL * largest), *args, **options)
+
+
+current: Recorder | Device | None = None
+
+
+def plain_run(values: Iterable[Any]) -> None:
+    """A kernel has run plainly and left these values."""
+    if current is not None:
+        current.plain_run(values)
+
+
+def real(values: Any) -> np.ndarray:
+    """Numbers as an array, of float32 where the tests run in it."""
+    array = np.array(values)
+    return array.astype(np.float32) if is_single() and array.dtype == np.float64 else array
+
+
+def is_single() -> bool:
+    """Whether the tests run in float32 throughout."""
+    return isinstance(current, Device)
+
+
+def start(arch: str, record: str | None) -> None:
+    """Before the modules of tests are imported: replace what they import."""
+    global current
+    if record:
+        current = Recorder(record)
+    elif arch in IN_SINGLE:
+        current = Device()
+        ti.f64 = ti.float64 = ti.f32
+        np.testing.assert_array_equal, pytest.approx = current.assert_array_equal, current.approx
+    if current is not None:
+        np.testing.assert_allclose = current.assert_allclose
+
+
+def learn(items: list[pytest.Item], root: Path) -> None:
+    """Run tests on the CPU, and take what they note."""
+    with tempfile.TemporaryDirectory() as folder:
+        notes, names = Path(folder, "notes"), Path(folder, "names")
+        names.write_text("\n".join(item.nodeid for item in items))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "TI_ARCH"))}
+        done = subprocess.run(
+            [*command, "--record", str(notes), f"@{names}"], cwd=root, env=environment, capture_output=True, text=True
+        )
+        if not notes.exists():
+            raise RuntimeError(f"the run on the CPU has noted nothing:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        current.known.update(pickle.loads(notes.read_bytes()))
+
+
+def excuse(error: Exception) -> str:
+    """Why a test cannot do on the device what it does on the CPU; empty where that is a fault of this package."""
+    message = " ".join(str(error).split())[:200]
+    if (isinstance(error, InvalidArgumentError) and re.search("f64|float64", message)) or "64bits" in message:
+        return f"arrays of float64: {message}"
+    folders, frame = [], error.__traceback__
+    while frame is not None:
+        folders.append(Path(frame.tb_frame.f_code.co_filename).parent)
+        frame = frame.tb_next
+    own, taichi = Path(taichi_ext.__file__).parent, Path(ti.__file__).parent
+    is_of_taichi = folders[-1].is_relative_to(taichi) and not any(f.is_relative_to(own) for f in folders)
+    return f"plain Taichi: {message}" if is_of_taichi else ""
