@@ -17,12 +17,12 @@ def _atomic_sum(sign: int) -> Callable[..., Any]:
         target, value = _place(args[0]), tracer.value_of(args[1])
         if not isinstance(target, (Ref, *Locals)):
             return _native_atomic(tracer, function, target, value)
-        if _is_plain(target, value):
-            tracer_note(tracer, target)
-            return function(target.primal, primal_of(value))
         if is_statement:
             target.add(value, sign)
             return None
+        if _is_plain(target, value):
+            tracer_note(tracer, target)
+            return function(target.primal, primal_of(value))
         _keep_order(tracer, target)
         old = tracer.freeze(target, (tracer.path, "atomic", tracer.line()))
         with tracer.inside_expression():

@@ -1,7 +1,8 @@
 """Run many random programs, each batch in a process of its own, so that a crash of the compiler names its seed.
 
     python tests/program_batches.py 2000                       # the programs of seeds 0 to 1999
-    python tests/program_batches.py 300 --tangents dense          # with another storage of tangents
+    python tests/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
+    python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
     python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
 
 Every program that is not right is appended to the log, one line of JSON each; the counts come last.
@@ -18,30 +19,39 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from program_grammar import generate
+import program_grammar
+import program_pipelines
+from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
 from taichi_ext.storage import STRATEGIES
 
 PER_PROCESS = 50
 LONGEST = 300  # seconds without a verdict
+# by name: what writes a program, what runs programs, what judges one, what shows one
+GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "kernels": (program_grammar.generate, Workshop, verdict, describe),
+    "pipelines": (program_pipelines.generate, PipelineWorkshop, pipeline_verdict, describe_pipeline),
+}
 
 
-def run_batch(first: int, count: int, is_reducing: bool) -> None:
+def run_batch(generator: str, first: int, count: int, is_reducing: bool) -> None:
     """The programs of some seeds, in this process: one line before each and one after."""
-    workshop = Workshop()
+    generate, make_workshop, judge, show = GENERATORS[generator]
+    workshop = make_workshop()
     for seed in range(first, first + count):
         print(json.dumps({"seed": seed}), flush=True)
         program = generate(seed)
-        kind, message = verdict(program, seed, workshop, runs_alone=seed % 4 == 0)
+        kind, message = judge(program, seed, workshop, runs_alone=seed % 4 == 0)
         if is_reducing and kind not in (RIGHT, REJECTED):
-            message += "\n" + describe(reduced(program, seed, workshop, kind))
+            message += "\n" + show(reduced(program, seed, workshop, kind, judge=judge))
         print(json.dumps({"seed": seed, "kind": kind, "message": message}), flush=True)
 
 
-def run_process(first: int, count: int, is_reducing: bool, tangents: str) -> list[dict[str, Any]]:
+def run_process(generator: str, first: int, count: int, is_reducing: bool, tangents: str) -> list[dict[str, Any]]:
     """The verdicts of a batch; where the process dies, that of its last seed says so and ends the list."""
     command = [sys.executable, __file__, str(count), "--first", str(first), "--here", "--tangents", tangents]
+    command += ["--generator", generator]
     command += ["--reduce"] * is_reducing
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST * count)
@@ -56,12 +66,14 @@ def run_process(first: int, count: int, is_reducing: bool, tangents: str) -> lis
     return verdicts
 
 
-def run_all(first: int, count: int, is_reducing: bool, tangents: str, log: IO[str]) -> collections.Counter[str]:
+def run_all(
+    generator: str, first: int, count: int, is_reducing: bool, tangents: str, log: IO[str]
+) -> collections.Counter[str]:
     """The counts of what came out, of which the log tells more."""
     counts: collections.Counter[str] = collections.Counter()
     start, seed = time.time(), first
     while seed < first + count:
-        verdicts = run_process(seed, min(PER_PROCESS, first + count - seed), is_reducing, tangents)
+        verdicts = run_process(generator, seed, min(PER_PROCESS, first + count - seed), is_reducing, tangents)
         seed = verdicts[-1]["seed"] + 1
         for found in verdicts:
             counts[found["kind"]] += 1
@@ -75,6 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--generator", choices=GENERATORS, default="kernels", help="of the programs, default kernels")
     parser.add_argument("--log", type=Path, default=Path("random_programs.jsonl"))
     parser.add_argument("--reduce", action="store_true", help="cut down what fails")
     parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
@@ -82,10 +95,10 @@ def main() -> int:
     options = parser.parse_args()
     STRATEGIES["auto"] = STRATEGIES[options.tangents]
     if options.here:
-        run_batch(options.first, options.count, options.reduce)
+        run_batch(options.generator, options.first, options.count, options.reduce)
         return 0
     with options.log.open("a") as log:
-        counts = run_all(options.first, options.count, options.reduce, options.tangents, log)
+        counts = run_all(options.generator, options.first, options.count, options.reduce, options.tangents, log)
     return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
 
 

@@ -88,7 +88,7 @@ class Reference(Functions):
         self.seeded = seeded
         sizes = [np.size(numbers[n]) if n in numbers else values[n][0].size for n in seeded]
         self.lanes = max(sum(sizes), 1)
-        first = dict(zip(seeded, np.cumsum([0, *sizes[:-1]]), strict=True))
+        first = dict(zip(seeded, np.cumsum([0, *sizes])[:-1], strict=True))
         self.arrays: dict[str, Array] = {}
         for name, (value, dims) in values.items():
             self.arrays[name] = Array(self._spread(value, first.get(name)), dims)

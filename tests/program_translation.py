@@ -26,23 +26,27 @@ def to_python(text: str) -> ast.Module:
     """The program with its kernels and functions as plain Python on cells and arrays; other functions stay."""
     tree = ast.parse(text)
     functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
-    templates = {name: [_annotation(a) == "ti.template()" for a in f.args.args] for name, f in functions.items()}
+    templates = {name: [annotation(a) == "ti.template()" for a in f.args.args] for name, f in functions.items()}
     tree.body = [
-        _Translator(templates).function(f) if isinstance(f, ast.FunctionDef) and f.decorator_list else f
+        Translator(templates).function(f) if isinstance(f, ast.FunctionDef) and f.decorator_list else f
         for f in tree.body
     ]
     return ast.fix_missing_locations(tree)
 
 
-def _annotation(argument: ast.arg) -> str:
+def annotation(argument: ast.arg) -> str:
+    """The text of an argument's annotation."""
     return "" if argument.annotation is None else ast.unparse(argument.annotation)
 
 
-def _call(name: str, *args: ast.expr) -> ast.Call:
+def call(name: str, *args: ast.expr) -> ast.Call:
+    """A call of a method of the reference."""
     return ast.Call(ast.Attribute(ast.Name("_R", ast.Load()), name, ast.Load()), list(args), [])
 
 
-class _Translator(ast.NodeTransformer):
+class Translator(ast.NodeTransformer):
+    """Rewrites one function after the other."""
+
     def __init__(self, templates: dict[str, list[bool]]) -> None:
         self.templates = templates
         self.scopes: list[set[str]] = []
@@ -51,15 +55,18 @@ class _Translator(ast.NodeTransformer):
     def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
         names = [a.arg for a in node.args.args]
         self.scopes = [set(names)]
-        prologue = [self.bind(a.arg, ast.Name(a.arg, ast.Load())) for a in node.args.args]
+        prologue = [self.argument(a.arg) for a in node.args.args]
         for argument in node.args.args:
             argument.annotation = None
         node.body = [*prologue, *self.body(node.body)]
         node.decorator_list, node.returns = [], None
         return node
 
+    def argument(self, name: str) -> ast.stmt:
+        return self.bind(name, ast.Name(name, ast.Load()))
+
     def bind(self, name: str, value: ast.expr) -> ast.stmt:
-        return ast.Assign([ast.Name(name, ast.Store())], _call("cell", value))
+        return ast.Assign([ast.Name(name, ast.Store())], call("cell", value))
 
     def body(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         result: list[ast.stmt] = []
@@ -84,18 +91,18 @@ class _Translator(ast.NodeTransformer):
         if isinstance(target, ast.Name):
             if self.is_local(target.id):
                 cell = ast.Attribute(ast.Name(target.id, ast.Load()), "v", ast.Store())
-                return [ast.Assign([cell], _call("copy", value))]
+                return [ast.Assign([cell], call("copy", value))]
             self.scopes[-1].add(target.id)
-            return [self.bind(target.id, _call("copy", value))]
+            return [self.bind(target.id, call("copy", value))]
         if isinstance(target, ast.Subscript):
-            return [ast.Expr(_call("store", self.place(target.value), self.index(target.slice), value))]
+            return [ast.Expr(call("store", self.place(target.value), self.index(target.slice), value))]
         if isinstance(target, ast.Attribute):
-            return [ast.Expr(_call("store_part", self.place(target.value), ast.Constant(target.attr), value))]
+            return [ast.Expr(call("store_part", self.place(target.value), ast.Constant(target.attr), value))]
         assert isinstance(target, ast.Tuple)
         self.temporaries += 1
         name = f"_t{self.temporaries}"
         count = ast.Constant(len(target.elts))
-        result: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], _call("unpack", value, count))]
+        result: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], call("unpack", value, count))]
         for i, element in enumerate(target.elts):
             item = ast.Subscript(ast.Name(name, ast.Load()), ast.Constant(i), ast.Load())
             result += self.store(element, item)
@@ -107,15 +114,18 @@ class _Translator(ast.NodeTransformer):
             return self.store(node.targets[0], value)
         self.temporaries += 1
         name = f"_t{self.temporaries}"
-        result: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], _call("copy", value))]
+        result: list[ast.stmt] = [ast.Assign([ast.Name(name, ast.Store())], call("copy", value))]
         for target in node.targets:
             result += self.store(target, ast.Name(name, ast.Load()))
         return result
 
+    def operator_name(self, operator: ast.operator) -> str:
+        return _OPERATORS[type(operator)]
+
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        name = ast.Constant(_OPERATORS[type(node.op)])
+        name = ast.Constant(self.operator_name(node.op))
         target = ast.parse(ast.unparse(node.target), mode="eval").body  # the same as something that is read
-        value = _call("binary", name, self.visit(target), self.visit(node.value))
+        value = call("binary", name, self.visit(target), self.visit(node.value))
         return self.store(node.target, value)
 
     def visit_If(self, node: ast.If) -> Any:
@@ -129,14 +139,14 @@ class _Translator(ast.NodeTransformer):
         return node
 
     def visit_For(self, node: ast.For) -> Any:
-        node.iter = _call("loop", self.visit(node.iter))
+        node.iter = call("loop", self.visit(node.iter))
         names = [n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)]
         node.body = self.block(node.body, *names)
         return node
 
     def visit_Return(self, node: ast.Return) -> Any:
         if node.value is not None:
-            node.value = _call("copy", self.visit(node.value))
+            node.value = call("copy", self.visit(node.value))
         return node
 
     # --- expressions
@@ -148,11 +158,11 @@ class _Translator(ast.NodeTransformer):
     def place(self, node: ast.expr) -> ast.expr:
         """Memory that can be stored to."""
         if isinstance(node, ast.Name):
-            return _call("whole", node)
+            return call("whole", node)
         if isinstance(node, ast.Subscript):
-            return _call("view", self.place(node.value), self.index(node.slice))
+            return call("view", self.place(node.value), self.index(node.slice))
         assert isinstance(node, ast.Attribute)
-        return _call("part", self.place(node.value), ast.Constant(node.attr))
+        return call("part", self.place(node.value), ast.Constant(node.attr))
 
     def visit_Name(self, node: ast.Name) -> Any:
         if self.is_local(node.id):
@@ -160,23 +170,23 @@ class _Translator(ast.NodeTransformer):
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        return _call("load", self.visit(node.value), self.index(node.slice))
+        return call("load", self.visit(node.value), self.index(node.slice))
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         if _is_module(node.value):
             return node
-        return _call("part", self.visit(node.value), ast.Constant(node.attr))
+        return call("part", self.visit(node.value), ast.Constant(node.attr))
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         name = _OPERATORS.get(type(node.op))
         if name in (None, "add", "sub", "mul", "truediv"):
             return self.generic_visit(node)
-        return _call(name, self.visit(node.left), self.visit(node.right))  # type: ignore[arg-type]
+        return call(name, self.visit(node.left), self.visit(node.right))  # type: ignore[arg-type]
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         values = [self.visit(v) for v in (node.left, *node.comparators)]
         tests: list[ast.expr] = [
-            _call("compare", ast.Constant(_COMPARISONS[type(op)]), a, b)
+            call("compare", ast.Constant(_COMPARISONS[type(op)]), a, b)
             for op, a, b in zip(node.ops, values, values[1:], strict=False)
         ]
         return tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
@@ -184,12 +194,12 @@ class _Translator(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         if isinstance(node.func, ast.Attribute) and not _is_module(node.func.value):
             name = ast.Constant(node.func.attr)
-            return _call("method", self.visit(node.func.value), name, *[self.visit(a) for a in node.args])
+            return call("method", self.visit(node.func.value), name, *[self.visit(a) for a in node.args])
         text = ast.unparse(node.func)
         if text.startswith("ti.atomic_"):
             target = node.args[0]
             place = target if isinstance(target, ast.Name) and self.is_local(target.id) else self.place(target)
-            return _call("atomic", ast.Constant(text.removeprefix("ti.atomic_")), place, self.visit(node.args[1]))
+            return call("atomic", ast.Constant(text.removeprefix("ti.atomic_")), place, self.visit(node.args[1]))
         templates = self.templates.get(text, [])
         args: list[ast.expr] = []
         for n, argument in enumerate(node.args):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import taichi as ti
 from conftest import initialise
 from program_check import Fields, MismatchError, check
@@ -49,12 +51,12 @@ def verdict(program: Program, seed: int, workshop: Workshop, *, runs_alone: bool
     return RIGHT, ""
 
 
-def reduced(program: Program, seed: int, workshop: Workshop, kind: str, tries: int = 120) -> Program:
-    """A smaller program that fails in the same way."""
+def reduced(program: Any, seed: int, workshop: Any, kind: str, tries: int = 120, judge: Any = verdict) -> Any:
+    """A smaller program that fails in the same way; ``judge`` is what gives the verdict of a program."""
 
-    def is_alike(smaller: Program) -> bool:
+    def is_alike(smaller: Any) -> bool:
         try:
-            return verdict(smaller, seed, workshop)[0] == kind
+            return judge(smaller, seed, workshop)[0] == kind
         except Exception:  # a cut that left no program, for the reference or for Taichi
             return False
 

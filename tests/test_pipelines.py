@@ -801,6 +801,23 @@ def test_attributes_that_are_swapped_while_a_pipeline_runs():
         jacobian(run, u, [u, v])
 
 
+def test_an_atomic_statement_in_a_kernel_that_is_launched_again():
+    """Whether a sum is atomic by ``+=`` or by a call, it does not count as reading the field."""
+    x, total = scalars([0.3, 0.8, 0.5]), outputs()
+
+    @ti.kernel
+    def k():
+        for i in x:
+            x[i] -= 0.7 * x[i]
+            ti.atomic_sub(total[None], x[i])
+
+    def run():
+        k()
+        k()
+
+    assert_allclose(jacobian(run, x, total), [-0.3 - 0.09] * 3, rtol=1e-12)
+
+
 def test_fields_that_a_pipeline_makes():
     x, y = scalars([0.3, 0.8, 0.5]), outputs(3)
 

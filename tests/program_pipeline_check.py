@@ -1,0 +1,297 @@
+"""Run a generated pipeline with taichi_ext and by itself, and compare both with the reference."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from typing import Any
+
+import numpy as np
+import taichi as ti
+import taichi.math as tm
+from conftest import initialise
+from program_check import MismatchError
+from program_containers import ELEMENTS, SPARSE, Container
+from program_pipeline_reference import PipelineReference, columns_of, owner
+from program_pipelines import Pipeline
+from program_reference import RejectedError
+
+from taichi_ext import Jacobian, UnsupportedError, value_and_jacobian
+from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
+
+MARGIN = {"f64": 1e-6, "f32": 2e-5}
+LARGEST = {"f64": 1e6, "f32": 1e2}
+TOLERANCE = {"f64": 1e-8, "f32": 1e-3}
+POINTS = 2
+DOCUMENTED = ("in a sparse layout cannot be put back",)  # what the guide says is refused as an invalid argument
+PER_START = 30  # programs in one Taichi program
+
+
+class PipelineWorkshop:
+    """A Taichi program that is replaced by another now and then, and where the precision changes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.real = ""
+
+    def ready(self, real: str) -> None:
+        if self.count % PER_START == 0 or real != self.real:
+            initialise(default_fp=getattr(ti, real))
+            self.count, self.real = 0, real
+        self.count += 1
+
+
+def placed(layout: str, field: Any, shape: tuple[int, ...]) -> Any:
+    """A field in a layout of its own."""
+    axes = ti.ij if len(shape) == 2 else ti.i
+    if layout == "dense":
+        ti.root.dense(axes, shape).place(field)
+    else:
+        getattr(ti.root, layout)(axes, shape).dense(axes, 1).place(field)
+    return field
+
+
+class Loaded:
+    """A pipeline whose containers and kernels exist."""
+
+    def __init__(self, program: Pipeline, name: str) -> None:
+        self.program = program
+        self.name = name
+        lines = program.text.splitlines(keepends=True)
+        linecache.cache[name] = (len(program.text), None, lines, name)
+        self.scope: dict[str, Any] = {"__name__": "random_pipeline", "ti": ti, "tm": tm, "np": np, "placed": placed}
+        if "torch" in program.text:
+            import torch
+
+            self.scope["torch"] = torch
+        exec(compile(program.text, name, "exec", dont_inherit=True), self.scope)
+        self.entry = eval(program.entry, self.scope)
+        self.leaves = [leaf for c in program.containers for leaf in leaves_of(c)]
+
+    def close(self) -> None:
+        linecache.cache.pop(self.name, None)
+        self.scope.clear()
+        self.entry = None
+
+    def named(self, name: str) -> Any:
+        return eval(name, self.scope)
+
+    def prepare(self, values: dict[str, np.ndarray]) -> tuple[Any, ...]:
+        """Set the containers; returns the arguments of the call."""
+        for leaf, _, c in self.leaves:
+            value = values[leaf].astype(np.float32 if self.program.real == "f32" else np.float64)
+            if c.kind == "numpy":
+                self.named(leaf)[...] = value
+            elif c.kind == "torch":
+                self.named(leaf).copy_(self.scope["torch"].from_numpy(value))
+            elif c.layout in SPARSE:  # which from_numpy does not activate
+                for index in np.ndindex(value.shape):
+                    self.named(leaf)[index] = value[index]
+            else:
+                self.named(leaf).from_numpy(value)
+        return tuple(self.named(a) for a in self.program.args)
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {leaf: as_array(self.named(leaf)) for leaf, _, _ in self.leaves}
+
+    def targets(self, names: tuple[str, ...]) -> list[Any]:
+        return [n if n in self.program.numbers else self.named(n) for n in names]
+
+
+def leaves_of(c: Container) -> list[tuple[str, str, Container]]:
+    return [(leaf, element, c) for leaf, element in c.leaves()]
+
+
+def as_array(x: Any) -> np.ndarray:
+    return np.array(x) if isinstance(x, np.ndarray) else x.numpy().copy() if hasattr(x, "numpy") else x.to_numpy()
+
+
+def values_of(program: Pipeline, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    found = {}
+    for c in program.containers:
+        for leaf, element, _ in leaves_of(c):
+            value = rng.uniform(-1.2, 1.2, (*c.shape, *ELEMENTS[element]))
+            found[leaf] = value.astype(np.float32).astype(np.float64) if program.real == "f32" else value
+    return found
+
+
+# --- what is right ----------------------------------------------------------------------------------------------------
+
+
+class Expected:
+    """The state after one run, and the derivatives of the outputs by leaf of the parameters."""
+
+    def __init__(self, program: Pipeline, values: dict[str, np.ndarray]) -> None:
+        columns = columns_of(list(program.containers), program.params, program.numbers)
+        reference = PipelineReference(columns[""])
+        scope = reference.load_program(program.text)
+        leaves = {leaf: eval(leaf, scope) for c in program.containers for leaf, _ in c.leaves()}
+        for leaf, array in leaves.items():
+            reference.seed(array.data, values[leaf], columns.get(leaf))
+        args = tuple(eval(a, scope) for a in program.args)
+        reference.run(program.entry, args)
+        self.state = {leaf: np.array(np.real(array.data[..., 0])) for leaf, array in leaves.items()}
+        self.derivatives = {
+            leaf: {p: self.block(reference, array, values, columns, p) for p in leaves if p in columns}
+            for leaf, array in leaves.items()
+        }
+        self.touched = {
+            leaf for leaf, array in leaves.items() if owner(array.data) in reference.touched | reference.stored
+        }
+        self.stored = {leaf for leaf, array in leaves.items() if owner(array.data) in reference.stored}
+        blocks = [b for found in self.derivatives.values() for b in found.values()]
+        limit = LARGEST[program.real]
+        is_finite = all(np.all(np.abs(b) < limit) for b in [*blocks, *self.state.values()])
+        if reference.margin < MARGIN[program.real] or not is_finite:
+            raise RejectedError("close to a kink, or a number is too large")
+
+    @staticmethod
+    def block(reference: Any, array: Any, values: Any, columns: Any, param: str) -> np.ndarray:
+        """The derivative by one parameter, in the shape of J."""
+        size = values[param].size
+        part = array.data[..., columns[param] : columns[param] + size]
+        return reference.derivative(part).reshape((*array.data.shape[:-1], *values[param].shape))
+
+
+def judge(program: Pipeline, seed: int, attempts: int = 4) -> list[tuple[dict[str, np.ndarray], Expected]]:
+    """Points at which the pipeline has derivatives, with what is right there."""
+    found, reasons = [], set()
+    for attempt in range(attempts):
+        values = values_of(program, seed * 100 + attempt)
+        try:
+            found.append((values, Expected(program, values)))
+        except RejectedError as error:
+            reasons.add(str(error))
+        if len(found) == POINTS or (attempt > 1 and not found):
+            break
+    if not found:
+        raise RejectedError(" / ".join(sorted(reasons)))
+    return found
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def require_close(kind: str, what: str, actual: Any, expected: Any, tolerance: float) -> None:
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape:
+        raise MismatchError(kind, f"{what} has shape {actual.shape}, expected {expected.shape}")
+    scale = 1 + np.max(np.abs(expected), initial=0)
+    wrong = ~(np.abs(actual - expected) <= tolerance * scale)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        message = f"{what}{list(at)} is {actual[at]!r}, expected {expected[at]!r}"
+        raise MismatchError(kind, f"{message}; {int(wrong.sum())} of {wrong.size} differ")
+
+
+def require_state(kind: str, actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float) -> None:
+    for name, value in expected.items():
+        require_close(kind, name, actual[name], value, tolerance)
+
+
+def check_pipeline(
+    program: Pipeline, seed: int, workshop: PipelineWorkshop, name: str, *, runs_alone: bool = True
+) -> None:
+    """Compare everything that a pipeline does with the reference; errors are those of ``program_check.check``."""
+    points = judge(program, seed)
+    workshop.ready(program.real)
+    loaded = Loaded(program, name)
+    try:
+        if runs_alone:
+            _check_plain_run(loaded, points)
+        try:
+            _check_jacobian(loaded, points)
+        except (MismatchError, UnsupportedError):
+            _check_plain_run(loaded, points)
+            raise
+    finally:
+        loaded.close()
+
+
+def _check_plain_run(loaded: Loaded, points: list[tuple[dict[str, np.ndarray], Expected]]) -> None:
+    for values, expected in points:
+        args = loaded.prepare(values)
+        try:
+            loaded.entry(*args)
+        except Exception as error:
+            raise MismatchError("plain crash", f"{type(error).__name__}: {error}") from error
+        require_state("plain run", loaded.state(), expected.state, TOLERANCE[loaded.program.real])
+
+
+def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, np.ndarray], Expected]]) -> None:
+    program = loaded.program
+    params = loaded.targets(program.params)
+    outputs = loaded.targets(program.outputs) or None
+    tolerance = TOLERANCE[program.real]
+    plan = None
+    calls = [(*point, None) for point in points]
+    if program.more_options:
+        calls.append((*points[0], {**program.options, **program.more_options}))
+    for n, (values, expected, options) in enumerate(calls):
+        args = loaded.prepare(values)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DerivativeWarning)
+                if options is not None:
+                    given, found = value_and_jacobian(loaded.entry, params, outputs, args=args, **options)
+                    for leaf, value in zip(program.outputs, given, strict=True):
+                        require_close("value", leaf, as_array(value), expected.state[leaf], tolerance)
+                else:
+                    plan = plan or Jacobian(loaded.entry, params, outputs, args=args, **program.options)
+                    found = plan(args=args)
+        except (UnsupportedError, MismatchError):
+            raise
+        except InvalidArgumentError as error:
+            is_unused = any(touches_nothing(program, at) for _, at in points)
+            if is_unused and any(text in str(error) for text in ("is not read", "is not written")):
+                raise RejectedError(str(error)) from error
+            kind = "refused" if any(text in str(error) for text in DOCUMENTED) else "invalid"
+            raise MismatchError(kind, str(error)) from error
+        except Exception as error:
+            raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
+        call = f"(call {n + 1}{f', {options}' if options else ''}) "
+        require_state("state", {k: v for k, v in loaded.state().items()}, expected.state, tolerance)
+        for leaf, blocks in zip(program.outputs, found, strict=True):
+            by_leaf = dict(leaf_blocks(program.params, blocks))
+            for param, block in by_leaf.items():
+                want = expected.derivatives[leaf][param]
+                require_close("derivative", f"{call}d {leaf} / d {param} ", as_array(block), want, tolerance)
+
+
+def touches_nothing(program: Pipeline, expected: Expected) -> bool:
+    """Whether a parameter is not used by a kernel, or an output not written."""
+    used = all(any(f"{leaf}.".startswith(f"{p}.") for leaf in expected.touched) for p in program.params)
+    return not used or not all(leaf in expected.stored for leaf in program.outputs)
+
+
+def leaf_blocks(params: tuple[str, ...], blocks: Any) -> list[tuple[str, Any]]:
+    """The blocks of J by leaf; those of a struct field come as dicts of its members."""
+
+    def flat(name: str, block: Any) -> list[tuple[str, Any]]:
+        if not isinstance(block, dict):
+            return [(name, block)]
+        return [found for member, inner in block.items() for found in flat(f"{name}.{member}", inner)]
+
+    return [found for name, block in zip(params, blocks, strict=True) for found in flat(name, block)]
+
+
+def pipeline_verdict(
+    program: Pipeline, seed: int, workshop: PipelineWorkshop, *, runs_alone: bool = False
+) -> tuple[str, str]:
+    """How a pipeline fares, in a word, with a message: see ``program_verdict.verdict``."""
+    try:
+        check_pipeline(program, seed, workshop, f"<random pipeline {seed}, {workshop.count}>", runs_alone=runs_alone)
+    except RejectedError as error:
+        return "rejected", str(error)
+    except UnsupportedError as error:
+        return "refused", str(error)
+    except MismatchError as error:
+        return error.kind, str(error)
+    return "right", ""
+
+
+def describe_pipeline(program: Pipeline) -> str:
+    """The program with what its text does not say."""
+    options = f"{program.options}, {program.more_options}, {program.real}"
+    return f"params {program.params}, outputs {program.outputs}, args {program.args}, {options}\n\n{program.text}"
