@@ -1,0 +1,495 @@
+"""Every way in which Python stores to fields and arrays between the kernels of a pipeline.
+
+A store makes entries constants: their tangents are zero.  Between runs for different columns it is undone.
+"""
+
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+from numpy.testing import assert_allclose, assert_array_equal
+from taichi.lang.mesh import MeshReorderedScalarFieldProxy
+
+from taichi_ext import DerivativeWarning, InvalidArgumentError, jacobian
+
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning")]
+
+N = 3
+A1 = ti.types.ndarray(dtype=ti.f64, ndim=1)
+V1 = ti.types.ndarray(dtype=ti.types.vector(2, ti.f64), ndim=1)
+each_chunk = pytest.mark.parametrize("chunk_size", [None, 1])
+
+
+class Scene:
+    """A container between two kernels; ``cells`` lists its numbers, in rows of one entry each."""
+
+    def __init__(self):
+        self.x, self.y = ti.field(ti.f64, N), ti.field(ti.f64, (N, 4))
+        self.x.from_numpy(np.array([0.5, 1.5, 2.5]))
+        self.make()
+        self.store = None
+
+    def pipeline(self):
+        self.load()
+        self.store(self.c)
+        self.read()
+
+    def check(self, store, cleared):
+        """``cleared``: which of the numbers are constants after the store, as (entry, number)."""
+        self.store = store
+        for chunk_size in (None, 1):
+            self.check_once(cleared, chunk_size)
+
+    def check_once(self, cleared, chunk_size):
+        self.reset()
+        self.pipeline()
+        expected = self.y.to_numpy()
+        stored = self.numbers()
+        self.reset()
+        J = jacobian(self.pipeline, self.x, self.y, chunk_size=chunk_size)
+        assert_array_equal(self.y.to_numpy(), expected)
+        assert_array_equal(self.numbers(), stored)
+        for i in range(N):
+            for n in range(self.width):
+                slope = 0.0 if (i, n) in cleared else 2 * stored[i, n] * (n + 1)
+                assert_allclose(J[i, n], slope * np.eye(N)[i], atol=1e-12, err_msg=str((i, n)))
+
+    def reset(self):
+        self.y.fill(0.0)
+
+
+class ScalarScene(Scene):
+    width = 1
+
+    def make(self):
+        c = self.c = ti.field(ti.f64, N)
+        x, y = self.x, self.y
+
+        @ti.kernel
+        def load():
+            for i in x:
+                c[i] += x[i]
+
+        @ti.kernel
+        def read():
+            for i in x:
+                y[i, 0] += c[i] * c[i]
+
+        self.load, self.read = load, read
+
+    def reset(self):
+        super().reset()
+        self.c.fill(1.0)
+
+    def numbers(self):
+        return self.c.to_numpy().reshape(N, 1)
+
+
+class StructScene(Scene):
+    width = 4
+
+    def make(self):
+        inner = ti.types.struct(n=ti.f64)
+        c = self.c = ti.types.struct(m=ti.f64, v=ti.types.vector(2, ti.f64), s=inner).field(shape=N)
+        x, y = self.x, self.y
+
+        @ti.kernel
+        def load():
+            for i in x:
+                c[i].m += x[i]
+                c[i].v += ti.Vector([2 * x[i], 3 * x[i]])
+                c[i].s.n += 4 * x[i]
+
+        @ti.kernel
+        def read():
+            for i in x:
+                y[i, 0] += c[i].m ** 2
+                y[i, 1] += c[i].v[0] ** 2
+                y[i, 2] += c[i].v[1] ** 2
+                y[i, 3] += c[i].s.n ** 2
+
+        self.load, self.read = load, read
+
+    def reset(self):
+        super().reset()
+        for member in (self.c.m, self.c.v, self.c.s.n):
+            member.fill(1.0)
+
+    def numbers(self):
+        c = self.c.to_numpy()
+        return np.column_stack([c["m"], c["v"], c["s"]["n"]])
+
+
+class VectorScene(Scene):
+    width = 2
+
+    def make(self):
+        c = self.c = ti.Vector.field(2, ti.f64, N)
+        x, y = self.x, self.y
+
+        @ti.kernel
+        def load():
+            for i in x:
+                c[i] += ti.Vector([x[i], 2 * x[i]])
+
+        @ti.kernel
+        def read():
+            for i in x:
+                y[i, 0] += c[i][0] ** 2
+                y[i, 1] += c[i][1] ** 2
+
+        self.load, self.read = load, read
+
+    def reset(self):
+        super().reset()
+        self.c.fill(1.0)
+
+    def numbers(self):
+        return self.c.to_numpy()
+
+
+@pytest.fixture(scope="module")
+def scalar_scene(ti64):
+    return ScalarScene()
+
+
+@pytest.fixture(scope="module")
+def vector_scene(ti64):
+    return VectorScene()
+
+
+@pytest.fixture(scope="module")
+def struct_scene(ti64):
+    return StructScene()
+
+
+def _copied(c):
+    other = ti.field(ti.f64, N)
+    other.fill(7.0)
+    c.copy_from(other)
+
+
+def _through_mesh(c):
+    order = ti.field(ti.i32, N)
+    for i in range(N):
+        order[i] = N - 1 - i
+    MeshReorderedScalarFieldProxy(c, None, None, order)[0] = 5.0
+
+
+def _incremented(c):
+    c[1] = c[1] + 1.0
+
+
+EVERYTHING = [(i, n) for i in range(N) for n in range(4)]
+SCALAR_STORES = {
+    "entry": (lambda c: c.__setitem__(1, 5.0), [(1, 0)]),
+    "entry by a NumPy integer": (lambda c: c.__setitem__(np.int64(2), 5.0), [(2, 0)]),
+    "increment": (_incremented, [(1, 0)]),
+    "fill": (lambda c: c.fill(2.0), EVERYTHING),
+    "from_numpy": (lambda c: c.from_numpy(np.arange(3.0)), EVERYTHING),
+    "copy_from": (_copied, EVERYTHING),
+    "mesh": (_through_mesh, [(2, 0)]),
+}
+VECTOR_STORES = {
+    "entry": (lambda c: c.__setitem__(1, [5.0, 6.0]), [(1, 0), (1, 1)]),
+    "component": (lambda c: c[1].__setitem__(1, 5.0), [(1, 1)]),
+    "component by name": (lambda c: setattr(c[2], "x", 5.0), [(2, 0)]),
+    "scalar field": (lambda c: c.get_scalar_field(1).__setitem__(2, 5.0), [(2, 1)]),
+    "fill of a scalar field": (lambda c: c.get_scalar_field(1).fill(5.0), [(i, 1) for i in range(N)]),
+    "from_numpy": (lambda c: c.from_numpy(np.ones((N, 2))), EVERYTHING),
+    "from_numpy of a scalar field": (
+        lambda c: c.get_scalar_field(0).from_numpy(np.ones(N)),
+        [(i, 0) for i in range(N)],
+    ),
+}
+STRUCT_STORES = {
+    "member": (lambda c: setattr(c[1], "m", 5.0), [(1, 0)]),
+    "member by key": (lambda c: c[1].__setitem__("m", 5.0), [(1, 0)]),
+    "increment": (lambda c: setattr(c[2], "m", c[2].m + 1.0), [(2, 0)]),
+    "vector member": (lambda c: setattr(c[1], "v", ti.Vector([5.0, 6.0])), [(1, 1), (1, 2)]),
+    "component of a member": (lambda c: c[1].v.__setitem__(1, 5.0), [(1, 2)]),
+    "inner struct": (lambda c: setattr(c[2].s, "n", 5.0), [(2, 3)]),
+    "whole": (lambda c: c.__setitem__(1, {"m": 5.0, "v": [6.0, 7.0], "s": {"n": 8.0}}), [(1, n) for n in range(4)]),
+    "member field": (lambda c: c.m.__setitem__(1, 5.0), [(1, 0)]),
+    "member field by name": (lambda c: c.get_member_field("v").__setitem__(0, [5.0, 6.0]), [(0, 1), (0, 2)]),
+    "fill of a member": (lambda c: c.m.fill(5.0), [(i, 0) for i in range(N)]),
+    "fill": (lambda c: c.fill(5.0), EVERYTHING),
+    "from_numpy": (
+        lambda c: c.from_numpy({"m": np.ones(N), "v": np.ones((N, 2)), "s": {"n": np.ones(N)}}),
+        EVERYTHING,
+    ),
+    "copy_from itself": (lambda c: c.copy_from(c), []),
+}
+
+
+@pytest.mark.parametrize("name", SCALAR_STORES)
+def test_stores_to_scalar_fields(scalar_scene, name):
+    scalar_scene.check(*SCALAR_STORES[name])
+
+
+@pytest.mark.parametrize("name", VECTOR_STORES)
+def test_stores_to_vector_fields(vector_scene, name):
+    vector_scene.check(*VECTOR_STORES[name])
+
+
+@pytest.mark.parametrize("name", STRUCT_STORES)
+def test_stores_to_struct_fields(struct_scene, name):
+    struct_scene.check(*STRUCT_STORES[name])
+
+
+def test_stores_from_tensors(scalar_scene, vector_scene, struct_scene):
+    torch = pytest.importorskip("torch")
+    ones, pairs = torch.ones(N, dtype=torch.float64), torch.ones((N, 2), dtype=torch.float64)
+    scalar_scene.check(lambda c: c.from_torch(ones), EVERYTHING)
+    scalar_scene.check(lambda c: c.from_torch(pairs[:, 1]), EVERYTHING)
+    vector_scene.check(lambda c: c.from_torch(pairs), EVERYTHING)
+    struct_scene.check(lambda c: c.from_torch({"m": ones, "v": pairs, "s": {"n": ones}}), EVERYTHING)
+
+
+def test_an_entry_object_made_before_the_pipeline(vector_scene, struct_scene):
+    entry, vector = struct_scene.c[1], vector_scene.c[2]
+    struct_scene.check(lambda c: setattr(entry, "m", 5.0), [(1, 0)])
+    vector_scene.check(lambda c: vector.__setitem__(0, 5.0), [(2, 0)])
+
+
+@each_chunk
+def test_stores_before_any_kernel_has_used_the_field(chunk_size):
+    """Nothing is known of the field yet; a store is undone all the same."""
+    x, y = ti.field(ti.f64, N), ti.field(ti.f64, N)
+    s, v, c = ti.types.struct(m=ti.f64).field(shape=N), ti.Vector.field(2, ti.f64, N), ti.field(ti.f64, N)
+    x.fill(1.0)
+
+    @ti.kernel
+    def read():
+        for i in x:
+            y[i] = x[i] * s[i].m * v[i][1] * c[i]
+
+    def pipeline():
+        s[1].m = s[1].m + 1.0
+        v[2][1] = v[2][1] * 3.0
+        v.get_scalar_field(1)[0] = v[0][1] + 3.0
+        c[0] = c[0] + 1.0
+        read()
+
+    for field in (s.m, v, c):
+        field.fill(1.0)
+    assert_allclose(jacobian(pipeline, x, y, chunk_size=chunk_size), np.diag([8.0, 2.0, 3.0]))
+    assert_array_equal(s.m.to_numpy(), [1, 2, 1])
+    assert_array_equal(v.to_numpy()[:, 1], [4, 1, 3])
+    assert_array_equal(c.to_numpy(), [2, 1, 1])
+
+
+@each_chunk
+@pytest.mark.parametrize("is_vector", [False, True])
+def test_stores_to_ndarrays(is_vector, chunk_size):
+    x = ti.field(ti.f64, N)
+    x.from_numpy(np.array([0.5, 1.5, 2.5]))
+    y = ti.field(ti.f64, N)
+
+    @ti.kernel
+    def load(a: A1):
+        for i in x:
+            a[i] += x[i]
+
+    @ti.kernel
+    def load_vectors(a: V1):
+        for i in x:
+            a[i] += ti.Vector([1.0, x[i]])
+
+    @ti.kernel
+    def read(a: A1):
+        for i in x:
+            y[i] += a[i] * a[i]
+
+    @ti.kernel
+    def read_vectors(a: V1):
+        for i in x:
+            y[i] += a[i][1] ** 2
+
+    a = ti.Vector.ndarray(2, ti.f64, N) if is_vector else ti.ndarray(ti.f64, N)
+
+    def pipeline(a):
+        load_vectors(a) if is_vector else load(a)
+        if is_vector:
+            a[1] = [4.0, 5.0]
+            a[0][0] = 7.0
+        else:
+            a[1] = a[1] + 1.0
+        read_vectors(a) if is_vector else read(a)
+        a.fill(2.0)
+        load_vectors(a) if is_vector else load(a)
+        read_vectors(a) if is_vector else read(a)
+
+    a.fill(1.0)
+    y.fill(0.0)
+    J = jacobian(pipeline, x, y, args=(a,), chunk_size=chunk_size)
+    first = 2 * (1.0 + x.to_numpy()) * [1, 0, 1]
+    assert_allclose(J, np.diag(first + 2 * (2.0 + x.to_numpy())))
+    expected = a.to_numpy()
+    a.fill(1.0)
+    y.fill(0.0)
+    pipeline(a)
+    assert_array_equal(a.to_numpy(), expected)
+
+
+class Arrays:
+    """Where a pipeline may have an array from, that Python changes before the first kernel gets it."""
+
+    def __init__(self):
+        self.x, self.y = ti.field(ti.f64, N), ti.field(ti.f64, N)
+        self.x.fill(1.0)
+        x, y = self.x, self.y
+
+        @ti.kernel
+        def add(a: A1):
+            for i in y:
+                y[i] += a[i] * x[i]
+
+        self.add = add
+        self.kept = np.ones(N)
+
+    def change(self, a):
+        a += 1.0
+        self.add(a)
+
+    def change_own(self):
+        self.change(self.kept)
+
+    def check(self, pipeline, array, chunk_size, args=()):
+        self.y.fill(0.0)
+        J = jacobian(pipeline, self.x, self.y, args=args, chunk_size=chunk_size)
+        assert_allclose(J, 2 * np.eye(N))
+        assert_array_equal(self.y.to_numpy(), 2)
+        assert_array_equal(array, 2)
+
+
+GLOBAL = {"array": np.ones(N)}
+
+
+@each_chunk
+def test_arrays_changed_before_the_first_kernel(chunk_size):
+    scene = Arrays()
+    a = np.ones(N)
+    scene.check(scene.change, a, chunk_size, (a,))
+    a = np.ones(N)
+    scene.check(lambda: scene.change(a), a, chunk_size)
+    scene.check(scene.change_own, scene.kept, chunk_size)
+    b = np.ones((2, N))
+    scene.check(lambda items: scene.change(items["b"][1]), b[1], chunk_size, ({"b": b},))
+    assert_array_equal(b[0], 1)
+    GLOBAL["array"][...] = 1.0
+    scene.check(lambda: scene.change(GLOBAL["array"]), GLOBAL["array"], chunk_size)
+    c = np.ones((N, 2))
+
+    def column():
+        c[:, 1] += 1.0
+        scene.add(np.ascontiguousarray(c[:, 1]))
+
+    scene.check(column, c[:, 1], chunk_size)
+
+
+@each_chunk
+def test_tensors_changed_before_the_first_kernel(chunk_size):
+    torch = pytest.importorskip("torch")
+    scene = Arrays()
+    t = torch.ones(N, dtype=torch.float64)
+    scene.check(scene.change, t, chunk_size, (t,))
+    u = torch.ones((N, 2), dtype=torch.float64)
+
+    def column(u):
+        u[:, 1] += 1.0
+        scene.add(u[:, 1].contiguous())
+
+    scene.check(column, u[:, 1], chunk_size, (u,))
+
+
+def test_arrays_that_cannot_be_found_and_are_changed_before_the_first_kernel_are_refused():
+    class Hidden:
+        __slots__ = ("array",)
+
+    scene, hidden = Arrays(), Hidden()
+    hidden.array = np.ones(N)
+    with pytest.raises(InvalidArgumentError, match="Python code changes an array.*Pass the array in args"):
+        jacobian(lambda: scene.change(hidden.array), scene.x, scene.y, chunk_size=1)
+    hidden.array[...] = 1.0
+    scene.check(lambda: scene.change(hidden.array), hidden.array, None)
+
+
+def test_change_after_the_last_kernel():
+    a, x = np.zeros(N), np.ones(N)
+
+    @ti.kernel
+    def load(x: A1, a: A1):
+        for i in x:
+            a[i] = x[i]
+
+    def pipeline(x, a):
+        load(x, a)
+        a[1] = 4.0
+
+    with pytest.warns(DerivativeWarning, match="changed from Python"):
+        J = jacobian(pipeline, x, a, args=(x, a))
+    assert_allclose(J, np.diag([1.0, 0.0, 1.0]))
+
+
+@each_chunk
+def test_change_of_one_view_seen_through_another(chunk_size):
+    x, y = ti.field(ti.f64, 6), ti.field(ti.f64, 6)
+    x.fill(1.5)
+
+    @ti.kernel
+    def load(b: ti.types.ndarray(dtype=ti.f64, ndim=2)):
+        for i, j in b:
+            b[i, j] += x[3 * i + j]
+
+    @ti.kernel
+    def read(b: A1):
+        for i in b:
+            y[i] += b[i] ** 2
+
+    def pipeline(b):
+        load(b)
+        b[1][2] = 7.0
+        b.T[1, 0] = 4.0
+        read(b.reshape(-1))
+
+    b = np.ones((2, 3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DerivativeWarning)
+        J = jacobian(pipeline, x, y, args=(b,), chunk_size=chunk_size)
+    assert_allclose(J, 5 * np.diag([1.0, 0, 1, 1, 1, 0]))
+    assert_allclose(b, [[2.5, 4, 2.5], [2.5, 2.5, 7]])
+
+
+@each_chunk
+def test_deactivation_from_python(chunk_size):
+    x, y, c = ti.field(ti.f64, N), ti.field(ti.f64, N), ti.field(ti.f64)
+    node = ti.root.pointer(ti.i, N)
+    node.place(c)
+    x.fill(1.5)
+
+    @ti.kernel
+    def load():
+        for i in x:
+            c[i] += x[i]
+
+    @ti.kernel
+    def read():
+        for i in x:
+            y[i] += c[i] ** 2 + x[i]
+
+    for deactivate in (node.deactivate_all, c.parent().deactivate_all, ti.deactivate_all_snodes):
+        deactivate()
+        y.fill(0.0)
+
+        def pipeline(deactivate=deactivate):
+            load()
+            deactivate()
+            read()
+
+        if chunk_size is None:
+            assert_allclose(jacobian(pipeline, x, y), np.eye(N))
+        else:
+            with pytest.raises(InvalidArgumentError, match="sparse"):
+                jacobian(pipeline, x, y, chunk_size=chunk_size)
