@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,9 +14,10 @@ from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.memory import Shadow, array_info, view_of
 from taichi_ext.regions import Region, Regions, View
-from taichi_ext.trace import ContainerInfo, Role
+from taichi_ext.trace import ContainerInfo, Fused, Role
 
 _SHARED = "{} and {} share a part of their memory"
+_MOST_BINDINGS = 1024  # launches with other arrays that are remembered
 _OTHER_TYPE = ", but not the type of their elements; pass copies, or one array."
 
 
@@ -34,14 +35,29 @@ class Given:
     """An array as it is given to a kernel."""
 
     name: Label | str
-    view: View
+    key: Any  # what a session calls the array
     value: Any
     info: ContainerInfo | None  # the container of the trace; None for integers
 
     @property
-    def key(self) -> Any:
-        """What a session calls the array."""
-        return ("array", self.view)
+    def view(self) -> View:
+        return self.key[1]
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The arrays among the arguments of a launch."""
+
+    given: list[Given]
+    arrays: dict[int, ContainerInfo]  # those of real numbers, by position
+    outer: dict[Any, Any]  # the keys of a session by those of the trace
+    accesses: dict[int, tuple[Fused, set[Any], set[Any]]] = field(default_factory=dict)  # by kernel: read, written
+
+    def is_current(self) -> bool:
+        """Whether all arrays are still where they were: the memory of a tensor can be another's from one day on."""
+        return all(given.view.shape == _taichi.full_shape(given.value) for given in self.given) and all(
+            given.view.start == _taichi.memory_place(given.value)[1] for given in self.given
+        )
 
 
 class ArrayTangents:
@@ -53,6 +69,8 @@ class ArrayTangents:
     def __init__(self) -> None:
         self.regions = Regions()
         self.infos: dict[Any, ContainerInfo] = {}  # of parameters and outputs, by key
+        self._bindings: dict[Any, Binding] = {}
+        self._relatives: dict[Any, set[Any]] = {}  # the keys of parameters and outputs in the memory of an array
 
     # --- which array is which
 
@@ -63,8 +81,9 @@ class ArrayTangents:
             info = array_info(key, name, value, annotation)
             if info is None:
                 raise InvalidArgumentError(f"{name} has integer elements; only real numbers have a derivative.")
-            self._include(Given(name, key[1], value, info), columns)
+            self._include(Given(name, key, value, info), columns)
             self.infos[key] = info
+            self._relatives.clear()
         return key
 
     def seed(self, key: Any, column: int) -> None:
@@ -78,27 +97,35 @@ class ArrayTangents:
                 )
         region.seeds[key[1]] = column
 
-    def bind(self, given: Iterable[Given], columns: Columns) -> None:
-        """Find the regions of the arrays that a kernel is given."""
-        used: dict[int, tuple[Region, list[View]]] = {}
-        for array in given:
+    def bind(self, kernel: Any, args: tuple[Any, ...], columns: Columns) -> Binding:
+        """The arrays that a kernel is given, each in its region."""
+        places = _taichi.array_positions(kernel)
+        name = (id(kernel), *(id(args[position]) for position in places))
+        binding = self._bindings.get(name)
+        if binding is None or not binding.is_current():
+            if len(self._bindings) >= _MOST_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[name] = _array_arguments(kernel, args)
+        for array in binding.given:
             if array.info is None:
                 self._refuse_other_type(array)
             else:
                 self._include(array, columns)
-        for array in given:
+        for array in binding.given:
             if array.info is not None:
                 region = self._region(array.key)
-                used.setdefault(id(region), (region, []))[1].append(array.view)
-        for region, views in used.values():
-            if region.seeds and any(region.first_seed(view) is None for view in views):
-                self._sow(region, columns)
+                if region.seeds and region.first_seed(array.view) is None:
+                    self._sow(region, columns)
+        return binding
 
     def _include(self, array: Given, columns: Columns) -> None:
-        self._refuse_other_type(array)
-        for region in self.regions.overlapping(array.view):
-            if not region.layout.fits(array.view):
-                self.regions.forget(region)
+        if self.regions.find(array.view) is not None:
+            return
+        if self.regions.overlapping(array.view):
+            self._refuse_other_type(array)
+            for region in list(self.regions.overlapping(array.view)):
+                if not region.layout.fits(array.view):
+                    self.regions.forget(region)
         region, parts = self.regions.include(array.view, array.name, array.value)
         for part in parts:
             region.seeds.update(part.seeds)
@@ -110,20 +137,34 @@ class ArrayTangents:
 
     def _refuse_other_type(self, array: Given) -> None:
         for region in self.regions.overlapping(array.view):
-            is_needed = region.is_active or any(key[1].overlaps(region.layout) for key in self.infos)
-            if is_needed and not region.layout.fits(array.view):
+            if region.layout.fits(array.view):
+                continue
+            if region.is_active or any(key[1].overlaps(region.layout) for key in self.infos):
                 raise InvalidArgumentError(_SHARED.format(region.name, array.name) + _OTHER_TYPE)
+
+    def accesses(self, fused: Fused, binding: Binding) -> tuple[set[Any], set[Any]]:
+        """The containers that a kernel reads and writes, see ``shared``."""
+        if id(fused) not in binding.accesses:
+            outer, facts = binding.outer, fused.facts
+            read, written = (self.shared(outer.get(k, k) for k in keys) for keys in (facts.read, facts.written))
+            binding.accesses[id(fused)] = (fused, read, written)
+        return binding.accesses[id(fused)][1:]
 
     def shared(self, keys: Iterable[Any]) -> set[Any]:
         """The keys, with those of the parameters and outputs that arrays among them share memory with."""
         known = set(keys)
-        views = [key[1] for key in known if key[0] == "array"]
-        return known.union(key for key in self.infos for view in views if key[1].overlaps(view))
+        for key in list(known):
+            if key[0] == "array":
+                if key not in self._relatives:
+                    self._relatives[key] = {other for other in self.infos if other[1].overlaps(key[1])}
+                known |= self._relatives[key]
+        return known
 
     # --- tangents
 
     def _region(self, key: Any) -> Region:
-        (region,) = self.regions.overlapping(key[1])
+        region = self.regions.find(key[1])
+        assert region is not None
         return region
 
     def carries_tangent(self, key: Any) -> bool:
@@ -196,11 +237,11 @@ class ArrayTangents:
     # --- what Python changes between launches
 
     def remember(self) -> None:
-        """Keep the numbers of the arrays in the memory of the host that carry tangents."""
+        """Keep the numbers of the arrays that carry tangents and that Python can change unseen."""
         for region in self.regions:
             if region.is_active:
-                numbers = _numbers(region)
-                region.copy = None if numbers is None else numbers.copy()
+                memory = _memory(region)
+                region.copy = None if memory is None else memory.copy()
 
     def clear_changed(self, columns: Columns) -> list[tuple[Label | str, Any, int]]:
         """Clear the tangents of entries that are not as the last launch left them: name, key and number of those."""
@@ -208,26 +249,34 @@ class ArrayTangents:
         for region in self.regions:
             if region.copy is None or not region.is_active:
                 continue
-            numbers = _numbers(region)
-            changed = (numbers != region.copy) & ~((numbers != numbers) & (region.copy != region.copy))
+            memory = _memory(region)
+            if memory is None or np.array_equal(memory, region.copy):
+                continue
+            dtype = _taichi.to_numpy_type(_taichi.named_type(region.layout.dtype))
+            numbers, before = memory.view(dtype), region.copy.view(dtype)
+            changed = (numbers != before) & ~((numbers != numbers) & (before != before))
             if changed.any():
-                shadow = self.shadow(("array", region.layout), columns)
-                shadow.clear_rows(region.changed_rows(changed))
-                found.append((region.name, ("array", region.layout), int(changed.sum())))
+                key = ("array", region.layout)
+                self.shadow(key, columns).clear_rows(region.changed_rows(changed))
+                found.append((region.name, key, int(changed.sum())))
         return found
 
 
-def array_arguments(kernel: Any, args: tuple[Any, ...]) -> dict[int, Given]:
-    """The arrays among the arguments of a kernel, by position; the same array given twice is one container."""
-    found: dict[int, Given] = {}
+def _array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
+    """The arrays among the arguments of a kernel; the same array given twice is one container."""
+    binding = Binding([], {}, {})
     first: dict[Any, Any] = {}
-    for position, (argument, value) in enumerate(zip(kernel.arguments, args, strict=True)):
-        if _taichi.is_array_annotation(argument.annotation):
-            name = f"array argument {argument.name!r}"
-            view, element_shape = view_of(value, name), _taichi.array_element_shape(value, argument.annotation)
-            local = first.setdefault((view, element_shape), ("argument", position))
-            found[position] = Given(name, view, value, array_info(local, name, value, argument.annotation))
-    return found
+    for position in _taichi.array_positions(kernel):
+        argument, value = kernel.arguments[position], args[position]
+        name = f"array argument {argument.name!r}"
+        view, element_shape = view_of(value, name), _taichi.array_element_shape(value, argument.annotation)
+        local = first.setdefault((view, element_shape), ("argument", position))
+        given = Given(name, ("array", view), value, array_info(local, name, value, argument.annotation))
+        binding.given.append(given)
+        if given.info is not None:
+            binding.arrays[position] = given.info
+            binding.outer[local] = given.key
+    return binding
 
 
 def refuse_overlaps(given: Iterable[Given], written: set[Any]) -> None:
@@ -244,11 +293,9 @@ def refuse_overlaps(given: Iterable[Given], written: set[Any]) -> None:
             )
 
 
-def _numbers(region: Region) -> np.ndarray | None:
-    """The numbers that lie in a region, in their order in memory; None where Python cannot change them unseen."""
-    view = region.layout
-    memory = _taichi.memory_of(region.owners[-1][1], view.start, view.end - view.start)
-    return None if memory is None else memory.view(_taichi.to_numpy_type(_taichi.named_type(view.dtype)))
+def _memory(region: Region) -> np.ndarray | None:
+    """The bytes of a region; None where Python cannot change them unseen."""
+    return _taichi.memory_of(region.owners[-1][1], region.layout.start, region.layout.end - region.layout.start)
 
 
 def _do_nothing() -> None:

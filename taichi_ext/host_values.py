@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext import _taichi
+
 
 class ActiveFloat(float):
     """A float that was computed from a value with a tangent."""
@@ -52,7 +54,11 @@ def as_active(value: Any) -> Any:
 
 
 def is_active_on_host(value: Any) -> bool:
-    """Whether a value, or an item of it, is marked."""
+    """Whether a value, or an item of it, is marked; entries of fields are read for that."""
+    if isinstance(value, _taichi.Struct):
+        value = [value[name] for name in value.keys]
+    if isinstance(value, _taichi.Matrix):
+        value = value.to_list()
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -27,14 +26,18 @@ class View:
     dtype: str
     itemsize: int
     is_fortran: bool = False
+    size: int = field(init=False, compare=False, repr=False)
+    end: int = field(init=False, compare=False, repr=False)  # behind the last byte
+    _hash: int = field(init=False, compare=False, repr=False)
 
-    @cached_property
-    def size(self) -> int:
-        return math.prod(self.shape)
+    def __post_init__(self) -> None:
+        size = math.prod(self.shape)
+        object.__setattr__(self, "size", size)
+        object.__setattr__(self, "end", self.start + size * self.itemsize)
+        object.__setattr__(self, "_hash", hash((self.space, self.start, self.shape)))
 
-    @cached_property
-    def end(self) -> int:
-        return self.start + self.size * self.itemsize
+    def __hash__(self) -> int:
+        return self._hash
 
     def overlaps(self, other: View) -> bool:
         """Whether a number belongs to both."""
@@ -68,7 +71,7 @@ class Region:
     owners: list[tuple[str, Any]]  # the arrays that it was made from, by name: they keep the memory alive
     shadow: Any = None
     seeds: dict[View, int] = field(default_factory=dict)  # arrays whose rows are their own seeds yet: first columns
-    copy: Any = None  # of the numbers, in the order in memory, as the last kernel left them
+    copy: Any = None  # of its bytes, as the last kernel left them
 
     @property
     def name(self) -> str:
@@ -115,17 +118,23 @@ class Regions:
     def __len__(self) -> int:
         return sum(map(len, self._spaces.values()))
 
+    def find(self, view: View) -> Region | None:
+        """The region of an array that has been included."""
+        return self._places.get(view)
+
     def overlapping(self, view: View) -> list[Region]:
         """The regions that have memory in common with an array."""
         known = self._places.get(view)
         if known is not None:
             return [known]
-        regions = self._spaces.get(view.space, [])
-        first = bisect_right(regions, view.start, key=lambda r: r.layout.end)
-        end = bisect_left(regions, view.end, key=lambda r: r.layout.start)
+        regions = self._spaces.get(view.space)
+        if not regions:
+            return []
+        first = bisect_right(regions, view.start, key=_end)
+        end = bisect_left(regions, view.end, key=_start)
         return regions[first:end]
 
-    def include(self, view: View, name: str, value: Any) -> tuple[Region, list[Region]]:
+    def include(self, view: View, name: Any, value: Any) -> tuple[Region, list[Region]]:
         """The region of an array, and those that it takes the place of, whose tangents have to move to it."""
         known = self._places.get(view)
         if known is not None:
@@ -134,15 +143,15 @@ class Regions:
         if len(found) == 1 and not found[0].layout.is_fortran and found[0].layout.contains(view):
             self._places[view] = found[0]
             return found[0], []
-        region = Region(_union([view, *(r.layout for r in found)]), [o for r in found for o in r.owners])
-        region.owners.append((name, value))
+        layout = _union([view, *(region.layout for region in found)]) if found else view
+        region = Region(layout, [*(owner for other in found for owner in other.owners), (name, value)])
+        regions = self._spaces.setdefault(view.space, [])
         for other in found:
-            self._spaces[view.space].remove(other)
-        insort(self._spaces.setdefault(view.space, []), region, key=lambda r: r.layout.start)
-        for other, place in self._places.items():
-            if place in found:
-                self._places[other] = region
-        self._places[view] = region
+            regions.remove(other)
+        insort(regions, region, key=_start)
+        if found:
+            self._places = {other: region if place in found else place for other, place in self._places.items()}
+        self._places[view] = self._places[layout] = region
         return region, found
 
     def forget(self, region: Region) -> None:
@@ -154,7 +163,13 @@ class Regions:
 def _union(views: list[View]) -> View:
     """The memory of overlapping arrays as one array."""
     first = views[0]
-    if len(views) == 1:
-        return first
     start, end = min(v.start for v in views), max(v.end for v in views)
     return View(first.space, start, ((end - start) // first.itemsize,), first.dtype, first.itemsize)
+
+
+def _start(region: Region) -> int:
+    return region.layout.start
+
+
+def _end(region: Region) -> int:
+    return region.layout.end

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import _taichi, trace
-from taichi_ext.array_tangents import ArrayTangents, array_arguments, refuse_overlaps
+from taichi_ext.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.errors import DerivativeWarning, UnsupportedError
 from taichi_ext.host_values import as_active, is_active_on_host
 from taichi_ext.labels import Label, Labels
@@ -197,18 +197,16 @@ class Session:
             )
         self.has_launched = True
         if not self.is_direct:
+            self._follow_host_arrays()
             self._note_active_arguments(kernel, args)
         args = tuple(a.detach() if _taichi.is_torch_tensor(a) and a.requires_grad else a for a in args)
-        self._follow_host_arrays()
-        given = array_arguments(kernel, args)
-        self.arrays.bind(given.values(), self)
-        arrays = {position: array.info for position, array in given.items() if array.info is not None}
-        outer = {array.info.key: array.key for array in given.values() if array.info is not None}
+        binding = self.arrays.bind(kernel, args, self)
+        outer = binding.outer
         roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
         roles.update((local, self._role(key)) for local, key in outer.items())
-        fused = self._fused_kernel(kernel, args, arrays, roles, outer)
+        fused = self._fused_kernel(kernel, args, binding, roles)
         fused.refuse_changed()
-        refuse_overlaps(given.values(), fused.facts.written)
+        refuse_overlaps(binding.given, fused.facts.written)
         if self.state is not None:
             self._save(self.state, fused, args)
         passed, after = self._passed(fused, outer)
@@ -220,9 +218,11 @@ class Session:
         self._changes += any(shadow.is_fresh for shadow in shadows)
         for shadow in shadows:
             shadow.is_fresh = False
-        self._note(fused, outer)
-        self.arrays.remember()
-        is_simple = self.state is None and not len(self.arrays.regions) and not self.is_direct
+        self._note(fused, binding)
+        if self.is_direct:
+            return result
+        self.arrays.remember()  # before Python goes on
+        is_simple = self.state is None and not len(self.arrays.regions)
         is_simple = is_simple and _taichi.is_plain_call(kernel)
         if is_simple and not fused.facts.written & set(self.params):
             repeat = _taichi.repeat_launch(fused.kernel, fused.passed(passed))
@@ -249,11 +249,9 @@ class Session:
                 "it counts as a constant, its tangent is lost. Read it in the kernel."
             )
 
-    def _fused_kernel(
-        self, kernel: Any, args: tuple[Any, ...], arrays: dict[int, ContainerInfo], roles: Any, outer: dict[Any, Any]
-    ) -> Fused:
+    def _fused_kernel(self, kernel: Any, args: tuple[Any, ...], binding: Binding, roles: dict[Any, Role]) -> Fused:
         """The kernel with tangents, from the table where the same was built before."""
-        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in arrays.items())
+        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = _taichi.argument_features(kernel, args)
         cache_key = (id(kernel), features, shapes, frozenset(roles.items()), self.first_column, self.columns)
         fused = self.fused.get(cache_key)
@@ -272,7 +270,7 @@ class Session:
                 self.columns,
                 self.fields,
                 roles,
-                arrays,
+                binding.arrays,
                 columns,
                 wants_return,
                 self.first_column,
@@ -282,7 +280,7 @@ class Session:
             fused = trace.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)
             if self.before_launch is not None:
-                self.before_launch(fused, outer)
+                self.before_launch(fused, binding.outer)
             if len(self.fused) >= _MOST_KERNELS:
                 del self.fused[next(iter(self.fused))]
             self.fused[cache_key] = fused
@@ -309,9 +307,9 @@ class Session:
             if _taichi.is_array(value):
                 state.save(value)
 
-    def _note(self, fused: Fused, outer: dict[Any, Any]) -> None:
-        written = self.arrays.shared(outer.get(k, k) for k in fused.facts.written)
-        self.read |= self.arrays.shared(outer.get(k, k) for k in fused.facts.read)
+    def _note(self, fused: Fused, binding: Binding) -> None:
+        read, written = self.arrays.accesses(fused, binding)
+        self.read |= read
         self.written |= written
         for key in written:
             self._note_overwritten(key)
@@ -402,7 +400,8 @@ class Session:
 
     def finish(self) -> None:
         """After the run: say which parameters were overwritten before anything read them."""
-        self._follow_host_arrays()
+        if not self.is_direct:
+            self._follow_host_arrays()
         for key in self.overwritten:
             warn_at_user(
                 f"{self.params[key]} is a parameter that is overwritten before it is read: nothing depends on what it "

@@ -293,6 +293,15 @@ def is_array_annotation(annotation: Any) -> bool:
     return isinstance(annotation, ndarray_type.NdarrayType)
 
 
+def array_positions(kernel: Kernel) -> tuple[int, ...]:
+    """The positions of the array arguments of a kernel."""
+    known = kernel.__dict__.get("_taichi_ext_arrays")
+    if known is None:
+        known = tuple(n for n, a in enumerate(kernel.arguments) if is_array_annotation(a.annotation))
+        kernel._taichi_ext_arrays = known  # type: ignore[attr-defined]
+    return known
+
+
 def return_shape(kernel: Kernel) -> tuple[int, ...]:
     """Shape of a kernel's return value: of one vector or matrix, or the number of scalars."""
     kinds: Any = kernel.return_type
