@@ -211,7 +211,8 @@ class Evaluation:
             columns.append((total, shape))
             total += math.prod(shape)
         session.first_column = first
-        session.columns = total - first if blocks is None else min(-(-total // blocks), total - first)
+        count = total - first if blocks is None else min(-(-total // blocks), total - first)
+        session.columns = max(1, count)  # without parameters' entries there is one that nothing carries
         session.max_memory = self._max_memory()
         session.state = self._state
         session.watch = self._watch

@@ -291,4 +291,8 @@ def test_empty_arrays():
     assert J["a"]["d"].shape == (0, 3, 2)
     assert_allclose(J["d"]["d"], 3 * np.eye(2))
     assert_allclose(values["d"], 3)
-    assert jacobian(scale, a, d, args=(a, d)).shape == (2, 0, 3)
+    out = np.zeros((2, 0, 3))
+    for options in ({}, {"chunk_size": 1}, {"out": out}):
+        assert jacobian(scale, a, d, args=(a, d), **options).shape == (2, 0, 3)
+    assert jacobian(scale, d, a, args=(a, d)).shape == (0, 3, 2)
+    assert jacobian(lambda a, d: scale(a, d), a, d, args=(a, d)).shape == (2, 0, 3)
