@@ -73,7 +73,10 @@ def cast(tracer: Any, x: Any, dtype: Any) -> Any:
     if isinstance(dtype, (_taichi.MatrixType, _taichi.StructType)):
         return dtype(x) if not is_active(x) else construct(tracer, dtype, [x], {})
     if not is_active(x):
-        return ops.cast(x, dtype)
+        result = ops.cast(x, dtype)
+        if isinstance(x, (int, float)):
+            tracer.literals[id(result)] = (result, x)
+        return result
     if not _taichi.is_real(_taichi.cook_dtype(dtype)):
         return ops.cast(tracer.primal(x), dtype)
     if isinstance(x, TensorValue):

@@ -25,6 +25,7 @@ from taichi_ext.values import (
     is_tensor_like,
     linearize,
     make_tensor,
+    members_of,
     primal_of,
     shape_of,
 )
@@ -202,7 +203,7 @@ def call_with_rule(tracer: Any, rule: GradientRule, func: Any, args: list[Any], 
 
 
 def _is_value(x: Any) -> bool:
-    return isinstance(x, (int, float, Scalar, StructValue)) or _taichi.is_expr(x) or is_tensor_like(x)
+    return isinstance(x, (int, float, Scalar, StructValue, _taichi.Struct)) or _taichi.is_expr(x) or is_tensor_like(x)
 
 
 def apply_rule(tracer: Any, rule: GradientRule, inputs: dict[str, Any], automatic: Any) -> Any:
@@ -216,16 +217,19 @@ def apply_rule(tracer: Any, rule: GradientRule, inputs: dict[str, Any], automati
     tangents: dict[Seed, Any] = {}  # the rule's own seeds, and the tangents that they stand for
 
     def tangent_of(value: Any) -> Any:
-        nodes = []
-        for entry in _entries(value):
-            seed = Seed(Affine((), -1 - len(tangents)))
-            tangents[seed] = entry
-            dtype = _taichi.dtype_of(primal_of(entry))
-            zero = _taichi.constant(0, dtype if _taichi.is_real(dtype) else _taichi.f32)
-            node = Scalar(zero, form={seed: 1}, is_tangent=True)
-            node.variable = _taichi.variable(zero)
-            nodes.append(node)
-        return make_tensor(nodes, shape_of(value)) if is_tensor_like(value) else nodes[0]
+        is_struct = isinstance(value, StructValue)
+        return _rebuilt(value, [seeded(entry, is_struct) for entry in _entries(value)])
+
+    def seeded(entry: Any, is_member: bool) -> Any:
+        dtype = _taichi.dtype_of(primal_of(entry))
+        if is_member and not _taichi.is_real(dtype):
+            return _taichi.constant(0, dtype)  # so that a struct of the same type can be made of it
+        seed = Seed(Affine((), -1 - len(tangents)))
+        tangents[seed] = entry
+        zero = _taichi.constant(0, dtype if _taichi.is_real(dtype) else _taichi.f32)
+        node = Scalar(zero, form={seed: 1}, is_tangent=True)
+        node.variable = _taichi.variable(zero)
+        return node
 
     is_tuple = isinstance(automatic, (tuple, list))
     bound: list[Any] = []
@@ -243,31 +247,46 @@ def apply_rule(tracer: Any, rule: GradientRule, inputs: dict[str, Any], automati
         result = tracer.value_of(tracer.inline(function, bound))
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     nothing = len(results) == 1 and results[0] is None
-    returned = None if nothing else [None if r is None else shape_of(r) for r in results]
-    check_shapes(rule, [shape_of(p) for p in parts], returned)
+    returned = None if nothing else [None if r is None else _shape(r) for r in results]
+    check_shapes(rule, [_shape(p) for p in parts], returned)
     keeps_automatic = "auto" not in rule.parameters
     finished = []
     for part, given in zip(parts, results, strict=True):
-        nodes = [
-            _combine(tracer, rule, p, g, tangents, keeps_automatic)
-            for p, g in zip(_entries(part), _entries(given), strict=True)
-        ]
-        finished.append(make_tensor(nodes, shape_of(part)) if is_tensor_like(part) else nodes[0])
+        pairs = list(zip(_entries(part), _entries(given), strict=True))
+        _check_dependence(tracer, rule, pairs)
+        nodes = [_combine(tracer, p, g, tangents, keeps_automatic) for p, g in pairs]
+        finished.append(_rebuilt(part, nodes))
     return tuple(finished) if is_tuple else finished[0]
 
 
-def _combine(
-    tracer: Any, rule: GradientRule, automatic: Any, given: Any, tangents: dict[Seed, Any], keeps_automatic: bool
-) -> Any:
-    if isinstance(given, Scalar) and given.is_tangent:
-        _taichi.assert_zero(
-            primal_of(given), f"the rule {rule.name!r} is not linear: it is not 0 where its tangents are 0"
-        )
-    elif not tracer.facts.changed and not (isinstance(given, (int, float)) and given == 0):
-        raise InvalidRuleError(
-            f"The rule {rule.name!r} ({rule.place}) returns a value that does not depend on its tangents, so it is not "
-            "linear in them; return a combination of the d_... and auto, or 0.0."
-        )
+def _check_dependence(tracer: Any, rule: GradientRule, pairs: list[tuple[Any, Any]]) -> None:
+    """Raise where the tangent of a result does not depend on the tangents of the arguments, and is not 0.
+
+    Of a vector, matrix or struct, some entries may be 0; one that is computed is looked at while the kernel runs, in
+    Taichi's debug mode.
+    """
+    real = [given for part, given in pairs if _is_real(part)]
+    depends = [isinstance(given, Scalar) and given.is_tangent for given in real]
+    for given, does in zip(real, depends, strict=True):
+        literal = tracer.literals.get(id(given), (None, given))[1]
+        is_number = isinstance(literal, (int, float))
+        if does or (not is_number and any(depends) and not isinstance(given, Scalar)):
+            message = f"the rule {rule.name!r} is not linear: it is not 0 where its tangents are 0"
+            _taichi.assert_zero(primal_of(given), message)
+        elif not tracer.facts.changed and not (is_number and literal == 0):
+            raise InvalidRuleError(
+                f"The rule {rule.name!r} ({rule.place}) returns a value that does not depend on its tangents, so it is "
+                "not linear in them; return a combination of the d_... and auto, or 0.0."
+            )
+
+
+def _is_real(x: Any) -> bool:
+    return _taichi.is_real(_taichi.dtype_of(primal_of(x)))
+
+
+def _combine(tracer: Any, automatic: Any, given: Any, tangents: dict[Seed, Any], keeps_automatic: bool) -> Any:
+    if not _is_real(automatic):
+        return primal_of(automatic)
     form: Form = {}
     if keeps_automatic:
         accumulate(form, linearize(tracer, automatic))
@@ -284,9 +303,28 @@ def _combine(
 
 
 def _entries(x: Any) -> list[Any]:
-    if isinstance(x, StructValue):
-        return [e for m in x.members.values() for e in _entries(m)]
+    """The numbers that a value consists of."""
+    if isinstance(x, (StructValue, _taichi.Struct)):
+        return [e for m in members_of(x).values() for e in _entries(m)]
     return entries_of(x) if is_tensor_like(x) else [x]
+
+
+def _rebuilt(like: Any, entries: list[Any]) -> Any:
+    """A value of the form of another, of the given numbers."""
+    if isinstance(like, (StructValue, _taichi.Struct)):
+        rest, members = list(entries), {}
+        for name, member in members_of(like).items():
+            count = len(_entries(member))
+            members[name], rest = _rebuilt(member, rest[:count]), rest[count:]
+        return StructValue(members, like.methods)
+    return make_tensor(entries, shape_of(like)) if is_tensor_like(like) else entries[0]
+
+
+def _shape(x: Any) -> Any:
+    """The shape of a value, of a struct those of its members by name."""
+    if isinstance(x, (StructValue, _taichi.Struct)):
+        return {name: _shape(member) for name, member in members_of(x).items()}
+    return shape_of(x)
 
 
 def check_shapes(rule: GradientRule, wanted: list[Any], given: list[Any] | None) -> None:

@@ -75,6 +75,7 @@ class IndexForms:
         self.index_vectors: dict[int, tuple[Any, list[str]]] = {}
         self.slot_atoms: dict[str, Any] = {}
         self.declarations: dict[int, tuple[Any, Any]] = {}
+        self.literals: dict[int, tuple[Any, float]] = {}  # id -> (expression kept alive, the number that it is)
         self.join_counts: dict[Any, int] = {}
         self.writes: dict[Any, list[WriteSite]] = {}
         self.loop_numbers: dict[Any, bool] = {}

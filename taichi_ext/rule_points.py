@@ -48,6 +48,11 @@ def make_slots(names: list[str], inputs: dict[str, Any], dtype: Any) -> tuple[li
     slots = []
     for name in names:
         values = arrays[name]
+        if isinstance(values, dict):
+            raise InvalidArgumentError(
+                f"inputs[{name!r}] is a struct, which check_rule does not take. Try the rule with a function of the "
+                "struct's members, or compare jacobian with the derivative that you expect."
+            )
         if isinstance(values, np.ndarray):
             if values.ndim == 0:
                 values = np.full(points, values)

@@ -214,6 +214,11 @@ def primal_of(x: Any) -> Any:
     return x
 
 
+def members_of(x: Any) -> dict[str, Any]:
+    """The members of a struct by name."""
+    return x.members if isinstance(x, StructValue) else dict(x.items)
+
+
 def is_tensor_like(x: Any) -> bool:
     return isinstance(x, (TensorValue, _taichi.Matrix)) or _taichi.is_tensor(x)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import itertools
+import operator
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -50,8 +52,30 @@ def stop_gradient(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return type(x)(stop_gradient(e) for e in x)
     if isinstance(x, Struct):
-        return x
+        return _by_member(stop_gradient, x)
     return impl.expr_init(ops.floor(x * 2.0**64) * 2.0**-64)
+
+
+def _by_member(function: Callable[..., Any], *values: Any) -> Any:
+    """A function of numbers, vectors and matrices, applied to the members of structs."""
+    if not isinstance(values[0], Struct):
+        return function(*values)
+    members = {name: _by_member(function, *(v[name] for v in values)) for name in values[0].keys}
+    return Struct({**members, "__struct_methods": values[0].methods})
+
+
+def _difference(a: Any, b: Any) -> Any:
+    return _by_member(lambda x, y: x - y, a, b)
+
+
+def _sum(value: Any, *tangents: Any) -> Any:
+    """A value with tangents; integers have none."""
+
+    def add(x: Any, *rest: Any) -> Any:
+        is_whole = isinstance(x, Expr) and is_integer(dtype_of(x))
+        return x if is_whole else functools.reduce(operator.add, rest, x)
+
+    return _by_member(add, value, *tangents)
 
 
 def forget_reverse_kernels() -> None:
@@ -87,8 +111,8 @@ def restore_function(func: Func) -> None:
 
 def call_with_rule(rule: Any, original: Callable[..., Any], names: list[str], args: list[Any]) -> Any:
     """f(x) with a rule t in reverse mode: ``s(f(s(x))) + t(s(x), x - s(x))``, s being stop_gradient."""
-    is_value = [isinstance(a, (int, float, Expr)) for a in args]
-    kept = [impl.expr_init(a) if v and isinstance(a, Expr) else a for a, v in zip(args, is_value, strict=True)]
+    is_value = [isinstance(a, (int, float, Expr, Struct)) for a in args]
+    kept = [impl.expr_init(a) if isinstance(a, (Expr, Struct)) else a for a in args]
     stopped = {n: stop_gradient(a) if v else a for n, a, v in zip(names, kept, is_value, strict=True)}
     takes_all = "auto" in rule.parameters
     passed = [stopped[n] if n in rule.taken and not takes_all else a for n, a in zip(names, kept, strict=True)]
@@ -202,7 +226,7 @@ def _with_tangent(rule: Any, result: Any, stopped: dict[str, Any], values: dict[
     parts = list(result) if isinstance(result, (tuple, list)) else [result]
     parts = [impl.expr_init(p) for p in parts]
     outs = [stop_gradient(p) for p in parts]
-    automatic = [p - o for p, o in zip(parts, outs, strict=True)]
+    automatic = [_difference(p, o) for p, o in zip(parts, outs, strict=True)]
     is_tuple = isinstance(result, (tuple, list))
     bound = []
     for name in rule.parameters:
@@ -213,7 +237,7 @@ def _with_tangent(rule: Any, result: Any, stopped: dict[str, Any], values: dict[
         elif name in stopped:
             bound.append(stopped[name])
         else:
-            bound.append(values[name[2:]] - stopped[name[2:]])
+            bound.append(_difference(values[name[2:]], stopped[name[2:]]))
     _rules_being_traced.append(rule.target)
     try:
         with _without_loops_and_stores(rule):
@@ -222,7 +246,7 @@ def _with_tangent(rule: Any, result: Any, stopped: dict[str, Any], values: dict[
         _rules_being_traced.pop()
     tangents = list(tangent) if isinstance(tangent, (tuple, list)) else [tangent]
     if "auto" in rule.parameters:
-        finished = [o + t for o, t in zip(outs, tangents, strict=True)]
+        finished = [_sum(o, t) for o, t in zip(outs, tangents, strict=True)]
     else:
-        finished = [o + a + t for o, a, t in zip(outs, automatic, tangents, strict=True)]
+        finished = [_sum(o, a, t) for o, a, t in zip(outs, automatic, tangents, strict=True)]
     return tuple(finished) if is_tuple else finished[0]

@@ -1,0 +1,217 @@
+"""Rules of functions that take and return structs: in jacobian, and in Taichi's reverse mode."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars
+from numpy.testing import assert_allclose
+
+from taichi_ext import InvalidArgumentError, InvalidRuleError, boundary_gradient, check_rule, jacobian, registry
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = np.array([1.0, 2.0, -1.5])
+
+
+@pytest.fixture(autouse=True)
+def empty_registry():
+    registry.clear()
+    yield
+    registry.clear()
+
+
+@ti.dataclass
+class Inner:
+    m: ti.types.matrix(2, 2, ti.f64)
+    n: ti.i32
+
+
+@ti.dataclass
+class Ball:
+    mass: ti.f64
+    velocity: ti.types.vector(2, ti.f64)
+    inner: Inner
+
+    @ti.func
+    def speed(self):
+        return self.velocity.norm()
+
+
+def functions():
+    @ti.func
+    def made(a):
+        return Ball(a, ti.Vector([a, 1.0]), Inner(ti.Matrix([[1.0, a], [0.0, 1.0]]), 3))
+
+    @ti.func
+    def energy(ball, scale):
+        return scale * ball.mass * ball.velocity.norm_sqr() + ball.inner.m[0, 1] * ball.speed()
+
+    @ti.func
+    def moved(ball, dt):
+        return Ball(ball.mass * dt, ball.velocity * dt, Inner(ball.inner.m, ball.inner.n + 1))
+
+    return made, energy, moved
+
+
+def in_reverse_mode(kernel, x, y):
+    J = np.zeros((*y.shape, *x.shape))
+    for index in np.ndindex(*y.shape):
+        x.grad.fill(0)
+        y.grad.fill(0)
+        kernel()
+        y.grad[index] = 1.0
+        kernel.grad()
+        J[index] = x.grad.to_numpy()
+    return J
+
+
+def test_struct_arguments():
+    made, energy, _ = functions()
+    x, y = (ti.field(ti.f64, 3, needs_grad=True) for _ in range(2))
+    x.from_numpy(X)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = energy(made(x[i]), 0.5)
+
+    speed = np.hypot(X, 1)
+    automatic = 0.5 * (3 * X**2 + 1) + speed + X * X / speed
+    assert_allclose(jacobian(k, x, y), np.diag(automatic), rtol=1e-13)
+
+    @boundary_gradient(energy)
+    def _(ball, d_ball, scale, auto):
+        by_mass = 2.0 * scale * d_ball.mass * ball.velocity.norm_sqr()
+        return auto * 0.5 + by_mass + d_ball.inner.m[0, 1] * ball.speed() + d_ball.velocity[1] * ball.inner.n
+
+    expected = np.diag(0.5 * automatic + X**2 + 1 + speed)
+    assert_allclose(jacobian(k, x, y), expected, rtol=1e-13)
+    assert_allclose(in_reverse_mode(k, x, y), expected, rtol=1e-11)
+
+
+def test_struct_results():
+    made, _, moved = functions()
+    x, z = ti.field(ti.f64, 3, needs_grad=True), ti.field(ti.f64, (3, 3), needs_grad=True)
+    x.from_numpy(X)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            ball = moved(made(x[i]), x[0])
+            z[i, 0] = ball.mass
+            z[i, 1] = ball.velocity[0] + 10.0 * ball.velocity[1]
+            z[i, 2] = ball.inner.m[0, 1] * ball.inner.n
+
+    @boundary_gradient(moved)
+    def _(ball, d_ball, dt, d_dt, out):
+        return Ball(
+            d_ball.mass * 2.0, d_ball.velocity * 3.0 + d_dt * ball.velocity, Inner(d_ball.inner.m * out.mass, 0)
+        )
+
+    expected = np.zeros((3, 3, 3))
+    for i, a in enumerate(X):
+        expected[i, 0, i] += 2
+        expected[i, 1, i] += 3
+        expected[i, 1, 0] += a + 10
+        expected[i, 2, i] += a * X[0] * 4
+    assert_allclose(jacobian(k, x, z), expected, rtol=1e-13)
+    assert_allclose(in_reverse_mode(k, x, z), expected, rtol=1e-11)
+
+
+def test_arguments_that_a_rule_leaves_to_autodiff():
+    made, energy, _ = functions()
+    x, y = scalars(X), outputs(3)
+
+    @boundary_gradient(energy)
+    def _(ball, scale, d_scale):
+        return 7.0 * d_scale * ball.mass
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = energy(made(x[i]), x[0])
+
+    speed = np.hypot(X, 1)
+    expected = np.diag(X[0] * (3 * X**2 + 1) + speed + X * X / speed)
+    expected[:, 0] += 7 * X
+    assert_allclose(jacobian(k, x, y), expected, rtol=1e-13)
+
+
+def test_entries_of_fields_of_structs():
+    _, energy, _ = functions()
+    balls, y = Ball.field(shape=3), outputs(3)
+    balls.velocity.from_numpy(np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]]))
+    balls.mass.fill(2.0)
+
+    @boundary_gradient(energy)
+    def _(ball, d_ball):
+        return 5.0 * d_ball.velocity.dot(ball.velocity) - d_ball.mass
+
+    @ti.kernel
+    def k():
+        for i in balls:
+            y[i] = energy(balls[i], 1.0)
+
+    by_mass, by_velocity = jacobian(k, [balls.mass, balls.velocity], y)
+    assert_allclose(by_mass, -np.eye(3))
+    expected = np.zeros((3, 3, 2))
+    expected[range(3), range(3)] = 5 * balls.velocity.to_numpy()
+    assert_allclose(by_velocity, expected)
+
+
+def test_zeros_among_the_tangents():
+    made, _, moved = functions()
+    x, y = scalars(X), outputs(3)
+
+    @ti.func
+    def pair(a):
+        return ti.Vector([a, a * a])
+
+    @boundary_gradient(pair)
+    def _(a, d_a):
+        return ti.Vector([d_a, 0.0])
+
+    @boundary_gradient(moved)
+    def _(ball, d_ball):
+        return Ball(mass=4.0 * d_ball.mass)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            ball = moved(made(x[i]), 2.0)
+            y[i] = ball.mass + ball.velocity.sum() + pair(x[i]).sum()
+
+    assert_allclose(jacobian(k, x, y), np.diag([5.0, 5.0, 5.0]), rtol=1e-14)
+
+
+@pytest.mark.parametrize("given", ["number", "other struct", "constant"])
+def test_tangents_of_another_form_are_refused(given):
+    made, _, moved = functions()
+    x, y = scalars(X), outputs(3)
+
+    @boundary_gradient(moved)
+    def _(ball, d_ball):
+        if ti.static(given == "number"):
+            return d_ball.mass
+        if ti.static(given == "other struct"):
+            return d_ball.inner
+        return Ball(1.0, d_ball.velocity, d_ball.inner)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = moved(made(x[i]), 2.0).mass
+
+    with pytest.raises(InvalidRuleError, match=r"does not depend" if given == "constant" else "returns a value of"):
+        jacobian(k, x, y)
+
+
+def test_check_rule_says_that_it_takes_no_structs():
+    _, energy, moved = functions()
+
+    @boundary_gradient(energy)
+    def _(ball, d_ball):
+        return d_ball.mass
+
+    with pytest.raises(InvalidArgumentError, match="ball"):
+        check_rule(energy, {"ball": {"mass": [1.0], "velocity": [[1.0, 2.0]]}, "scale": 1.0})
