@@ -6,7 +6,7 @@ import taichi as ti
 from differences import Snapshot, outputs, read, scalars, write
 from numpy.testing import assert_allclose
 
-from taichi_ext import jacobian
+from taichi_ext import _taichi, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -172,3 +172,41 @@ def test_kernels_in_turn():
             second()
 
     check_columns(run, x, [y, z])
+
+
+@pytest.fixture
+def as_on_vulkan(monkeypatch):
+    """Shadows are arrays of Taichi's, and threads have no number."""
+    monkeypatch.setattr(_taichi, "is_host_arch", lambda: False)
+    monkeypatch.setattr(_taichi, "stores_by_column", lambda: True)
+    monkeypatch.setattr(_taichi, "thread_count", lambda: 0)
+
+
+def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
+    x, y, z, w = many(), outputs(7), outputs(6, 4), outputs(5)
+    moved = ti.field(ti.f64, shape=(4, 3), offset=(-2, 5))
+    count = ti.field(ti.i32, shape=())
+    count[None] = 5
+
+    @ti.func
+    def weighted(i):
+        s = x[i]
+        for j in range(12):
+            s = s * 0.7 + x[(i * 11 + j * 37) % MANY] * s
+        t = s * x[0]
+        if t > 1.0:
+            t = s * 0.5
+        return t * s
+
+    @ti.kernel
+    def k():
+        for i in range(2, 7):
+            y[i] = weighted(i) ** 2
+        for i, j in ti.ndrange(6, 4):
+            z[i, j] = weighted(i * 4 + j) + 1.0
+        for i, j in moved:
+            moved[i, j] = weighted((i + 2) * 3 + j) * 2.0
+        for i in range(count[None]):  # in one thread
+            w[i] = weighted(i) * x[1]
+
+    check_columns(k, x, [y, z, moved, w])
