@@ -76,9 +76,7 @@ class KernelCall:
         bound = _taichi.primal_kernel(kernel)
         self.kernel, self._owner = bound if bound is not None else (None, ())
         self._check_args_kind()
-        problem = _kernel_problem(kernel, bound)
-        if problem:
-            raise InvalidArgumentError(f"kernel is {problem}.")
+        check_kernel(kernel)
         function = self.kernel.func if self.kernel is not None else kernel
         self.name = getattr(function, "__qualname__", repr(kernel)).split("<locals>.")[-1]
         self.names = self._argument_names()
@@ -249,8 +247,16 @@ class KernelCall:
         return dtype
 
 
-def _kernel_problem(kernel: Any, bound: Any) -> str:
+def check_kernel(kernel: Any) -> None:
+    """Raise for what is no kernel or pipeline."""
+    problem = _kernel_problem(kernel)
+    if problem:
+        raise InvalidArgumentError(f"kernel is {problem}.")
+
+
+def _kernel_problem(kernel: Any) -> str:
     """Why something is no kernel or pipeline, and what to give instead; empty where it is one."""
+    bound = _taichi.primal_kernel(kernel)
     name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]
     if bound is not None:
         return _bound_problem(kernel, name, *bound)

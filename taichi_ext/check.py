@@ -9,98 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import _taichi
 from taichi_ext.arguments import Target
-from taichi_ext.errors import CheckError, InvalidArgumentError
+from taichi_ext.errors import CheckError, InvalidArgumentError, shown
+from taichi_ext.options import check_number, is_whole
 from taichi_ext.plan import Jacobian
+from taichi_ext.progress import check_progress, progress_bar
+from taichi_ext.reports import Block, Entry, JacobianReport, index_text
 from taichi_ext.state import State
 from taichi_ext.watch import Watch
 
 _RTOL = {2: 0.2, 4: 2e-2, 8: 1e-6}  # by bytes of the type; central differences are no better
+_FEW = 20  # entries of parameters that are tried without a progress bar
 _ROUNDING = 16.0  # roundings that an output is allowed, in units of its last place
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of a Jacobian and what differences say about it."""
-
-    output: tuple[int, ...]
-    param: tuple[int, ...]
-    jacobian: float
-    differences: float
-
-    @property
-    def error(self) -> float:
-        """Their distance; NaN where one of them is not finite."""
-        return abs(self.jacobian - self.differences)
-
-    def __str__(self) -> str:
-        return (
-            f"{_index(self.output)} by {_index(self.param)}: J {self.jacobian:.8g}, differences {self.differences:.8g}"
-        )
-
-
-@dataclass(frozen=True)
-class Block:
-    """The comparison of one output by one parameter."""
-
-    output: str
-    param: str
-    compared: int
-    total: int
-    failed: int
-    worst: Entry | None
-    remark: str
-
-
-@dataclass(frozen=True)
-class JacobianReport:
-    """What ``check_jacobian`` found: true where everything agrees and is finite, and readable as text.
-
-    Attributes:
-        name: the kernel.
-        blocks: one comparison for each output and parameter.
-        not_finite: what is NaN or infinite and where it arose, one text each.
-        rtol: the relative tolerance.
-    """
-
-    name: str
-    blocks: tuple[Block, ...]
-    not_finite: tuple[str, ...]
-    rtol: float
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether every entry that was tried agrees, and J and the outputs are finite."""
-        return not self.not_finite and all(block.failed == 0 for block in self.blocks)
-
-    def __bool__(self) -> bool:
-        return self.is_ok
-
-    def __str__(self) -> str:
-        verdict = "agrees with" if self.is_ok else "DISAGREES with"
-        lines = [f"J of {self.name} {verdict} central differences (relative tolerance {self.rtol:.0e})"]
-        rows = [("output", "parameter", "compared", "failed", "largest error", "worst entry")]
-        rows += [
-            (
-                block.output,
-                block.param,
-                f"{block.compared} of {block.total}",
-                str(block.failed),
-                "" if block.worst is None else f"{block.worst.error:.2g}",
-                "" if block.worst is None else str(block.worst),
-            )
-            for block in self.blocks
-        ]
-        lines += [f"  {line}" for line in table(rows)]
-        lines += [f"  {block.output} by {block.param}: {block.remark}" for block in self.blocks if block.remark]
-        lines += [f"  not finite: {text}" for text in self.not_finite]
-        return "\n".join(lines)
 
 
 def check_jacobian(
@@ -114,6 +39,7 @@ def check_jacobian(
     atol: float | None = None,
     most_entries: int | None = 200,
     raise_on_failure: bool = False,
+    progress: bool | None = None,
 ) -> JacobianReport:
     """Compare ``jacobian(kernel, params, outputs, args=args)`` with central differences.
 
@@ -136,6 +62,7 @@ def check_jacobian(
             outputs is allowed for in addition.
         most_entries: how many entries of each parameter are tried at most, drawn always alike; None for all.
         raise_on_failure: raise instead of returning a report that is false.
+        progress: whether a progress bar is shown where more than 20 entries are tried; see ``jacobian``.
 
     Returns:
         The report: ``bool(report)``, ``print(report)``, and the numbers in ``report.blocks``.
@@ -165,21 +92,23 @@ def check_jacobian(
           output ...
           outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
     """
+    check_number("step", step, "the step of the differences relative to an entry")
+    check_number("rtol", rtol, "a relative tolerance", least=0)
+    check_number("atol", atol, "an absolute tolerance", least=0)
+    if most_entries is not None and not (is_whole(most_entries) and most_entries > 0):
+        raise InvalidArgumentError(
+            f"most_entries is {shown(most_entries)}; expected a positive whole number of entries, or None for all."
+        )
+    check_progress(progress)
     run = _Run(Jacobian(kernel, params, outputs, args=args))
     try:
-        blocks, not_finite, tolerance = _compare(run, step, rtol, atol, most_entries)
+        blocks, not_finite, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
     finally:
         run.finish()
     report = JacobianReport(run.name, tuple(blocks), tuple(not_finite), tolerance)
     if raise_on_failure and not report:
         raise CheckError(str(report))
     return report
-
-
-def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Rows of text as lines with aligned columns."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 # --- running the kernel again and again from the same state -----------------------------------------------------------
@@ -276,7 +205,12 @@ def _as_array(value: Any) -> np.ndarray:
 
 
 def _compare(
-    run: _Run, step: float | None, rtol: float | None, atol: float | None, most_entries: int | None
+    run: _Run,
+    step: float | None,
+    rtol: float | None,
+    atol: float | None,
+    most_entries: int | None,
+    progress: bool | None,
 ) -> tuple[list[Block], list[str], float]:
     prepared = run.prepared
     J = run.jacobian()
@@ -285,16 +219,20 @@ def _compare(
     precision = max([precision, *(np.finfo(row[0].dtype).eps for row in J)])
     tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
     blocks: dict[tuple[int, int], Block] = {}
-    for m, param in enumerate(prepared.params):
-        columns = [_Columns(str(prepared.outputs[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
-        run.state.restore()
-        values = run.values(param)
-        for index in _chosen(values.shape, most_entries):
-            ends, width = _differences(run, param, values, index, step, precision)
-            for column, high, low in zip(columns, *ends, strict=True):
-                column.compare(index, high, low, width, tolerance, atol, precision)
-        for n, column in enumerate(columns):
-            blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
+    chosen = [list(_chosen(run.values(param).shape, most_entries)) for param in prepared.params]
+    entries = sum(map(len, chosen))
+    with progress_bar(progress if entries > _FEW else False, f"Differences, {run.name}", entries) as advance:
+        for m, param in enumerate(prepared.params):
+            columns = [_Columns(str(prepared.outputs[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
+            run.state.restore()
+            values = run.values(param)
+            for index in chosen[m]:
+                ends, width = _differences(run, param, values, index, step, precision)
+                for column, high, low in zip(columns, *ends, strict=True):
+                    column.compare(index, high, low, width, tolerance, atol, precision)
+                advance(1)
+            for n, column in enumerate(columns):
+                blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
     ordered = [blocks[n, m] for n in range(len(prepared.outputs)) for m in range(len(prepared.params))]
     return ordered, _not_finite(run, J, centre), tolerance
 
@@ -420,10 +358,6 @@ def _first(values: np.ndarray, outer: int | None = None) -> Iterator[str]:
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         at = tuple(int(i) for i in wrong[0])
-        place = _index(at) if outer is None else f"{_index(at[:outer])} by {_index(at[outer:])}"
+        place = index_text(at) if outer is None else f"{index_text(at[:outer])} by {index_text(at[outer:])}"
         more = f" ({len(wrong)} entries in all)" if len(wrong) > 1 else ""
         yield f"{values[at]} at {place}{more}"
-
-
-def _index(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(str(i) for i in index) or None}]"

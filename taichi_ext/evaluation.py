@@ -15,10 +15,12 @@ from taichi_ext.arguments import KernelCall, Target, refuse_inactive
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.memory import FieldTable, available_memory, numpy_dtype
+from taichi_ext.progress import progress_bar
 from taichi_ext.registry import registry
 from taichi_ext.replay import Replay
 from taichi_ext.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
 from taichi_ext.session import Session, warn_at_user
+from taichi_ext.stages import Stages
 from taichi_ext.state import OverBudgetError, State
 from taichi_ext.trace import RETURN, Fused
 
@@ -75,7 +77,13 @@ class Evaluation:
     """
 
     def __init__(
-        self, prepared: Prepared, call: KernelCall, out: Any = None, state: State | None = None, watch: Any = None
+        self,
+        prepared: Prepared,
+        call: KernelCall,
+        out: Any = None,
+        state: State | None = None,
+        watch: Any = None,
+        progress: bool | None = False,
     ) -> None:
         self.call = call
         self.returned: Any = None
@@ -83,6 +91,7 @@ class Evaluation:
         self._out = out
         self._state = state
         self._watch = watch
+        self._progress = progress
         self._blocks = prepared.blocks
 
     def jacobian(self) -> Any:
@@ -104,12 +113,12 @@ class Evaluation:
 
     def blocks(self) -> list[list[np.ndarray]]:
         """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""
-        with self._whole():
+        with self._whole(), Stages(f"Jacobian of {self.call.name}"):
             if self._state is None and self._may_need_state():
                 self._state = State()
             while True:
                 try:
-                    result = self._run_once() if self._blocks == 1 else self._run_blocks()
+                    result = self._run_once() if self._blocks == 1 else self._run_all_blocks()
                 except OverBudgetError:
                     self._blocks *= 2
                     if self._state is None:
@@ -148,7 +157,11 @@ class Evaluation:
                 full[n] = (full[n][0].copy(), full[n][1])
         return [_by_parameter(values, shape, columns) for values, shape in full]
 
-    def _run_blocks(self) -> list[list[np.ndarray]]:
+    def _run_all_blocks(self) -> list[list[np.ndarray]]:
+        with progress_bar(self._progress, f"Columns of J, {self.call.name}", self.column_count()) as advance:
+            return self._run_blocks(advance)
+
+    def _run_blocks(self, advance: Callable[[int], None]) -> list[list[np.ndarray]]:
         parts: list[list[np.ndarray]] = []
         first, end = 0, 1
         while first < end:
@@ -162,6 +175,7 @@ class Evaluation:
             self._launch(session, [key for key, _ in outputs])
             parts.append([session.tangents(key) for key, _ in outputs])
             first += session.columns
+            advance(session.columns)
         joined = [np.concatenate(values, axis=1) for values in zip(*parts, strict=True)]
         return [_by_parameter(values, shape, columns) for values, (_, shape) in zip(joined, outputs, strict=True)]
 

@@ -9,6 +9,7 @@ from taichi_ext.cache_keys import anchor as anchor_of
 from taichi_ext.cache_keys import identity, structure_key
 from taichi_ext.options import checked_options
 from taichi_ext.plan import Jacobian
+from taichi_ext.progress import check_progress
 
 _CACHE = "_taichi_ext_prepared"
 _CACHE_SIZE = 32
@@ -24,6 +25,7 @@ def jacobian(
     max_memory: int | None = None,
     tangents: str = "auto",
     chunk_size: int | None = None,
+    progress: bool | None = None,
 ) -> Any:
     """The Jacobian of what a kernel writes by what it reads, in one launch.
 
@@ -47,6 +49,8 @@ def jacobian(
             second beyond.  The result is the same.
         chunk_size: how many columns are computed in one run at most, in balanced blocks, everything being put back in
             between; by default all of them.
+        progress: whether a progress bar is shown where the columns are computed in several runs: True or False; by
+            default where rich is installed (the extra ``progress``) and stderr is a terminal.
 
     Returns:
         A NumPy array of shape ``outputs.shape + element_shape + params.shape + element_shape`` and the type of the
@@ -73,8 +77,9 @@ def jacobian(
                [ 4.,  4.],
                [12.,  8.]], dtype=float32)
     """
+    check_progress(progress)
     plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
-    return plan.start(args, out).jacobian()
+    return plan.start(args, out, progress=progress).jacobian()
 
 
 def value_and_jacobian(
@@ -87,6 +92,7 @@ def value_and_jacobian(
     max_memory: int | None = None,
     tangents: str = "auto",
     chunk_size: int | None = None,
+    progress: bool | None = None,
 ) -> tuple[Any, Any]:
     """The outputs and their Jacobian, from the same launch.
 
@@ -107,8 +113,9 @@ def value_and_jacobian(
         >>> value, [float(column) for column in J]
         (15.0, [5.0, 3.0])
     """
+    check_progress(progress)
     plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
-    return plan.start(args, out).value_and_jacobian()
+    return plan.start(args, out, progress=progress).value_and_jacobian()
 
 
 def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Jacobian:

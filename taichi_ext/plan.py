@@ -15,6 +15,7 @@ from taichi_ext.evaluation import Evaluation, Prepared, values_of
 from taichi_ext.explain import explain
 from taichi_ext.memory import FieldTable
 from taichi_ext.options import checked_options
+from taichi_ext.progress import check_progress
 from taichi_ext.state import State
 
 
@@ -29,6 +30,7 @@ class Jacobian:
         max_memory: see ``jacobian``.
         tangents: see ``jacobian``.
         chunk_size: see ``jacobian``.
+        progress: see ``jacobian``.
 
     Raises:
         InvalidArgumentError: an argument that cannot be used, named.
@@ -65,6 +67,7 @@ class Jacobian:
         max_memory: int | None = None,
         tangents: str = "auto",
         chunk_size: int | None = None,
+        progress: bool | None = None,
     ) -> None:
         if _taichi.program() is None:
             raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
@@ -72,6 +75,8 @@ class Jacobian:
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         max_memory, tangents, chunk_size = checked_options(max_memory, tangents, chunk_size)
+        check_progress(progress)
+        self._progress = progress
         self._call = call = KernelCall(kernel, args)
         leaves, rebuild_params = flatten(params, "params")
         param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
@@ -127,14 +132,19 @@ class Jacobian:
 
     def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
-        evaluation = self.start(args, out)
+        evaluation = self.start(args, out, progress=self._progress)
         self._last.call, self._last.returned = evaluation.call, None
         result = evaluation.jacobian()
         self._last.returned = evaluation.returned
         return result
 
     def start(
-        self, args: tuple[Any, ...] | None = None, out: Any = None, state: State | None = None, watch: Any = None
+        self,
+        args: tuple[Any, ...] | None = None,
+        out: Any = None,
+        state: State | None = None,
+        watch: Any = None,
+        progress: bool | None = False,
     ) -> Evaluation:
         """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
         _refuse_inside_kernel()
@@ -146,7 +156,7 @@ class Jacobian:
         self._refuse_ended()
         call = self._last_call() if args is None else self._call.with_args(args)
         prepared = self._prepared if watch is None else dataclasses.replace(self._prepared, fused={})
-        return Evaluation(prepared, call, out, state, watch)
+        return Evaluation(prepared, call, out, state, watch, progress)
 
     def _last_call(self) -> KernelCall:
         """This thread's last call, before the first one that of the preparation."""

@@ -6,6 +6,7 @@ One small kernel calls the function, or uses the mark, at every point given, and
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,13 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import _taichi
-from taichi_ext.check import table
-from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError
+from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
 from taichi_ext.gradients import check_shapes, mark
 from taichi_ext.jacobian import jacobian
 from taichi_ext.memory import numpy_dtype
+from taichi_ext.options import check_number
 from taichi_ext.registry import GradientRule, registry
+from taichi_ext.reports import table
 from taichi_ext.rule_points import PointKernel, Slot, make_slots, result_shapes
 
 _TOLERANCE = {4: (1e-4, 2e-2), 8: (1e-9, 1e-6)}  # of identities, and of differences, by bytes of the type
@@ -120,6 +122,9 @@ def check_rule(
         (1,)
         >>> registry.remove("clamped")
     """
+    check_number("rtol", rtol, "a relative tolerance", least=0)
+    if not isinstance(inputs, Mapping):
+        raise InvalidArgumentError(f"inputs is {shown(inputs)}; expected a dict of arrays by name.")
     found = _find(rule)
     uses = found.uses
     try:
@@ -164,6 +169,8 @@ class _Subject:
             names = [a.name for a in rule.target.arguments]
         self.slots, self.points = make_slots(names, inputs, dtype)
         self.real = [slot for slot in self.slots if slot.tangent is not None]
+        if not self.real:
+            raise InvalidArgumentError("inputs has no real numbers; give at least one argument as an array of floats.")
         if self.is_mark and not (self.slots[0].tangent is not None):
             raise InvalidArgumentError('inputs["out"], the value of the mark, is not an array of real numbers.')
         self.shapes, self.is_tuple = result_shapes(self._call, self.points, dtype)

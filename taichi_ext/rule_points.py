@@ -40,7 +40,7 @@ def make_slots(names: list[str], inputs: dict[str, Any], dtype: Any) -> tuple[li
     if any(given.values()):
         problems = [f"{what} {', '.join(map(repr, found))}" for what, found in given.items() if found]
         raise InvalidArgumentError(f"inputs: {'; '.join(problems)}. Expected are {', '.join(map(repr, names))}.")
-    arrays = {n: _array(v) for n, v in inputs.items()}
+    arrays = {n: _array(n, v) for n, v in inputs.items()}
     counts = {n: len(a) for n, a in arrays.items() if isinstance(a, np.ndarray) and a.ndim}
     if len(set(counts.values())) > 1:
         raise InvalidArgumentError(f"inputs have different numbers of points: {counts}.")
@@ -69,11 +69,23 @@ def make_slots(names: list[str], inputs: dict[str, Any], dtype: Any) -> tuple[li
     return slots, points
 
 
-def _array(value: Any) -> Any:
+def _array(name: str, value: Any) -> Any:
     if isinstance(value, (bool, str)) or value is None:
         return value
     if isinstance(value, (int, float, list, tuple, np.ndarray, np.number)):
-        array = np.asarray(value)
+        problem = _taichi.array_problem(value) if isinstance(value, np.ndarray) else ""
+        try:
+            array = np.asarray(value)
+        except ValueError:
+            array, problem = np.zeros(0), "has rows of different lengths"
+        if isinstance(value, np.ndarray) and not problem and array.dtype.kind not in "fiub":
+            problem = f"has elements of type {array.dtype}; expected real numbers or integers"
+        if array.dtype.kind == "c":
+            problem = "has complex numbers; expected real numbers or integers"
+        if array.ndim and not array.size:
+            problem = problem or "is empty; give at least one point"
+        if problem:
+            raise InvalidArgumentError(f"inputs[{name!r}] {problem}.")
         return array if array.dtype.kind in "fiu" else value
     return value
 

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import _taichi
-from taichi_ext.arguments import flatten
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.arguments import check_kernel, flatten
+from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.jacobian import value_and_jacobian
+from taichi_ext.labels import Labels
 from taichi_ext.memory import view_of
+from taichi_ext.options import checked_options
 from taichi_ext.regions import View
 from taichi_ext.torch_products import (
     Call,
@@ -84,7 +86,7 @@ def torch_function(
         tensor([ 6., 20.])
     """
     require_torch()
-    return TorchFunction(kernel, inputs, outputs, shapes or {}, max_memory, reverse)
+    return TorchFunction(kernel, inputs, outputs, {} if shapes is None else shapes, max_memory, reverse)
 
 
 class TorchFunction:
@@ -99,10 +101,17 @@ class TorchFunction:
         max_memory: int | None,
         reverse: bool,
     ) -> None:
+        check_kernel(kernel)
+        if not isinstance(shapes, Mapping):
+            raise InvalidArgumentError(f"shapes is {shown(shapes)}; expected a dict of shapes by name.")
+        if not isinstance(reverse, bool):
+            raise InvalidArgumentError(f"reverse is {shown(reverse)}; expected True or False.")
+        checked_options(max_memory, "auto", None)
         self._kernel = kernel
         self._max_memory = max_memory
         self._has_jacobian = not reverse
         self._is_checked = False
+        self._labels = Labels(kernel)
         bound = _taichi.primal_kernel(kernel)
         names, annotations = _signature(kernel)
         self._names = names
@@ -117,8 +126,10 @@ class TorchFunction:
             self._outputs: list[Any] = []
             self._rebuild: Callable[[list[Any]], Any] = lambda values: values[0]
         else:
-            leaves, self._rebuild = flatten(outputs)
+            leaves, self._rebuild = flatten(outputs, "outputs")
             self._outputs = [leaf for _, leaf in leaves]
+            if not self._outputs:
+                raise InvalidArgumentError("outputs is empty; name at least one argument or field, or None.")
         self._check()
         allocated = {*self._shapes, *(o for o in self._outputs if isinstance(o, str))}
         self._constants = [n for n in names if n not in allocated and n not in self._inputs]
@@ -137,10 +148,17 @@ class TorchFunction:
                     if item not in self._names:
                         raise InvalidArgumentError(
                             f"{what} has {item!r}, which is not an argument of {_name(self._kernel)} (arguments: "
-                            f"{known})."
+                            f"{known}).{suggestion(item, self._names)}"
                         )
                 elif what == "shapes" or not isinstance(item, _taichi.Field):
-                    raise InvalidArgumentError(f"{what} has {item!r}; expected the name of an argument or a ti.field.")
+                    raise InvalidArgumentError(
+                        f"{what} has {shown(item)}; expected the name of an argument or a ti.field."
+                    )
+                elif not _taichi.is_real(item.dtype):
+                    raise InvalidArgumentError(
+                        f"{what} has {self._labels.field(item)}, of type {item.dtype.to_string()}; only real numbers "
+                        "have a derivative. Use ti.f32 or ti.f64."
+                    )
         for what, items in (("inputs", self._inputs), ("outputs", self._outputs)):
             if len({id(i) if isinstance(i, _taichi.Field) else i for i in items}) != len(items):
                 raise InvalidArgumentError(f"{what} names the same argument or field twice.")
@@ -210,6 +228,9 @@ class TorchFunction:
             what = repr(item) if isinstance(item, str) else "the input of a field"
             if not isinstance(value, torch.Tensor):
                 raise InvalidArgumentError(f"{what} is a {type(value).__name__}; expected a torch tensor.")
+            problem = _taichi.array_problem(value)
+            if problem and not value.is_complex():
+                raise InvalidArgumentError(f"{what} {problem}.")
             if not value.is_floating_point():
                 raise InvalidArgumentError(f"{what} has type {value.dtype}; only real numbers have a derivative.")
             shape = _taichi.full_field_shape(item) if isinstance(item, _taichi.Field) else self._value_shape(item)
@@ -369,8 +390,6 @@ def _signature(kernel: Any) -> tuple[list[str], dict[str, Any]]:
     if bound is not None:
         arguments = bound[0].arguments[len(bound[1]) :]
         return [a.name for a in arguments], {a.name: a.annotation for a in arguments}
-    if not callable(kernel):
-        raise InvalidArgumentError(f"kernel is {kernel!r}; expected a @ti.kernel or a function that launches kernels.")
     return list(inspect.signature(kernel).parameters), {}
 
 

@@ -5,12 +5,13 @@ Building a kernel without launching it costs milliseconds and compiles nothing t
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from taichi_ext import _taichi
+from taichi_ext import _taichi, stages
 from taichi_ext.containers import Container, broadcast, columns_only
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.facts import Facts
@@ -96,6 +97,10 @@ class Fused:
 
     def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
         """Run it; ``shadows`` are the arrays, in the order of the keys."""
+        if self.kernel.compiled is None:
+            start = time.perf_counter()
+            self.kernel.compile()
+            stages.note(f"{_taichi.short_name(self.primal)} compiled", start)
         return self.kernel.launch(*args, *self.passed(shadows))
 
     def passed(self, shadows: list[Any]) -> list[Any]:
@@ -235,7 +240,8 @@ def fuse(launch: Launch) -> Fused:
     rewritten = rewrite(kernel.func)
     features = _taichi.argument_features(kernel, launch.args)
     facts = Facts(STRATEGIES[launch.strategy])
-    for _ in range(MAX_TRACES):
+    start = time.perf_counter()
+    for count in range(1, MAX_TRACES + 1):
         facts.changed = False
         extra = tuple(sorted(facts.shadowed, key=repr))
         with _taichi.deep_recursion():
@@ -244,6 +250,7 @@ def fuse(launch: Launch) -> Fused:
             for rule in facts.used_rules:
                 rule.uses += 1
             _refuse_changed(kernel, _taichi.first_captures(kernel, features, fused.kernel.captures).changed())
+            stages.note(f"{_taichi.short_name(kernel)} analysed in {count} traces", start)
             return fused
     code = kernel.func.__code__
     raise UnsupportedError(

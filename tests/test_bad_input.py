@@ -1075,21 +1075,6 @@ def test_construct_without_a_rule_in_a_function(scene, refused):
     refused(k, x, y, "test_bad_input.py", f"line {number}, in bits", "ti.bit_cast(a, ti.i64)", error=UnsupportedError)
 
 
-def test_python_function_that_taichi_was_not_told_about(scene, refused):
-    x, y = scene.x, scene.y
-
-    def halve(a):
-        return a / 2
-
-    @ti.kernel
-    def k():
-        for i in y:
-            y[i] += halve(x[0])  # plain Python function
-
-    number = line_of("# plain Python function")
-    refused(k, x, y, f"line {number}, in k", "halve'", "@ti.func", error=UnsupportedError)
-
-
 def test_launch_in_a_function_whose_gradient_is_replaced(scene):
     @ti.ad.no_grad
     def run():
@@ -1146,3 +1131,35 @@ def test_taichi_s_own_warnings_name_the_user_s_line(scene):
     (warning,) = {(w.filename, w.lineno) for w in caught if "Calling non-taichi function" in str(w.message)}
     assert Path(warning[0]).name == "test_bad_input.py"
     assert warning[1] == line_of("# not decorated")
+
+
+def test_the_package_gives_no_warnings(tmp_path):
+    program = textwrap.dedent(
+        """
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Taichi's own import and start warn
+            import taichi as ti
+
+            ti.init(arch=ti.cpu, log_level=ti.ERROR, offline_cache=False)
+        import taichi_ext
+
+        x, y = ti.field(ti.f32, shape=2), ti.field(ti.f32, shape=2)
+
+        @ti.kernel
+        def k():
+            for i in x:
+                y[i] += ti.sin(x[i])
+
+        for kernel in (k, lambda: k()):
+            print(taichi_ext.jacobian(kernel, x, y).trace())
+            assert taichi_ext.check_jacobian(kernel, x, y)
+        """
+    )
+    file = tmp_path / "program.py"
+    file.write_text(program)
+    command = [sys.executable, "-X", "dev", "-W", "error", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["2.0", "2.0"]

@@ -15,7 +15,11 @@ INSIDE = sorted((PACKAGE / PRIVATE).glob("*.py"))  # where Taichi's internals ar
 MODULES = sorted([*PACKAGE.glob("*.py"), *INSIDE])
 LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
-OPTIONAL = {"torch_function": {"torch"}, "torch_products": {"torch"}}
+OPTIONAL = {
+    "progress": {"rich", "rich.console", "rich.progress"},
+    "torch_function": {"torch"},
+    "torch_products": {"torch"},
+}
 
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda path: name_of(path))
 

@@ -224,6 +224,11 @@ class FusedKernel(Kernel):
         return self.launch_kernel(self.cpp, *args)
 
 
+def short_name(kernel: Kernel) -> str:
+    """The name of a kernel, with that of its class, as messages call it."""
+    return kernel.func.__qualname__.split("<locals>.")[-1]
+
+
 def module_of(function: Any) -> str:
     """The name of the module of a function or other callable, empty where it has none."""
     return getattr(function, "__module__", None) or ""

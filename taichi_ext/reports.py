@@ -1,0 +1,93 @@
+"""Reports of the checks: what was compared, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a Jacobian and what differences say about it."""
+
+    output: tuple[int, ...]
+    param: tuple[int, ...]
+    jacobian: float
+    differences: float
+
+    @property
+    def error(self) -> float:
+        """Their distance; NaN where one of them is not finite."""
+        return abs(self.jacobian - self.differences)
+
+    def __str__(self) -> str:
+        place = f"{index_text(self.output)} by {index_text(self.param)}"
+        return f"{place}: J {self.jacobian:.8g}, differences {self.differences:.8g}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """The comparison of one output by one parameter."""
+
+    output: str
+    param: str
+    compared: int
+    total: int
+    failed: int
+    worst: Entry | None
+    remark: str
+
+
+@dataclass(frozen=True)
+class JacobianReport:
+    """What ``check_jacobian`` found: true where everything agrees and is finite, and readable as text.
+
+    Attributes:
+        name: the kernel.
+        blocks: one comparison for each output and parameter.
+        not_finite: what is NaN or infinite and where it arose, one text each.
+        rtol: the relative tolerance.
+    """
+
+    name: str
+    blocks: tuple[Block, ...]
+    not_finite: tuple[str, ...]
+    rtol: float
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every entry that was tried agrees, and J and the outputs are finite."""
+        return not self.not_finite and all(block.failed == 0 for block in self.blocks)
+
+    def __bool__(self) -> bool:
+        return self.is_ok
+
+    def __str__(self) -> str:
+        verdict = "agrees with" if self.is_ok else "DISAGREES with"
+        lines = [f"J of {self.name} {verdict} central differences (relative tolerance {self.rtol:.0e})"]
+        rows = [("output", "parameter", "compared", "failed", "largest error", "worst entry")]
+        rows += [
+            (
+                block.output,
+                block.param,
+                f"{block.compared} of {block.total}",
+                str(block.failed),
+                "" if block.worst is None else f"{block.worst.error:.2g}",
+                "" if block.worst is None else str(block.worst),
+            )
+            for block in self.blocks
+        ]
+        lines += [f"  {line}" for line in table(rows)]
+        lines += [f"  {block.output} by {block.param}: {block.remark}" for block in self.blocks if block.remark]
+        lines += [f"  not finite: {text}" for text in self.not_finite]
+        return "\n".join(lines)
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of text as lines with aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def index_text(index: tuple[int, ...]) -> str:
+    """An index as Python writes it: ``[2, 3]``."""
+    return f"[{', '.join(str(i) for i in index) or None}]"

@@ -1,0 +1,217 @@
+"""Long work shows itself: the stages of a slow first call in the log, a progress bar where a kernel runs many times."""
+
+import io
+import logging
+import sys
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars
+from numpy.testing import assert_allclose
+
+from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, progress, stages, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Called in a test, lets stderr be a terminal from there on, which keeps what is written."""
+
+    def start():
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        return terminal
+
+    return start
+
+
+@pytest.fixture
+def program():
+    x, y = scalars(np.linspace(0.1, 1.0, 30)), outputs(30)
+
+    @ti.kernel
+    def step():
+        for i in x:
+            y[i] += x[i] ** 2
+
+    return step, x, y
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_stages_of_a_slow_first_call(program, monkeypatch, caplog):
+    monkeypatch.setattr(stages, "SLOW", -1.0)
+    plan = Jacobian(*program)
+    with caplog.at_level(logging.INFO, logger="taichi_ext"):
+        plan()
+    messages = [r.getMessage() for r in caplog.records]
+    assert all(r.name == "taichi_ext" and r.levelno == logging.INFO for r in caplog.records)
+    name = "Jacobian of step"
+    assert messages[0].startswith(f"{name}: step analysed in ")
+    assert " traces, " in messages[0]
+    assert messages[1].startswith(f"{name}: step compiled, ")
+    assert messages[2].startswith(f"{name}: ")
+    assert messages[2].endswith(" s in total")
+    assert len(messages) == 3
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="taichi_ext"):
+        plan()
+    assert not caplog.records, "nothing was built"
+
+
+def test_stages_of_the_kernels_of_a_pipeline(program, monkeypatch, caplog):
+    monkeypatch.setattr(stages, "SLOW", -1.0)
+    step, x, y = program
+
+    @ti.kernel
+    def scale():
+        for i in y:
+            y[i] *= 2.0
+
+    def run():
+        step()
+        scale()
+
+    with caplog.at_level(logging.INFO, logger="taichi_ext"):
+        jacobian(run, x, y)
+    text = caplog.text
+    for stage in ("step analysed in", "step compiled", "scale analysed in", "scale compiled", "s in total"):
+        assert stage in text
+    assert text.count("in total") == 1
+
+
+def test_a_quick_call_logs_nothing(program, caplog):
+    with caplog.at_level(logging.DEBUG, logger="taichi_ext"):
+        jacobian(*program)
+    assert not [r for r in caplog.records if r.name == "taichi_ext"]
+
+
+def test_stages_wait_until_the_call_is_slow(monkeypatch, caplog):
+    now = iter([0.0, 1.0, 1.0, 2.5, 2.5, 4.0, 4.0])
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: next(now))
+    with caplog.at_level(logging.INFO, logger="taichi_ext"), stages.Stages("J") as own:
+        own.note("first", 1.0)
+        assert not caplog.records
+        monkeypatch.setattr(stages.time, "perf_counter", lambda: 2.5)
+        own.note("second", 1.5)
+        assert [r.getMessage() for r in caplog.records] == ["J: first, 1.0 s", "J: second, 1.5 s"]
+        monkeypatch.setattr(stages.time, "perf_counter", lambda: 4.0)
+    assert caplog.records[-1].getMessage() == "J: 4.0 s in total"
+
+
+def test_nothing_is_printed_unless_the_user_asks(program, monkeypatch, capsys):
+    monkeypatch.setattr(stages, "SLOW", -1.0)
+    assert any(isinstance(h, logging.NullHandler) for h in stages.LOG.handlers)
+    assert stages.LOG.level == logging.NOTSET
+    jacobian(*program, chunk_size=7)
+    assert capsys.readouterr() == ("", "")
+
+
+# --- the bar ----------------------------------------------------------------------------------------------------------
+
+
+def run_with(program, call, **options):
+    if call == "jacobian":
+        return jacobian(*program, **options)
+    if call == "value_and_jacobian":
+        return value_and_jacobian(*program, **options)[1]
+    return Jacobian(*program, **options)()
+
+
+@pytest.mark.parametrize("call", ["jacobian", "value_and_jacobian", "Jacobian"])
+def test_bar_of_chunks_on_a_terminal(program, watched, call):
+    pytest.importorskip("rich")
+    stderr = watched()
+    J = run_with(program, call, chunk_size=7)
+    assert "Columns of J, step" in stderr.getvalue()
+    assert "30/30" in stderr.getvalue()
+    assert_allclose(J, np.diag(2 * np.linspace(0.1, 1.0, 30)))
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 7, "progress": False}, {}, {"progress": True}, {"chunk_size": 30}])
+def test_no_bar_where_it_is_off_or_there_is_one_run(program, watched, options):
+    pytest.importorskip("rich")
+    stderr = watched()
+    jacobian(*program, **options)
+    assert stderr.getvalue() == ""
+
+
+def test_no_bar_where_nobody_watches(program, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "_rich", lambda: pytest.fail("rich was loaded"))
+    jacobian(*program, chunk_size=7)
+    check_jacobian(*program)
+    assert sys.stderr.getvalue() == ""
+
+
+def test_bar_that_is_asked_for(program, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    jacobian(*program, chunk_size=7, progress=True)
+    assert "30/30" in sys.stderr.getvalue()
+
+
+def test_bar_of_check_jacobian(program, watched):
+    pytest.importorskip("rich")
+    stderr = watched()
+    assert check_jacobian(*program)
+    assert "Differences, step" in stderr.getvalue()
+    assert "30/30" in stderr.getvalue()
+    stderr.truncate(0)
+    assert check_jacobian(*program, most_entries=20)
+    assert check_jacobian(*program, progress=False)
+    assert stderr.getvalue().strip("\x00") == ""
+
+
+def test_without_rich(program, watched, monkeypatch):
+    stderr = watched()
+    for name in ("rich", "rich.console", "rich.progress"):
+        monkeypatch.setitem(sys.modules, name, None)
+    jacobian(*program, chunk_size=7)
+    assert stderr.getvalue() == ""
+    for call in ("jacobian", "value_and_jacobian", "Jacobian"):
+        with pytest.raises(InvalidArgumentError, match=r"progress=True needs rich; .*taichi-ext\[progress\]"):
+            run_with(program, call, progress=True)
+    with pytest.raises(InvalidArgumentError, match="progress=True needs rich"):
+        check_jacobian(*program, progress=True)
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", [True], np.True_])
+def test_values_that_are_neither_true_nor_false(program, value):
+    for call in ("jacobian", "value_and_jacobian", "Jacobian"):
+        with pytest.raises(InvalidArgumentError, match="progress is .*; expected True, False or None"):
+            run_with(program, call, progress=value)
+    with pytest.raises(InvalidArgumentError, match="progress is .*; expected True, False or None"):
+        check_jacobian(*program, progress=value)
+
+
+def test_an_error_ends_the_bar(watched):
+    pytest.importorskip("rich")
+    watched()
+    x, y = scalars([0.1, 0.2, 0.3]), outputs(3)
+    runs = []
+
+    @ti.kernel
+    def step():
+        for i in x:
+            y[i] += x[i] ** 2
+
+    def run():
+        runs.append(1)
+        step()
+        if len(runs) == 2:
+            raise RuntimeError("the user's own")
+
+    with pytest.raises(RuntimeError, match="the user's own"):
+        jacobian(run, x, y, chunk_size=1)
+    runs.extend([1, 1])
+    assert_allclose(jacobian(run, x, y, chunk_size=1), np.diag([0.2, 0.4, 0.6]))
