@@ -17,6 +17,11 @@ class ControlFlow(IndexForms):
     """The layer of a tracer that knows in which blocks and loops a statement stands."""
 
     def before_loop(self, number: int, *domain: Any) -> None:
+        if domain and _taichi.is_mesh_domain(domain[0]):
+            raise UnsupportedError(
+                "A loop over the elements of a mesh reads and stores attributes in a way that is not differentiated. "
+                "Loop over the fields of the attributes, with indices kept in integer fields."
+            )
         self.domain = self._domain(domain)
         self.offset = _taichi.field_offset(domain[0]) if domain and isinstance(domain[0], _taichi.Field) else ()
         site = (self.path, number)

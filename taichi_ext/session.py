@@ -288,6 +288,8 @@ class Session:
 
     def _clear_under(self, node: Any) -> None:
         """A part of the layout is deactivated: its entries are constants from now on."""
+        if _taichi.node_kind(node) == "bitmasked":
+            return  # Taichi keeps their memory, and reads it
         for key in [*self.seeds, *self.shadows]:
             info = self.fields.infos.get(key)
             if info is not None and self.carries_tangent(key) and _taichi.is_under(info.obj, node):

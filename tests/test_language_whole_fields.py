@@ -322,6 +322,46 @@ def test_deactivated_cells_lose_their_tangents(kind):
     assert_allclose(J.reshape(24, 24), np.diag((2 * read(x) * kept).ravel()), rtol=1e-14)
 
 
+def test_bitmasked_nodes_keep_their_memory_when_python_deactivates_them():
+    t, node = placed("bitmasked")
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def store():
+        for i in x:
+            t[i, 0] = x[i] ** 2
+
+    @ti.kernel
+    def load():
+        for i in y:
+            y[i] = t[i, 0]
+
+    def k():
+        store()
+        node.deactivate_all()
+        load()
+
+    k()
+    assert_array_equal(read(y), X**2)
+    assert_allclose(jacobian(k, x, y), np.diag(2 * X), rtol=1e-14)
+
+
+def test_loops_over_meshes_are_refused():
+    """Attributes of their elements are read by names, which the engine does not see."""
+    from taichi.lang.mesh import MeshElementField
+
+    elements = MeshElementField(None, None, {}, {}, {})
+    x, y = scalars(X), outputs(3)
+
+    @ti.kernel
+    def k():
+        for v in elements:
+            y[0] = x[0]
+
+    with pytest.raises(UnsupportedError, match=r"(?s)for v in elements.*a mesh"):
+        jacobian(k, x, y)
+
+
 def test_deactivation_in_the_loop_that_stores_is_refused():
     t, node = placed("rows")
     x, y = scalars(X), outputs(3)

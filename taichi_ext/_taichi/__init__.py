@@ -55,7 +55,14 @@ from taichi_ext._taichi.arrays import (
     torch_from_numpy,
     tree_number,
 )
-from taichi_ext._taichi.calling import SealedError, native_attribute, native_call, sealed, thread_functions
+from taichi_ext._taichi.calling import (
+    SealedError,
+    is_mesh_domain,
+    native_attribute,
+    native_call,
+    sealed,
+    thread_functions,
+)
 from taichi_ext._taichi.captures import first_captures
 from taichi_ext._taichi.compiling import NeedsTracing, compile_with
 from taichi_ext._taichi.expressions import (
@@ -224,6 +231,7 @@ __all__ = [
     "is_library",
     "is_library_kernel",
     "is_matrix_expression_method",
+    "is_mesh_domain",
     "is_not_finite",
     "is_own_device",
     "is_placed",

@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from taichi.lang import impl
+from taichi.lang import impl, mesh
 from taichi.lang.ast import ASTTransformerContext
 from taichi.lang.ast.ast_transformer import ASTTransformer
 
@@ -50,6 +50,11 @@ def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: 
         return ASTTransformer.build_Call(ctx, node)
     finally:
         ctx.local_scopes.pop()
+
+
+def is_mesh_domain(x: Any) -> bool:
+    """Whether a loop over something is one over the elements of a mesh, or those beside an element."""
+    return isinstance(x, (mesh.MeshElementField, mesh.MeshRelationAccessProxy))
 
 
 def thread_functions(*modules: Any) -> list[Any]:
