@@ -30,7 +30,7 @@ def defer(tracer: Any, value: Any, key: Any, dtype: Any) -> Scalar | None:
         return None
     for node in smooth_nodes(tracer, value):
         if node.tape is None:
-            node.tape = [(a, _taichi.variable(p) if _taichi.is_expr(p) else p) for a, p in partials_of(node)]
+            node.tape = [(a, _taichi.fixed(p) if _taichi.is_expr(p) else p) for a, p in partials_of(node)]
     keep(value)
     value.local, value.block = key, tracer.block
     return value

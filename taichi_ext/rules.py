@@ -42,6 +42,7 @@ class Rule:
     domain: tuple[Interval, ...] = ()
     promotes: bool = True  # arguments are converted to the type of the result, as Taichi does
     is_whole: bool = False  # on vectors Taichi computes it in another precision, so they are not taken apart
+    takes_result: bool = False  # a partial needs the result
 
 
 def _sign(x: Any) -> Any:
@@ -85,23 +86,43 @@ _TABLE = [
     Rule("add", ops.add, (1, 1), domain=(R, R)),
     Rule("sub", ops.sub, (1, -1), domain=(R, R)),
     Rule("mul", ops.mul, (lambda a, b, o: b, lambda a, b, o: a), domain=(R, R)),
-    Rule("truediv", ops.truediv, (lambda a, b, o: 1 / b, lambda a, b, o: -o * (1 / b)), domain=(R, POSITIVE)),
-    Rule("raw_div", ops.raw_div, (lambda a, b, o: 1 / b, lambda a, b, o: -o * (1 / b)), domain=(R, POSITIVE)),
+    Rule(
+        "truediv",
+        ops.truediv,
+        (lambda a, b, o: 1 / b, lambda a, b, o: -o * (1 / b)),
+        takes_result=True,
+        domain=(R, POSITIVE),
+    ),
+    Rule(
+        "raw_div",
+        ops.raw_div,
+        (lambda a, b, o: 1 / b, lambda a, b, o: -o * (1 / b)),
+        takes_result=True,
+        domain=(R, POSITIVE),
+    ),
     Rule("mod", ops.mod, (1, lambda a, b, o: -ops.floor(a / b)), domain=(R, POSITIVE)),
     Rule("floordiv", ops.floordiv, (0, 0), kind="constant", domain=(R, POSITIVE)),
-    Rule("pow", ops.pow, (_pow_base, _pow_exponent), kind="singular", domain=(POSITIVE, R), promotes=False),
+    Rule(
+        "pow",
+        ops.pow,
+        (_pow_base, _pow_exponent),
+        kind="singular",
+        takes_result=True,
+        domain=(POSITIVE, R),
+        promotes=False,
+    ),
     Rule("neg", ops.neg, (-1,), domain=(R,)),
     Rule("abs", ops.abs, (lambda a, o: _sign(a),), domain=(R,)),
     Rule("sin", ops.sin, (lambda a, o: ops.cos(a),), domain=(R,)),
     Rule("cos", ops.cos, (lambda a, o: -ops.sin(a),), domain=(R,)),
-    Rule("tan", ops.tan, (lambda a, o: 1 + o * o,), domain=((-1.2, 1.2),)),
-    Rule("tanh", ops.tanh, (lambda a, o: 1 - o * o,), domain=(R,)),
+    Rule("tan", ops.tan, (lambda a, o: 1 + o * o,), takes_result=True, domain=((-1.2, 1.2),)),
+    Rule("tanh", ops.tanh, (lambda a, o: 1 - o * o,), takes_result=True, domain=(R,)),
     Rule("asin", ops.asin, (lambda a, o: ops.rsqrt(1 - a * a),), kind="singular", domain=(UNIT,)),
     Rule("acos", ops.acos, (lambda a, o: -ops.rsqrt(1 - a * a),), kind="singular", domain=(UNIT,)),
-    Rule("exp", ops.exp, (lambda a, o: o,), domain=(R,)),
+    Rule("exp", ops.exp, (lambda a, o: o,), takes_result=True, domain=(R,)),
     Rule("log", ops.log, (lambda a, o: 1 / a,), kind="singular", domain=(POSITIVE,)),
-    Rule("sqrt", ops.sqrt, (lambda a, o: 0.5 * (1 / o),), kind="singular", domain=(POSITIVE,)),
-    Rule("rsqrt", ops.rsqrt, (lambda a, o: -o * o * o / 2,), kind="singular", domain=(POSITIVE,)),
+    Rule("sqrt", ops.sqrt, (lambda a, o: 0.5 * (1 / o),), kind="singular", takes_result=True, domain=(POSITIVE,)),
+    Rule("rsqrt", ops.rsqrt, (lambda a, o: -o * o * o / 2,), kind="singular", takes_result=True, domain=(POSITIVE,)),
     Rule(
         "atan2",
         ops.atan2,
@@ -122,6 +143,9 @@ SQUARE = Rule("square", lambda a: ops.mul(a, a), (lambda a, o: 2 * a,))  # a * a
 
 # The same where the argument is certain to be positive: no partial is infinite, so that nothing need be guarded.
 OF_POSITIVE = {rule.name: replace(rule, kind="smooth") for rule in _TABLE if rule.name in ("sqrt", "rsqrt", "log")}
+
+# x ** 2, x ** 3.5: a power of 1 or more that is known while tracing has a finite partial.
+FIXED_POWER = replace(next(rule for rule in _TABLE if rule.name == "pow"), kind="smooth")
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _TABLE}
 

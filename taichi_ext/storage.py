@@ -115,9 +115,9 @@ def settle(form: Form, dtype: Any) -> Form:
     settled: Form = {}
     for leaf, c in form.items():
         if _taichi.is_expr(c):
-            settled[leaf] = _taichi.variable(c)
+            settled[leaf] = _taichi.fixed(c)
         elif hasattr(c, "factor") and _taichi.is_expr(c.factor):
-            settled[leaf] = type(c)(_taichi.variable(c.factor))
+            settled[leaf] = type(c)(_taichi.fixed(c.factor))
         elif not is_zero(c):
             settled[leaf] = c
     return settled

@@ -21,7 +21,7 @@ from taichi_ext.names import TRACER
 from taichi_ext.registry import registry
 from taichi_ext.returns import RETURN_TYPE
 from taichi_ext.rewrite import rewrite
-from taichi_ext.rules import OF_POSITIVE, RULES, SQUARE, Rule
+from taichi_ext.rules import FIXED_POWER, OF_POSITIVE, RULES, SQUARE, Rule
 from taichi_ext.values import Branches, Scalar, entries_of, is_active, is_tensor_like, make_tensor, primal_of, shape_of
 
 MAX_DEPTH = 100
@@ -81,6 +81,8 @@ class Tracer(Assignments):
             rule, args = SQUARE, args[:1]
         elif rule.name in OF_POSITIVE and _sign_of(args[0]) > 0:
             rule = OF_POSITIVE[rule.name]
+        elif rule.name == "pow" and isinstance(args[1], (int, float)) and args[1] >= 1:
+            rule = FIXED_POWER
         node = Scalar(primal, rule=rule, args=args, is_tangent=_stays_linear(rule, args))
         if self.watch is not None:
             node.place = _taichi.user_place()

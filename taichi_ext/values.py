@@ -319,7 +319,7 @@ def _accumulate_in_reverse(tracer: Any, root: Scalar) -> Form:
     for node in reversed(order):
         weight = weights.pop(id(node), 0)
         if _taichi.is_expr(weight) and len(partials[id(node)]) > 1:
-            weight = _taichi.variable(weight)
+            weight = _taichi.fixed(weight)
         for arg, partial in partials[id(node)]:
             product = multiply(weight, partial)
             operations += is_operation(product, weight, partial)
@@ -329,7 +329,7 @@ def _accumulate_in_reverse(tracer: Any, root: Scalar) -> Form:
                 operations += is_operation(weights[id(arg)], before, product)
             else:
                 if _taichi.is_expr(product) and len(arg.form) > 1:
-                    product = _taichi.variable(product)
+                    product = _taichi.fixed(product)
                 operations += accumulate(form, arg.form, product)
     tracer.note_operations(operations)
     return form
@@ -375,7 +375,8 @@ def partials_of(node: Scalar) -> list[tuple[Scalar, Any]]:
         if callable(partial):
             if values is None:
                 dtype = node.dtype
-                values = [keep(a, dtype if rule.promotes else None) for a in node.args] + [keep(node)]
+                values = [keep(a, dtype if rule.promotes else None) for a in node.args]
+                values.append(keep(node) if rule.takes_result else None)
             partial = partial(*values)
         found.append((arg, partial))
     return found
@@ -390,11 +391,11 @@ def _linearize_forward(tracer: Any, node: Scalar) -> Form:
     if rule.kind == "choice":
         values = [keep(a, node.dtype) for a in node.args]
         assert rule.picks is not None
-        picks = [p if p is None or not _taichi.is_expr(p) else _taichi.variable(p) for p in rule.picks(*values)]
+        picks = [p if p is None or not _taichi.is_expr(p) else _taichi.fixed(p) for p in rule.picks(*values)]
         return choose(picks, forms, node.dtype)
     form: Form = {}
     for arg, partial in partials_of(node):
-        weight = _taichi.variable(partial) if _taichi.is_expr(partial) else partial
+        weight = _taichi.fixed(partial) if _taichi.is_expr(partial) else partial
         accumulate(form, guarded_scale(linearize(tracer, arg), weight))
     return form
 

@@ -279,6 +279,28 @@ def test_power_of_zero_with_numbers():
     check_jacobian(k, x, y, expected=[[0], [1], [0], [0], [0]])
 
 
+def test_fixed_powers_of_values_with_rows():
+    """The partial of a power of 1 or more is finite, at 0 too: such a power needs no guard."""
+    x, y = scalars([-0.7, 0.0, 0.4]), outputs(3, 6)
+
+    @ti.kernel
+    def k():
+        for i in x:
+            s = 0.0
+            for j in range(3):
+                s += x[j] * ti.static(1.0)
+            u = x[i] + s - s
+            y[i, 0], y[i, 1], y[i, 2] = u**1, u**2, u**3
+            y[i, 3], y[i, 4], y[i, 5] = abs(u) ** 1.5, u**2.0, (u + s) ** 4
+
+    J = jacobian(k, x, y)
+    X = np.array([-0.7, 0.0, 0.4])
+    total = 4 * (X + X.sum()) ** 3
+    for n, slope in enumerate((X**0, 2 * X, 3 * X**2, 1.5 * np.sqrt(np.abs(X)) * np.sign(X), 2 * X)):
+        assert_allclose(J[:, n], np.diag(slope), rtol=1e-12, atol=1e-12)
+    assert_allclose(J[:, 5], np.diag(total) + total[:, None], rtol=1e-12, atol=1e-12)
+
+
 def test_power_of_a_negative_base():
     x, y = scalars([-1.4]), outputs(5)
     n = ti.field(ti.i32, shape=())

@@ -95,6 +95,17 @@ def variable(x: Any, dtype: Any = None) -> Any:
     return impl.expr_init(x if isinstance(x, Expr) else Expr(x))
 
 
+def fixed(x: Expr) -> Expr:
+    """A variable that holds x and is never assigned to: what is one already stays what it is.
+
+    Taichi's compiler goes over a whole kernel for each of its variables.
+    """
+    if not hasattr(x, "_is_fixed"):
+        x = variable(x)
+        x._is_fixed = True  # type: ignore[attr-defined]
+    return x
+
+
 def zeros_variable(n: int, dtype: Any) -> Any:
     """A local array of n zeros, to be indexed at run time."""
     return impl.expr_init(matrix.make_matrix_with_shape([0.0] * n, [n], dtype))
