@@ -120,8 +120,8 @@ class _Kept(State):
     def save(self, obj: Any) -> None:
         if isinstance(obj, _taichi.Field) and not _taichi.is_dense(obj):
             raise InvalidArgumentError(
-                f"A field of shape {tuple(obj.shape)} in a sparse layout is changed by what is checked, and cannot be "
-                "put back as it was. Check the kernel with this field in a dense layout."
+                f"The kernel changes {self._labels.field(obj)}. It is in a sparse layout, so its state cannot be "
+                "restored. Check the kernel with this field in a dense layout."
             )
         super().save(obj)
 
@@ -135,7 +135,7 @@ class _Run:
         self.prepared = plan._prepared
         self.name = self.call.name
         self.args = tuple(a.detach() if _taichi.is_torch_tensor(a) else a for a in self.call.args)
-        self.state = _Kept()
+        self.state = _Kept(self.call.labels)
         for target in [*self.prepared.params, *self.prepared.outputs]:
             if target.kind != "return" and not self.call.is_value(target):
                 self.state.save(self._container(target))
@@ -149,8 +149,8 @@ class _Run:
         blocks = self.plan.start(state=self.state, watch=watch).blocks()
         if self.state.has_random:
             raise InvalidArgumentError(
-                f"{self.name} draws random numbers: the difference of two runs is not that of its parameters alone. "
-                "Give it a field of numbers drawn beforehand."
+                f"{self.name} draws random numbers, so two runs differ by more than the parameters. Read the numbers "
+                "from a field that is filled before the check."
             )
         return blocks
 

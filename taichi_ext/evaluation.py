@@ -115,14 +115,14 @@ class Evaluation:
         """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""
         with self._whole(), Stages(f"Jacobian of {self.call.name}"):
             if self._state is None and self._may_need_state():
-                self._state = State()
+                self._state = State(self.call.labels)
             while True:
                 try:
                     result = self._run_once() if self._blocks == 1 else self._run_all_blocks()
                 except OverBudgetError:
                     self._blocks *= 2
                     if self._state is None:
-                        self._state = State()
+                        self._state = State(self.call.labels)
                     self._state.restore()
                 else:
                     self._prepared.blocks = max(self._prepared.blocks, self._blocks)

@@ -58,7 +58,8 @@ class Labels:
     def field(self, field: Any) -> Label:
         """``the field x of shape (3,)``."""
         shape = f"of shape {tuple(field.shape)}"
-        return Label(self, field, f"the field {{}} {shape}", f"a field {shape} and type {field.dtype.to_string()}")
+        kind = "" if isinstance(field, _taichi.StructField) else f" and type {field.dtype.to_string()}"
+        return Label(self, field, f"the field {{}} {shape}", f"a field {shape}{kind}")
 
     def target(self, place: str, obj: Any, kind: str) -> Label:
         """``params (field x of shape (3,))``."""

@@ -117,13 +117,13 @@ class Jacobian:
         for fused in self._prepared.fused.values():
             fused.scratch.clear()
         shown = Prepared([], [], _only, _only, None, "", self._prepared.fields, self._prepared.fused)
-        self.__dict__ = {"_program": self._program, "_prepared": shown}
+        self.__dict__ = {"_program": self._program, "_prepared": shown, "_progress": False}
 
     def _refuse_ended(self) -> None:
         if not self.is_current():
             raise InvalidArgumentError(
                 "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
-                "anew."
+                "again."
             )
 
     def forget_args(self) -> None:

@@ -235,8 +235,8 @@ class Session:
         named = tuple(frozenset(key for key in keys if key[0] == "field") for keys in (facts.read, facts.written))
         if self._named.setdefault((id(kernel), features, registry.version), named) != named:
             raise UnsupportedError(
-                f"{kernel.func.__qualname__} names other fields than at an earlier launch: attributes or globals were "
-                "changed in between, which plain Taichi does not notice. Pass the fields as ti.template() arguments."
+                f"{kernel.func.__qualname__} names other fields than at an earlier launch: attributes or globals have "
+                "changed, which plain Taichi does not notice. Pass the fields as ti.template() arguments."
             )
 
     def _note_active_arguments(self, kernel: Any, args: tuple[Any, ...]) -> None:

@@ -11,9 +11,10 @@ import numpy as np
 
 from taichi_ext import _taichi
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.labels import Labels
 
 _SEVERAL_RUNS = (
-    "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into max_memory at once)"
+    "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into max_memory)"
 )
 
 
@@ -34,7 +35,8 @@ class _Stretch:
 class State:
     """Copies of fields and arrays as they were before they were first written."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
         self._log: dict[Any, tuple[Any, Any]] = {}  # fields, ti.ndarrays, single numbers of fields: what they held
         self._memory: dict[Any, list[_Stretch]] = {}  # of arrays, by address; no two stretches overlap
         self.has_random = False
@@ -72,7 +74,7 @@ class State:
         if not np.array_equal(memory, stretch.copy):
             raise InvalidArgumentError(
                 f"{_SEVERAL_RUNS}, but Python code changes an array of shape {tuple(array.shape)} before a kernel gets "
-                "it, and that cannot be put back for another run. Pass the array in args, leave out chunk_size=, or "
+                "it, and this cannot be undone for another run. Pass the array in args, leave out chunk_size=, or "
                 "allow more max_memory."
             )
 
@@ -80,13 +82,13 @@ class State:
         """Put everything back as it was."""
         if self.has_random:
             raise InvalidArgumentError(
-                f"{_SEVERAL_RUNS}, and kernels with random numbers cannot be run again with the same ones. Leave out "
+                f"{_SEVERAL_RUNS}, and a kernel that draws random numbers cannot draw the same ones again. Leave out "
                 "chunk_size=, allow more max_memory, or use fewer parameters at a time."
             )
         with _taichi.suspend_following():
             for obj, copy in reversed(self._log.values()):  # they may overlap: what was saved first holds
                 if isinstance(obj, _taichi.Field) and not _taichi.is_dense(obj):
-                    raise _sparse(f"a field of shape {tuple(obj.shape)}")
+                    raise _sparse(str(self._labels.field(obj)))
                 if isinstance(obj, _taichi.FieldEntry):
                     if not obj.is_dense:
                         raise _sparse("a field")
@@ -112,7 +114,7 @@ def _gaps(saved: list[_Stretch], start: int, end: int) -> Iterator[tuple[int, in
 
 def _sparse(what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"{_SEVERAL_RUNS}, and {what} in a sparse layout cannot be put back as it was for another run. Leave out "
+        f"{_SEVERAL_RUNS}, and {what}, in a sparse layout, cannot be restored for another run. Leave out "
         "chunk_size=, allow more max_memory, or use fewer parameters at a time."
     )
 

@@ -254,8 +254,8 @@ def fuse(launch: Launch) -> Fused:
             return fused
     code = kernel.func.__code__
     raise UnsupportedError(
-        f'File "{code.co_filename}", line {code.co_firstlineno}, in {kernel.func.__qualname__}:\nThe derivative could '
-        f"not be settled: what the locals depend on kept changing over {MAX_TRACES} traces. Cut the kernel in two."
+        f'File "{code.co_filename}", line {code.co_firstlineno}, in {kernel.func.__qualname__}:\nThe analysis did '
+        f"not settle: the dependencies of the locals kept changing over {MAX_TRACES} traces. Split the kernel in two."
     )
 
 

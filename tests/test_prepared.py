@@ -402,7 +402,7 @@ class TestInitAgain:
         plan = Jacobian(k, x, y, args=(x, y))
         plan()
         initialise(default_fp=ti.f64)
-        with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again.*prepare it anew"):
+        with pytest.raises(InvalidArgumentError, match=r"ti\.init was called again.*prepare it again"):
             plan()
         ti.reset()
         with pytest.raises(InvalidArgumentError, match=r"ti\.init"):
