@@ -53,6 +53,7 @@ class Body:
         self.operands = operands
         self.numbers = numbers
         self.functions = functions
+        self.vectors: list[tuple[str, str]] = []  # arguments that are vectors: element and name
         self.lines: list[str] = []
         self.indent = 1
         self.names = 0
@@ -146,7 +147,7 @@ class Body:
     def leaf(self) -> str:
         """A number without operations."""
         options = [f"{self.rng.randint(1, 19) / 10:.1f}", *self.numbers, *(n for e, n in self.loop.locals if e == "f")]
-        options += [self.part_of(n, e) for e, n in self.loop.locals if e != "f"]
+        options += [self.part_of(n, e) for e, n in self.loop.locals + self.vectors if e != "f"]
         return self.rng.choice(options)
 
     def scalar(self, depth: int = 2) -> str:
@@ -189,7 +190,7 @@ class Body:
             o.is_read = True
             text = self.place(o, is_own=self.is_own(o))
         else:
-            known = [n for e, n in self.loop.locals if e == element]
+            known = [n for e, n in self.loop.locals + self.vectors if e == element]
             parts = [self.scalar(1) for _ in range(VECTOR_SIZES.get(element, 4))]
             if known and self.chance(0.5):
                 text = self.rng.choice(known)

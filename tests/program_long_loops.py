@@ -175,7 +175,7 @@ class LongLoops:
         options: dict[str, object] = {"chunk_size": self.rng.choice([1, 2, 3])} if self.chance(0.2) else {}
         if self.chance(0.3):
             options["tangents"] = self.rng.choice(["sparse", "dense"])
-        return make(text, containers, "run", (), tuple(params), tuple(outputs), {}, "f32", options, {})
+        return make(text, containers, "run", (), tuple(params), tuple(outputs), real="f32", options=options)
 
 
 def write_long_loops(rng: random.Random, make: Any) -> Any:

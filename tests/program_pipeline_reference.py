@@ -12,7 +12,6 @@ import types
 from typing import Any
 
 import numpy as np
-from program_containers import ELEMENTS, Container
 from program_functions import real
 from program_hosts import KINDS, HostArray, HostField, HostStructs, Struct, StructType, plain
 from program_reference import STEP, Array, Cell, Record, Reference
@@ -56,6 +55,12 @@ class PipelineReference(Reference):
             flat[np.arange(len(flat)), first + np.arange(len(flat))] += 1j * STEP
         if not shares:
             data[...] = flat.reshape(data.shape)
+
+    def number(self, value: np.ndarray, first: int | None) -> Any:
+        """An argument that is passed by value, a parameter from a column on where one is given."""
+        data = np.zeros((*value.shape, self.lanes), complex)
+        self.seed(data, value, first)
+        return data
 
     def run(self, entry: str, args: tuple[Any, ...]) -> Any:
         with np.errstate(all="ignore"):
@@ -286,18 +291,19 @@ def is_many(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 2 and value.dtype.kind == "c" and len(value) > 4
 
 
-def columns_of(containers: list[Container], params: tuple[str, ...], numbers: dict[str, Any]) -> dict[str, int]:
-    """The first column of each leaf of the parameters, in order; ``""`` has the number of all."""
-    leaves = {leaf: (c, element) for c in containers for leaf, element in c.leaves()}
+def columns_of(shapes: dict[str, tuple[int, ...]], params: tuple[str, ...]) -> dict[str, int]:
+    """The first column of each leaf of the parameters, in order; ``""`` has the number of all.
+
+    Args:
+        shapes: of everything that can be a parameter, by name; members of structs by ``S.m``.
+        params: names, or those of whole struct fields.
+    """
     first, at = {}, 0
     for param in params:
-        if param in numbers:
-            first[param] = at
-            at += int(np.size(numbers[param]))
-        for leaf, (c, element) in leaves.items():
-            if leaf == param or leaf.startswith(f"{param}."):
+        for leaf, shape in shapes.items():
+            if f"{leaf}.".startswith(f"{param}."):
                 first[leaf] = at
-                at += int(np.prod(c.shape + ELEMENTS[element], dtype=int))
+                at += int(np.prod(shape, dtype=int))
     return {**first, "": at}
 
 

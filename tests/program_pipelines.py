@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 from program_bodies import Body, Operand
 from program_containers import ELEMENTS, SPARSE, STRUCTS, TYPES, Container, View, at_step, views, whole
 from program_long_loops import write_long_loops
+from program_stores import store_from_python
 
 STRUCT_TEXT = """@ti.dataclass
 class Body:
@@ -44,8 +46,9 @@ class Pipeline:
     args: tuple[str, ...]  # names of arrays, or numbers
     params: tuple[str, ...]  # leaves or whole containers, or names of kernel arguments
     outputs: tuple[str, ...]  # none where the kernel's return value is the output
-    numbers: dict[str, float] = field(default_factory=dict)  # kernel arguments by name
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the arguments of the kernel that is the entry
     real: str = "f64"
+    gets_copies: bool = False  # the second call gets copies of the arrays
     options: dict[str, object] = field(default_factory=dict)
     more_options: dict[str, object] = field(default_factory=dict)  # of a second evaluation
 
@@ -57,7 +60,7 @@ class Kernel:
     name: str  # as the pipeline calls it
     formals: list[Operand]
     captured: list[Operand]
-    numbers: int
+    numbers: list[str]  # names of the arguments passed by value
     is_serial: bool
     returns: bool = False
 
@@ -74,6 +77,7 @@ class Grammar:
         self.kernels: list[Kernel] = []
         self.written: set[str] = set()
         self.used: set[str] = set()
+        self.results: list[str] = []  # numbers that kernels have returned to Python
         self.steps = 0  # of the Python loop that is being written, 0 outside
 
     def chance(self, p: float) -> bool:
@@ -113,6 +117,9 @@ class Grammar:
         kind = TYPES[o.element].format(real=f"ti.{self.real}")
         return f"ti.types.ndarray(dtype={kind}, ndim={len(o.shape)})"
 
+    def value_type(self, name: str) -> str:
+        return "tm.vec3" if name == "u" else f"ti.{self.real}"
+
     def operand(self, view: View, text: str) -> Operand:
         return Operand(text, view.element, view.shape)
 
@@ -138,9 +145,10 @@ class Grammar:
         fields = [c for c in self.containers if not c.is_array]
         some = rng.sample(fields, min(len(fields), rng.randint(1 if formals else 2, 3)))
         captured = [self.operand(whole(c), f"{self_name}{c.name}") for c in some]
-        numbers = ["p", "q"][: rng.choice([0, 0, 1, 2])]
+        numbers = ["p", "q", "u"][: rng.choice([0, 0, 1, 2, 3])]
         operands = formals + captured
-        body = Body(rng, operands, numbers + ["self.rate"] * bool(self_name), self.functions)
+        body = Body(rng, operands, numbers[:2] + ["self.rate"] * bool(self_name), self.functions)
+        body.vectors = [("v3", "u")] * ("u" in numbers)
         is_serial = self.chance(0.12)
         for _ in range(rng.choice([1, 1, 2])):
             self.write_one_loop(body, operands, is_serial)
@@ -151,7 +159,9 @@ class Grammar:
         if returns:
             body.emit(f"return {body.scalar(2)}")
         signature = ["self"] * bool(self_name)
-        signature += [f"{o.text}: {self.annotation(o)}" for o in formals] + [f"{n}: ti.{self.real}" for n in numbers]
+        signature += [f"{o.text}: {self.annotation(o)}" for o in formals] + [
+            f"{n}: {self.value_type(n)}" for n in numbers
+        ]
         indent = "    " * bool(self_name)
         result = f" -> ti.{self.real}" if returns else ""
         head = ["@ti.kernel", f"def k{number}({', '.join(signature)}){result}:"]
@@ -159,7 +169,7 @@ class Grammar:
         for o in captured:
             o.text = o.text.removeprefix("self.")
         name = f"sim.k{number}" if self_name else f"k{number}"
-        self.kernels.append(Kernel(name, formals, captured, len(numbers), is_serial, returns))
+        self.kernels.append(Kernel(name, formals, captured, numbers, is_serial, returns))
 
     def write_one_loop(self, body: Body, operands: list[Operand], is_serial: bool) -> None:
         shaped = [o for o in operands if o.shape]
@@ -197,9 +207,11 @@ class Grammar:
             name = view.root if view else o.text
             self.written |= {name} if o.is_written else set()
             self.used |= {name} if o.is_written or o.is_read else set()
-        numbers = [
-            self.rng.choice(["0.4", "1.2", "-0.3"] + ["0.1 * t"] * bool(self.steps)) for _ in range(kernel.numbers)
-        ]
+        self.chosen = chosen
+        number = lambda: self.rng.choice(["0.4", "1.2", "-0.3"] + ["0.1 * t"] * bool(self.steps))
+        numbers = [number() if n != "u" else f"ti.Vector([{number()}, {number()}, 0.7])" for n in kernel.numbers]
+        if self.results and numbers and self.chance(0.3):
+            numbers[0] = self.rng.choice(self.results)
         return f"{kernel.name}({', '.join([v.text for v in chosen] + numbers)})"
 
     def is_sound(self, kernel: Kernel, chosen: list[View], t: int) -> bool:
@@ -213,53 +225,12 @@ class Grammar:
                 return False
         return True
 
-    def store_from_python(self) -> str | None:
-        """Something that Python does to a container between two launches."""
-        rng = self.rng
-        c = rng.choice(self.containers)
-        number = f"{rng.randint(1, 9) / 10 + 0.013:.3f}"
-        index = ", ".join(str(rng.randrange(n)) for n in c.shape) if c.shape else "None"
-        size = len(ELEMENTS.get(c.element, ()))
-        options: list[str] = []
-        if c.kind in ("numpy", "torch"):
-            options = [f"{c.name}[{index.split(', ')[0]}] = {number}", f"{c.name}[...] = {number}"]
-            options += [f"{c.name}[{index}] = {number}", f"{c.name}[0:2] = {number}"]
-            options += [f"{c.name} += {number}"] if c.is_argument else [f"{c.name}[1] += {number}"]
-            options += [f"{c.name}.fill({number})"] if c.kind == "numpy" else [f"{c.name}.fill_({number})"]
-        elif c.kind == "struct":
-            leaf, element = rng.choice(c.leaves())
-            member = leaf.removeprefix(f"{c.name}.")
-            if "." not in member and element == "f":
-                options = [f"{c.name}[{index}].{member} = {number}", f"{leaf}[{index}] = {number}"]
-            options += [f"{leaf}.fill({number})"]
-        elif size == 0:
-            options = [f"{c.name}[{index}] = {number}", f"{c.name}[{index}] += {number}", f"{c.name}.fill({number})"]
-            options += [f"{c.name}.from_numpy(np.full({c.shape}, {number}, np.float{self.real[1:]}))"]
-        elif size == 1:
-            count = ELEMENTS[c.element][0]
-            values = [f"{number[:-1]}{k}" for k in range(count)]
-            options = [
-                f"{c.name}[{index}] = [{', '.join(values)}]",
-                f"{c.name}[{index}][{rng.randrange(count)}] = {number}",
-            ]
-            options += [f"{c.name}.fill({number})"]
-            if c.kind == "field":
-                options += [f"{c.name}.get_scalar_field({rng.randrange(count)})[{index}] = {number}"] * 2
-        else:
-            options = [f"{c.name}.fill({number})"]
-        twins = [
-            d for d in self.containers if (d.kind, d.shape, d.element) == (c.kind, c.shape, c.element) and d is not c
-        ]
-        if twins and not c.is_array:
-            options += [f"{c.name}.copy_from({rng.choice(twins).name})"] * 3
-        return rng.choice(options) if options else None
-
     def statement(self) -> list[str]:
         """A line of the pipeline, or a few."""
         r = self.rng.random()
         text = self.launch(self.rng.choice(self.kernels))
         if r < 0.2:
-            text = self.store_from_python()
+            text = store_from_python(self.rng, self.containers, self.real)
         elif r < 0.26 and text:
             y = next(c for c in self.containers if c.name == "y")
             return [f"if y[{self.rng.randrange(y.shape[0])}] > 0.1:", f"    {text}"]
@@ -279,6 +250,9 @@ class Grammar:
                 self.steps = 0
             else:
                 text = self.launch(kernel)
+                if text and kernel.returns and self.chance(0.6):
+                    self.results.append(f"r{len(self.results)}")
+                    text = f"{self.results[-1]} = {text}"
                 body += [text] if text else []
             if self.chance(0.35):
                 body += self.statement()
@@ -305,11 +279,41 @@ class Grammar:
             self.lines += ["sim = Sim()", "", ""]
         for number in range(1, rng.choice([2, 2, 3])):
             self.write_kernel(number)
+        kernel = self.kernels[0]
+        if self.chance(0.25):
+            text = self.launch(kernel)
+            if text:
+                return self.single(head, kernel)
         args = [c.name for c in self.containers if c.is_argument]
         self.write_run(", ".join(args))
-        return self.finished(head, "run", tuple(args), {})
+        return self.finished(head, "run", tuple(args))
 
-    def finished(self, head: str, entry: str, args: tuple[str, ...], numbers: dict[str, float]) -> Pipeline:
+    def single(self, head: str, kernel: Kernel) -> Pipeline:
+        """A program whose entry is a kernel: parameters and outputs are also arguments by name."""
+        rng = self.rng
+        args = [v.text for v in self.chosen] + kernel.numbers
+        shapes = {o.text: o.shape + ELEMENTS[o.element] for o in kernel.formals}
+        shapes |= {n: (3,) if n == "u" else () for n in kernel.numbers}
+        plain = self.finished(head, kernel.name, tuple(args))
+        roots = {v.root for v in self.chosen}  # the whole of an array is not an argument
+        fields = [p for p in plain.params if p not in roots]
+        body = (
+            "\n".join(self.lines)
+            .split(f"def {kernel.name.removeprefix('sim.')}(")[1]
+            .split("):" if not kernel.returns else "->")[1]
+        )
+        named = [n for n in shapes if re.search(rf"\b{n}\b", body) and self.chance(0.6)]
+        written = [o.text for o in kernel.formals if o.is_written and self.chance(0.8)]
+        outputs = [o for o in plain.outputs if o not in roots] + written
+        if kernel.returns and self.chance(0.7):
+            outputs = []
+        elif not outputs:
+            return replace(plain, params=())
+        params = [*fields, *named]
+        rng.shuffle(params)
+        return replace(plain, params=tuple(params), outputs=tuple(outputs), shapes=shapes)
+
+    def finished(self, head: str, entry: str, args: tuple[str, ...]) -> Pipeline:
         rng = self.rng
         leaves = [leaf for c in self.containers for leaf, _ in c.leaves()]
         known = [leaf for leaf in leaves if leaf.split(".")[0] in self.used]
@@ -333,7 +337,16 @@ class Grammar:
             options["tangents"] = rng.choice(["sparse", "dense"])
         text = head + "\n".join(self.lines)
         return Pipeline(
-            text, tuple(self.containers), entry, args, tuple(params), tuple(outputs), numbers, self.real, options, more
+            text,
+            tuple(self.containers),
+            entry,
+            args,
+            tuple(params),
+            tuple(outputs),
+            real=self.real,
+            gets_copies=self.chance(0.3),
+            options=options,
+            more_options=more,
         )
 
 
@@ -345,5 +358,5 @@ def generate(seed: int) -> Pipeline:
         return write_long_loops(rng, Pipeline)
     while True:
         found = Grammar(rng, real).program()
-        if found.params and found.outputs:
+        if found.params and (found.outputs or found.shapes):
             return found
