@@ -25,6 +25,7 @@ class Container:
     element: str  # one of ELEMENTS or of STRUCTS
     layout: str = ""  # of a field; "F" is that of a NumPy array in Fortran order
     is_argument: bool = False  # of the pipeline
+    is_local: bool = False  # made by the pipeline each time it runs
 
     @property
     def is_array(self) -> bool:

@@ -49,6 +49,7 @@ class Pipeline:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the arguments of the kernel that is the entry
     real: str = "f64"
     gets_copies: bool = False  # the second call gets copies of the arrays
+    has_out: bool = False  # and arrays to fill
     options: dict[str, object] = field(default_factory=dict)
     more_options: dict[str, object] = field(default_factory=dict)  # of a second evaluation
 
@@ -108,8 +109,12 @@ class Grammar:
             found += [Container("C", array(), rng.choice([(n,), (k * n,), (n + 1,)]), "f")] * self.chance(0.4)
             found += [Container("D", array(), (n,), "v3")] * self.chance(0.15)
             found += [Container("E", "numpy", (k, n), "f", "F")] * self.chance(0.1)
-        is_argument = lambda c: c.is_array and self.chance(0.75)
-        return [Container(c.name, c.kind, c.shape, c.element, c.layout, is_argument(c)) for c in found]
+            made = lambda: Container(
+                "L", rng.choice(["numpy", "ndarray"]), found[-1].shape, found[-1].element, is_local=True
+            )
+            found += [made()] * self.chance(0.2)
+        is_argument = lambda c: c.is_array and not c.is_local and self.chance(0.75)
+        return [replace(c, is_argument=is_argument(c)) for c in found]
 
     # --- kernels
 
@@ -237,8 +242,7 @@ class Grammar:
         return [text] if text else []
 
     def write_run(self, args: str) -> None:
-        self.lines.append(f"def run({args}):")
-        body: list[str] = []
+        body = [c.definition(self.real) for c in self.containers if c.is_local]
         order = [*self.kernels, self.rng.choice(self.kernels)]
         for kernel in order:
             if self.chance(0.4) and kernel.formals:
@@ -256,6 +260,14 @@ class Grammar:
                 body += [text] if text else []
             if self.chance(0.35):
                 body += self.statement()
+        if self.chance(0.2):  # through another function
+            at = self.rng.randrange(len(body)) if body else 0
+            launched = re.match(r"( *)(k\d|sim\.k0)\((.*)\)$", body[at]) if body else None
+            if launched:
+                indent, name, given = launched.groups()
+                self.lines += ["def launch(*given):", f"    {name}(*given)", "", ""]
+                body[at] = f"{indent}launch({given})"
+        self.lines.append(f"def run({args}):")
         self.lines += [f"    {line}" for line in body or ["pass"]]
         self.lines += ["", ""]
 
@@ -266,7 +278,7 @@ class Grammar:
         self.containers = self.choose_containers()
         has_structs = any(c.kind == "struct" for c in self.containers)
         head = STRUCT_TEXT.format(real=self.real) if has_structs else ""
-        head += "\n".join(c.definition(self.real) for c in self.containers) + "\n\n\n"
+        head += "\n".join(c.definition(self.real) for c in self.containers if not c.is_local) + "\n\n\n"
         self.functions = ["f0"] * self.chance(0.3)
         for name in self.functions:
             self.write_function(name)
@@ -277,12 +289,12 @@ class Grammar:
             self.lines += [f"        self.{name} = {name}" for name in fields] + [""]
             self.write_kernel(0, "self.")
             self.lines += ["sim = Sim()", "", ""]
-        for number in range(1, rng.choice([2, 2, 3])):
+        for number in range(1, rng.choice([2, 3, 3])):
             self.write_kernel(number)
         kernel = self.kernels[0]
         if self.chance(0.25):
             text = self.launch(kernel)
-            if text:
+            if text and not any(v.root == "L" for v in self.chosen):
                 return self.single(head, kernel)
         args = [c.name for c in self.containers if c.is_argument]
         self.write_run(", ".join(args))
@@ -302,7 +314,7 @@ class Grammar:
             .split(f"def {kernel.name.removeprefix('sim.')}(")[1]
             .split("):" if not kernel.returns else "->")[1]
         )
-        named = [n for n in shapes if re.search(rf"\b{n}\b", body) and self.chance(0.6)]
+        named = [n for n in shapes if re.search(rf"(?<![.\w]){n}\b", body) and self.chance(0.6)]
         written = [o.text for o in kernel.formals if o.is_written and self.chance(0.8)]
         outputs = [o for o in plain.outputs if o not in roots] + written
         if kernel.returns and self.chance(0.7):
@@ -315,7 +327,7 @@ class Grammar:
 
     def finished(self, head: str, entry: str, args: tuple[str, ...]) -> Pipeline:
         rng = self.rng
-        leaves = [leaf for c in self.containers for leaf, _ in c.leaves()]
+        leaves = [leaf for c in self.containers if not c.is_local for leaf, _ in c.leaves()]
         known = [leaf for leaf in leaves if leaf.split(".")[0] in self.used]
         written = [leaf for leaf in leaves if leaf.split(".")[0] in self.written]
         params = rng.sample(known, min(len(known), rng.choice([1, 1, 2, 2, 3])))
@@ -338,13 +350,14 @@ class Grammar:
         text = head + "\n".join(self.lines)
         return Pipeline(
             text,
-            tuple(self.containers),
+            tuple(c for c in self.containers if not c.is_local),
             entry,
             args,
             tuple(params),
             tuple(outputs),
             real=self.real,
             gets_copies=self.chance(0.3),
+            has_out=self.chance(0.2),
             options=options,
             more_options=more,
         )
