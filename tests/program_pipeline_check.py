@@ -280,6 +280,7 @@ def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, np.ndarray], Ex
     for n, (values, expected, options) in enumerate(calls):
         if n == 1 and program.gets_copies:
             loaded.copy_arrays()
+            params, outputs = loaded.targets(program.params), loaded.targets(program.outputs) or None
         args = loaded.prepare(values)
         try:
             with warnings.catch_warnings():
