@@ -117,6 +117,10 @@ class KernelCall:
     def _check_args(self) -> None:
         if self.kernel is None:
             self._check_call()
+            for position, value in enumerate(self.args):
+                problem = _taichi.ended_problem(value)
+                if problem:
+                    raise InvalidArgumentError(f"args[{position}] of {self.name} {problem}.")
             return
         if len(self.args) != len(self.names):
             raise InvalidArgumentError(
@@ -302,6 +306,10 @@ def _hint(leaf: Any) -> str:
 
 
 def _resolve_field(place: str, field: Any, labels: Labels) -> Target:
+    problem = _taichi.ended_problem(field)
+    if problem:
+        name = labels.name(field)
+        raise InvalidArgumentError(f"{place}{f' (field {name})' if name else ''} {problem}.")
     if not _taichi.is_placed(field):
         name = labels.name(field)
         what = f"the field {name}, which is" if name else "a field that is"
@@ -312,6 +320,14 @@ def _resolve_field(place: str, field: Any, labels: Labels) -> Target:
             "have a derivative. Use ti.f32 or ti.f64."
         )
     return Target("field", labels.target(place, field, "field"), field)
+
+
+def refuse_ended(what: str, *items: Any) -> None:
+    """Raise for a field or ti.ndarray that no longer exists."""
+    for item in items:
+        problem = _taichi.ended_problem(item)
+        if problem:
+            raise InvalidArgumentError(f"{what} {problem}.")
 
 
 def refuse_inactive(

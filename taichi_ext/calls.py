@@ -36,6 +36,7 @@ def method(tracer: Any, base: Any, name: str, args: list[Any], keywords: dict[st
         if name not in base.methods:
             raise AttributeError(f"a struct with the members {list(base.members)} has no method {name!r}")
         return call(tracer, base.methods[name], [base, *args], keywords)
+    _taichi.refuse_ended(base, "The field whose method is called here")
     if isinstance(base, _taichi.Field) and name in CELL_METHODS and _taichi.is_dynamic_cell(base, 0):
         base = DynamicCell(base, ())
     if isinstance(base, DynamicCell) and name in CELL_METHODS:

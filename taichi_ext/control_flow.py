@@ -75,6 +75,7 @@ class ControlFlow(IndexForms):
     def _domain(self, given: tuple[Any, ...]) -> tuple[int, ...] | None:
         """The shape that a loop runs over, None where it is not known while tracing."""
         if len(given) == 1 and isinstance(given[0], _taichi.Field):
+            _taichi.refuse_ended(given[0], "The field that this loop runs over")
             return tuple(given[0].shape) if _taichi.is_dense(given[0]) else None
         if len(given) == 1 and isinstance(given[0], _taichi.AnyArray):
             container = self.plan.container(self, given[0])

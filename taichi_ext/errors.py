@@ -27,6 +27,10 @@ class InvalidRuleError(InvalidArgumentError, ti.TaichiCompilationError):
     """A user's rule or edge that does not fit the kernel where it is used; the message starts with file and line."""
 
 
+class EndedFieldError(InvalidArgumentError, ti.TaichiCompilationError):
+    """A kernel names a field that no longer exists; the message starts with file and line."""
+
+
 class CheckError(AssertionError):
     """A check that was told to raise has failed; the message is its report."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from taichi_ext import _taichi
 from taichi_ext.arguments import KernelCall, Target, refuse_inactive
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.memory import FieldTable, available_memory, numpy_dtype
 from taichi_ext.progress import progress_bar
@@ -24,6 +24,7 @@ from taichi_ext.stages import Stages
 from taichi_ext.state import OverBudgetError, State
 from taichi_ext.trace import RETURN, Fused
 
+_MOST_SIZES = 256  # combinations of shapes that are remembered
 _Columns = list[tuple[int, tuple[int, ...]]]  # of each parameter: the first column and the shape
 
 
@@ -41,6 +42,8 @@ class Prepared:
         fields: the fields that the kernels use.
         fused: the kernels with tangents.
         blocks: in how many runs the columns are computed.
+        sizes_that_fit: the shapes of arrays for which a call has been within the memory that was free.
+        layout: the version of the layout of all fields that the kernels were built for.
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
         replay: the shortest way to repeat a launch, where there is one.
@@ -55,6 +58,8 @@ class Prepared:
     fields: FieldTable
     fused: dict[Any, Fused] = field(default_factory=dict)
     blocks: int = 1
+    layout: int = 0
+    sizes_that_fit: set[Any] = field(default_factory=set)
     is_checked: bool = False
     rules_seen: int = -1
     replay: Replay | None = None
@@ -62,6 +67,12 @@ class Prepared:
     def result(self, blocks: list[list[Any]]) -> Any:
         """``[output][parameter]`` in the structure that was asked for."""
         return self.rebuild_outputs([self.rebuild_params(row) for row in blocks])
+
+    def note_fit(self, sizes: Any) -> None:
+        """Remember that a call with arrays of these shapes was within the memory that was free."""
+        if len(self.sizes_that_fit) >= _MOST_SIZES:
+            self.sizes_that_fit = set()
+        self.sizes_that_fit.add(sizes)
 
     def skeleton(self) -> Any:
         """Something of the structure of the result."""
@@ -116,17 +127,12 @@ class Evaluation:
         with self._whole(), Stages(f"Jacobian of {self.call.name}"):
             if self._state is None and self._may_need_state():
                 self._state = State(self.call.labels)
-            while True:
-                try:
-                    result = self._run_once() if self._blocks == 1 else self._run_all_blocks()
-                except OverBudgetError:
-                    self._blocks *= 2
-                    if self._state is None:
-                        self._state = State(self.call.labels)
-                    self._state.restore()
-                else:
-                    self._prepared.blocks = max(self._prepared.blocks, self._blocks)
-                    return result
+            try:
+                return self._run_within_memory()
+            except (InvalidArgumentError, UnsupportedError):
+                if self._state is not None:
+                    self._state.undo()
+                raise
 
     def _whole(self) -> contextlib.AbstractContextManager[Any]:
         """No other thread comes between the parts of what is done to one kernel.
@@ -139,9 +145,27 @@ class Evaluation:
         """How many columns J has."""
         return sum(math.prod(shape) for _, shape in self._new_session(0, None)[1])
 
+    def _run_within_memory(self) -> list[list[np.ndarray]]:
+        while True:
+            try:
+                result = self._run_once() if self._blocks == 1 else self._run_all_blocks()
+            except OverBudgetError:
+                self._blocks *= 2
+                if self._state is None:  # one kernel, which has not been launched
+                    self._state = State(self.call.labels)
+                self._state.restore()
+            else:
+                self._prepared.blocks = max(self._prepared.blocks, self._blocks)
+                self._prepared.note_fit(self._sizes())
+                return result
+
     def _may_need_state(self) -> bool:
-        """Whether what is run may have to be run again: before it is known what a pipeline needs, or in blocks."""
-        return self._blocks > 1 or (self.call.kernel is None and not self._prepared.is_checked)
+        """Whether what is run may have to be run again: in blocks, or a pipeline that may turn out to need too much."""
+        return self._blocks > 1 or (self.call.kernel is None and self._max_memory() < math.inf)
+
+    def _sizes(self) -> Any:
+        """The shapes of the arrays of this call."""
+        return tuple(tuple(a.shape) for a in self.call.args if _taichi.is_array(a))
 
     def _run_once(self) -> list[list[np.ndarray]]:
         places = self._places()
@@ -170,6 +194,7 @@ class Evaluation:
                 self._state.restore()
             session, columns = self._new_session(first, self._blocks)
             end = sum(math.prod(shape) for _, shape in columns)
+            session.is_repeated = first + session.columns < end
             outputs = [self._open_output(session, target, None) for target in self._prepared.outputs]
             self._check_out(session, outputs, columns)
             self._launch(session, [key for key, _ in outputs])
@@ -273,7 +298,8 @@ class Evaluation:
         """Bytes that tangents other than J may take."""
         if self._prepared.limit is not None:
             return self._prepared.limit
-        return math.inf if self._prepared.is_checked and self._blocks == 1 else available_memory() / 2
+        has_fit = self._blocks == 1 and self._sizes() in self._prepared.sizes_that_fit
+        return math.inf if has_fit else available_memory() / 2
 
     def _launch(self, session: Session, outputs: list[Any]) -> None:
         if self.call.kernel is not None:

@@ -37,6 +37,7 @@ class FieldTable:
         known = self._components.get(id(components[0]))
         if known is not None:
             return self.infos[known[0]]
+        _taichi.refuse_ended(field, "A field that is used here")
         if not _taichi.is_real(field.dtype):
             return None
         with _taichi.exclusive:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from taichi_ext import _taichi
 from taichi_ext.arguments import KernelCall, flatten
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.evaluation import Evaluation, Prepared, values_of
 from taichi_ext.explain import explain
 from taichi_ext.memory import FieldTable
@@ -72,6 +72,7 @@ class Jacobian:
         if _taichi.program() is None:
             raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
         _refuse_inside_kernel()
+        _refuse_recording()
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         max_memory, tangents, chunk_size = checked_options(max_memory, tangents, chunk_size)
@@ -94,6 +95,7 @@ class Jacobian:
         self._prepared = Prepared(
             param_targets, output_targets, rebuild_params, rebuild_outputs, max_memory, tangents, fields
         )
+        self._prepared.layout = _taichi.layout_version()
         self._last = threading.local()  # what value() needs of this thread's last call
         if chunk_size is not None:
             self._prepared.blocks = max(1, -(-Evaluation(self._prepared, call).column_count() // chunk_size))
@@ -138,6 +140,19 @@ class Jacobian:
         self._last.returned = evaluation.returned
         return result
 
+    def _follow_layout(self) -> None:
+        """After a tree of fields was destroyed, kernels are built again; raise where a field of this form was in it."""
+        prepared, version = self._prepared, _taichi.layout_version()
+        if prepared.layout == version:
+            return
+        for target in (*prepared.params, *prepared.outputs):
+            problem = _taichi.ended_problem(target.field)
+            if problem:
+                raise InvalidArgumentError(f"{target.name} {problem}.")
+        self._prepared = dataclasses.replace(
+            prepared, fields=FieldTable(self._call.labels), fused={}, replay=None, layout=version
+        )
+
     def start(
         self,
         args: tuple[Any, ...] | None = None,
@@ -148,12 +163,15 @@ class Jacobian:
     ) -> Evaluation:
         """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
         _refuse_inside_kernel()
+        _refuse_recording()
         if _taichi.is_followed():
             raise InvalidArgumentError(
                 "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
                 "before, and pass its numbers in a field."
             )
         self._refuse_ended()
+        with _taichi.exclusive:
+            self._follow_layout()
         call = self._last_call() if args is None else self._call.with_args(args)
         prepared = self._prepared if watch is None else dataclasses.replace(self._prepared, fused={})
         return Evaluation(prepared, call, out, state, watch, progress)
@@ -184,6 +202,14 @@ class Jacobian:
 def _refuse_inside_kernel() -> None:
     if _taichi.is_inside_kernel():
         raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
+
+
+def _refuse_recording() -> None:
+    if _taichi.is_recorded():
+        raise UnsupportedError(
+            "A Jacobian is computed within ti.ad.Tape or ti.ad.FwdMode, whose gradient would miss its launch. Compute "
+            "it before or after the with block, and launch the kernel itself in it."
+        )
 
 
 def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[Any], None]:

@@ -47,7 +47,7 @@ def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...],
             raise InvalidArgumentError(
                 f"{place} is {shown(target)}; expected a NumPy array, tensor, ti.ndarray or field."
             )
-        problem = "" if isinstance(target, _taichi.Field) else _array_problem(target)
+        problem = _taichi.ended_problem(target) if isinstance(target, _taichi.Field) else _array_problem(target)
         if problem:
             raise InvalidArgumentError(f"{place} {problem}.")
         given = _taichi.full_field_shape(target) if isinstance(target, _taichi.Field) else _taichi.full_shape(target)

@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import _taichi, trace
 from taichi_ext.array_tangents import ArrayTangents, Binding, refuse_overlaps
-from taichi_ext.errors import DerivativeWarning, UnsupportedError
+from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
 from taichi_ext.host_values import as_active, is_active_on_host
 from taichi_ext.labels import Label, Labels
 from taichi_ext.memory import FieldTable, Shadow, numpy_dtype, view_of
@@ -41,6 +41,7 @@ class Session:
         self.max_memory = math.inf  # bytes for tangents other than J
         self.spent = 0
         self.state: State | None = None
+        self.is_repeated = False  # whether everything is put back and run again afterwards
         self.watch: Any = None
         self.strategy = "auto"
         self.is_direct = is_direct
@@ -199,6 +200,10 @@ class Session:
         if not self.is_direct:
             self._follow_host_arrays()
             self._note_active_arguments(kernel, args)
+        for position, value in enumerate(args):
+            problem = _taichi.ended_problem(value)
+            if problem:
+                raise InvalidArgumentError(f"Argument {position} of {kernel.func.__qualname__} {problem}.")
         args = tuple(a.detach() if _taichi.is_torch_tensor(a) and a.requires_grad else a for a in args)
         binding = self.arrays.bind(kernel, args, self)
         outer = binding.outer
@@ -209,6 +214,8 @@ class Session:
         refuse_overlaps(binding.given, fused.facts.written)
         if self.state is not None:
             self._save(self.state, fused, args)
+            if self.is_repeated:
+                self.state.refuse_repetition()
         passed, after = self._passed(fused, outer)
         before = self._changes
         result = fused.launch(args, passed)
@@ -222,7 +229,7 @@ class Session:
         if self.is_direct:
             return result
         self.arrays.remember()  # before Python goes on
-        is_simple = self.state is None and not len(self.arrays.regions)
+        is_simple = not len(self.arrays.regions)  # what it writes has been saved
         is_simple = is_simple and _taichi.is_plain_call(kernel)
         if is_simple and not fused.facts.written & set(self.params):
             repeat = _taichi.repeat_launch(fused.kernel, fused.passed(passed))

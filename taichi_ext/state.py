@@ -80,18 +80,31 @@ class State:
 
     def restore(self) -> None:
         """Put everything back as it was."""
+        self.refuse_repetition()
+        self.undo()
+
+    def refuse_repetition(self) -> None:
+        """Raise where what has been saved so far cannot be put back, or would be computed from other numbers."""
         if self.has_random:
             raise InvalidArgumentError(
                 f"{_SEVERAL_RUNS}, and a kernel that draws random numbers cannot draw the same ones again. Leave out "
                 "chunk_size=, allow more max_memory, or use fewer parameters at a time."
             )
+        for obj, _ in self._log.values():
+            if not _is_dense(obj):
+                what = f"{self._labels.field(obj)}," if isinstance(obj, _taichi.Field) else "a field,"
+                raise InvalidArgumentError(
+                    f"{_SEVERAL_RUNS}, and {what} in a sparse layout, cannot be restored for another run. Leave out "
+                    "chunk_size=, allow more max_memory, or use fewer parameters at a time."
+                )
+
+    def undo(self) -> None:
+        """Put back what can be put back: all but fields in sparse layouts."""
         with _taichi.suspend_following():
             for obj, copy in reversed(self._log.values()):  # they may overlap: what was saved first holds
-                if isinstance(obj, _taichi.Field) and not _taichi.is_dense(obj):
-                    raise _sparse(str(self._labels.field(obj)))
+                if not _is_dense(obj):
+                    continue
                 if isinstance(obj, _taichi.FieldEntry):
-                    if not obj.is_dense:
-                        raise _sparse("a field")
                     obj.write(copy)
                 else:
                     _taichi.put_back(obj, copy)
@@ -112,11 +125,10 @@ def _gaps(saved: list[_Stretch], start: int, end: int) -> Iterator[tuple[int, in
         yield start, end - start
 
 
-def _sparse(what: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"{_SEVERAL_RUNS}, and {what}, in a sparse layout, cannot be restored for another run. Leave out "
-        "chunk_size=, allow more max_memory, or use fewer parameters at a time."
-    )
+def _is_dense(obj: Any) -> bool:
+    if isinstance(obj, _taichi.FieldEntry):
+        return obj.is_dense
+    return not isinstance(obj, _taichi.Field) or _taichi.is_dense(obj)
 
 
 class OverBudgetError(Exception):

@@ -90,6 +90,7 @@ def load(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
 
 def _load_container(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
     indices = flat_indices(tracer, index)
+    _taichi.refuse_ended(base, "The field that is indexed here")
     if isinstance(base, _taichi.Field) and _taichi.is_dynamic_cell(base, len(indices)):
         return DynamicCell(base, indices)
     if isinstance(base, _taichi.StructField):

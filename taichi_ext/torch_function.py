@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import _taichi
-from taichi_ext.arguments import check_kernel, flatten
+from taichi_ext.arguments import check_kernel, flatten, refuse_ended
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.jacobian import value_and_jacobian
 from taichi_ext.labels import Labels
@@ -167,8 +167,7 @@ class TorchFunction:
         for name in self._outputs:
             if isinstance(name, str) and self._is_value(name):
                 raise InvalidArgumentError(f"outputs has {name!r}, which is passed by value and cannot be written.")
-        both = [n for n in self._shapes if n in self._inputs]
-        if both:
+        if both := [n for n in self._shapes if n in self._inputs]:
             raise InvalidArgumentError(f"shapes has {both[0]!r}, which is an input.")
         arrays = [*self._inputs, *self._outputs]
         is_reversible = self._outputs and all(isinstance(a, str) and not self._is_value(a) for a in arrays)
@@ -187,6 +186,7 @@ class TorchFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel on tensors; see ``torch_function``."""
         torch = require_torch()
+        refuse_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
         inputs, constants = self._bind(args, kwargs)
         wanted = tuple(wants_derivative(x) for x in inputs)
         refuse_second_derivative(inputs, _name(self._kernel))

@@ -161,3 +161,81 @@ def test_random_numbers_cannot_be_drawn_again():
     with pytest.raises(InvalidArgumentError, match="random"):
         jacobian(k, x, y, max_memory=1)
     assert jacobian(k, x, y).shape == (2, 2)
+
+
+def test_limit_that_a_later_call_exceeds():
+    x, y, t = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), outputs(4)
+    X, runs = x.to_numpy(), []
+
+    @ti.kernel
+    def first():
+        for i in y:
+            y[i] += x[i] * y[i]
+
+    @ti.kernel
+    def more():
+        for i in y:
+            t[i] = x[i] * y[i]
+
+    @ti.kernel
+    def last():
+        for i in y:
+            y[i] += t[i]
+
+    def pipeline(n):
+        runs.append(n)
+        for _ in range(3):  # repeated launches, after the first of which nothing is saved
+            first()
+        if n:
+            more()
+            last()
+
+    for make in (Jacobian, lambda *a, **o: lambda args: jacobian(*a, **{**o, "args": args})):
+        plan = make(pipeline, x, y, args=(0,), max_memory=100)  # the tangents of t need 128 bytes
+        for n in (0, 0, 1, 0, 1):
+            y.fill(1.0)
+            runs.clear()
+            J = plan(args=(n,))
+            assert_allclose(J, np.diag(3 * (1 + X) ** 2 if n == 0 else 4 * (1 + X) ** 3), rtol=1e-12)
+            assert_allclose(y.to_numpy(), (1 + X) ** (3 + n))
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 1}, {"max_memory": 1}])
+@pytest.mark.parametrize("is_pipeline", [False, True])
+def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):
+    x, t, y, s = scalars([0.3, 0.5]), outputs(2), outputs(2), ti.field(ti.f64)
+    ti.root.pointer(ti.i, 2).dense(ti.i, 1).place(s)
+    s[0] = 5.0
+
+    @ti.kernel
+    def before():
+        for i in t:
+            t[i] += x[i]
+
+    @ti.kernel
+    def random():
+        for i in y:
+            t[i] += x[i] * ti.random(ti.f64)
+        for i in y:
+            y[i] += t[i] ** 2
+
+    @ti.kernel
+    def sparse():
+        for i in y:
+            s[i] = x[i] + 1.0
+        for i in y:
+            t[i] = s[i] * x[0]
+        for i in y:
+            y[i] += t[i] ** 2
+
+    for kernel, word in ((random, "random"), (sparse, "sparse")):
+
+        def pipeline(kernel=kernel):
+            before()
+            kernel()
+
+        with pytest.raises(InvalidArgumentError, match=word):
+            jacobian(pipeline if is_pipeline else kernel, x, y, **options)
+        assert_array_equal(t.to_numpy(), [0, 0])
+        assert_array_equal(y.to_numpy(), [0, 0])
+        assert s[0] == 5.0

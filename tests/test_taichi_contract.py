@@ -1306,3 +1306,16 @@ def test_a_launch_holds_the_interpreter_lock():
         stop.set()
         thread.join()
     assert after == before
+
+
+def test_fields_are_found_in_the_layout_by_the_addresses_of_their_expressions():
+    """``_taichi.lifetime`` tells by them whether a field is one of the program that runs."""
+    layout, x = ti.FieldsBuilder(), ti.field(ti.f64)
+    assert any(x.vars[0] is pending for pending in impl.get_runtime().global_vars)
+    layout.dense(ti.i, 3).place(x)
+    tree = layout.finalize()
+    root = impl.get_runtime().prog.get_snode_root(tree.id)
+    place = root.get_ch(0).get_ch(0)
+    assert place.is_place()
+    assert place.get_expr().get_underlying_ptr_address() == x.vars[0].ptr.get_underlying_ptr_address()
+    tree.destroy()

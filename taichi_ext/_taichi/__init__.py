@@ -109,6 +109,7 @@ from taichi_ext._taichi.following import (
     follow,
     is_followed,
     is_gradient_replaced,
+    is_recorded,
     suspend_following,
     user_frame,
 )
@@ -147,6 +148,7 @@ from taichi_ext._taichi.kernels import (
     taichi_func,
     walk,
 )
+from taichi_ext._taichi.lifetime import ended_problem, layout_version, refuse_ended
 from taichi_ext._taichi.reverse_mode import (
     call_with_rule,
     forget_reverse_kernels,
@@ -199,6 +201,7 @@ __all__ = [
     "dtype_of",
     "eig_function",
     "element",
+    "ended_problem",
     "exclusive",
     "f32",
     "field_components",
@@ -240,6 +243,7 @@ __all__ = [
     "is_plain_call",
     "is_reading_kernel",
     "is_real",
+    "is_recorded",
     "is_reference",
     "is_reverse",
     "is_same_array",
@@ -250,6 +254,7 @@ __all__ = [
     "is_torch_tensor",
     "is_under",
     "layout_node",
+    "layout_version",
     "leaf_fields",
     "loop_unique",
     "make_context",
@@ -276,6 +281,7 @@ __all__ = [
     "process_args",
     "program",
     "put_back",
+    "refuse_ended",
     "repeat_launch",
     "replace_function",
     "resolves_to_static_call",

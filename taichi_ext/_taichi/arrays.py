@@ -16,6 +16,7 @@ from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
 from taichi.types import primitive_types
 
 from taichi_ext._taichi.kernels import is_array_annotation, is_scalar_type
+from taichi_ext._taichi.lifetime import ended_problem, is_field_alive
 
 
 def is_torch_tensor(x: Any) -> bool:
@@ -145,7 +146,7 @@ def is_same_storage(a: Any, b: Any) -> bool:
 
 def given_name(field: Any) -> str:
     """What Taichi calls a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
-    return field._name if is_placed(field) else ""
+    return field._name if is_field_alive(field) and is_placed(field) else ""
 
 
 def node_of(component: Expr) -> int:
@@ -211,6 +212,9 @@ def torch_from_numpy(values: Any, device: Any) -> Any:
 
 def array_problem(array: Any) -> str:
     """Why Taichi cannot take an array, whatever the kernel expects; empty where it can."""
+    problem = ended_problem(array)
+    if problem:
+        return problem
     if isinstance(array, np.ma.MaskedArray):
         return "is a masked array, whose mask Taichi does not see; pass array.filled(...) or array.data"
     if isinstance(array, np.matrix):
@@ -244,6 +248,9 @@ def _tensor_problem(tensor: Any) -> str:
 
 def argument_problem(annotation: Any, value: Any) -> str:
     """What is wrong with passing a value to a kernel argument; empty when nothing is."""
+    problem = ended_problem(value)
+    if problem:
+        return problem
     number = (int, float, np.integer, np.floating)
     if is_scalar_type(annotation):
         allowed = number if id(annotation) in primitive_types.real_type_ids else (int, np.integer)

@@ -292,6 +292,12 @@ def is_gradient_replaced() -> bool:
     return bool(impl.get_runtime().grad_replaced)
 
 
+def is_recorded() -> bool:
+    """Whether ``ti.ad.Tape`` records the launches of kernels, or ``ti.ad.FwdMode`` replaces the kernels."""
+    runtime = impl.get_runtime()
+    return (runtime.target_tape is not None or runtime.fwd_mode_manager is not None) and not runtime.grad_replaced
+
+
 def user_frame(frame: Any = None) -> Any:
     """The innermost frame, from the caller's or a given one on, that is neither Taichi's nor this package's."""
     frame = sys._getframe(1) if frame is None else frame

@@ -31,6 +31,7 @@ from taichi.types.annotations import template
 from taichi_ext._taichi.calling import no_position
 from taichi_ext._taichi.captures import Captures, noting
 from taichi_ext._taichi.expressions import builder, is_host_arch
+from taichi_ext._taichi.lifetime import refuse_ended
 from taichi_ext._taichi.threads import exclusive
 
 STATIC_CALLS = (impl.static, impl.static_assert, impl.grouped, ndrange_function)
@@ -75,6 +76,11 @@ class _Context(ASTTransformerContext):
     def __init__(self, places: dict[Any, str], **options: Any) -> None:
         super().__init__(**options)
         self._places = places
+
+    def get_var_by_name(self, name: str) -> Any:
+        value = super().get_var_by_name(name)
+        refuse_ended(value, f"The field {name}")
+        return value
 
     def get_pos_info(self, node: Any) -> str:
         body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None

@@ -1,0 +1,256 @@
+"""Fields and arrays that no longer exist, tapes that record, copies of a prepared form: refused, not guessed or crashed."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import end_program, initialise
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import (
+    InvalidArgumentError,
+    Jacobian,
+    UnsupportedError,
+    check_jacobian,
+    jacobian,
+    torch_function,
+    value_and_jacobian,
+)
+
+A1 = ti.types.ndarray(ti.f64, ndim=1)
+
+
+@pytest.fixture(autouse=True)
+def program():
+    initialise(default_fp=ti.f64)
+    yield
+    end_program()
+
+
+def fields(count=2):
+    made = [ti.field(ti.f64, 3) for _ in range(count)]
+    for field in made:
+        field.from_numpy(np.array([1.0, 2.0, 3.0]))
+    return made
+
+
+def refused(call, what="create it again"):
+    with pytest.raises(InvalidArgumentError, match=what):
+        call()
+
+
+class TestEndedProgram:
+    def test_parameters_and_outputs(self):
+        x, y = fields()
+
+        @ti.kernel
+        def k():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        jacobian(k, x, y)
+        initialise(default_fp=ti.f64)
+        for call in (jacobian, value_and_jacobian, Jacobian, check_jacobian):
+            refused(lambda call=call: call(k, x, y))
+        (new,) = fields(1)
+        refused(lambda: jacobian(k, new, y))
+        refused(lambda: jacobian(lambda: k(), x, new))
+
+    def test_fields_that_a_kernel_refers_to(self):
+        old, old_int = fields(1)[0], ti.field(ti.i32, 3)
+        old_int.fill(1)
+        initialise(default_fp=ti.f64)
+        x, y = fields()
+
+        @ti.data_oriented
+        class Model:
+            def __init__(self):
+                self.old = old
+
+            @ti.kernel
+            def run(self):
+                for i in x:
+                    y[i] = x[i] * self.old[i]
+
+        @ti.kernel
+        def reads():
+            for i in x:
+                y[i] = x[i] * old[i]
+
+        @ti.kernel
+        def reads_integers():
+            for i in x:
+                y[i] = x[i] * old_int[i]
+
+        @ti.kernel
+        def loops():
+            for i in old:
+                y[i] = x[i]
+
+        @ti.kernel
+        def stores():
+            for i in x:
+                y[i] = x[i]
+                old[i] = 1.0
+
+        @ti.kernel
+        def template(f: ti.template()):
+            for i in x:
+                y[i] = x[i] * f[i]
+
+        for kernel in (reads, reads_integers, loops, stores, Model().run, lambda: reads()):
+            refused(lambda kernel=kernel: jacobian(kernel, x, y))
+        refused(lambda: jacobian(template, x, y, args=(old,)))
+        refused(lambda: jacobian(lambda: template(old), x, y))
+        refused(lambda: jacobian(lambda f: template(f), x, y, args=(old,)))
+        assert_array_equal(y.to_numpy(), [1, 2, 3])
+
+    def test_arrays_and_out(self):
+        old, old_field = ti.ndarray(ti.f64, 3), ti.field(ti.f64, (3, 3))
+        old_matrix = ti.Vector.ndarray(2, ti.f64, 3)
+        old.fill(1.0)
+        old_field.fill(0.0)
+        kept = [old, old_matrix]
+        del old, old_matrix
+        initialise(default_fp=ti.f64)
+        x, y = fields()
+
+        @ti.kernel
+        def k(a: A1):
+            for i in x:
+                y[i] = x[i] * a[i]
+
+        @ti.kernel
+        def plain():
+            for i in x:
+                y[i] = x[i]
+
+        refused(lambda: jacobian(k, x, y, args=(kept[0],)))
+        refused(lambda: jacobian(k, "a", y, args=(kept[0],)))
+        refused(lambda: jacobian(lambda: k(kept[0]), x, y))
+        refused(lambda: jacobian(lambda: plain(), x, kept[0]))
+        refused(lambda: jacobian(plain, x, y, out=old_field))
+        new = ti.ndarray(ti.f64, 3)
+        new.fill(2.0)
+        assert_allclose(jacobian(k, x, y, args=(new,)), 2 * np.eye(3))
+        kept.clear()  # which must not take memory of this program with it
+        assert_allclose(jacobian(k, x, y, args=(new,)), 2 * np.eye(3))
+
+    def test_torch_function(self):
+        torch = pytest.importorskip("torch")
+        x, y = fields()
+
+        @ti.kernel
+        def k():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        function = torch_function(k, inputs=x, outputs=y)
+        initialise(default_fp=ti.f64)
+        refused(lambda: function(torch.ones(3, dtype=torch.float64, requires_grad=True)))
+
+
+class TestDestroyedTree:
+    def make(self):
+        layout, x, y = ti.FieldsBuilder(), ti.field(ti.f64), ti.field(ti.f64)
+        layout.dense(ti.i, 3).place(x, y)
+        tree = layout.finalize()
+        x.from_numpy(np.array([1.0, 2.0, 3.0]))
+        return tree, x, y
+
+    def test_fields_in_it_are_refused_and_others_go_on(self):
+        tree, x, y = self.make()
+        other, result = fields()
+
+        @ti.kernel
+        def square():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        @ti.kernel
+        def go_on():
+            for i in other:
+                result[i] = other[i] ** 2
+
+        plans = [Jacobian(square, x, y), Jacobian(go_on, other, result)]
+        for plan in plans:
+            assert_allclose(plan(), np.diag([2.0, 4.0, 6.0]))
+        tree.destroy()
+        refused(plans[0])
+        refused(lambda: jacobian(square, x, y))
+        assert_allclose(plans[1](), np.diag([2.0, 4.0, 6.0]))
+        second, x2, y2 = self.make()  # gets the number of the first
+        refused(lambda: jacobian(square, x2, y2))
+        refused(lambda: jacobian(square, x, y))
+
+        @ti.kernel
+        def cube():
+            for i in x2:
+                y2[i] = x2[i] ** 3
+
+        assert_allclose(jacobian(cube, x2, y2), np.diag([3.0, 12.0, 27.0]))
+        second.destroy()
+
+    def test_fields_that_are_not_laid_out_yet_exist(self):
+        tree, x, y = self.make()
+        late = ti.Vector.field(2, ti.f64, 3, needs_grad=True)
+
+        @ti.kernel
+        def k():
+            for i in late:
+                y[i] = late[i][0] + 2 * late[i][1]
+
+        J = jacobian(k, late, y)
+        assert_allclose(J[1, 1], [1.0, 2.0])
+        tree.destroy()
+
+
+class TestRecording:
+    @pytest.mark.parametrize("how", [jacobian, value_and_jacobian, check_jacobian, lambda *a: Jacobian(*a)()])
+    @pytest.mark.parametrize("is_pipeline", [False, True])
+    def test_a_jacobian_within_a_tape_is_refused(self, how, is_pipeline):
+        x = ti.field(ti.f64, (), needs_grad=True)
+        loss = ti.field(ti.f64, (), needs_grad=True)
+        x[None] = 3.0
+
+        @ti.kernel
+        def k():
+            loss[None] += x[None] ** 2
+
+        with ti.ad.Tape(loss):
+            with pytest.raises(UnsupportedError, match="before or after the with block"):
+                how((lambda: k()) if is_pipeline else k, x, loss)
+            k()
+        assert x.grad[None] == 6.0
+        assert jacobian(k, x, loss) == 6.0
+
+    def test_within_fwd_mode(self):
+        x = ti.field(ti.f64, (), needs_dual=True)
+        y = ti.field(ti.f64, (), needs_dual=True)
+        x[None] = 3.0
+
+        @ti.kernel
+        def k():
+            y[None] = x[None] ** 2
+
+        plan = Jacobian(k, x, y)
+        with ti.ad.FwdMode(loss=y, param=x), pytest.raises(UnsupportedError, match="FwdMode"):
+            plan()
+        assert plan() == 6.0
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_prepared_form_is_not_copied(copied):
+    x, y = fields()
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] ** 2
+
+    plan = Jacobian(k, x, y)
+    plan()
+    with pytest.raises(TypeError, match=r"Jacobian .* prepare it there"):
+        copied(plan)
