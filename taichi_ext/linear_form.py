@@ -147,13 +147,11 @@ def guarded_scale(form: Form, weight: Any) -> Form:
     """``weight * form`` where a tangent that is zero stays zero although the weight is infinite."""
     scaled: Form = {}
     for leaf, c in form.items():
-        if is_row(leaf):
-            scaled[leaf] = Guarded(multiply(weight, c.factor if isinstance(c, Guarded) else c))
-        elif is_expr(c):
-            product = multiply(weight, c)
-            scaled[leaf] = ops.select(c == 0, constant(0, dtype_of(product)), product) if is_expr(weight) else product
-        else:
-            scaled[leaf] = multiply(weight, c)
+        factor = c.factor if isinstance(c, Guarded) else c
+        product = multiply(weight, factor)
+        if is_expr(weight) and is_expr(factor):
+            product = ops.select(factor == 0, constant(0, dtype_of(product)), product)
+        scaled[leaf] = Guarded(product) if is_row(leaf) else product
     return scaled
 
 

@@ -228,6 +228,28 @@ def test_zero_tangent_stays_zero_at_a_singular_point(f, point, has_row):
     assert_array_equal(jacobian(k, x, y), [[0, 1], [0, 3 * value], [0, 0]])
 
 
+@pytest.mark.parametrize(("f", "point"), SINGULAR, ids=[f"{f.__name__}({p:g})" for f, p in SINGULAR])
+def test_what_a_choice_leaves_out_has_no_tangent_at_a_singular_point(f, point):
+    """The tangent of the row is not zero, but its coefficient is."""
+    x, y = scalars([0.3, 0.8]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in range(1):
+            t = 0.0
+            for j in range(2):
+                t += x[j]
+            chosen = ti.max(-t, 0.0)
+            y[0] = f(chosen + point)
+            y[1] = f(ti.select(t > 0.0, 0.0, t) + point)
+            u = 0.0
+            if t < 0.0:
+                u = t
+            y[2] = 2.0 * f(point - u * t)
+
+    assert_array_equal(jacobian(k, x, y), np.zeros((3, 2)))
+
+
 def test_infinite_derivative_is_kept():
     x, y = scalars([0.0]), outputs(3)
 
