@@ -1,4 +1,4 @@
-"""Whole Jacobians of Taichi kernels in one launch, and custom gradients of chosen subexpressions."""
+"""Whole Jacobians of Taichi kernels in one launch, and custom derivatives for functions and expressions."""
 
 from taichi_ext.check import check_jacobian
 from taichi_ext.edges import coverage, edge, segment_edge, sqrt_edge, step

@@ -1,4 +1,4 @@
-"""check_jacobian: the Jacobian beside central differences, and where a NaN or an infinity arises.
+"""check_jacobian: the Jacobian compared with central differences, and the line where a NaN or an infinity arises.
 
 The differences are taken in the precision of the parameter, ``(y(x + h) - y(x - h)) / 2 h`` with
 ``h = eps ** (1/3) * max(abs(x), s)``, s being the root mean square of the parameter: the step that balances truncation
@@ -43,12 +43,12 @@ def check_jacobian(
 ) -> JacobianReport:
     """Compare ``jacobian(kernel, params, outputs, args=args)`` with central differences.
 
-    The kernel is run once for J and twice for each entry of a parameter that is tried.  Every field and array that it
-    changes is put back, so that the state afterwards is the state before.  A NaN never agrees with anything; the report
-    names the entries that are not finite and the line of the kernel where the first of them arose.
+    The kernel runs once for J and twice for each checked entry of a parameter.  Afterwards, every field and array that
+    it changes is restored.  A NaN never agrees with anything.  The report names the entries that are not finite and the
+    line of the kernel where the first of them arose.
 
-    Differences are wrong where an output jumps: at a silhouette, J with its boundary term does not agree with
-    differences of single samples, and is not meant to.
+    Differences are wrong where an output jumps.  For example, at a silhouette, J with its boundary term does not agree
+    with differences of single samples.
 
     Args:
         kernel: see ``jacobian``.
@@ -58,20 +58,21 @@ def check_jacobian(
         step: the step of the differences, relative to the magnitude of an entry; by default the cube root of the
             precision, 6e-6 for float64 and 5e-3 for float32.
         rtol: relative tolerance of an entry; by default 1e-6 for float64 and 2e-2 for float32.
-        atol: absolute tolerance; by default 0.1 rtol times the largest entry of the same column.  The rounding of the
-            outputs is allowed for in addition.
-        most_entries: how many entries of each parameter are tried at most, drawn always alike; None for all.
-        raise_on_failure: raise instead of returning a report that is false.
-        progress: whether a progress bar is shown where more than 20 entries are tried; see ``jacobian``.
+        atol: absolute tolerance; by default 0.1 rtol times the largest entry of the same column.  An allowance for the
+            rounding of the outputs is added to it.
+        most_entries: the largest number of entries of each parameter to check; a fixed seed makes the sample
+            reproducible.  None checks all entries.
+        raise_on_failure: raise ``CheckError`` if the check fails.
+        progress: whether to show a progress bar if more than 20 entries are checked; see ``jacobian``.
 
     Returns:
         The report: ``bool(report)``, ``print(report)``, and the numbers in ``report.blocks``.
 
     Raises:
-        CheckError: they disagree, and ``raise_on_failure`` is set.
-        InvalidArgumentError: an argument that cannot be used; the kernel draws random numbers, or changes a field in a
-            sparse layout, so that it cannot be run again from the same state.
-        UnsupportedError: a construct whose derivative is not known.
+        CheckError: the check fails, and ``raise_on_failure`` is set.
+        InvalidArgumentError: an argument is invalid; or the kernel cannot run again from the same state, because it
+            draws random numbers or changes a field in a sparse layout.
+        UnsupportedError: the derivative of a construct is not known.
 
     Example:
         >>> import taichi as ti

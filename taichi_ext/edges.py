@@ -32,21 +32,21 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
         level: a real scalar that is positive inside; its zero set is the edge.
         inside: scalar, vector or matrix.
         outside: of the same shape; or one of the two is a scalar.
-        at: the position of the pixel centre, ``(px, py)``, two real variables (or a vector variable) in units of pixels
-            from which level was computed in the same kernel.  Needed where a derivative is taken or ``antialias=True``.
+        at: the position of the pixel centre in pixels: ``(px, py)``, two real variables, or a vector variable.  The
+            kernel must compute level from these variables.  Needed for derivatives and for ``antialias=True``.
         antialias: False takes a point sample at the pixel's centre; True gives ``C * inside + (1 - C) * outside``,
             where C is the covered area of the pixel.
-        jump: what replaces ``inside - outside`` in the boundary term: its limit on the edge, for an inside that varies
-            fast there.
+        jump: replaces ``inside - outside`` in the boundary term by its limit on the edge.  Use it if inside varies fast
+            there.
 
     Returns:
         A value of the shape of inside.  Its tangent is
-        ``C inside_dot + (1 - C) outside_dot + jump kappa level_dot / g`` (C is 1 or 0 without antialiasing).  Where the
+        ``C inside_dot + (1 - C) outside_dot + jump kappa level_dot / g`` (C is 1 or 0 without antialiasing).  If the
         gradient of level is zero, the last term is 0.
 
     Raises:
-        UnsupportedError: ``at`` is missing where it is needed, is not a pair of real variables, or level is an
-            integer or does not depend on it.
+        UnsupportedError: ``at`` is needed but missing, or is not a pair of real variables; or level is an integer or
+            does not depend on ``at``.
 
     Example:
         >>> import taichi as ti
@@ -61,7 +61,7 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
         ...         py = float(j)
         ...         level = disc[2] - ti.sqrt((px - disc[0]) ** 2 + (py - disc[1]) ** 2)
         ...         image[i, j] = edge(level, 5.0, 2.0, at=(px, py))
-        >>> growth = jacobian(draw, disc, image)[..., 2].sum() / 3.0  # of the area with the radius
+        >>> growth = jacobian(draw, disc, image)[..., 2].sum() / 3.0  # d area / d radius
         >>> print(f"{growth:.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
         75.6 of 75.4
     """
@@ -77,8 +77,8 @@ def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
         antialias: see ``edge``.
 
     Returns:
-        A real number, 0 or 1 (anything between for ``antialias=True``); its tangent is ``kappa level_dot / g``, the
-        length of the edge in the pixel times the speed at which it moves outwards.
+        A real number: 0 or 1, or from 0 to 1 with ``antialias=True``.  Its tangent is ``kappa level_dot / g``: the
+        length of the edge in the pixel times its outward speed.
 
     Example:
         >>> import taichi as ti
@@ -131,7 +131,7 @@ def coverage(level: Any, *, at: Any = None) -> Any:
 
 
 def sqrt_edge(level: Any, *, at: Any = None) -> Any:
-    """``sqrt(max(level, 0))``, whose derivative near level = 0 is an average over the pixel.
+    """``sqrt(max(level, 0))``; its derivative near level = 0 is an average over the pixel.
 
     The point sample ``level ** -0.5 / 2`` is singular at the edge.  Its average over the pixel, for a level that varies
     linearly, with F(z) = 4/3 max(z, 0)^1.5, is
@@ -170,12 +170,12 @@ def sqrt_edge(level: Any, *, at: Any = None) -> Any:
 def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
     """The boundary term of one side of a polygon, clipped exactly to the pixel: 0, with a tangent.
 
-    Add it, for every side, to the value of the pixel.  The side moves with its ends, linearly in between, and counts
-    with the length that lies in the pixel: exact also at corners.
+    Add it to the value of the pixel once for every side.  The side moves with its ends, linearly in between.  Only the
+    part of the side in the pixel counts, so the derivative is exact at corners, too.
 
     Args:
         start: first end, a vector of 2, in pixels.
-        end: second end.  The inside lies to the left of the way from start to end, x to the right and y up.
+        end: second end.  The inside lies to the left when you go from start to end, with x to the right and y up.
         jump: value inside minus value outside: scalar, vector or matrix.
         at: pixel centre, ``(px, py)``.
 

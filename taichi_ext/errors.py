@@ -14,17 +14,17 @@ _LONGEST = 100  # characters of a value that a message shows
 class UnsupportedError(ti.TaichiCompilationError):
     """A construct whose derivative is not known.
 
-    Raised while a kernel is being differentiated; the message starts with the file, the line and the source text of
-    the user's code, and says what to do instead.  No derivative is ever guessed or silently zero.
+    It is raised while a kernel is differentiated.  The message starts with the file, the line and the source text of
+    the user's code, and names an alternative.  No derivative is ever guessed or silently zero.
     """
 
 
 class InvalidArgumentError(ValueError):
-    """An argument of a taichi_ext call that cannot be used; the message names it and the fix."""
+    """An argument of a taichi_ext call is invalid; the message names it and the fix."""
 
 
 class InvalidRuleError(InvalidArgumentError, ti.TaichiCompilationError):
-    """A user's rule or edge that does not fit the kernel where it is used; the message starts with file and line."""
+    """A user's rule or edge does not fit the kernel that uses it; the message starts with file and line."""
 
 
 class EndedFieldError(InvalidArgumentError, ti.TaichiCompilationError):
@@ -32,11 +32,11 @@ class EndedFieldError(InvalidArgumentError, ti.TaichiCompilationError):
 
 
 class CheckError(AssertionError):
-    """A check that was told to raise has failed; the message is its report."""
+    """A check with ``raise_on_failure=True`` has failed; the message is its report."""
 
 
 class DerivativeWarning(UserWarning):
-    """A derivative that is well defined but probably not what was meant, for example a Jacobian that is zero."""
+    """A derivative is well defined but probably not intended, for example a Jacobian that is zero."""
 
 
 def shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Custom gradients in a kernel: marks, stopped and replaced gradients, and how a rule is applied while tracing.
+"""Custom derivatives in a kernel: marks, stopped and replaced gradients, and how tracing applies a rule.
 
-A rule t(x, d_x) is linear in its tangents.  Traced once with tangents that are zero and carry seeds of their own, its
-result has a form over those seeds: the partials of the rule.  What is then applied is ``sum(partial * tangent)``, as
-for any operation of the rule table.
+A rule t(x, d_x) is linear in its tangents.  It is traced once, with tangents that are zero and carry their own seeds.
+The form of its result over those seeds gives the partials of the rule.  The tangent is then ``sum(partial * tangent)``,
+as for any operation of the rule table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mark(name: str, value: Any, **along: Any) -> Any:
     Args:
         name: the name, a string literal.
         value: the subexpression: a scalar, vector or matrix.
-        **along: further values that the rule may need, each with its tangent.
+        **along: further values for the rule: it can take each of them, and its tangent.
 
     Returns:
         The value.
@@ -75,8 +75,8 @@ def stop_gradient(value: Any) -> Any:
         value: a scalar, vector or matrix in a kernel.
 
     Returns:
-        The value.  In Taichi's reverse mode it is exact for 2**-12 <= abs(value) < 2**63 (float32: from 2**-41 on) and
-        has an absolute error of at most 2**-64 below.
+        The value.  In Taichi's reverse mode it is exact for 2**-12 <= abs(value) < 2**63 (float32: from 2**-41 on).
+        For smaller values, the absolute error is at most 2**-64.
 
     Example:
         >>> import taichi as ti

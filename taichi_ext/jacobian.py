@@ -27,10 +27,10 @@ def jacobian(
     chunk_size: int | None = None,
     progress: bool | None = None,
 ) -> Any:
-    """The Jacobian of what a kernel writes by what it reads, in one launch.
+    """The Jacobian of a kernel's outputs with respect to its parameters, in one launch.
 
     ``J[o..., p...] = d outputs[o...] / d params[p...]``, by forward-mode automatic differentiation of the kernel's
-    source.  The kernel runs exactly once; its side effects are those of one plain run.
+    source.  The call has the side effects of one plain run of the kernel.
 
     Args:
         kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class, or a Python function that
@@ -40,25 +40,25 @@ def jacobian(
         outputs: likewise; None means the kernel's return value.
         args: positional arguments of the call.
         out: an array of the result's shape and type that is filled instead of a new one.
-        max_memory: bytes that the tangents of intermediate fields may take, beside the Jacobian itself; by default half
-            of what is free.  Where they need more, the columns are computed in as few runs as fit, everything that the
-            kernels wrote being put back in between: a Python function is then called several times.
-        tangents: how tangents of locals are stored that are written in branches and loops.  "sparse" keeps the few
-            coefficients that can be other than zero, each with its column, wherever that is possible; "dense" keeps all
-            columns side by side; "auto" takes the first up to 24 constant columns or 8 index expressions, and the
-            second beyond.  The result is the same.
-        chunk_size: how many columns are computed in one run at most, in balanced blocks, everything being put back in
-            between; by default all of them.
-        progress: whether a progress bar is shown where the columns are computed in several runs: True or False; by
-            default where rich is installed (the extra ``progress``) and stderr is a terminal.
+        max_memory: bytes for the tangents of intermediate fields and arrays, not counting the Jacobian; by default half
+            of the free memory.  If they need more, the columns are computed in 2, 4, 8, ... runs, until each run fits.
+            Everything that the kernels wrote is restored between runs.  A Python function is then called several times.
+        tangents: storage for the tangents of locals that are written in branches and loops.  "sparse" keeps only the
+            coefficients that can be nonzero, each with its column, where possible.  "dense" keeps all columns.  "auto"
+            is sparse up to 24 constant columns or 8 index expressions, and dense beyond.  The result is the same.
+        chunk_size: the largest number of columns in one run; by default all columns.  The runs have balanced sizes, and
+            everything that the kernels wrote is restored between them.
+        progress: whether to show a progress bar if the columns are computed in several runs.  By default, the bar is
+            shown if rich is installed (the extra ``progress``) and stderr is a terminal, or in a notebook.
 
     Returns:
         A NumPy array of shape ``outputs.shape + element_shape + params.shape + element_shape`` and the type of the
-        output; structured like outputs, and inside that like params, where they are lists, tuples or dicts.
+        output; torch tensors if all outputs are torch tensors.  If outputs or params are lists, tuples or dicts, the
+        result has the structure of outputs, and inside it that of params.
 
     Raises:
-        InvalidArgumentError: an argument that cannot be used, named.
-        UnsupportedError: a construct whose derivative is not known, with the user's file, line and source text.
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        UnsupportedError: the derivative of a construct is not known; the message has file, line and source text.
 
     Example:
         >>> import numpy as np
@@ -99,8 +99,8 @@ def value_and_jacobian(
     Args and errors are those of ``jacobian``.
 
     Returns:
-        The outputs as NumPy arrays (structured like ``outputs``; the return value where that is None), and the
-        Jacobian.
+        The outputs and the Jacobian.  The outputs are NumPy arrays, structured like ``outputs``; if that is None, they
+        are the return value.
 
     Example:
         >>> import taichi as ti

@@ -26,16 +26,16 @@ class Jacobian:
         kernel: see ``jacobian``.
         params: see ``jacobian``.
         outputs: see ``jacobian``.
-        args: see ``jacobian``; each call can be given others, and without any has those of its thread's last call.
+        args: see ``jacobian``.  A call can pass other args; without args it uses those of its thread's last call.
         max_memory: see ``jacobian``.
         tangents: see ``jacobian``.
         chunk_size: see ``jacobian``.
         progress: see ``jacobian``.
 
     Raises:
-        InvalidArgumentError: an argument that cannot be used, named.
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
 
-    Calling it (``plan()``, ``plan(out=J)``, ``plan(args=...)``) runs the kernel once and returns the Jacobian: a fresh
+    Calling it (``plan()``, ``plan(out=J)``, ``plan(args=...)``) runs the kernel once and returns the Jacobian: a new
     array, or the one given as ``out=``.  Threads can share it: each call has its own arguments and its own result.
 
     Example:
@@ -188,7 +188,7 @@ class Jacobian:
         return "\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values())))
 
     def explain(self) -> str:
-        """What was chosen for each kernel, after the first call: where tangents are kept, and how large they are."""
+        """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""
         prepared = self._prepared
         return "\n\n".join(dict.fromkeys(explain(f, prepared.fields) for f in list(prepared.fused.values())))
 

@@ -1,4 +1,4 @@
-"""User rules: derivatives given for a ``ti.func`` or for a marked subexpression, and the table that holds them."""
+"""User rules: derivatives given for a ``ti.func`` or a marked subexpression, and the table of these rules."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class GradientRule:
     """One registered rule.
 
     Attributes:
-        name: what it is called in the registry.
-        target: the ``Func`` or the name of the mark that it belongs to.
-        target_name: the same for people.
+        name: its name in the registry.
+        target: its ``Func``, or the name of its mark.
+        target_name: the same as text.
         function: the rule itself, Taichi code.
-        parameters: the names of what it takes.
-        place: file and line where it is defined.
+        parameters: the names of its parameters.
+        place: file and line of its definition.
         is_enabled: whether it is applied.
         uses: how many times it has been traced into a kernel.
     """
@@ -48,7 +48,7 @@ class GradientRule:
 class Registry:
     """The table of rules: prints as a table; rules can be disabled, enabled and removed by name.
 
-    Kernels are rebuilt when a rule that they use, or could use, changes; not otherwise.
+    A kernel is rebuilt only if a rule changes that it uses or could use.
 
     Example:
         >>> from taichi_ext import registry
@@ -70,7 +70,7 @@ class Registry:
         self._marks.add(name)
 
     def unused_marks(self) -> list[str]:
-        """What to say of rules for marks that no kernel has had so far; each once."""
+        """Warnings about rules for marks that no kernel has had so far; each once."""
         messages = []
         for rule in self:
             is_unused = isinstance(rule.target, str) and rule.target not in self._marks
@@ -104,13 +104,13 @@ class Registry:
             self._changed()
 
     def rule_for(self, target: Any) -> GradientRule | None:
-        """The enabled rule of a function or mark; the one registered last where there are several."""
+        """The enabled rule of a function or mark; if there are several, the one registered last."""
         with self._lock:
             found = [r for r in self._rules.values() if self.is_enabled(r) and _same(r.target, target)]
         return found[-1] if found else None
 
     def remove(self, name: str) -> None:
-        """Forget a rule."""
+        """Remove a rule."""
         with self._lock:
             rule = self._get(name)
             del self._rules[name]
@@ -119,25 +119,25 @@ class Registry:
             self._changed()
 
     def clear(self) -> None:
-        """Forget all rules."""
+        """Remove all rules."""
         with self._lock:
             for name in list(self._rules):
                 self.remove(name)
 
     def enable(self, *names: str) -> None:
-        """Apply rules again; all of them when no name is given."""
+        """Apply these rules again; without a name, all rules."""
         self._set(names, True)
 
     def disable(self, *names: str) -> None:
-        """Let autodiff have its way where these rules apply; all rules when no name is given."""
+        """Use autodiff instead of these rules; without a name, instead of all rules."""
         self._set(names, False)
 
     def disabled(self, *names: str) -> contextlib.AbstractContextManager[None]:
-        """A context in which rules are not applied; all of them when no name is given."""
+        """A context in which these rules are not applied; without a name, all rules."""
         return self._within(names, False)
 
     def enabled(self, *names: str) -> contextlib.AbstractContextManager[None]:
-        """A context in which rules are applied; all of them when no name is given."""
+        """A context in which these rules are applied; without a name, all rules."""
         return self._within(names, True)
 
     @contextlib.contextmanager
@@ -154,7 +154,7 @@ class Registry:
                 self._changed()
 
     def is_enabled(self, rule: GradientRule) -> bool:
-        """Whether a rule is applied: as the innermost context that names it says, else as it was set."""
+        """Whether a rule is applied: the innermost context for it decides, otherwise its own setting."""
         for names, state in reversed(self._overrides):
             if names is None or rule.name in names:
                 return state
@@ -204,23 +204,23 @@ registry = Registry()
 
 
 def boundary_gradient(target: Any, name: str | None = None) -> Callable[[RuleFunction], RuleFunction]:
-    """Give the derivative of a ``ti.func`` or of a marked subexpression; autodiff keeps doing everything else.
+    """Give the derivative of a ``ti.func`` or of a marked subexpression; autodiff does everything else.
 
-    The decorated function is Taichi code.  It chooses what it needs by the names of its parameters:
+    The decorated function is Taichi code.  It selects its inputs by the names of its parameters:
 
-    * the arguments of the function (or what ``mark`` passes along), by their names;
+    * the arguments of the function, or the further values of ``mark``, by their names;
     * ``d_<argument>``, the tangent of an argument;
     * ``out``, the primal result;
-    * ``auto``, the tangent that autodiff would have given.
+    * ``auto``, the tangent from autodiff.
 
-    It returns the tangent of the result and must be linear in the tangents.  An argument whose tangent it does not
-    take keeps autodiff, unless the rule takes ``auto`` and so decides about all of it.  A rule that calls the function
-    itself gets the primal.
+    It returns the tangent of the result and must be linear in the tangents.  If it does not take ``d_x``, the argument
+    ``x`` keeps its tangent from autodiff.  A rule that takes ``auto`` decides about all arguments.  If a rule calls its
+    own function, it gets the value without a tangent.
 
     Args:
         target: a ``ti.func``, a method of a data-oriented class, a function of another package such as
             ``ti.math.mix``; or the name of a mark.
-        name: what the rule is called in the registry; by default the name of the target.
+        name: the name of the rule in the registry; by default the name of the target.
 
     Returns:
         A decorator that registers the rule and returns the function unchanged.
@@ -273,7 +273,7 @@ def boundary_gradient(target: Any, name: str | None = None) -> Callable[[RuleFun
 
 
 def _reverse_hook(func: Any) -> Callable[..., Any]:
-    """What stands in for a function with a rule while a kernel is compiled for one of Taichi's gradient modes."""
+    """The replacement of a function with a rule, for kernels that Taichi compiles for a gradient."""
 
     def call(original: Callable[..., Any], args: list[Any]) -> Any:
         rule = registry.rule_for(func)

@@ -1,4 +1,4 @@
-"""Reports of the checks: what was compared, and how it is shown."""
+"""Reports of the checks, and their text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a Jacobian and what differences say about it."""
+    """One entry of a Jacobian, and the same entry by differences."""
 
     output: tuple[int, ...]
     param: tuple[int, ...]
@@ -16,7 +16,7 @@ class Entry:
 
     @property
     def error(self) -> float:
-        """Their distance; NaN where one of them is not finite."""
+        """Their distance; NaN if one of them is not finite."""
         return abs(self.jacobian - self.differences)
 
     def __str__(self) -> str:
@@ -26,7 +26,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Block:
-    """The comparison of one output by one parameter."""
+    """The comparison for one output and one parameter."""
 
     output: str
     param: str
@@ -39,12 +39,12 @@ class Block:
 
 @dataclass(frozen=True)
 class JacobianReport:
-    """What ``check_jacobian`` found: true where everything agrees and is finite, and readable as text.
+    """The result of ``check_jacobian``: true if everything agrees and is finite; ``print`` shows it as text.
 
     Attributes:
         name: the kernel.
         blocks: one comparison for each output and parameter.
-        not_finite: what is NaN or infinite and where it arose, one text each.
+        not_finite: the values that are NaN or infinite, and where they arose, one text each.
         rtol: the relative tolerance.
     """
 
@@ -55,7 +55,7 @@ class JacobianReport:
 
     @property
     def is_ok(self) -> bool:
-        """Whether every entry that was tried agrees, and J and the outputs are finite."""
+        """Whether every checked entry agrees, and J and the outputs are finite."""
         return not self.not_finite and all(block.failed == 0 for block in self.blocks)
 
     def __bool__(self) -> bool:

@@ -29,7 +29,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """One property that was tried: its figure is the largest relative error, and ``where`` the point it occurs at."""
+    """One tested property: ``figure`` is the largest relative error, ``where`` is the point where it occurs."""
 
     text: str
     is_ok: bool
@@ -43,16 +43,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class RuleReport:
-    """What ``check_rule`` found: true where every property holds, and readable as text.
+    """The result of ``check_rule``: true if every property holds; ``print`` shows it as text.
 
     Attributes:
         name: the rule.
         place: file and line where it is defined.
-        findings: the properties that were tried.
-        points: how many points they were tried at.
-        differing: the points at which the rule is not autodiff.
-        rows: the largest differences between them, one line of a table each: point, derivative, rule, autodiff.
-        remarks: what could not be tried.
+        findings: the tested properties.
+        points: the number of points.
+        differing: the points where the rule differs from autodiff.
+        rows: the largest differences, one line of a table each: point, derivative, rule, autodiff.
+        remarks: properties that could not be tested, and why.
     """
 
     name: str
@@ -84,26 +84,31 @@ class RuleReport:
 def check_rule(
     rule: Any, inputs: dict[str, Any], *, rtol: float | None = None, raise_on_failure: bool = False
 ) -> RuleReport:
-    """Try a rule at points of one's choice: is it linear, and where does it differ from autodiff?
+    """Test a rule at points of your choice: is it linear, and where does it differ from autodiff?
 
-    Tried are ``rule(0) = 0``, ``rule(2 t) = 2 rule(t)`` and ``rule(a + b) = rule(a) + rule(b)`` for random tangents;
-    that what ``jacobian`` applies is the rule; and that ``auto`` agrees with central differences of the function where
-    it is smooth.  Everything is computed in Taichi's ``default_fp``.
+    The tests are:
+
+    * ``rule(0) = 0``, ``rule(2 t) = 2 rule(t)`` and ``rule(a + b) = rule(a) + rule(b)`` for random tangents;
+    * ``jacobian`` applies the rule;
+    * ``auto`` agrees with central differences of the function where it is smooth.
+
+    Everything is computed in Taichi's ``default_fp``.
 
     Args:
-        rule: the name of a rule in the registry, the rule itself, or the ``ti.func`` that it is for.
-        inputs: the arguments of the function by name, or for a mark its value as ``"out"`` and what it passes along:
-            arrays of shape ``(points,)``, ``(points, n)`` for vectors and ``(points, n, m)`` for matrices; numbers that
-            are the same at all points; or any other object, passed as it is (``self``, a field).
+        rule: the name of a rule in the registry, the rule itself, or its ``ti.func``.
+        inputs: a dict with the arguments of the function by name.  For a mark: its value as ``"out"``, and its further
+            values by name.  Each is an array of shape ``(points,)``, ``(points, n)`` for vectors or ``(points, n, m)``
+            for matrices; a number, used at all points; or any other object, passed unchanged (``self``, a field).
         rtol: relative tolerance of ``auto`` against differences; by default 1e-6 for float64 and 2e-2 for float32.
-        raise_on_failure: raise instead of returning a report that is false.
+        raise_on_failure: raise ``CheckError`` if the check fails.
 
     Returns:
         The report: ``bool(report)``, ``print(report)``.
 
     Raises:
         CheckError: a property does not hold, and ``raise_on_failure`` is set.
-        InvalidArgumentError: there is no such rule; an input is missing, unknown, or of another number of points.
+        InvalidArgumentError: there is no such rule; an input is missing, unknown, a struct, or has another number of
+            points than the others.
 
     Example:
         >>> import taichi as ti

@@ -37,38 +37,38 @@ def torch_function(
     max_memory: int | None = None,
     reverse: bool = False,
 ) -> TorchFunction:
-    """A function of torch tensors that runs a kernel and that torch can differentiate.
+    """A differentiable function of torch tensors that runs a kernel.
 
-    Where a derivative is wanted, the kernel and its Jacobian J run in one launch; ``backward`` multiplies by the
-    transpose of J and forward mode by J.  The kernel runs once per call, and torch alone adds to ``x.grad``.  Second
-    derivatives raise.
+    If torch needs a derivative, one launch computes the kernel and its Jacobian J.  ``backward`` multiplies by the
+    transpose of J, and forward mode by J.  The kernel runs once per call.  Second derivatives raise an error.
 
     Args:
         kernel: a ``@ti.kernel``, plain or a bound method, or a Python function that launches kernels.
-        inputs: what to differentiate by, in the order of the function's first arguments: the name of a kernel
-            argument, or a ``ti.field`` that is filled from the tensor; or a list of those.  An argument that the kernel
-            takes by value is given as a tensor of its shape.
-        outputs: what the function returns: the name of an array argument, or a ``ti.field`` that is read; or a list,
-            tuple or dict of those, which is then the structure of the result.  None means the kernel's return value.
-        shapes: for array arguments that the function itself allocates, filled with zeros: a shape, or a function of
-            arguments of the kernel, chosen by name, that returns a shape or the tensor to use (which may be of
-            integers).  An output that is not named here has shape and type of the first input; one that is an input
-            too starts as a copy of it.  Arrays named here that are no outputs are working memory.
+        inputs: the name of the kernel argument to differentiate with respect to, or a list of names.  They become the
+            first arguments of the function, in this order.  A ``ti.field`` instead of a name is filled from the tensor.
+            For an argument that the kernel takes by value, pass a tensor of its shape.
+        outputs: the name of an array argument that the function returns, or a ``ti.field``; or a list, tuple or dict of
+            those, which gives the structure of the result.  None means the kernel's return value.
+        shapes: a dict for array arguments that the function allocates, filled with zeros.  Each value is a shape, or a
+            function that returns a shape or the tensor to use, which may hold integers.  The parameters of that
+            function are kernel arguments, by name.  An output without an entry has the shape and type of the first
+            input.  An output that is also an input starts as a copy of it.  Arrays that are no outputs are working
+            memory.
         max_memory: see ``jacobian``.
-        reverse: for arrays so large that J does not fit: ``backward`` by Taichi's own reverse mode of the kernel, and
-            forward mode by one column at a time.  Taichi's reverse mode is wrong for kernels that overwrite what they
-            have read, so each gradient is held against forward mode along a random direction, to the square root of
-            the precision, and raises if they differ.  The kernel runs again for it: all it reads and writes must be its
-            array arguments.
+        reverse: for arrays so large that J does not fit into memory.  ``backward`` uses Taichi's own reverse mode, and
+            forward mode computes one column at a time.  Taichi's reverse mode is wrong for kernels that overwrite
+            values that they have read.  So each gradient is compared with forward mode along a random direction, and an
+            error is raised if they differ by more than the square root of the precision.  The kernel runs again for
+            this, so it may only read and write its array arguments.
 
     Returns:
-        A function of the inputs, then of the remaining kernel arguments, in the kernel's order or by name.  Tensors are
-        read where they are and never written.  Inside ``torch.vmap`` the kernel runs once per item of the batch.
+        A function of the inputs, followed by the remaining kernel arguments, in the kernel's order or by name.  Input
+        tensors are never written.  Inside ``torch.vmap`` the kernel runs once per item of the batch.
 
     Raises:
-        InvalidArgumentError: inputs, outputs or shapes that do not fit the kernel; torch is not installed.
-        UnsupportedError: at the call, a construct without a known derivative; a second derivative; a wrong gradient
-            from Taichi's reverse mode.
+        InvalidArgumentError: inputs, outputs or shapes do not fit the kernel, or torch is not installed.
+        UnsupportedError: at the call: the derivative of a construct is not known; a second derivative is needed; or
+            Taichi's reverse mode gives a wrong gradient.
 
     Example:
         >>> import taichi as ti
@@ -90,7 +90,7 @@ def torch_function(
 
 
 class TorchFunction:
-    """What ``torch_function`` returns: call it with tensors."""
+    """The function that ``torch_function`` returns: call it with tensors."""
 
     def __init__(
         self,
