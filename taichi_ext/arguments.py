@@ -263,7 +263,7 @@ def _kernel_problem(kernel: Any) -> str:
     bound = _taichi.primal_kernel(kernel)
     name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]
     if bound is not None:
-        return _bound_problem(kernel, name, *bound)
+        return _bound_problem(kernel, name, bound[0])
     if isinstance(kernel, type):
         return f"the class {name}; give a kernel or method of one of its objects"
     if not callable(kernel):
@@ -288,12 +288,12 @@ _DEFERRED = {
 }
 
 
-def _bound_problem(kernel: Any, name: str, primal: Any, owner: tuple[Any, ...]) -> str:
+def _bound_problem(kernel: Any, name: str, primal: Any) -> str:
     if _taichi.is_reverse(primal):
         return "the gradient of a kernel (kernel.grad); give the kernel itself"
     if inspect.ismethod(kernel):
         return f"{name}, a method of a plain class; decorate {type(kernel.__self__).__name__} with @ti.data_oriented"
-    if primal.classkernel and not owner and not isinstance(kernel, type(primal)):
+    if primal.classkernel and inspect.isfunction(kernel):  # which Taichi refuses to call too
         return f"{name}, a method without its object; give the method of an object, such as solver.step"
     return ""
 

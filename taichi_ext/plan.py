@@ -73,8 +73,6 @@ class Jacobian:
             raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
         _refuse_inside_kernel()
         _refuse_recording()
-        # a strong reference would keep the program's threads and memory after ti.init
-        self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         max_memory, tangents, chunk_size = checked_options(max_memory, tangents, chunk_size)
         check_progress(progress)
         self._progress = progress
@@ -96,6 +94,8 @@ class Jacobian:
             param_targets, output_targets, rebuild_params, rebuild_outputs, max_memory, tangents, fields
         )
         self._prepared.layout = _taichi.layout_version()
+        # a strong reference would keep the program's threads and memory after ti.init
+        self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         self._last = threading.local()  # what value() needs of this thread's last call
         if chunk_size is not None:
             self._prepared.blocks = max(1, -(-Evaluation(self._prepared, call).column_count() // chunk_size))

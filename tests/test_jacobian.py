@@ -5,6 +5,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from differences import check_jacobian, matrices, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -36,7 +37,7 @@ def test_shape_is_that_of_output_and_parameter_with_their_elements():
         [(2, 4, 1, 3), (2, 4, 1, 2), (2, 4, 1, 2, 3)],
         [(5, 3, 1, 3), (5, 3, 1, 2), (5, 3, 1, 2, 3)],
     ]
-    assert all(isinstance(block, np.ndarray) and block.dtype == np.float64 for row in result for block in row)
+    assert all(isinstance(block, np.ndarray) and block.dtype == real(0.0).dtype for row in result for block in row)
     by_x, by_v, by_m = np.zeros((2, 4, 1, 3)), np.zeros((5, 3, 1, 2)), np.zeros((2, 4, 1, 2, 3))
     for i in range(2):
         for j in range(4):
@@ -107,6 +108,7 @@ def test_member_of_a_struct_field_as_output():
     assert_array_equal(by_name["direction"], result[1])
 
 
+@pytest.mark.cpu_only("two types of real numbers")
 def test_dtype_is_that_of_the_output():
     x32, x64 = scalars([0.3], ti.f32), scalars([0.7])
     y32, y64 = outputs(1, dtype=ti.f32), outputs(1)
@@ -413,16 +415,13 @@ def test_method_that_returns_a_value():
     assert_allclose(jacobian(spring.energy, spring.position), [1.0, 0.6])
 
 
-def test_static_method_and_unbound_method():
+def test_static_method():
     spring = Spring(3.0)
-    for power in (spring.power, Spring.power):
-        by_source, by_a = jacobian(
-            power, [spring.position, "a"], spring.force, args=(spring.position, spring.force, 2.0)
-        )
-        assert_allclose(by_source, np.diag([0.6, 1.0]))
-        assert_allclose(by_a, np.array([0.09, 0.25]) * np.log([0.3, 0.5]))
-    unbound = jacobian(Spring.pull, spring.position, spring.force, args=(spring, 0.1))
-    assert_allclose(unbound, jacobian(spring.pull, spring.position, spring.force, args=(0.1,)))
+    by_source, by_a = jacobian(
+        spring.power, [spring.position, "a"], spring.force, args=(spring.position, spring.force, 2.0)
+    )
+    assert_allclose(by_source, np.diag([0.6, 1.0]))
+    assert_allclose(by_a, np.array([0.09, 0.25]) * np.log([0.3, 0.5]))
 
 
 def test_method_that_launches_kernels():
@@ -550,27 +549,6 @@ def test_out_is_filled_by_name(squares):
     jacobian(both, x, {"y": y, "other": other}, out=out)
     assert_allclose(out["y"], np.diag([0.6, 1.0]))
     assert_allclose(out["other"], [[0, 0], [1, 0]])
-
-
-def test_out_that_is_the_parameter_is_filled_last():
-    m, y = scalars(np.arange(1.0, 5.0).reshape(2, 2)), outputs()
-
-    @ti.kernel
-    def k():
-        y[None] = m[0, 0] * m[1, 1] - m[0, 1] * m[1, 0]
-
-    jacobian(k, m, y, out=m)
-    assert_allclose(m.to_numpy(), [[4.0, -3.0], [-2.0, 1.0]])
-
-
-def test_out_that_is_an_argument_is_filled_last():
-    @ti.kernel
-    def k(a: ti.types.ndarray(ti.f64, ndim=1)) -> ti.f64:
-        return a[0] ** 2 * a[1]
-
-    a = np.array([2.0, 3.0])
-    assert jacobian(k, a, args=(a,), out=a) is a
-    assert_allclose(a, [12.0, 4.0])
 
 
 def test_fresh_array_at_each_call(product):

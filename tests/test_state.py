@@ -83,7 +83,7 @@ def test_state_is_that_of_one_plain_run(max_memory):
     assert jac[6] == 123
 
 
-@pytest.mark.parametrize("max_memory", [600, 300])
+@pytest.mark.parametrize("max_memory", [300, 150])
 def test_blocks_give_the_same_jacobian(max_memory):
     program = Everything()
     start = Snapshot(program.containers)

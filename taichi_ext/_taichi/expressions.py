@@ -13,7 +13,7 @@ from taichi.lang import impl, matrix, matrix_ops, ops
 from taichi.lang.expr import Expr
 from taichi.lang.matrix import Matrix
 from taichi.types import primitive_types
-from taichi.types.primitive_types import f32, f64, i32, integer_types, real_types
+from taichi.types.primitive_types import f16, f32, f64, i32, integer_types, real_types
 
 _LIBRARY = os.path.dirname(ti.__file__)
 
@@ -246,7 +246,7 @@ _MOST_THREADS = 1 << 10
 
 
 def named_type(name: str) -> Any:
-    return {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64}[name]
+    return {"f16": f16, "f32": f32, "f64": f64}[name]
 
 
 def assert_zero(x: Any, message: str) -> None:
