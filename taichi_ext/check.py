@@ -116,7 +116,7 @@ def check_jacobian(
 
 
 class _Kept(State):
-    """The state before the check; what cannot be put back is refused before it is changed."""
+    """The state before the check; raises before a field changes that cannot be restored."""
 
     def save(self, obj: Any) -> None:
         if isinstance(obj, _taichi.Field) and not _taichi.is_dense(obj):
@@ -312,7 +312,7 @@ class _Columns:
 def _remark(
     run: _Run, param: Target, values: np.ndarray, n: int, column: _Columns, step: float | None, precision: float
 ) -> str:
-    """What the differences of the worst entry say about themselves, where it fails."""
+    """A remark about the differences of the worst entry, if it fails."""
     worst = column.worst
     if column.failed == 0 or worst is None or not math.isfinite(worst.jacobian):
         return ""

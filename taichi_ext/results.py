@@ -1,4 +1,4 @@
-"""Where the Jacobian goes: arrays given as ``out=``, and tensors where outputs are tensors."""
+"""The arrays that hold the Jacobian: those given as ``out=``, and tensors if the outputs are tensors."""
 
 from __future__ import annotations
 

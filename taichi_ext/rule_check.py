@@ -236,7 +236,7 @@ class _Subject:
         return self._flat(self.results)
 
     def partials(self) -> np.ndarray:
-        """What ``jacobian`` gives: shape (points, results, arguments)."""
+        """The result of ``jacobian``: shape (points, results, arguments)."""
         kernel, arguments = self.function_kernel
         J = jacobian(kernel, [s.shift for s in self.real], self.results, args=arguments.args)
         rows = []

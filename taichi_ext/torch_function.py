@@ -420,7 +420,7 @@ def _as_tensor(block: Any, device: Any) -> Any:
 
 
 def _returned_tensor(returned: Any, kernel: Any, device: Any) -> Any:
-    """What a kernel returned, as a tensor of the type that it returns."""
+    """The return value of a kernel, as a tensor of its type."""
     bound = _taichi.primal_kernel(kernel)
     assert bound is not None
     values = returned if isinstance(returned, (list, tuple)) else [returned]
