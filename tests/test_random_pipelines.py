@@ -15,7 +15,7 @@ from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline
 from program_pipelines import Pipeline, generate
 from program_verdict import BY_ITSELF, REJECTED, RIGHT, reduced
 
-SEEDS = (4, 16, 37, 49, 58, 28)  # the last two have float32, the very last long loops
+SEEDS = (16, 37, 58, 28)  # the last two have float32, the very last long loops
 
 
 @pytest.fixture(scope="module")
