@@ -303,7 +303,13 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     tracer.contexts.append(context)
     tree = rewritten.tree()
     tracer.loop_nodes = loops_by_number(tree)
-    fused.trace(tree, context, f"{kernel.func.__name__}_jacobian")
+    fused.trace(tree, context, f"{kernel.func.__name__}_jacobian", lambda: _is_settled(facts, tracer, bindings))
+    sizes, version = tracer.scratch_sizes, registry.version
+    return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=bindings.paired)
+
+
+def _is_settled(facts: Facts, tracer: Tracer, bindings: _Bindings) -> bool:
+    """Collect the facts that only the end of a trace knows; True where the trace has found nothing new."""
     if facts.writes != tracer.writes:
         facts.writes = tracer.writes
         facts.changed = True
@@ -320,8 +326,7 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
         tracer.accept_stores()
     if not facts.changed:
         tracer.accept_pieces()
-    sizes, version = tracer.scratch_sizes, registry.version
-    return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=bindings.paired)
+    return not facts.changed
 
 
 def _shadow_dtype(launch: Launch, key: Any) -> Any:

@@ -2,7 +2,10 @@
 
 import functools
 import gc
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -471,3 +474,43 @@ class TestLaunches:
         tasks = tasks_of(plan)
         assert [name.split("_jacobian")[0] for name in tasks if "jacobian" in name] == ["step"] * 5 + ["finish"]
         ti.reset()
+
+
+GROWTH = """
+import gc, sys
+import taichi as ti
+from taichi_ext import jacobian
+
+ti.init(arch=ti.cpu, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=1)
+x, y = ti.field(ti.f32, 4), ti.field(ti.f32, 4)
+
+def new_kernel():
+    @ti.kernel
+    def k():
+        for i in x:
+            t = 0.0
+            for j in range(3):
+                t += x[i] * x[j]
+            y[i] = t
+    return k
+
+def resident():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+for n in range(90):
+    jacobian(new_kernel(), x, y)
+    if n == 29:
+        before = resident()
+print((resident() - before) / 60)
+"""
+
+
+@pytest.mark.cpu_only("it measures the memory of the host")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the resident memory is read from /proc")
+def test_traces_that_are_not_launched_leave_no_kernel_in_the_program(tmp_path):
+    """Taichi keeps each kernel of a program for ever: about 3 kB for a plain one, 190 kB for all traces of this one."""
+    program = tmp_path / "growth.py"
+    program.write_text(GROWTH)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300, check=True)
+    assert float(done.stdout.split()[-1]) < 60e3

@@ -156,6 +156,10 @@ def _settings(config: Any, values: dict[str, bool]) -> Iterator[None]:
                 setattr(config, name, value)
 
 
+class _DroppedError(Exception):
+    """Raised while Taichi makes a kernel, so that it does not keep it."""
+
+
 class FusedKernel(Kernel):
     """A kernel traced from a given tree rather than from a function's source; it is never found by name."""
 
@@ -189,8 +193,12 @@ class FusedKernel(Kernel):
         tree: ast.Module,
         ctx: ASTTransformerContext,
         name: str,
+        is_final: Callable[[], bool],
     ) -> None:
-        """Walk the tree once and keep the resulting kernel (not compiled to machine code before its first launch)."""
+        """Walk the tree once and keep the resulting kernel, not compiled to machine code before its first launch.
+
+        Where ``is_final`` says no at the end of the walk, the kernel is dropped: a program keeps all others for ever.
+        """
         runtime = self.runtime
         function = tree.body[0]
         assert isinstance(function, ast.FunctionDef)
@@ -207,12 +215,15 @@ class FusedKernel(Kernel):
                 ctx.ast_builder = kernel_cxx.ast_builder()
                 with noting(self.captures):
                     transform_tree(tree, ctx)
+                if not is_final():
+                    raise _DroppedError
             finally:
                 runtime.inside_kernel = False
                 runtime.current_kernel = None
                 runtime.compiling_callable = None
 
-        self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
+        with contextlib.suppress(_DroppedError):
+            self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
 
     def compile(self) -> Any:
         """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong."""
