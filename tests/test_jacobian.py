@@ -484,7 +484,7 @@ def product():
 
 def test_out_numpy_array_is_filled_and_returned(product):
     k, x, y, true = product
-    out = np.full((3, 2), np.nan)
+    out = real(np.full((3, 2), np.nan))
     assert jacobian(k, x, y, out=out) is out
     assert_allclose(out, true)
     x.from_numpy(np.array([1.0, 2.0]))
@@ -494,7 +494,7 @@ def test_out_numpy_array_is_filled_and_returned(product):
 
 def test_out_numpy_array_that_is_not_contiguous(product):
     k, x, y, true = product
-    for out in (np.full((2, 3), np.nan).T, np.full((6, 4), np.nan)[::2, 1:3]):
+    for out in (real(np.full((2, 3), np.nan)).T, real(np.full((6, 4), np.nan))[::2, 1:3]):
         assert jacobian(k, x, y, out=out) is out
         assert_allclose(out, true)
 
@@ -515,7 +515,7 @@ def test_out_ndarray_and_field(product):
 def test_out_torch_tensor(product):
     torch = pytest.importorskip("torch")
     k, x, y, true = product
-    out = torch.full((3, 2), torch.nan, dtype=torch.float64)
+    out = torch.from_numpy(real(np.full((3, 2), np.nan)))
     assert jacobian(k, x, y, out=out) is out
     assert_allclose(out.numpy(), true)
 
@@ -524,8 +524,8 @@ def test_out_has_the_structure_of_the_result(squares):
     k, x, v, y, z = squares
     true = expected_squares(x, v)
     out = {
-        "y": [np.empty((2, 2)), ti.ndarray(ti.f64, shape=(2, 1, 2))],
-        "z": [np.empty((3, 2)), np.empty((3, 1, 2))],
+        "y": [real(np.empty((2, 2))), ti.ndarray(ti.f64, shape=(2, 1, 2))],
+        "z": [real(np.empty((3, 2))), real(np.empty((3, 1, 2)))],
     }
     result = jacobian(k, [x, v], {"y": y, "z": z}, out=out)
     assert result is out
@@ -545,7 +545,7 @@ def test_out_is_filled_by_name(squares):
             y[i] = x[i] ** 2
             other[i] = x[0] * i
 
-    out = {"other": np.empty((2, 2)), "y": np.empty((2, 2))}
+    out = {"other": real(np.empty((2, 2))), "y": real(np.empty((2, 2)))}
     jacobian(both, x, {"y": y, "other": other}, out=out)
     assert_allclose(out["y"], np.diag([0.6, 1.0]))
     assert_allclose(out["other"], [[0, 0], [1, 0]])
