@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from taichi_ext import _taichi
@@ -194,8 +194,17 @@ class KernelCall:
         position = self.names.index(name)
         value = self.args[position] if position < len(self.args) else None
         if isinstance(value, _taichi.Field):
-            return _resolve_field(place, value, self.labels)
+            return replace(_resolve_field(place, value, self.labels), position=position, argument=name)
         return Target("argument", f"{place} (argument {name!r})", None, position, name)
+
+    def current(self, target: Target) -> Target:
+        """A target as this call has it: the field of an argument is the one that is given now."""
+        if not 0 <= target.position < len(self.args):
+            return target
+        value = self.args[target.position]
+        if value is target.field or not (target.kind == "field" or isinstance(value, _taichi.Field)):
+            return target
+        return self._resolve_name(f"args[{target.position}]", self.names[target.position])
 
     def return_target(self) -> Target:
         if self.kernel is None:

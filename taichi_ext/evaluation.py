@@ -41,8 +41,9 @@ class Prepared:
         strategy: how tangents of locals are stored.
         fields: the fields that the kernels use.
         fused: the kernels with tangents.
-        blocks: in how many runs the columns are computed.
-        sizes_that_fit: the shapes of arrays for which a call has been within the memory that was free.
+        chunk_size: how many columns are computed in one run at most; None for all of them.
+        blocks: in how many runs the columns are computed at least.
+        sizes_that_fit: the shapes of arguments for which a call has been within the memory that was free.
         layout: the version of the layout of all fields that the kernels were built for.
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
@@ -57,6 +58,7 @@ class Prepared:
     strategy: str
     fields: FieldTable
     fused: dict[Any, Fused] = field(default_factory=dict)
+    chunk_size: int | None = None
     blocks: int = 1
     layout: int = 0
     sizes_that_fit: set[Any] = field(default_factory=set)
@@ -103,7 +105,11 @@ class Evaluation:
         self._state = state
         self._watch = watch
         self._progress = progress
+        self._params = [call.current(target) for target in prepared.params]
+        self._outputs = [call.current(target) for target in prepared.outputs]
         self._blocks = prepared.blocks
+        if prepared.chunk_size is not None:
+            self._blocks = max(self._blocks, -(-self.column_count() // prepared.chunk_size))
 
     def jacobian(self) -> Any:
         """J in the structure that was asked for, in ``out`` if that was given."""
@@ -113,7 +119,7 @@ class Evaluation:
             if repeated is not None:
                 return prepared.result([[repeated]])
         result = prepared.result(self.blocks())
-        return as_torch(result, self.call, prepared.outputs) if out is None else fill_out(out, result)
+        return as_torch(result, self.call, self._outputs) if out is None else fill_out(out, result)
 
     def value_and_jacobian(self) -> tuple[Any, Any]:
         """The outputs and J, in the structures that were asked for."""
@@ -154,8 +160,8 @@ class Evaluation:
                 if self._state is None:  # one kernel, which has not been launched
                     self._state = State(self.call.labels)
                 self._state.restore()
-            else:
                 self._prepared.blocks = max(self._prepared.blocks, self._blocks)
+            else:
                 self._prepared.note_fit(self._sizes())
                 return result
 
@@ -164,13 +170,14 @@ class Evaluation:
         return self._blocks > 1 or (self.call.kernel is None and self._max_memory() < math.inf)
 
     def _sizes(self) -> Any:
-        """The shapes of the arrays of this call."""
-        return tuple(tuple(a.shape) for a in self.call.args if _taichi.is_array(a))
+        """The shapes of the fields and arrays of this call."""
+        sized = (a for a in self.call.args if _taichi.is_array(a) or isinstance(a, _taichi.Field))
+        return tuple(tuple(a.shape) for a in sized)
 
     def _run_once(self) -> list[list[np.ndarray]]:
         places = self._places()
         session, columns = self._new_session(0, None)
-        outputs = [self._open_output(session, t, p) for t, p in zip(self._prepared.outputs, places, strict=True)]
+        outputs = [self._open_output(session, t, p) for t, p in zip(self._outputs, places, strict=True)]
         self._check_out(session, outputs, columns)
         self._launch(session, [key for key, _ in outputs])
         if self._is_repeatable(session, outputs):
@@ -195,7 +202,7 @@ class Evaluation:
             session, columns = self._new_session(first, self._blocks)
             end = sum(math.prod(shape) for _, shape in columns)
             session.is_repeated = first + session.columns < end
-            outputs = [self._open_output(session, target, None) for target in self._prepared.outputs]
+            outputs = [self._open_output(session, target, None) for target in self._outputs]
             self._check_out(session, outputs, columns)
             self._launch(session, [key for key, _ in outputs])
             parts.append([session.tangents(key) for key, _ in outputs])
@@ -207,13 +214,8 @@ class Evaluation:
     def _is_repeatable(self, session: Session, outputs: list[Any]) -> bool:
         """Whether one kernel without arguments has one parameter and one output, which are different fields."""
         is_simple = self.call.kernel is not None and not self.call.args and self._watch is None
-        is_single = len(self._prepared.params) == len(outputs) == len(self._prepared.fused) == 1
-        return (
-            is_simple
-            and is_single
-            and self._prepared.outputs[0].kind == "field"
-            and outputs[0][0] not in session.params
-        )
+        is_single = len(self._params) == len(outputs) == len(self._prepared.fused) == 1
+        return is_simple and is_single and self._outputs[0].kind == "field" and outputs[0][0] not in session.params
 
     def _new_replay(self, session: Session, outputs: list[Any], columns: _Columns) -> Replay | None:
         (key, shape), (_, inner) = outputs[0], columns[0]
@@ -235,7 +237,7 @@ class Evaluation:
         names: dict[Any, Label | str] = {}
         session = Session(self._prepared.fields, self._prepared.fused, self.call.kernel is not None)
         total = 0
-        for target in self._prepared.params:
+        for target in self._params:
             if self.call.is_value(target):
                 shape = self.call.value_shape(target)
                 if target.argument in arguments:
@@ -259,7 +261,7 @@ class Evaluation:
         session.seed(seeds)
         session.params = names
         session.argument_columns = arguments
-        session.wants_return = any(target.kind == "return" for target in self._prepared.outputs)
+        session.wants_return = any(target.kind == "return" for target in self._outputs)
         return session, columns
 
     def _container(self, session: Session, target: Target) -> tuple[Any, tuple[int, ...]]:
@@ -303,8 +305,7 @@ class Evaluation:
 
     def _launch(self, session: Session, outputs: list[Any]) -> None:
         if self.call.kernel is not None:
-            if not self._prepared.is_checked:
-                session.before_launch = lambda fused, outer: self._check_before_launch(session, fused, outer)
+            session.before_launch = lambda fused, outer: self._check_before_launch(session, fused, outer)
             self.returned = session.launch(self.call.kernel, self.call.full_args)
             session.before_launch = None  # which refers to the session: nothing of it waits for the garbage collector
         else:
@@ -318,8 +319,8 @@ class Evaluation:
 
     def _places(self) -> list[Any]:
         """For each output the memory of ``out`` in which its Jacobian can be computed."""
-        if self._out is None or len(self._prepared.params) != 1 or self.call.kernel is None:
-            return [None] * len(self._prepared.outputs)
+        if self._out is None or len(self._params) != 1 or self.call.kernel is None:
+            return [None] * len(self._outputs)
         leaves = by_path(self._out, self._prepared.skeleton())
         return [in_place(target, list(self.call.args)) for _, target in leaves]
 
@@ -328,7 +329,7 @@ class Evaluation:
             wanted = [((*shape, *p), session.dtype(key)) for key, shape in outputs for _, p in columns]
             leaves = by_path(self._out, self._prepared.skeleton())
             check_out(leaves, wanted)
-            targets = (*self._prepared.params, *self._prepared.outputs)
+            targets = (*self._params, *self._outputs)
             containers = [target.field for target in targets if target.field is not None]
             refuse_shared_out(leaves, [*containers, *self.call.args])
 
@@ -340,7 +341,7 @@ class Evaluation:
 
     def _keys(self, session: Session) -> tuple[list[tuple[Target, Any]], list[tuple[Target, Any]]]:
         """The parameters and the outputs, each with its key in a session."""
-        both = (self._prepared.params, self._prepared.outputs)
+        both = (self._params, self._outputs)
         params, outputs = ([(t, self._key(session, t)) for t in targets] for targets in both)
         return params, outputs
 
@@ -367,7 +368,7 @@ class Evaluation:
             where = f"by the kernels that {self.call.name} launched"
             refuse_inactive(*self._keys(session), session.read, session.written, where)
         prepared.is_checked = True
-        for target, key in zip(prepared.outputs, outputs, strict=True):
+        for target, key in zip(self._outputs, outputs, strict=True):
             if session.is_fresh(key):
                 warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
             elif self._blocks == 1 and not session.overwritten and not session.tangents(key).any():
@@ -380,7 +381,7 @@ def values_of(prepared: Prepared, call: KernelCall, returned: Any) -> list[Any]:
         returned
         if target.kind == "return"
         else _taichi.copy_of(target.field if target.kind == "field" else call.value(target))
-        for target in prepared.outputs
+        for target in map(call.current, prepared.outputs)
     ]
 
 

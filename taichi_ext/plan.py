@@ -91,14 +91,21 @@ class Jacobian:
         _taichi.materialize()
         fields = FieldTable(call.labels)
         self._prepared = Prepared(
-            param_targets, output_targets, rebuild_params, rebuild_outputs, max_memory, tangents, fields
+            param_targets,
+            output_targets,
+            rebuild_params,
+            rebuild_outputs,
+            max_memory,
+            tangents,
+            fields,
+            chunk_size=chunk_size,
         )
         self._prepared.layout = _taichi.layout_version()
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(_taichi.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         self._last = threading.local()  # what value() needs of this thread's last call
         if chunk_size is not None:
-            self._prepared.blocks = max(1, -(-Evaluation(self._prepared, call).column_count() // chunk_size))
+            Evaluation(self._prepared, call)  # raises for what has no columns
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -140,12 +147,12 @@ class Jacobian:
         self._last.returned = evaluation.returned
         return result
 
-    def _follow_layout(self) -> None:
-        """After a tree of fields was destroyed, kernels are built again; raise where a field of this form was in it."""
+    def _follow_layout(self, call: KernelCall) -> None:
+        """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
         prepared, version = self._prepared, _taichi.layout_version()
         if prepared.layout == version:
             return
-        for target in (*prepared.params, *prepared.outputs):
+        for target in map(call.current, (*prepared.params, *prepared.outputs)):
             problem = _taichi.ended_problem(target.field)
             if problem:
                 raise InvalidArgumentError(f"{target.name} {problem}.")
@@ -170,9 +177,9 @@ class Jacobian:
                 "before, and pass its numbers in a field."
             )
         self._refuse_ended()
-        with _taichi.exclusive:
-            self._follow_layout()
         call = self._last_call() if args is None else self._call.with_args(args)
+        with _taichi.exclusive:
+            self._follow_layout(call)
         prepared = self._prepared if watch is None else dataclasses.replace(self._prepared, fused={})
         return Evaluation(prepared, call, out, state, watch, progress)
 
