@@ -118,8 +118,9 @@ class Evaluation:
             repeated = prepared.replay.run(out)
             if repeated is not None:
                 return prepared.result([[repeated]])
-        result = prepared.result(self.blocks())
-        return as_torch(result, self.call, self._outputs) if out is None else fill_out(out, result)
+        with _taichi.suspend_following():  # a thread that a pipeline has started may compute a Jacobian of its own
+            result = prepared.result(self.blocks())
+            return as_torch(result, self.call, self._outputs) if out is None else fill_out(out, result)
 
     def value_and_jacobian(self) -> tuple[Any, Any]:
         """The outputs and J, in the structures that were asked for."""

@@ -1,5 +1,6 @@
 """Calls from several threads: each has its own arguments and its own result, first calls too."""
 
+import concurrent.futures
 import sys
 import threading
 
@@ -11,7 +12,7 @@ from differences import outputs, scalars
 from numpy.testing import assert_allclose
 from taichi.lang import impl
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
 
 A1 = ti.types.ndarray(ti.f64, ndim=1)
 
@@ -183,6 +184,66 @@ class TestCalls:
 
         assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
         assert_allclose(found[0], np.diag([3.0, 3.0]))
+
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    @pytest.mark.parametrize("how", ["launch", "nested launch", "pool", "field entry", "fill", "from_numpy"])
+    def test_threads_of_a_pipeline_lose_no_derivative_in_silence(self, how):
+        x, y = scalars([1.0, 2.0]), outputs(2)
+
+        @ti.kernel
+        def square():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        @ti.kernel
+        def add():
+            for i in x:
+                y[i] += 5 * x[i]
+
+        def store():
+            y[0] = 3.0
+
+        def nested():
+            in_thread(add)
+
+        def in_thread(work):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join(60)
+
+        def in_pool():
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                pool.submit(add).exception()
+
+        stores = {"field entry": store, "fill": lambda: y.fill(1.0), "from_numpy": lambda: y.from_numpy(np.ones(2))}
+        works = {"launch": add, "nested launch": nested, **stores}
+
+        def pipeline():
+            square()
+            in_pool() if how == "pool" else in_thread(works[how])
+
+        with pytest.raises(UnsupportedError, match="a thread that was started in a pipeline"):
+            jacobian(pipeline, x, y)
+        in_thread(add)  # threads are as free as before
+        assert_allclose(jacobian(square, x, y), np.diag([2.0, 4.0]))
+        assert y.to_numpy().tolist() == [1.0, 4.0]
+
+    def test_threads_of_a_pipeline_may_read(self):
+        x, y, seen = scalars([1.0, 2.0]), outputs(2), []
+
+        @ti.kernel
+        def square():
+            for i in x:
+                y[i] = x[i] ** 2
+
+        def pipeline():
+            square()
+            thread = threading.Thread(target=lambda: seen.extend([y[1], *y.to_numpy()]))
+            thread.start()
+            thread.join(60)
+
+        assert_allclose(jacobian(pipeline, x, y), np.diag([2.0, 4.0]))
+        assert seen == [4.0, 1.0, 4.0]
 
 
 @pytest.mark.usefixtures("ti64")

@@ -18,7 +18,7 @@ from taichi.lang.matrix import MatrixField
 from taichi.lang.struct import Struct
 
 from taichi_ext._taichi.arrays import is_dense_node
-from taichi_ext._taichi.kernels import is_library_kernel, process_args
+from taichi_ext._taichi.kernels import is_library_kernel, is_reading_kernel, process_args
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
 _followers: dict[int, Any] = {}
@@ -27,8 +27,57 @@ _followers: dict[int, Any] = {}
 _lock = threading.Lock()
 
 
+class _Stray:
+    """Follows a thread that a pipeline has started: no derivative goes through its launches and stores."""
+
+    def __init__(self) -> None:
+        self.errors: list[UnsupportedError] = []
+        self.is_over = False  # the pipeline has returned
+
+    def launch(self, kernel: Kernel, args: tuple[Any, ...]) -> Any:
+        if is_reading_kernel(kernel):
+            with suspend_following():
+                return kernel(*args)
+        raise self._error(f"{kernel.func.__qualname__} is launched in")
+
+    def before_host_write(self, obj: Any, value: Any) -> None:
+        raise self._error("A field or array is written in")
+
+    def host_read(self, obj: Any, value: Any) -> Any:
+        return value
+
+    def _error(self, what: str) -> UnsupportedError:
+        self.errors.append(
+            UnsupportedError(
+                f"{what} a thread that was started in a pipeline, whose derivatives would be lost. Launch kernels and "
+                "write fields in the thread that computes the Jacobian."
+            )
+        )
+        return self.errors[-1]
+
+
+_strays: dict[int, _Stray] = {}  # by thread: who follows the threads that it starts
+
+
 def _follower() -> Any:
-    return _followers.get(threading.get_ident())
+    follower = _followers.get(threading.get_ident())
+    return None if type(follower) is _Stray and follower.is_over else follower
+
+
+def _followed_start(self: threading.Thread) -> None:
+    stray = _strays.get(threading.get_ident())
+    if stray is not None and not stray.is_over:
+        run = self.run
+
+        def followed_run() -> None:
+            _begin(stray, stray)
+            try:
+                run()
+            finally:
+                _end(None)
+
+        self.run = followed_run
+    _originals["thread start"](self)
 
 
 def _followed_call(self: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -229,6 +278,7 @@ _FOLLOWED = {
     "array set": (ScalarNdarray, "__setitem__", _followed_array_set),
     "array get": (ScalarNdarray, "__getitem__", _followed_array_get),
     "fill": (Ndarray, "fill", _followed_fill),
+    "thread start": (threading.Thread, "start", _followed_start),
 }
 
 
@@ -247,24 +297,44 @@ def follow(follower: Any) -> Iterator[None]:
     Kernels are not launched but given to ``follower.launch(kernel, args)``; assignments from Python happen and are
     told.
     """
-    me = threading.get_ident()
-    with _lock:
-        if me in _followers:
-            raise InvalidArgumentError(
-                "A Jacobian is already being computed in this thread: jacobian cannot be called in a function that it "
-                "differentiates. Compute the inner one before, and pass its numbers in a field."
-            )
-        _followers[me] = follower
-        for owner, attribute, stand_in in _FOLLOWED.values():
-            setattr(owner, attribute, stand_in)
+    before = _followers.get(threading.get_ident())
+    if before is not None and type(before) is not _Stray:
+        raise InvalidArgumentError(
+            "A Jacobian is already being computed in this thread: jacobian cannot be called in a function that it "
+            "differentiates. Compute the inner one before, and pass its numbers in a field."
+        )
+    stray = _Stray()
+    _begin(follower, stray)
     try:
         yield
     finally:
-        with _lock:
-            del _followers[me]
-            if not _followers:
-                for name, (owner, attribute, _) in _FOLLOWED.items():
-                    setattr(owner, attribute, _originals[name])
+        stray.is_over = True
+        _end(before)
+    if stray.errors:
+        raise stray.errors[0]
+
+
+def _begin(follower: Any, stray: _Stray) -> None:
+    """Follow this thread, and those that it starts."""
+    me = threading.get_ident()
+    with _lock:
+        _followers[me], _strays[me] = follower, stray
+        for owner, attribute, stand_in in _FOLLOWED.values():
+            setattr(owner, attribute, stand_in)
+
+
+def _end(before: _Stray | None) -> None:
+    """Follow this thread as before."""
+    me = threading.get_ident()
+    with _lock:
+        if before is not None:
+            _followers[me] = _strays[me] = before
+            return
+        _followers.pop(me, None)
+        _strays.pop(me, None)
+        if not _followers:
+            for name, (owner, attribute, _) in _FOLLOWED.items():
+                setattr(owner, attribute, _originals[name])
 
 
 @contextlib.contextmanager
@@ -284,7 +354,8 @@ def suspend_following() -> Iterator[None]:
 
 def is_followed() -> bool:
     """Whether this thread is running a pipeline that is differentiated."""
-    return _follower() is not None
+    follower = _follower()
+    return follower is not None and type(follower) is not _Stray
 
 
 def is_gradient_replaced() -> bool:
