@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang.mesh import MeshReorderedScalarFieldProxy
 
@@ -347,7 +348,7 @@ class Arrays:
                 y[i] += a[i] * x[i]
 
         self.add = add
-        self.kept = np.ones(N)
+        self.kept = real(np.ones(N))
 
     def change(self, a):
         a += 1.0
@@ -364,23 +365,23 @@ class Arrays:
         assert_array_equal(array, 2)
 
 
-GLOBAL = {"array": np.ones(N)}
+GLOBAL = {"array": real(np.ones(N))}
 
 
 @each_chunk
 def test_arrays_changed_before_the_first_kernel(chunk_size):
     scene = Arrays()
-    a = np.ones(N)
+    a = real(np.ones(N))
     scene.check(scene.change, a, chunk_size, (a,))
-    a = np.ones(N)
+    a = real(np.ones(N))
     scene.check(lambda: scene.change(a), a, chunk_size)
     scene.check(scene.change_own, scene.kept, chunk_size)
-    b = np.ones((2, N))
+    b = real(np.ones((2, N)))
     scene.check(lambda items: scene.change(items["b"][1]), b[1], chunk_size, ({"b": b},))
     assert_array_equal(b[0], 1)
     GLOBAL["array"][...] = 1.0
     scene.check(lambda: scene.change(GLOBAL["array"]), GLOBAL["array"], chunk_size)
-    c = np.ones((N, 2))
+    c = real(np.ones((N, 2)))
 
     def column():
         c[:, 1] += 1.0
@@ -393,9 +394,9 @@ def test_arrays_changed_before_the_first_kernel(chunk_size):
 def test_tensors_changed_before_the_first_kernel(chunk_size):
     torch = pytest.importorskip("torch")
     scene = Arrays()
-    t = torch.ones(N, dtype=torch.float64)
+    t = torch.ones(N, dtype=ti.lang.util.to_pytorch_type(ti.f64))
     scene.check(scene.change, t, chunk_size, (t,))
-    u = torch.ones((N, 2), dtype=torch.float64)
+    u = torch.ones((N, 2), dtype=ti.lang.util.to_pytorch_type(ti.f64))
 
     def column(u):
         u[:, 1] += 1.0
@@ -409,7 +410,7 @@ def test_arrays_that_cannot_be_found_and_are_changed_before_the_first_kernel_are
         __slots__ = ("array",)
 
     scene, hidden = Arrays(), Hidden()
-    hidden.array = np.ones(N)
+    hidden.array = real(np.ones(N))
     with pytest.raises(InvalidArgumentError, match="Python code changes an array.*Pass the array in args"):
         jacobian(lambda: scene.change(hidden.array), scene.x, scene.y, chunk_size=1)
     hidden.array[...] = 1.0
@@ -417,7 +418,7 @@ def test_arrays_that_cannot_be_found_and_are_changed_before_the_first_kernel_are
 
 
 def test_change_after_the_last_kernel():
-    a, x = np.zeros(N), np.ones(N)
+    a, x = real(np.zeros(N)), real(np.ones(N))
 
     @ti.kernel
     def load(x: A1, a: A1):
@@ -454,7 +455,7 @@ def test_change_of_one_view_seen_through_another(chunk_size):
         b.T[1, 0] = 4.0
         read(b.reshape(-1))
 
-    b = np.ones((2, 3))
+    b = real(np.ones((2, 3)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DerivativeWarning)
         J = jacobian(pipeline, x, y, args=(b,), chunk_size=chunk_size)
