@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
@@ -11,7 +12,7 @@ pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.filterwarnings("ignor
 
 A1, A2 = ti.types.ndarray(dtype=ti.f64, ndim=1), ti.types.ndarray(dtype=ti.f64, ndim=2)
 V1 = ti.types.ndarray(dtype=ti.types.vector(3, ti.f64), ndim=1)
-X = np.array([0.7, -0.4, 1.3])
+X = real(np.array([0.7, -0.4, 1.3]))
 
 
 @ti.kernel
@@ -53,7 +54,7 @@ def add_to(a: A1, b: A1):
 def by_differences(function, x, step=1e-6):
     columns = []
     for k in range(x.size):
-        d = np.zeros(x.size)
+        d = real(np.zeros(x.size))
         d[k] = step
         d = d.reshape(x.shape)
         columns.append((function(x + d) - function(x - d)) / (2 * step))
@@ -111,19 +112,19 @@ def check(pipeline, b, **options):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_view_between_uses_of_the_whole(name):
-    check(steps_of(["whole", name, "whole"]), np.linspace(0.2, 1.4, 24))
+    check(steps_of(["whole", name, "whole"]), real(np.linspace(0.2, 1.4, 24)))
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_view_before_the_whole(name):
-    check(steps_of([name, "whole"]), np.linspace(0.2, 1.4, 24))
+    check(steps_of([name, "whole"]), real(np.linspace(0.2, 1.4, 24)))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_views_in_any_order(seed):
     random = np.random.default_rng(seed)
     names = random.choice(list(STEPS), 7)
-    check(steps_of(names), random.uniform(0.2, 1.4, 24), chunk_size=[None, 5][seed % 2])
+    check(steps_of(names), real(random.uniform(0.2, 1.4, 24)), chunk_size=[None, 5][seed % 2])
 
 
 def test_views_without_the_whole():
@@ -134,9 +135,9 @@ def test_views_without_the_whole():
         load(x, b[1, 3:])
         mix(x, b[1])
 
-    x, b = X.copy(), np.zeros((2, 6))
+    x, b = X.copy(), real(np.zeros((2, 6)))
     J = jacobian(pipeline, x, b[1], args=(x, b))
-    assert_allclose(J, by_differences(lambda x: _after(pipeline, x, np.zeros((2, 6)))[1], X), atol=1e-8)
+    assert_allclose(J, by_differences(lambda x: _after(pipeline, x, real(np.zeros((2, 6))))[1], X), atol=1e-8)
 
 
 def _after(pipeline, x, b):
@@ -150,7 +151,7 @@ def test_a_view_as_parameter():
         for i, j in a:
             y[i] += a[i, j] ** 2
 
-    b, y = np.arange(1.0, 7.0).reshape(2, 3), np.zeros(2)
+    b, y = real(np.arange(1.0, 7.0).reshape(2, 3)), real(np.zeros(2))
     J = jacobian(lambda b, y: square(b, y), b[1], y, args=(b, y))
     assert_allclose(J, [[0, 0, 0], [8, 10, 12]])
 
@@ -160,14 +161,14 @@ def test_a_parameter_in_fortran_order_with_its_columns():
         for i in range(3):
             add_to(b[:, i], y)
 
-    b, y = np.asfortranarray(np.arange(1.0, 7.0).reshape(2, 3)), np.zeros(2)
+    b, y = np.asfortranarray(real(np.arange(1.0, 7.0).reshape(2, 3))), real(np.zeros(2))
     J = jacobian(pipeline, b, y, args=(b, y))
     assert_allclose(J[0], [[2, 4, 6], [0, 0, 0]])
     assert_allclose(J[1], [[0, 0, 0], [8, 10, 12]])
 
 
 def test_outputs_that_overlap():
-    x, b = X.copy(), np.zeros(6)
+    x, b = X.copy(), real(np.zeros(6))
     whole, part, table = jacobian(lambda x, b: load(x, b), x, [b, b[2:4], b.reshape(2, 3)], args=(x, b))
     expected = np.diag([1.0, 2.0, 3.0]).tolist() + np.diag([4.0, 5.0, 6.0]).tolist()
     assert_allclose(whole, expected)
@@ -178,14 +179,14 @@ def test_outputs_that_overlap():
 
 
 def test_parameters_that_overlap_are_refused():
-    x, b = X.copy(), np.ones(6)
+    x, b = X.copy(), real(np.ones(6))
     with pytest.raises(InvalidArgumentError, match=r"params\[0\].*params\[1\].*share.*pass copies"):
         jacobian(lambda x, b: mix(x, b), [b[:4], b[3:]], b, args=(x, b))
     assert_array_equal(b, 1)
 
 
 def test_the_same_view_in_new_objects():
-    b, y = np.arange(1.0, 7.0).reshape(2, 3), np.zeros(3)
+    b, y = real(np.arange(1.0, 7.0).reshape(2, 3)), real(np.zeros(3))
     assert_allclose(jacobian(add_to, b[1], y, args=(b[1], y)), np.diag([8.0, 10.0, 12.0]))
     plan = Jacobian(add_to, b[1], y, args=(b[1], y))
     assert_allclose(plan(args=(b[0], y)), np.diag([2.0, 4.0, 6.0]))
@@ -197,7 +198,7 @@ def test_overlapping_arguments_that_are_only_read():
         for i in y:
             y[i] = a[i] * b[i]
 
-    whole, y = np.arange(1.0, 6.0), np.zeros(3)
+    whole, y = real(np.arange(1.0, 6.0)), real(np.zeros(3))
     J = jacobian(lambda whole, y: products(whole[:3], whole[2:], y), whole, y, args=(whole, y))
     assert_allclose(J, [[3, 0, 1, 0, 0], [0, 4, 0, 2, 0], [0, 0, 5, 0, 3]])
 
@@ -209,7 +210,7 @@ def test_overlapping_arguments_of_which_one_is_written_are_refused(other):
         for i, j in b:
             b[i, j] = 2 * a[i, j]
 
-    a = np.ones((4, 4))
+    a = real(np.ones((4, 4)))
     with pytest.raises(InvalidArgumentError, match="'a'.*'b'.*share a part of their memory.*pass copies"):
         jacobian(move, a, "b", args=(a, other(a)))
     assert_array_equal(a, 1)
@@ -225,7 +226,7 @@ def test_an_array_of_another_type_in_the_same_memory_is_refused():
         load(x, b)
         clear(b.view(np.int64))
 
-    x, b = X.copy(), np.zeros(6)
+    x, b = X.copy(), real(np.zeros(6))
     with pytest.raises(InvalidArgumentError, match="share a part of their memory, but not the type"):
         jacobian(pipeline, x, b, args=(x, b))
 
@@ -241,11 +242,11 @@ def test_tensors_and_the_arrays_that_share_their_memory(chunk_size):
         mix_table(x, t.view(3, 4))
 
     def plain(x):
-        t = torch.full((2, 6), 0.5, dtype=torch.float64)
+        t = torch.from_numpy(real(np.full((2, 6), 0.5)))
         pipeline(x.copy(), t)
         return t.numpy().copy()
 
-    x, t = X.copy(), torch.full((2, 6), 0.5, dtype=torch.float64)
+    x, t = X.copy(), torch.from_numpy(real(np.full((2, 6), 0.5)))
     J = jacobian(pipeline, x, t, args=(x, t), chunk_size=chunk_size)
     assert_allclose(J.numpy(), by_differences(plain, X), atol=1e-8)
     assert_array_equal(t.numpy(), plain(X))
@@ -270,7 +271,7 @@ def test_float32_in_pairs_of_columns():
 
 
 def test_out_takes_the_jacobian_of_a_view():
-    x, b, J = X.copy(), np.zeros((2, 3)), np.full((2, 3, 3), np.nan)
+    x, b, J = X.copy(), real(np.zeros((2, 3))), real(np.full((2, 3, 3), np.nan))
     assert jacobian(lambda x, b: load(x, b[1]), x, b[1], args=(x, b), out=J[0]) is not None
     assert_allclose(J[0], np.diag([1.0, 2.0, 3.0]))
     assert np.isnan(J[1]).all()
@@ -284,14 +285,14 @@ def test_empty_arrays():
         for i in d:
             d[i] = d[i] * 3
 
-    a, d = np.zeros((0, 3)), np.ones(2)
+    a, d = real(np.zeros((0, 3))), real(np.ones(2))
     values, J = value_and_jacobian(scale, {"a": a, "d": d}, {"a": a, "d": d}, args=(a, d))
     assert J["a"]["a"].shape == (0, 3, 0, 3)
     assert J["d"]["a"].shape == (2, 0, 3)
     assert J["a"]["d"].shape == (0, 3, 2)
     assert_allclose(J["d"]["d"], 3 * np.eye(2))
     assert_allclose(values["d"], 3)
-    out = np.zeros((2, 0, 3))
+    out = real(np.zeros((2, 0, 3)))
     for options in ({}, {"chunk_size": 1}, {"out": out}):
         assert jacobian(scale, a, d, args=(a, d), **options).shape == (2, 0, 3)
     assert jacobian(scale, d, a, args=(a, d)).shape == (0, 3, 2)
