@@ -12,6 +12,8 @@ from numpy.testing import assert_allclose
 from taichi_ext import Jacobian, UnsupportedError, _taichi, jacobian
 from taichi_ext.nesting import flatten_loop
 
+pytestmark = pytest.mark.cpu_only("the threads of the CPU, and their number")
+
 N = 1 << 16  # enough for Taichi to give each thread a share
 P = 3
 
