@@ -144,7 +144,7 @@ SQUARE = Rule("square", lambda a: ops.mul(a, a), (lambda a, o: 2 * a,))  # a * a
 # The same where the argument is certain to be positive: no partial is infinite, so that nothing need be guarded.
 OF_POSITIVE = {rule.name: replace(rule, kind="smooth") for rule in _TABLE if rule.name in ("sqrt", "rsqrt", "log")}
 
-# x ** 2, x ** 3.5: a power of 1 or more that is known while tracing has a finite partial.
+# x ** 2, x ** 3.0: the partial of a whole power of 1 or more is finite; that of x ** 2.5 is NaN at negative x.
 FIXED_POWER = replace(next(rule for rule in _TABLE if rule.name == "pow"), kind="smooth")
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _TABLE}

@@ -81,7 +81,7 @@ class Tracer(Assignments):
             rule, args = SQUARE, args[:1]
         elif rule.name in OF_POSITIVE and _sign_of(args[0]) > 0:
             rule = OF_POSITIVE[rule.name]
-        elif rule.name == "pow" and isinstance(args[1], (int, float)) and args[1] >= 1:
+        elif rule.name == "pow" and _is_whole_power(args[1]):
             rule = FIXED_POWER
         node = Scalar(primal, rule=rule, args=args, is_tangent=_stays_linear(rule, args))
         if self.watch is not None:
@@ -215,6 +215,10 @@ def _sign_of(x: Any) -> float:
         signs = [_sign_of(a) for a in x.args]
         return max(signs) if min(signs) >= 0 else -1
     return 0 if name in ("square", "abs", "sqrt", "exp") else -1
+
+
+def _is_whole_power(exponent: Any) -> bool:
+    return isinstance(exponent, (int, float)) and exponent >= 1 and float(exponent).is_integer()
 
 
 def _stays_linear(rule: Rule, args: tuple[Any, ...]) -> bool:

@@ -432,3 +432,22 @@ def test_single_precision_agrees_with_double():
             assert single.dtype == np.float32
             assert double.dtype == np.float64
             assert_allclose(single, double, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("power", [2.5, 3.0, 3])
+def test_zero_tangents_in_a_row_stay_zero_in_powers_of_negative_numbers(power):
+    n = 40
+    x, w, y = scalars(np.full(n, -1.0)), scalars(np.arange(n) % 2 * 1.0), outputs(1)
+
+    @ti.kernel
+    def k():
+        for i in range(1):
+            s = 0.0
+            for j in range(n):
+                s += x[j] * w[j]
+            y[i] = s**power
+
+    J = jacobian(k, x, y)[0]
+    assert_array_equal(J[::2], 0.0)
+    slope = 3.0 * (n / 2) ** 2 if power == 3 else np.nan
+    assert_allclose(J[1::2], slope, rtol=1e-12)
