@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("ti64")
 @pytest.fixture
 def simulation():
     p, x, v = scalars([1.5, 0.7, 0.3, 0.9, 1.1]), scalars(np.linspace(0, 1, 16)), outputs(16)
-    y, count, seen = outputs(3), ti.field(ti.i32, shape=()), np.zeros(2)
+    y, count, seen = outputs(3), ti.field(ti.i32, shape=()), real(np.zeros(2))
 
     @ti.kernel
     def step(total: ti.types.ndarray(ti.f64, ndim=1)):
