@@ -111,6 +111,8 @@ def _compiled(definition: Any, code: types.CodeType, free: tuple[str, ...]) -> t
 
 
 def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, str) and isinstance(b, str) and ".<locals>." in b:
+        return a.split(".")[-1] == b.split(".")[-1]  # before Python 3.11, paths of inner functions are constants
     if not isinstance(a, types.CodeType):
         return type(a) is type(b) and a == b
     attributes = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
