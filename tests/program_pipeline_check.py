@@ -11,7 +11,7 @@ import numpy as np
 import taichi as ti
 import taichi.math as tm
 from conftest import initialise
-from program_check import MismatchError
+from program_check import MismatchError, require_close
 from program_containers import ELEMENTS, SPARSE, Container
 from program_pipeline_reference import PipelineReference, columns_of, owner
 from program_pipelines import Pipeline
@@ -216,18 +216,6 @@ def judge(program: Pipeline, seed: int, attempts: int = 4) -> list[tuple[dict[st
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
-
-
-def require_close(kind: str, what: str, actual: Any, expected: Any, tolerance: float) -> None:
-    actual, expected = np.asarray(actual), np.asarray(expected)
-    if actual.shape != expected.shape:
-        raise MismatchError(kind, f"{what} has shape {actual.shape}, expected {expected.shape}")
-    scale = 1 + np.max(np.abs(expected), initial=0)
-    wrong = ~(np.abs(actual - expected) <= tolerance * scale)
-    if wrong.any():
-        at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        message = f"{what}{list(at)} is {actual[at]!r}, expected {expected[at]!r}"
-        raise MismatchError(kind, f"{message}; {int(wrong.sum())} of {wrong.size} differ")
 
 
 def require_state(kind: str, actual: dict[str, np.ndarray], expected: dict[str, np.ndarray], tolerance: float) -> None:
