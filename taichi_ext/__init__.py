@@ -1,14 +1,14 @@
 """Whole Jacobians of Taichi kernels in one launch, and custom derivatives for functions and expressions."""
 
-from taichi_ext.check import check_jacobian
-from taichi_ext.edges import coverage, edge, segment_edge, sqrt_edge, step
+from taichi_ext.api.jacobian import jacobian, value_and_jacobian
+from taichi_ext.api.plan import Jacobian
+from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
+from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
+from taichi_ext.boundary.registry import boundary_gradient, registry
+from taichi_ext.checks.check import check_jacobian
+from taichi_ext.checks.rule_check import check_rule
 from taichi_ext.errors import CheckError, DerivativeWarning, InvalidArgumentError, InvalidRuleError, UnsupportedError
-from taichi_ext.gradients import mark, replace_gradient, stop_gradient
-from taichi_ext.jacobian import jacobian, value_and_jacobian
-from taichi_ext.plan import Jacobian
-from taichi_ext.registry import boundary_gradient, registry
-from taichi_ext.rule_check import check_rule
-from taichi_ext.torch_function import torch_function
+from taichi_ext.interop.torch_function import torch_function
 
 __all__ = [
     "CheckError",

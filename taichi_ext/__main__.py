@@ -2,7 +2,7 @@
 
 import sys
 
-from taichi_ext.demo import main
+from taichi_ext.demo.demo import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext import _taichi
+from taichi_ext import backend
 
 _MOST_STEPS = 20_000  # objects that one search looks at
 _MOST_ITEMS = 64  # entries of a list or dict that are looked at
@@ -58,7 +58,7 @@ class Labels:
     def field(self, field: Any) -> Label:
         """``the field x of shape (3,)``."""
         shape = f"of shape {tuple(field.shape)}"
-        kind = "" if isinstance(field, _taichi.StructField) else f" and type {field.dtype.to_string()}"
+        kind = "" if isinstance(field, backend.StructField) else f" and type {field.dtype.to_string()}"
         return Label(self, field, f"the field {{}} {shape}", f"a field {shape}{kind}")
 
     def target(self, place: str, obj: Any, kind: str) -> Label:
@@ -80,13 +80,13 @@ class Labels:
 
 def given_name(obj: Any) -> str:
     """The name that the user has given to a placed field; empty for all others."""
-    name = _taichi.given_name(obj) if isinstance(obj, _taichi.Field) else ""
+    name = backend.given_name(obj) if isinstance(obj, backend.Field) else ""
     return "" if _UNNAMED.match(name) else name
 
 
 def _weak(function: Any) -> Callable[[], Any]:
     """A reference that does not keep a function, or the owner of a bound method, alive."""
-    bound = _taichi.primal_kernel(function)
+    bound = backend.primal_kernel(function)
     try:
         if inspect.ismethod(function):
             return weakref.WeakMethod(function)
@@ -100,14 +100,14 @@ def _weak(function: Any) -> Callable[[], Any]:
 
 def _matcher(obj: Any) -> Callable[[Any], str | None]:
     """Tells of a value whether it is the object, or has it: what follows the name of the value, else None."""
-    if not isinstance(obj, _taichi.Field):
+    if not isinstance(obj, backend.Field):
         return lambda value: "" if value is obj else None
-    wanted = _taichi.field_components(obj)
+    wanted = backend.field_components(obj)
 
     def match(value: Any) -> str | None:
-        if not isinstance(value, _taichi.Field) or isinstance(value, _taichi.StructField):
+        if not isinstance(value, backend.Field) or isinstance(value, backend.StructField):
             return None
-        components = _taichi.field_components(value)
+        components = backend.field_components(value)
         if components[0] is wanted[0] and len(components) == len(wanted):
             return ""
         numbers = [n for n, c in enumerate(components) if c is wanted[0]] if len(wanted) == 1 else []
@@ -120,9 +120,9 @@ def _matcher(obj: Any) -> Callable[[Any], str | None]:
 
 
 def _is_same(field: Any, components: list[Any]) -> bool:
-    if not isinstance(field, _taichi.Field) or isinstance(field, _taichi.StructField):
+    if not isinstance(field, backend.Field) or isinstance(field, backend.StructField):
         return False
-    return _taichi.field_components(field)[0] is components[0]
+    return backend.field_components(field)[0] is components[0]
 
 
 # --- scopes: the names that a function or a frame uses, and what they stand for ---------------------------------------
@@ -160,18 +160,18 @@ def _names(code: types.CodeType) -> set[str]:
 
 def _as_function(value: Any, owner: Any = None, owner_name: str = "self") -> _Function | None:
     """The Python function behind a callable that is the user's; None for anything else."""
-    if not (inspect.isroutine(value) or _taichi.is_library(type(value))):  # other objects may compute attributes
+    if not (inspect.isroutine(value) or backend.is_library(type(value))):  # other objects may compute attributes
         return None
-    bound = _taichi.primal_kernel(value)
+    bound = backend.primal_kernel(value)
     if bound is not None:
         kernel, own = bound
         return _Function(kernel.func, own[0] if own else owner, owner_name)
     if inspect.ismethod(value):
         return _Function(value.__func__, value.__self__, owner_name) if inspect.isfunction(value.__func__) else None
-    func = _taichi.taichi_func(value)
+    func = backend.taichi_func(value)
     value = func.func if func is not None else value
     value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    is_own = inspect.isfunction(value) and not _is_library(_taichi.module_of(value))
+    is_own = inspect.isfunction(value) and not _is_library(backend.module_of(value))
     return _Function(value, owner, owner_name) if is_own else None
 
 
@@ -209,7 +209,7 @@ def _in_source(matches: Callable[[Any], str | None], root: Any) -> str:
 def _in_frames(matches: Callable[[Any], str | None]) -> str:
     """The name in the innermost frame of the user's that has one; rather not an entry of a list, nor an argument's."""
     others: list[str] = []
-    frame = _taichi.user_frame()
+    frame = backend.user_frame()
     while frame is not None:
         code = frame.f_code
         if not _is_library(frame.f_globals.get("__name__") or ""):
@@ -223,7 +223,7 @@ def _in_frames(matches: Callable[[Any], str | None]) -> str:
             if found and not is_general:
                 return found
             others += [found] if found else []
-        frame = _taichi.user_frame(frame.f_back) if frame.f_back is not None else None
+        frame = backend.user_frame(frame.f_back) if frame.f_back is not None else None
     return min(others, key=lambda name: ("[" in name, "." not in name), default="")
 
 
@@ -263,7 +263,7 @@ def _parts(name: str, value: Any, used: set[str]) -> Iterator[tuple[str, Any, st
 
     Nothing of the user's runs: attributes are read where they are stored, properties are not called.
     """
-    if isinstance(value, _taichi.StructField):
+    if isinstance(value, backend.StructField):
         for key, member in value.field_dict.items():
             yield f"{name}.{key}", member, "own"
     elif isinstance(value, (list, tuple)):
@@ -273,11 +273,11 @@ def _parts(name: str, value: Any, used: set[str]) -> Iterator[tuple[str, Any, st
         for key in list(dict.keys(value))[:_MOST_ITEMS]:
             if isinstance(key, (str, int)):
                 yield f"{name}[{key!r}]", dict.__getitem__(value, key), "own"
-    elif not isinstance(value, (str, bytes, int, float, _taichi.Field)):
+    elif not isinstance(value, (str, bytes, int, float, backend.Field)):
         own = _stored(value)
         for key in used & own.keys():
             yield f"{name}.{key}", own[key], "own"
-        if not isinstance(value, (type, types.ModuleType)) and not _taichi.is_library(type(value)):
+        if not isinstance(value, (type, types.ModuleType)) and not backend.is_library(type(value)):
             for kind in type(value).__mro__[:-1]:
                 for key in used & vars(kind).keys():
                     yield f"{name}.{key}", _of_slot(vars(kind)[key], value), "type"

@@ -11,8 +11,8 @@ import taichi as ti
 from field_pool import pool
 from taichi.lang import impl
 
-from taichi_ext import _taichi
-from taichi_ext.storage import STRATEGIES
+from taichi_ext import backend
+from taichi_ext.derivative.storage import STRATEGIES
 
 arch = ti.cpu
 started: dict = {}  # the options of the current program
@@ -47,7 +47,7 @@ def pytest_configure(config):
     """Let the engine choose what the command line says."""
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
-        _taichi.stores_by_column = lambda: True
+        backend.stores_by_column = lambda: True
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
     devices.start(config.getoption("--arch"), config.getoption("--record"))
     global arch

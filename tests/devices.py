@@ -182,6 +182,6 @@ def excuse(error: Exception) -> str:
         files.append(Path(frame.tb_frame.f_code.co_filename))
         frame = frame.tb_next
     own, taichi = Path(taichi_ext.__file__).parent, Path(ti.__file__).parent
-    notes = own / "_taichi" / "lifetime.py"  # stands around functions of Taichi that tests call, too
+    notes = own / "backend" / "lifetime.py"  # stands around functions of Taichi that tests call, too
     is_of_taichi = files[-1].is_relative_to(taichi) and not any(f.is_relative_to(own) and f != notes for f in files)
     return f"plain Taichi: {message}" if is_of_taichi else ""

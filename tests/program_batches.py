@@ -24,7 +24,7 @@ import program_pipelines
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
-from taichi_ext.storage import STRATEGIES
+from taichi_ext.derivative.storage import STRATEGIES
 
 PER_PROCESS = 50
 LONGEST = 300  # seconds without a verdict

@@ -7,7 +7,7 @@ from devices import real
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import Jacobian, _taichi, jacobian
+from taichi_ext import Jacobian, backend, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -17,7 +17,7 @@ X = [0.3, 0.8, 0.5]
 @pytest.fixture(autouse=True)
 def by_column(monkeypatch):
     """The layout of a GPU, on the CPU."""
-    monkeypatch.setattr(_taichi, "stores_by_column", lambda: True)
+    monkeypatch.setattr(backend, "stores_by_column", lambda: True)
 
 
 def test_a_view_with_the_documented_indices():

@@ -14,7 +14,11 @@ import taichi_ext
 pytestmark = pytest.mark.cpu_only("programs that start Taichi themselves")
 
 SKIPPED = {"__main__", "picture", "demo"}  # programs
-MODULES = sorted(m.name for m in pkgutil.iter_modules(taichi_ext.__path__) if m.name not in SKIPPED)
+MODULES = sorted(
+    m.name.removeprefix("taichi_ext.")
+    for m in pkgutil.walk_packages(taichi_ext.__path__, "taichi_ext.")
+    if not SKIPPED & set(m.name.split("."))
+)
 
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
@@ -48,7 +52,7 @@ def few_threads(monkeypatch):
 
 @pytest.mark.parametrize(("module", "name"), EXAMPLES, ids=[name.removeprefix("taichi_ext.") for _, name in EXAMPLES])
 def test_example(module, name, capsys):
-    if module.startswith("torch"):
+    if module.startswith("interop.torch"):
         pytest.importorskip("torch")
     (test,) = [t for t in examples_of(module) if t.name == name]
     report = []

@@ -9,7 +9,7 @@ import taichi as ti
 from differences import outputs, scalars
 
 from taichi_ext import jacobian
-from taichi_ext.host_values import is_active_on_host
+from taichi_ext.runtime.host_values import is_active_on_host
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -6,7 +6,7 @@ import taichi as ti
 from differences import Snapshot, outputs, read, scalars, write
 from numpy.testing import assert_allclose
 
-from taichi_ext import _taichi, jacobian
+from taichi_ext import backend, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -177,9 +177,9 @@ def test_kernels_in_turn():
 @pytest.fixture
 def as_on_vulkan(monkeypatch):
     """Shadows are arrays of Taichi's, and threads have no number."""
-    monkeypatch.setattr(_taichi, "is_host_arch", lambda: False)
-    monkeypatch.setattr(_taichi, "stores_by_column", lambda: True)
-    monkeypatch.setattr(_taichi, "thread_count", lambda: 0)
+    monkeypatch.setattr(backend, "is_host_arch", lambda: False)
+    monkeypatch.setattr(backend, "stores_by_column", lambda: True)
+    monkeypatch.setattr(backend, "thread_count", lambda: 0)
 
 
 def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):

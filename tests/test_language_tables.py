@@ -11,7 +11,7 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
 
-from taichi_ext.known_calls import is_without_tangents
+from taichi_ext.record.known_calls import is_without_tangents
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -1,4 +1,4 @@
-"""How the package is put together: imports go one way, Taichi's internals stay in one module, modules are short."""
+"""How the package is put together: districts, imports in one direction, Taichi's internals in one place, short modules."""
 
 import ast
 import sys
@@ -10,9 +10,26 @@ import pytest
 import taichi as ti
 
 PACKAGE = Path(__file__).resolve().parent.parent / "taichi_ext"
-PRIVATE = "_taichi"
+PRIVATE = "backend"
 INSIDE = sorted((PACKAGE / PRIVATE).glob("*.py"))  # where Taichi's internals are used
-MODULES = sorted([*PACKAGE.glob("*.py"), *INSIDE])
+MODULES = sorted(PACKAGE.rglob("*.py"))
+# From the bottom up: a district imports only from those before it.
+DISTRICTS = (
+    "errors",
+    "backend",
+    "labels",
+    "stages",
+    "record",
+    "derivative",
+    "boundary",
+    "tracing",
+    "runtime",
+    "api",
+    "checks",
+    "interop",
+    "demo",
+    "__main__",
+)
 LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
@@ -25,7 +42,7 @@ each_module = pytest.mark.parametrize("module", MODULES, ids=lambda path: name_o
 
 
 def name_of(module):
-    """``jacobian``, ``_taichi.kernels``; the package ``_taichi`` itself is that."""
+    """``api.jacobian``, ``backend.kernels``; a district itself is its name."""
     parts = module.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
@@ -63,9 +80,24 @@ def test_imports_go_one_way():
         order = list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
-    assert order.index(PRIVATE) < order.index("tracer") < order.index("trace") < order.index("jacobian")
+    assert (
+        order.index(PRIVATE)
+        < order.index("tracing.tracer")
+        < order.index("tracing.trace")
+        < order.index("api.jacobian")
+    )
     assert all(name.startswith(f"{PRIVATE}.") or name == "errors" for m in INSIDE for name in graph[name_of(m)])
     assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in graph[name_of(m)])
+
+
+def test_districts_import_from_those_below():
+    places = {name: place for place, name in enumerate(DISTRICTS)}
+    for module in MODULES:
+        district = name_of(module).split(".")[0]
+        if module.parent == PACKAGE and module.stem == "__init__":
+            continue
+        for name in own_imports(module) - {""}:
+            assert places[name.split(".")[0]] <= places[district], f"{name_of(module)} imports {name}"
 
 
 def test_nothing_imports_the_package_itself():
@@ -109,7 +141,7 @@ def test_taichi_s_internals_stay_in_one_module(module):
             is_module = node.attr in ("lang", "_lib", "_kernels", "_snode")
             if is_module or node.attr.startswith("_") or not hasattr(ti, node.attr):
                 found.append((node.lineno, f"ti.{node.attr}"))
-    assert not found, f"{module.name}: {found}; put it into _taichi/, with a test of what it relies on"
+    assert not found, f"{module.name}: {found}; put it into backend/, with a test of what it relies on"
 
 
 @each_module

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext.linear_form import (
+from taichi_ext.derivative.linear_form import (
     Affine,
     Guarded,
     Seed,

@@ -9,8 +9,8 @@ import taichi as ti
 from conftest import end_program, initialise
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, UnsupportedError, _taichi, jacobian
-from taichi_ext.nesting import flatten_loop
+from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
+from taichi_ext.record.nesting import flatten_loop
 
 pytestmark = pytest.mark.cpu_only("the threads of the CPU, and their number")
 
@@ -208,8 +208,8 @@ class TestOnAGpu:
 
     @pytest.fixture(autouse=True)
     def no_serial_struct_for(self, monkeypatch):
-        monkeypatch.setattr(_taichi, "is_host_arch", lambda: False)
-        monkeypatch.setattr(_taichi, "thread_count", lambda: 8)
+        monkeypatch.setattr(backend, "is_host_arch", lambda: False)
+        monkeypatch.setattr(backend, "thread_count", lambda: 8)
 
     @pytest.mark.parametrize("kind", ["dense", "two levels", "offset", "two indices"])
     def test_over_a_range(self, kind):

@@ -8,8 +8,9 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vectors
 
-from taichi_ext import control_flow, jacobian
-from taichi_ext.nesting import nest_loop
+from taichi_ext import jacobian
+from taichi_ext.record.nesting import nest_loop
+from taichi_ext.tracing import control_flow
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("on a GPU, loops over fields stay as they are")]
 

@@ -10,9 +10,10 @@ from conftest import initialise
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import Jacobian, _taichi, parallel_loops
-from taichi_ext.nesting import nest_pieces
-from taichi_ext.storage import STRATEGIES
+from taichi_ext import Jacobian, backend
+from taichi_ext.derivative.storage import STRATEGIES
+from taichi_ext.record import parallel_loops
+from taichi_ext.record.nesting import nest_pieces
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -25,7 +26,7 @@ X = [0.3, 0.8, 0.5]
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch):
     """Loops of tests are short and do little: all that can run in pieces does, and what was decided is kept."""
-    if _taichi.stores_by_column():
+    if backend.stores_by_column():
         pytest.skip("loops run in pieces where the rows of J come one after the other in memory, not on a GPU")
     if STRATEGIES["auto"] is STRATEGIES["dense"]:
         pytest.skip("with dense rows for all locals that branches write, no such loop is arithmetic alone")

@@ -17,7 +17,8 @@ from taichi.lang import impl
 from taichi.lang.kernel_impl import Kernel
 from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 
-from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, trace, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, value_and_jacobian
+from taichi_ext.tracing import trace
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import taichi as ti
 from differences import outputs, scalars
 from numpy.testing import assert_allclose
 
-from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, progress, stages, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, stages, value_and_jacobian
+from taichi_ext.api import progress
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

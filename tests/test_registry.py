@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from reverse_mode import gradient, gradient_field
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, boundary_gradient, jacobian, mark, registry
-from taichi_ext import trace as trace_module
+from taichi_ext.tracing import trace as trace_module
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

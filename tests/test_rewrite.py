@@ -15,7 +15,7 @@ import taichi as ti
 import taichi.math as tm
 
 from taichi_ext import UnsupportedError
-from taichi_ext.rewrite import rewrite
+from taichi_ext.record.rewrite import rewrite
 
 
 def rewritten(function):

@@ -8,7 +8,7 @@ from differences import check_jacobian, outputs, scalars
 from numpy.testing import assert_array_equal
 
 from taichi_ext import Jacobian
-from taichi_ext.storage import ADDED, FILLED, STORED
+from taichi_ext.derivative.storage import ADDED, FILLED, STORED
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

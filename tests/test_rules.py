@@ -8,7 +8,7 @@ from differences import check_jacobian, outputs, scalars, vector_outputs, vector
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import jacobian
-from taichi_ext.rules import RULE_OF_FUNCTION, RULES
+from taichi_ext.derivative.rules import RULE_OF_FUNCTION, RULES
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

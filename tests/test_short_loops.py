@@ -9,7 +9,7 @@ import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
 
 from taichi_ext import Jacobian
-from taichi_ext.nesting import spread_loop
+from taichi_ext.record.nesting import spread_loop
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
 

@@ -1,7 +1,7 @@
-"""What ``taichi_ext/_taichi`` assumes about names of Taichi that are not public: one test per assumption.
+"""What ``taichi_ext/backend`` assumes about names of Taichi that are not public: one test per assumption.
 
 Everything here is about Taichi alone.  A test that fails says what has changed in Taichi, and so what to look at in
-``_taichi.py``.
+``backend.py``.
 """
 
 import ast
@@ -42,7 +42,7 @@ from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
 from taichi.types import ndarray_type, primitive_types
 from taichi.types.annotations import template
 
-from taichi_ext import _taichi
+from taichi_ext import backend
 
 SCALE = 0.5
 
@@ -342,7 +342,7 @@ def test_bits_of_a_number():
 
 
 def context_for(function, tree, scope, arguments):
-    """A context as ``_taichi.make_context`` makes it for a function that is inlined."""
+    """A context as ``backend.make_context`` makes it for a function that is inlined."""
     names = list(inspect.signature(function).parameters)
     owner = types.SimpleNamespace(
         func=function,
@@ -639,7 +639,7 @@ def test_kernels_have_the_attributes_that_a_fused_kernel_sets():
         pass
 
     given = set(vars(k._primal))
-    fused = set(vars(_taichi.FusedKernel(k._primal, [])))
+    fused = set(vars(backend.FusedKernel(k._primal, [])))
     assert given - fused <= {"_taichi_ext_prepared"}, f"Kernel has new attributes: {given - fused}"
     assert fused - given == {"extra", "cpp", "compiled", "has_vectors", "captures"}, (
         f"Kernel has lost attributes: {fused - given}"
@@ -715,9 +715,9 @@ def test_values_of_python_are_named_by_two_kinds_of_nodes():
     owner.dt = 3.0
     owner.k()
     assert owner.y[0] == 2.0 * SCALE
-    features = _taichi.argument_features(kernel, (owner,))
+    features = backend.argument_features(kernel, (owner,))
     assert list(kernel.mapper.mapping) == [features]
-    noted = _taichi.first_captures(kernel, features, None)
+    noted = backend.first_captures(kernel, features, None)
     (number, scale) = sorted((c for c in noted._all.values() if c.is_number), key=lambda c: c.text, reverse=True)
     assert (number.text, number.value, number.current()) == ("self.dt", 2.0, 3.0)
     assert (scale.text, scale.value) == ("SCALE", SCALE)
@@ -1185,8 +1185,8 @@ def test_fields_can_be_destroyed():
 
 
 def test_fill_in_a_kernel_is_a_function_of_the_field_and_the_value():
-    assert _taichi.taichi_func(_taichi.fill_function) is not None
-    assert list(inspect.signature(_taichi.fill_function).parameters) == ["F", "val"]
+    assert backend.taichi_func(backend.fill_function) is not None
+    assert list(inspect.signature(backend.fill_function).parameters) == ["F", "val"]
 
 
 def test_nodes_of_the_layout():
@@ -1195,15 +1195,15 @@ def test_nodes_of_the_layout():
     node = pointer.dynamic(ti.j, 8, chunk_size=4)
     node.place(a, b)
     tree = layout.finalize()
-    assert _taichi.node_kind(node) == "dynamic"
-    assert _taichi.node_kind(pointer) == "pointer"
-    assert _taichi.node_shape(pointer) == (4,)
-    assert _taichi.node_shape(node) == a.shape == (4, 8)
-    assert _taichi.child_numbers(node) == _taichi.component_numbers(a) + _taichi.component_numbers(b)
-    assert _taichi.is_dynamic_cell(a, 1)
-    assert not _taichi.is_dynamic_cell(a, 2)
-    assert _taichi.has_leading_axes(a, pointer)
-    assert _taichi.layout_node(a.parent()).ptr.id == node.ptr.id
+    assert backend.node_kind(node) == "dynamic"
+    assert backend.node_kind(pointer) == "pointer"
+    assert backend.node_shape(pointer) == (4,)
+    assert backend.node_shape(node) == a.shape == (4, 8)
+    assert backend.child_numbers(node) == backend.component_numbers(a) + backend.component_numbers(b)
+    assert backend.is_dynamic_cell(a, 1)
+    assert not backend.is_dynamic_cell(a, 2)
+    assert backend.has_leading_axes(a, pointer)
+    assert backend.layout_node(a.parent()).ptr.id == node.ptr.id
     tree.destroy()
 
 
@@ -1218,11 +1218,11 @@ def test_functions_can_be_called_sealed():
 
     def look(i):
         for function in (lambda: i * 2 + 1, lambda: ti.sin(float(3)) * i):
-            with _taichi.sealed():
+            with backend.sealed():
                 results.append(type(function()))
         nodes = (lambda: ti.activate(x.parent(), [i]), lambda: ti.append(x.parent(), [], i))
         for function in (lambda: read(i), lambda: x.fill(0.0), ti.random, *nodes):
-            with pytest.raises(_taichi.SealedError), _taichi.sealed():
+            with pytest.raises(backend.SealedError), backend.sealed():
                 function()
 
     @ti.kernel
@@ -1268,7 +1268,7 @@ in_thread(declare)
 
 
 def test_whether_a_kernel_is_traced_is_asked_of_one_function(monkeypatch):
-    """``_taichi.is_inside_kernel`` stands in for it, so that other threads are not refused."""
+    """``backend.is_inside_kernel`` stands in for it, so that other threads are not refused."""
     monkeypatch.setattr(impl, "inside_kernel", lambda: "stand-in")
     assert util.in_taichi_scope() == "stand-in"
 
@@ -1309,7 +1309,7 @@ def test_a_launch_holds_the_interpreter_lock():
 
 
 def test_fields_are_found_in_the_layout_by_the_addresses_of_their_expressions():
-    """``_taichi.lifetime`` tells by them whether a field is one of the program that runs."""
+    """``backend.lifetime`` tells by them whether a field is one of the program that runs."""
     layout, x = ti.FieldsBuilder(), ti.field(ti.f64)
     assert any(x.vars[0] is pending for pending in impl.get_runtime().global_vars)
     layout.dense(ti.i, 3).place(x)

@@ -139,7 +139,7 @@ def test_inside_a_network():
 
 
 def test_no_derivative_is_computed_without_need(mixed, monkeypatch):
-    module = sys.modules["taichi_ext.torch_function"]  # the package's attribute of that name is the function
+    module = sys.modules["taichi_ext.interop.torch_function"]  # the package's attribute of that name is the function
 
     def fail(*args, **kwargs):
         raise AssertionError("a Jacobian was computed")
@@ -702,7 +702,7 @@ def test_unsupported_constructs_come_through():
 def test_without_torch_the_error_names_the_extra():
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from taichi_ext.torch_function import torch_function\n"
+        "from taichi_ext.interop.torch_function import torch_function\n"
         "import taichi_ext\n"
         "try:\n    torch_function(None, inputs='x')\n"
         "except ImportError as error:\n    print(error)\n"

@@ -7,7 +7,8 @@ from devices import real
 from differences import check_jacobian, outputs, scalars
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, _taichi, jacobian, parallel_loops
+from taichi_ext import Jacobian, backend, jacobian
+from taichi_ext.record import parallel_loops
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -18,7 +19,7 @@ P = np.array([1.25, 2.0], np.float32)
 @pytest.fixture
 def pieces(monkeypatch):
     """Short loops run in pieces too."""
-    if _taichi.stores_by_column():
+    if backend.stores_by_column():
         pytest.skip("loops run in pieces where the rows of J come one after the other in memory, not on a GPU")
     monkeypatch.setattr(parallel_loops, "LEAST_ITERATIONS", 0)
     monkeypatch.setattr(parallel_loops, "LEAST_WORK", 0)

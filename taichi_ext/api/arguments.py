@@ -1,0 +1,351 @@
+"""Params and outputs as users give them: checked, named, and brought into one flat list.
+
+A parameter or output is a field, an array among ``args``, or the name of a kernel argument; lists, tuples and dicts of
+those give the result its structure.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.errors import InvalidArgumentError, shown, suggestion
+from taichi_ext.labels import Label, Labels
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parameter or output: a field or array, an argument by position, or the return value."""
+
+    kind: str  # "field", "array", "argument" or "return"
+    name: Label | str  # as messages call it
+    field: Any = None
+    position: int = -1
+    argument: str = ""
+
+
+def flatten(
+    tree: Any, what: str = "", path: str = "", outer: tuple[int, ...] = ()
+) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
+    """The leaves of nested lists, tuples and dicts with their places, and what puts values back in their place.
+
+    ``what`` is the word used in messages, ``outer`` are the ids of the structures around this one.
+    """
+    if id(tree) in outer:
+        raise InvalidArgumentError(f"{what}{path} contains itself; give a structure without cycles.")
+    inside = (*outer, id(tree))
+    if isinstance(tree, (list, tuple)):
+        parts = [flatten(item, what, f"{path}[{i}]", inside) for i, item in enumerate(tree)]
+        kind = type(tree)
+        make: Callable[[list[Any]], Any] = (lambda v: kind(*v)) if hasattr(tree, "_fields") else kind
+        return _join(parts, make)
+    if isinstance(tree, dict):
+        parts = [flatten(item, what, f"{path}[{key!r}]", inside) for key, item in tree.items()]
+        return _join(parts, lambda values: dict(zip(tree, values, strict=True)))
+    if isinstance(tree, backend.StructField):
+        parts = [flatten(item, what, f"{path}.{key}") for key, item in tree.field_dict.items()]
+        return _join(parts, lambda values: dict(zip(tree.field_dict, values, strict=True)))
+    return [(path, tree)], lambda values: values[0]
+
+
+def _join(parts: list[Any], make: Callable[[list[Any]], Any]) -> tuple[list[tuple[str, Any]], Callable[..., Any]]:
+    leaves = [leaf for found, _ in parts for leaf in found]
+
+    def rebuild(values: list[Any]) -> Any:
+        rebuilt, at = [], 0
+        for found, inner in parts:
+            rebuilt.append(inner(values[at : at + len(found)]))
+            at += len(found)
+        return make(rebuilt)
+
+    return leaves, rebuild
+
+
+class KernelCall:
+    """What is differentiated: a kernel with its arguments, or a Python function that launches kernels."""
+
+    def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
+        self.function = kernel
+        self.args = args
+        self.labels = Labels(kernel)
+        bound = backend.primal_kernel(kernel)
+        self.kernel, self._owner = bound if bound is not None else (None, ())
+        self._check_args_kind()
+        check_kernel(kernel)
+        function = self.kernel.func if self.kernel is not None else kernel
+        self.name = getattr(function, "__qualname__", repr(kernel)).split("<locals>.")[-1]
+        self.names = self._argument_names()
+        self._check_args()
+
+    def with_args(self, args: tuple[Any, ...]) -> KernelCall:
+        """The same with other arguments."""
+        if not self.names and args == ():
+            return self
+        call = copy.copy(self)
+        call.args = args
+        call._check_args_kind()
+        call._check_args()
+        return call
+
+    def without_args(self) -> KernelCall:
+        """The same for ``with_args`` alone: no argument is kept alive."""
+        call = copy.copy(self)
+        call.args = ()
+        return call
+
+    @property
+    def full_args(self) -> tuple[Any, ...]:
+        return (*self._owner, *self.args)
+
+    def _argument_names(self) -> list[str]:
+        if self.kernel is not None:
+            return [a.name for a in self.kernel.arguments][len(self._owner) :]
+        try:
+            return list(inspect.signature(self.function).parameters)
+        except (TypeError, ValueError):
+            return []
+
+    def _check_args_kind(self) -> None:
+        if not isinstance(self.args, (tuple, list)):
+            raise InvalidArgumentError(f"args is {shown(self.args)}; expected a tuple with the arguments of the call.")
+
+    def _check_args(self) -> None:
+        if self.kernel is None:
+            self._check_call()
+            for position, value in enumerate(self.args):
+                problem = backend.ended_problem(value)
+                if problem:
+                    raise InvalidArgumentError(f"args[{position}] of {self.name} {problem}.")
+            return
+        if len(self.args) != len(self.names):
+            raise InvalidArgumentError(
+                f"{self.name} takes {len(self.names)} arguments ({', '.join(self.names) or 'none'}); args has "
+                f"{len(self.args)}."
+            )
+        for position, (name, value) in enumerate(zip(self.names, self.args, strict=True)):
+            annotation = self.kernel.arguments[len(self._owner) + position].annotation
+            problem = backend.argument_problem(annotation, value)
+            if problem:
+                raise InvalidArgumentError(f"args[{position}] ({name!r} of {self.name}) {problem}.")
+
+    def _check_call(self) -> None:
+        """Raise where Python would not call the function with these arguments."""
+        try:
+            signature = inspect.signature(self.function)
+        except (TypeError, ValueError):  # a function written in C
+            return
+        try:
+            signature.bind(*self.args)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"{self.name}{signature} cannot be called with the {len(self.args)} arguments in args: {error}."
+            ) from None
+
+    def annotation(self, target: Target) -> Any:
+        if self.kernel is None or target.position < 0:
+            return None
+        return self.kernel.arguments[len(self._owner) + target.position].annotation
+
+    # --- targets
+
+    def resolve(self, what: str, path: str, leaf: Any) -> Target:
+        """A leaf of params or outputs as a target; ``what`` is the word used in messages."""
+        place = f"{what}{path}"
+        if isinstance(leaf, str):
+            return self._resolve_name(place, leaf)
+        if isinstance(leaf, backend.Field):
+            return _resolve_field(place, leaf, self.labels)
+        problem = backend.array_problem(leaf) if backend.is_array(leaf) else ""
+        if problem:
+            raise InvalidArgumentError(f"{place} {problem}.")
+        if not backend.is_array(leaf):
+            if hasattr(leaf, "__dlpack__"):
+                raise InvalidArgumentError(
+                    f"{place} is a {type(leaf).__module__}.{type(leaf).__name__}, which Taichi does not take; pass "
+                    "np.from_dlpack(a) or torch.from_dlpack(a) in args, which share its memory, and name that."
+                )
+            raise InvalidArgumentError(
+                f"{place} is {shown(leaf)}; expected a ti.field, an array that is in args, or the name of a kernel "
+                f"argument{_hint(leaf)}."
+            )
+        for position, value in enumerate(self.args):
+            if backend.is_same_array(value, leaf):
+                name = self.names[position] if position < len(self.names) else str(position)
+                return Target("argument", f"{place} (array argument {name!r})", None, position, name)
+        if self.kernel is None:
+            return Target("array", self.labels.target(place, leaf, "array"), leaf)
+        raise InvalidArgumentError(
+            f"{place} is an array of shape {tuple(leaf.shape)} that is not among args; pass the same object in "
+            "args=(...)."
+        )
+
+    def _resolve_name(self, place: str, name: str) -> Target:
+        if name not in self.names:
+            known = ", ".join(repr(n) for n in self.names) or "none"
+            raise InvalidArgumentError(
+                f"{place} is {name!r}, which is not an argument of {self.name} (arguments: {known})."
+                f"{suggestion(name, self.names)}"
+            )
+        position = self.names.index(name)
+        value = self.args[position] if position < len(self.args) else None
+        if isinstance(value, backend.Field):
+            return replace(_resolve_field(place, value, self.labels), position=position, argument=name)
+        return Target("argument", f"{place} (argument {name!r})", None, position, name)
+
+    def current(self, target: Target) -> Target:
+        """A target as this call has it: the field of an argument is the one that is given now."""
+        if not 0 <= target.position < len(self.args):
+            return target
+        value = self.args[target.position]
+        if value is target.field or not (target.kind == "field" or isinstance(value, backend.Field)):
+            return target
+        return self._resolve_name(f"args[{target.position}]", self.names[target.position])
+
+    def return_target(self) -> Target:
+        if self.kernel is None:
+            raise InvalidArgumentError(
+                f"outputs is None, which means a kernel's return value, but {self.name} is a Python function; name the "
+                "fields or arrays it fills."
+            )
+        if self.kernel.return_type is None:
+            raise InvalidArgumentError(f"outputs is None, but {self.name} returns nothing; name what it writes.")
+        return Target("return", f"the return value of {self.name}")
+
+    def value(self, target: Target) -> Any:
+        return target.field if target.kind == "array" else self.args[target.position]
+
+    def is_value(self, target: Target) -> bool:
+        """Whether the target is an argument passed by value: a scalar, vector or matrix."""
+        is_array = backend.is_array(self.args[target.position]) if target.kind == "argument" else True
+        if is_array and self.kernel is not None and target.kind == "argument":
+            is_array = backend.is_array_annotation(self.annotation(target))
+        return not is_array
+
+    def value_shape(self, target: Target) -> tuple[int, ...]:
+        """Shape of an argument passed by value."""
+        if self.kernel is None:
+            raise InvalidArgumentError(
+                f"{target.name} is an argument of the Python function {self.name}; only arguments of a kernel can be "
+                "parameters by value. Put the value in a field."
+            )
+        kind = self.annotation(target)
+        if isinstance(kind, backend.MatrixType):
+            dtype, shape = kind.dtype, (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
+        elif backend.is_scalar_type(kind):
+            dtype, shape = kind, ()
+        else:
+            raise InvalidArgumentError(
+                f"{target.name} is a {type(kind).__name__}; only scalar, vector, matrix and array arguments can be "
+                "parameters."
+            )
+        if not backend.is_real(backend.cook_dtype(dtype)):
+            raise InvalidArgumentError(f"{target.name} is an integer; only real numbers have a derivative.")
+        return shape
+
+    def return_shape(self) -> tuple[int, ...]:
+        return backend.return_shape(self.kernel)
+
+    def return_dtype(self) -> Any:
+        dtype = backend.return_dtype(self.kernel)
+        if dtype is None or not backend.is_real(dtype):
+            raise InvalidArgumentError(
+                f"{self.name} returns {backend.type_names(self.kernel.return_type)}; its Jacobian needs one real type "
+                "for all of it. Return numbers or vectors of one real type, or write to a field."
+            )
+        return dtype
+
+
+def check_kernel(kernel: Any) -> None:
+    """Raise for what is no kernel or pipeline."""
+    problem = _kernel_problem(kernel)
+    if problem:
+        raise InvalidArgumentError(f"kernel is {problem}.")
+
+
+def _kernel_problem(kernel: Any) -> str:
+    """Why something is no kernel or pipeline, and what to give instead; empty where it is one."""
+    bound = backend.primal_kernel(kernel)
+    name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]
+    if bound is not None:
+        return _bound_problem(kernel, name, bound[0])
+    if isinstance(kernel, type):
+        return f"the class {name}; give a kernel or method of one of its objects"
+    if not callable(kernel):
+        return f"{shown(kernel)}; expected a @ti.kernel or a function that launches kernels, not what it returns"
+    func = backend.taichi_func(kernel)
+    if func is not None:
+        kind = "ti.real_func" if func.is_real_function else "ti.func"
+        return f"the {kind} {name or kernel!r}, which runs in kernels only; give a @ti.kernel that calls it"
+    function = kernel
+    while isinstance(function, functools.partial):
+        function = function.func
+    for kind, is_kind in _DEFERRED.items():
+        if is_kind(function) or is_kind(getattr(function, "__call__", None)):  # noqa: B004
+            return f"the {kind} {name or shown(kernel)}, which does not run when it is called; give a plain function"
+    return ""
+
+
+_DEFERRED = {
+    "coroutine function": inspect.iscoroutinefunction,
+    "generator function": inspect.isgeneratorfunction,
+    "asynchronous generator function": inspect.isasyncgenfunction,
+}
+
+
+def _bound_problem(kernel: Any, name: str, primal: Any) -> str:
+    if backend.is_reverse(primal):
+        return "the gradient of a kernel (kernel.grad); give the kernel itself"
+    if inspect.ismethod(kernel):
+        return f"{name}, a method of a plain class; decorate {type(kernel.__self__).__name__} with @ti.data_oriented"
+    if primal.classkernel and inspect.isfunction(kernel):  # which Taichi refuses to call too
+        return f"{name}, a method without its object; give the method of an object, such as solver.step"
+    return ""
+
+
+def _hint(leaf: Any) -> str:
+    """What to give instead of something that holds fields, or a number, and is none."""
+    if isinstance(leaf, (set, frozenset)) or (hasattr(leaf, "__iter__") and not hasattr(leaf, "__array__")):
+        return "; put several into a list, tuple or dict" if not isinstance(leaf, (bytes, backend.Matrix)) else ""
+    return ""
+
+
+def _resolve_field(place: str, field: Any, labels: Labels) -> Target:
+    problem = backend.ended_problem(field)
+    if problem:
+        name = labels.name(field)
+        raise InvalidArgumentError(f"{place}{f' (field {name})' if name else ''} {problem}.")
+    if not backend.is_placed(field):
+        name = labels.name(field)
+        what = f"the field {name}, which is" if name else "a field that is"
+        raise InvalidArgumentError(f"{place} is {what} not placed; give it a shape or place it in a root.")
+    if not backend.is_real(field.dtype):
+        raise InvalidArgumentError(
+            f"{labels.target(place, field, 'field')} has type {field.dtype.to_string()}; only fields of real numbers "
+            "have a derivative. Use ti.f32 or ti.f64."
+        )
+    return Target("field", labels.target(place, field, "field"), field)
+
+
+def refuse_ended(what: str, *items: Any) -> None:
+    """Raise for a field or ti.ndarray that no longer exists."""
+    for item in items:
+        problem = backend.ended_problem(item)
+        if problem:
+            raise InvalidArgumentError(f"{what} {problem}.")
+
+
+def refuse_inactive(
+    params: list[tuple[Target, Any]], outputs: list[tuple[Target, Any]], read: set[Any], written: set[Any], where: str
+) -> None:
+    """Raise for a parameter that nothing reads and an output that nothing writes; each comes with its key."""
+    for target, key in params:
+        if key not in read and key not in written:
+            raise InvalidArgumentError(f"{target.name} is not read {where}, so nothing depends on it.")
+    for target, key in outputs:
+        if key not in written and key not in {k for _, k in params}:
+            raise InvalidArgumentError(f"{target.name} is not written {where}.")

@@ -1,0 +1,85 @@
+"""What the engine chose for a kernel, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from taichi_ext import backend
+from taichi_ext.derivative.rows import MAX_LOCAL_ARRAY
+from taichi_ext.derivative.storage import StorageFacts
+from taichi_ext.runtime.memory import FieldTable, numpy_dtype
+from taichi_ext.tracing.trace import RETURN, Fused
+
+
+def explain(fused: Fused, fields: FieldTable) -> str:
+    """The choices made for one fused kernel: by local its storage, by field its shadow, the loops made serial.
+
+    And by source line how many operations on tangents it takes each time it runs.
+    """
+    function = fused.primal.func
+    lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
+    lines.append(f"  columns: {fused.columns}")
+    lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
+    lines += [f"  local {line}" for line in dict.fromkeys(_locals(fused, fields))]
+    lines += [f"  {line}" for line in _operations(fused)]
+    for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
+        lines.append(f"  parallel loop {number} runs serially: {reason}")
+    for number, _ in sorted(fused.facts.spread):
+        lines.append(f"  parallel loop {number} has few iterations, which are spread over all threads")
+    for (number, _), pieces in sorted(fused.facts.pieces.items()):
+        if pieces is not None:
+            numbers = sum(collected.numbers for collected in pieces.collected.values())
+            lines.append(
+                f"  parallel loop {number} runs in pieces of {pieces.length} iterations, which LLVM can vectorise: "
+                f"{numbers} numbers of J from each"
+            )
+    return "\n".join(lines)
+
+
+def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
+    for key in fused.shadows:
+        if key == RETURN:
+            yield "the return value"
+        elif key[0] == "scratch":
+            size = fused.scratch_sizes[key] * numpy_dtype(backend.named_type(key[1])).itemsize
+            yield f"long rows: {size} bytes of scratch memory"
+        elif key in fields.infos:
+            info = fields.infos[key]
+            size = info.size * fused.columns * numpy_dtype(info.dtype).itemsize
+            written = ", every entry written" if key in fused.facts.covered else ""
+            yield f"{info.name}: {info.size} x {fused.columns}, {size} bytes{written}"
+        else:
+            yield f"array argument {key[1]}"
+
+
+def _operations(fused: Fused) -> Iterator[str]:
+    for (path, line), count in sorted(fused.facts.operations.items()):
+        yield f"line {line}{_within(path)}: {count} operations on tangents"
+
+
+def _within(path: tuple[tuple[int, str], ...]) -> str:
+    """Where an inlined function was called."""
+    return "".join(f" in {function} (called at line {at})" for at, function in path[-1:])
+
+
+def _locals(fused: Fused, fields: FieldTable) -> Iterator[str]:
+    for key, facts in fused.facts.storages.items():
+        if not facts.needed:
+            continue
+        path, name, line, *part = key
+        entry = "".join(f"[{p}]" for p in part if isinstance(p, int))
+        container = fused.facts.aliases.get(key)
+        if container is not None:
+            place = f"the tangents of {fields.infos[container].name}" if container in fields.infos else "J"
+        else:
+            place = "local array" if fused.columns <= MAX_LOCAL_ARRAY else "scratch memory"
+        yield f"{name}{entry}, line {line}{_within(path)}: {_kind(facts, fused.columns, place)}"
+
+
+def _kind(facts: StorageFacts, columns: int, place: str) -> str:
+    registers = f"{len(facts.constants)} registers" if facts.constants and not facts.has_many_columns else ""
+    if facts.has_row:
+        kind = f"a row of {columns} columns in {place}"
+        return f"{kind} and {registers}" if registers else kind
+    slots = f"{facts.slots} slots" if facts.slots else ""
+    return " and ".join(k for k in (registers, slots) if k) or "no tangent"

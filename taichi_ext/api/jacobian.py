@@ -1,0 +1,144 @@
+"""``jacobian`` and ``value_and_jacobian``: the prepared form of a call, from the cache, and its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.api.cache_keys import anchor as anchor_of
+from taichi_ext.api.cache_keys import identity, structure_key
+from taichi_ext.api.options import checked_options
+from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.progress import check_progress
+
+_CACHE = "_taichi_ext_prepared"
+_CACHE_SIZE = 32
+
+
+def jacobian(
+    kernel: Any,
+    params: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    out: Any = None,
+    max_memory: int | None = None,
+    tangents: str = "auto",
+    chunk_size: int | None = None,
+    progress: bool | None = None,
+) -> Any:
+    """The Jacobian of a kernel's outputs with respect to its parameters, in one launch.
+
+    ``J[o..., p...] = d outputs[o...] / d params[p...]``, by forward-mode automatic differentiation of the kernel's
+    source.  The call has the side effects of one plain run of the kernel.
+
+    Args:
+        kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class, or a Python function that
+            launches kernels.
+        params: a ``ti.field`` (scalar, vector, matrix, struct member, any layout), an array that is in ``args``, or the
+            name of a kernel argument; or a list, tuple or dict of those.
+        outputs: likewise; None means the kernel's return value.
+        args: positional arguments of the call.
+        out: an array of the result's shape and type that is filled instead of a new one.
+        max_memory: bytes for the tangents of intermediate fields and arrays, not counting the Jacobian; by default half
+            of the free memory.  If they need more, the columns are computed in 2, 4, 8, ... runs, until each run fits.
+            Everything that the kernels wrote is restored between runs.  A Python function is then called several times.
+        tangents: storage for the tangents of locals that are written in branches and loops.  "sparse" keeps only the
+            coefficients that can be nonzero, each with its column, where possible.  "dense" keeps all columns.  "auto"
+            is sparse up to 24 constant columns or 8 index expressions, and dense beyond.  The result is the same.
+        chunk_size: the largest number of columns in one run; by default all columns.  The runs have balanced sizes, and
+            everything that the kernels wrote is restored between them.
+        progress: whether to show a progress bar if the columns are computed in several runs.  By default, the bar is
+            shown if rich is installed (the extra ``progress``) and stderr is a terminal, or in a notebook.
+
+    Returns:
+        A NumPy array of shape ``outputs.shape + element_shape + params.shape + element_shape`` and the type of the
+        output; torch tensors if all outputs are torch tensors.  If outputs or params are lists, tuples or dicts, the
+        result has the structure of outputs, and inside it that of params.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        UnsupportedError: the derivative of a construct is not known; the message has file, line and source text.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> x = ti.field(ti.f32, shape=2)
+        >>> y = ti.field(ti.f32, shape=3)
+        >>> @ti.kernel
+        ... def powers():
+        ...     for i in range(3):
+        ...         y[i] = x[0] ** (i + 1) * x[1]
+        >>> x.from_numpy(np.array([2, 1], dtype=np.float32))
+        >>> jacobian(powers, x, y)
+        array([[ 1.,  2.],
+               [ 4.,  4.],
+               [12.,  8.]], dtype=float32)
+    """
+    check_progress(progress)
+    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
+    return plan.start(args, out, progress=progress).jacobian()
+
+
+def value_and_jacobian(
+    kernel: Any,
+    params: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    out: Any = None,
+    max_memory: int | None = None,
+    tangents: str = "auto",
+    chunk_size: int | None = None,
+    progress: bool | None = None,
+) -> tuple[Any, Any]:
+    """The outputs and their Jacobian, from the same launch.
+
+    Args and errors are those of ``jacobian``.
+
+    Returns:
+        The outputs and the Jacobian.  The outputs are NumPy arrays, structured like ``outputs``; if that is None, they
+        are the return value.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import value_and_jacobian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> @ti.kernel
+        ... def area(width: ti.f64, height: ti.f64) -> ti.f64:
+        ...     return width * height
+        >>> value, J = value_and_jacobian(area, ["width", "height"], args=(3.0, 5.0))
+        >>> value, [float(column) for column in J]
+        (15.0, [5.0, 3.0])
+    """
+    check_progress(progress)
+    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
+    return plan.start(args, out, progress=progress).value_and_jacobian()
+
+
+def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Jacobian:
+    """The prepared form, from the cache where there is one for the same kernel, params and outputs."""
+    anchor = anchor_of(kernel)
+    key = (identity(kernel), structure_key(params, args), structure_key(outputs, args), options)
+    with backend.exclusive:
+        store = getattr(anchor, "__dict__", {}).get(_CACHE) if anchor is not None else None
+        if store is not None:
+            plan = store.get(key)
+            if plan is not None and plan.is_current():
+                return plan
+            for stale in [k for k, p in store.items() if not p.is_current()]:
+                del store[stale]
+        max_memory, tangents, chunk_size = options
+        plan = Jacobian(
+            kernel, params, outputs, args=args, max_memory=max_memory, tangents=tangents, chunk_size=chunk_size
+        )
+        plan.forget_args()
+        if anchor is not None:
+            # on the kernel itself: when the user drops the kernel, what was prepared for it goes too
+            store = anchor.__dict__.setdefault(_CACHE, {})
+            if len(store) >= _CACHE_SIZE:
+                del store[next(iter(store))]
+            store[key] = plan
+    return plan

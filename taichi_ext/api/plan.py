@@ -1,0 +1,234 @@
+"""``Jacobian``: what is to be differentiated, analysed and compiled once, evaluated many times."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import KernelCall, flatten
+from taichi_ext.api.evaluation import Evaluation, Prepared, values_of
+from taichi_ext.api.explain import explain
+from taichi_ext.api.options import checked_options
+from taichi_ext.api.progress import check_progress
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.runtime.memory import FieldTable
+from taichi_ext.runtime.state import State
+
+
+class Jacobian:
+    """The prepared form of ``jacobian``: analysed and compiled once, called many times.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``.
+        args: see ``jacobian``.  A call can pass other args; without args it uses those of its thread's last call.
+        max_memory: see ``jacobian``.
+        tangents: see ``jacobian``.
+        chunk_size: see ``jacobian``.
+        progress: see ``jacobian``.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+
+    Calling it (``plan()``, ``plan(out=J)``, ``plan(args=...)``) runs the kernel once and returns the Jacobian: a new
+    array, or the one given as ``out=``.  Threads can share it: each call has its own arguments and its own result.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import Jacobian
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f32, shape=2), ti.field(ti.f32, shape=2)
+        >>> @ti.kernel
+        ... def square():
+        ...     for i in x:
+        ...         y[i] = x[i] ** 2
+        >>> plan = Jacobian(square, x, y)
+        >>> J = np.empty((2, 2), np.float32)
+        >>> for start in (1.0, 2.0):
+        ...     x.fill(start)
+        ...     print(plan(out=J).diagonal())
+        [2. 2.]
+        [4. 4.]
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        params: Any,
+        outputs: Any = None,
+        *,
+        args: tuple[Any, ...] = (),
+        max_memory: int | None = None,
+        tangents: str = "auto",
+        chunk_size: int | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        if backend.program() is None:
+            raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
+        _refuse_inside_kernel()
+        _refuse_recording()
+        max_memory, tangents, chunk_size = checked_options(max_memory, tangents, chunk_size)
+        check_progress(progress)
+        self._progress = progress
+        self._call = call = KernelCall(kernel, args)
+        leaves, rebuild_params = flatten(params, "params")
+        param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
+        if outputs is None:
+            output_targets = [call.return_target()]
+            rebuild_outputs: Callable[[list[Any]], Any] = _only
+        else:
+            leaves, rebuild_outputs = flatten(outputs, "outputs")
+            output_targets = [call.resolve("outputs", path, leaf) for path, leaf in leaves]
+        for what, targets in (("params", param_targets), ("outputs", output_targets)):
+            if not targets:
+                raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
+        backend.materialize()
+        fields = FieldTable(call.labels)
+        self._prepared = Prepared(
+            param_targets,
+            output_targets,
+            rebuild_params,
+            rebuild_outputs,
+            max_memory,
+            tangents,
+            fields,
+            chunk_size=chunk_size,
+        )
+        self._prepared.layout = backend.layout_version()
+        # a strong reference would keep the program's threads and memory after ti.init
+        self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
+        self._last = threading.local()  # what value() needs of this thread's last call
+        if chunk_size is not None:
+            Evaluation(self._prepared, call)  # raises for what has no columns
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "A Jacobian cannot be pickled or copied: it is compiled for the Taichi program of this process. Threads "
+            "can share it; in another process, prepare it there with Jacobian(kernel, params, outputs)."
+        )
+
+    def is_current(self) -> bool:
+        """Whether the Taichi program that it was prepared in still runs: ``ti.init`` begins another."""
+        program = self._program()
+        return program is not None and program is backend.program()
+
+    def _end(self) -> None:
+        """The program is over: let go of its arrays, and of all but what ``source`` and ``explain()`` show.
+
+        Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs; there is none at this moment.
+        """
+        for fused in self._prepared.fused.values():
+            fused.scratch.clear()
+        shown = Prepared([], [], _only, _only, None, "", self._prepared.fields, self._prepared.fused)
+        self.__dict__ = {"_program": self._program, "_prepared": shown, "_progress": False}
+
+    def _refuse_ended(self) -> None:
+        if not self.is_current():
+            raise InvalidArgumentError(
+                "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
+                "again."
+            )
+
+    def forget_args(self) -> None:
+        """Keep no argument alive; each call has to give them."""
+        self._call = self._call.without_args()
+
+    def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
+        """Run the kernel once; returns the Jacobian, see ``jacobian``."""
+        evaluation = self.start(args, out, progress=self._progress)
+        self._last.call, self._last.returned = evaluation.call, None
+        result = evaluation.jacobian()
+        self._last.returned = evaluation.returned
+        return result
+
+    def _follow_layout(self, call: KernelCall) -> None:
+        """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
+        prepared, version = self._prepared, backend.layout_version()
+        if prepared.layout == version:
+            return
+        for target in map(call.current, (*prepared.params, *prepared.outputs)):
+            problem = backend.ended_problem(target.field)
+            if problem:
+                raise InvalidArgumentError(f"{target.name} {problem}.")
+        self._prepared = dataclasses.replace(
+            prepared, fields=FieldTable(self._call.labels), fused={}, replay=None, layout=version
+        )
+
+    def start(
+        self,
+        args: tuple[Any, ...] | None = None,
+        out: Any = None,
+        state: State | None = None,
+        watch: Any = None,
+        progress: bool | None = False,
+    ) -> Evaluation:
+        """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
+        _refuse_inside_kernel()
+        _refuse_recording()
+        if backend.is_followed():
+            raise InvalidArgumentError(
+                "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
+                "before, and pass its numbers in a field."
+            )
+        self._refuse_ended()
+        call = self._last_call() if args is None else self._call.with_args(args)
+        with backend.exclusive:
+            self._follow_layout(call)
+        prepared = self._prepared if watch is None else dataclasses.replace(self._prepared, fused={})
+        return Evaluation(prepared, call, out, state, watch, progress)
+
+    def _last_call(self) -> KernelCall:
+        """This thread's last call, before the first one that of the preparation."""
+        return getattr(self._last, "call", self._call)
+
+    # --- inspection
+
+    @property
+    def source(self) -> str:
+        """The rewritten kernels as text, after the first call."""
+        return "\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values())))
+
+    def explain(self) -> str:
+        """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""
+        prepared = self._prepared
+        return "\n\n".join(dict.fromkeys(explain(f, prepared.fields) for f in list(prepared.fused.values())))
+
+    def value(self) -> Any:
+        """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""
+        self._refuse_ended()
+        returned = getattr(self._last, "returned", None)
+        return self._prepared.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))
+
+
+def _refuse_inside_kernel() -> None:
+    if backend.is_inside_kernel():
+        raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
+
+
+def _refuse_recording() -> None:
+    if backend.is_recorded():
+        raise UnsupportedError(
+            "A Jacobian is computed within ti.ad.Tape or ti.ad.FwdMode, whose gradient would miss its launch. Compute "
+            "it before or after the with block, and launch the kernel itself in it."
+        )
+
+
+def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[Any], None]:
+    """A callback that calls a method of an object which it does not keep alive."""
+
+    def call(_: Any) -> None:
+        method = reference()
+        if method is not None:
+            method()
+
+    return call
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0]

@@ -1,0 +1,411 @@
+"""Fields and arrays as Python sees them: types, shapes, layouts, values."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from taichi._lib import core
+from taichi.lang import impl
+from taichi.lang._ndarray import Ndarray
+from taichi.lang.expr import Expr
+from taichi.lang.matrix import MatrixField, MatrixType
+from taichi.lang.struct import StructField
+from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
+from taichi.types import primitive_types
+
+from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
+from taichi_ext.backend.lifetime import ended_problem, is_field_alive
+
+
+def is_torch_tensor(x: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def is_own_device(tensor: Any) -> bool:
+    """Whether a tensor is on the device that Taichi runs on."""
+    return tensor.device.type == "cuda" and impl.current_cfg().arch == core.Arch.cuda
+
+
+def host_values(x: Any) -> Any:
+    """The memory of a NumPy array or of a tensor on the host as a NumPy array; None for anything else."""
+    if isinstance(x, np.ndarray):
+        return x
+    if is_torch_tensor(x) and x.device.type == "cpu":
+        return x.detach().numpy()
+    return None
+
+
+def memory_place(array: Any) -> tuple[Any, int, bool]:
+    """Which memory an array lies in, the address of its first number, and whether its first axis changes fastest.
+
+    A ti.ndarray is a memory of its own, and so is an array without entries.
+    """
+    if isinstance(array, Ndarray):
+        return ("ndarray", id(array)), 0, False
+    if is_torch_tensor(array):
+        device = array.device.type
+        place = "host" if device == "cpu" else str(array.device)
+        return (place, array.data_ptr(), False) if array.numel() else (("empty", id(array)), 0, False)
+    if not array.size:
+        return ("empty", id(array)), 0, False
+    flags = array.flags
+    return "host", array.__array_interface__["data"][0], flags.f_contiguous and not flags.c_contiguous
+
+
+def is_same_array(a: Any, b: Any) -> bool:
+    """Whether two arrays are one: the same numbers in the same memory, in the same shape."""
+    if a is b:
+        return True
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _is_same_layout(a, b, a.strides, b.strides) and memory_place(a) == memory_place(b)
+    if is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and _is_strided(a) and _is_strided(b):
+        return _is_same_layout(a, b, a.stride(), b.stride()) and memory_place(a) == memory_place(b)
+    return False
+
+
+def _is_strided(tensor: Any) -> bool:
+    return not tensor.is_nested and tensor.layout == sys.modules["torch"].strided
+
+
+def _is_same_layout(a: Any, b: Any, strides: Any, others: Any) -> bool:
+    return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and strides == others
+
+
+def memory_span(array: Any) -> tuple[Any, int, int]:
+    """Which memory an array lies in, and from where to where, with whatever lies between its numbers."""
+    space, start, _ = memory_place(array)
+    if space[0] == "empty":
+        return space, 0, 0
+    is_tensor = is_torch_tensor(array)
+    width = array.element_size() if is_tensor else array.itemsize
+    strides = [step * width for step in array.stride()] if is_tensor else array.strides
+    ways = [(n - 1) * step for n, step in zip(array.shape, strides, strict=True)]
+    return space, start + sum(w for w in ways if w < 0), start + sum(w for w in ways if w > 0) + width
+
+
+class _HostMemory:
+    """Bytes of the host's memory that an object keeps alive."""
+
+    def __init__(self, owner: Any, address: int, size: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+
+def memory_of(owner: Any, address: int, size: int) -> np.ndarray | None:
+    """The bytes from an address on, in memory that an array keeps alive; None for the memory of a ti.ndarray.
+
+    On a device they are a copy.
+    """
+    if isinstance(owner, Ndarray):
+        return None
+    if not size:
+        return np.empty(0, np.uint8)
+    if is_torch_tensor(owner) and owner.device.type != "cpu":
+        return _on_device(owner, address, size).cpu().numpy().view(np.uint8)
+    return np.asarray(_HostMemory(owner, address, size))
+
+
+def set_memory(owner: Any, address: int, values: np.ndarray) -> None:
+    """Put bytes back that ``memory_of`` gave."""
+    if is_torch_tensor(owner) and owner.device.type != "cpu":
+        place = _on_device(owner, address, values.size)
+        numbers = np.ascontiguousarray(values).view(numpy_dtype_of(owner))
+        place.copy_(torch_from_numpy(numbers, owner.device))
+        return
+    memory = memory_of(owner, address, values.size)
+    if memory is not None and not np.array_equal(memory, values):  # memory that cannot be written has not changed
+        memory[...] = values
+
+
+def _on_device(tensor: Any, address: int, size: int) -> Any:
+    """Numbers in the memory that a tensor on a device lies in."""
+    tensor, width = tensor.detach(), tensor.element_size()
+    first = (address - tensor.data_ptr()) // width + tensor.storage_offset()
+    return tensor.as_strided((size // width,), (1,), first)
+
+
+def field_components(field: Any) -> list[Expr]:
+    """The placed scalar components of a scalar or matrix field, in row-major order."""
+    return list(field.vars)
+
+
+def shares_components(a: Any, b: Any) -> bool:
+    """Whether two fields, scalar or of matrices, have a placed component in common."""
+    own = {id(v) for v in a.vars}
+    return any(id(v) in own for v in b.vars)
+
+
+def is_same_storage(a: Any, b: Any) -> bool:
+    """Whether two tensors on a device lie in the same memory."""
+    is_pair = is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and a.device.type == "cuda"
+    return is_pair and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def given_name(field: Any) -> str:
+    """What Taichi calls a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
+    return field._name if is_field_alive(field) and is_placed(field) else ""
+
+
+def node_of(component: Expr) -> int:
+    """The place of a component of a field in the layout of all fields."""
+    return int(component.ptr.snode().id)
+
+
+def is_placed(field: Any) -> bool:
+    return all(v.ptr.snode() is not None for v in field.vars)
+
+
+def field_offset(field: Any) -> tuple[int, ...]:
+    """First index of each axis; empty when all are 0."""
+    while isinstance(field, StructField):
+        field = next(iter(field.field_dict.values()))
+    return tuple(field.vars[0].ptr.snode().offset)
+
+
+def array_element_shape(value: Any, annotation: Any) -> tuple[int, ...]:
+    """Shape of the elements of an array that is passed to an argument with an annotation."""
+    if isinstance(value, Ndarray):
+        return tuple(value.element_shape)
+    dtype = getattr(annotation, "dtype", None)
+    if isinstance(dtype, MatrixType):
+        return tuple(value.shape[-dtype.ndim :])
+    return ()
+
+
+def outer_array_dtype(value: Any) -> Any:
+    """Scalar type of an array outside a kernel; None where Taichi has none like it."""
+    try:
+        return to_taichi_type(value.dtype)
+    except (AttributeError, RuntimeError, AssertionError):  # what Taichi's own search ends in
+        return None
+
+
+def is_array(x: Any) -> bool:
+    """Whether x is an array that a kernel takes: NumPy, torch or ti.ndarray."""
+    return isinstance(x, (np.ndarray, Ndarray)) or is_torch_tensor(x)
+
+
+def full_shape(array: Any) -> tuple[int, ...]:
+    """Shape of an array, its element shape included."""
+    shape: Any = array.shape
+    return (*shape, *array.element_shape) if isinstance(array, Ndarray) else tuple(shape)
+
+
+def full_field_shape(field: Any) -> tuple[int, ...]:
+    """Shape of a field, its element shape included."""
+    if not isinstance(field, MatrixField):
+        return tuple(field.shape)
+    return (*field.shape, field.n) if field.ndim == 1 else (*field.shape, field.n, field.m)
+
+
+def numpy_dtype_of(x: Any) -> Any:
+    return np.dtype(to_numpy_type(x.dtype))
+
+
+def torch_from_numpy(values: Any, device: Any) -> Any:
+    torch = sys.modules["torch"]
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+
+def array_problem(array: Any) -> str:
+    """Why Taichi cannot take an array, whatever the kernel expects; empty where it can."""
+    problem = ended_problem(array)
+    if problem:
+        return problem
+    if isinstance(array, np.ma.MaskedArray):
+        return "is a masked array, whose mask Taichi does not see; pass array.filled(...) or array.data"
+    if isinstance(array, np.matrix):
+        return "is an np.matrix; pass np.asarray(...)"
+    if is_torch_tensor(array):
+        problem = _tensor_problem(array)
+        if problem:
+            return problem
+    if outer_array_dtype(array) is None:
+        dtype = array.dtype
+        if isinstance(dtype, np.dtype) and not dtype.isnative:
+            return f"has elements of type {dtype}, in another byte order; pass array.astype({dtype.name!r})"
+        return f"has elements of type {dtype}, which Taichi does not know; pass an array of float32 or float64"
+    return ""
+
+
+def _tensor_problem(tensor: Any) -> str:
+    if tensor.is_nested:
+        return "is a nested tensor; pass a padded one, torch.nested.to_padded_tensor(...)"
+    if not _is_strided(tensor):
+        return f"is a tensor in the layout {tensor.layout}; pass .to_dense()"
+    if tensor.is_quantized:
+        return "is a quantized tensor; pass .dequantize()"
+    if tensor.is_conj() or tensor.is_neg():
+        return f"is a view that is {'conjugated' if tensor.is_conj() else 'negated'}; pass .clone()"
+    on_cuda = impl.current_cfg().arch == core.Arch.cuda
+    if tensor.device.type != "cpu" and not (tensor.device.type == "cuda" and on_cuda):
+        return f"is a tensor on {tensor.device}, but Taichi runs on {core.arch_name(impl.current_cfg().arch)}"
+    return ""
+
+
+def argument_problem(annotation: Any, value: Any) -> str:
+    """What is wrong with passing a value to a kernel argument; empty when nothing is."""
+    problem = ended_problem(value)
+    if problem:
+        return problem
+    number = (int, float, np.integer, np.floating)
+    if is_scalar_type(annotation):
+        allowed = number if id(annotation) in primitive_types.real_type_ids else (int, np.integer)
+        return "" if isinstance(value, allowed) else f"is a {type(value).__name__}; expected {annotation.to_string()}"
+    if is_array_annotation(annotation):
+        return _array_problem(annotation, value)
+    if isinstance(annotation, MatrixType) and is_torch_tensor(value):
+        return "is a tensor; a vector or matrix is passed by value as a ti.Vector, a ti.Matrix or a list"
+    if isinstance(annotation, MatrixType):
+        return _matrix_problem(annotation, value)
+    return ""
+
+
+def _matrix_problem(annotation: Any, value: Any) -> str:
+    shape = (annotation.n,) if annotation.ndim == 1 else (annotation.n, annotation.m)
+    given = getattr(value, "get_shape", None)
+    if given is not None:
+        found = tuple(given())
+    else:
+        try:
+            numbers = np.asarray(value)
+        except ValueError:  # rows of different lengths
+            return f"is a {type(value).__name__} without a shape; expected numbers of shape {shape}"
+        found = numbers.shape
+        if found == shape and numbers.dtype.kind not in "fiub":
+            return f"has elements that are no real numbers; expected numbers of shape {shape}"
+    return "" if found == shape else f"has shape {found}; expected {shape}"
+
+
+def _array_problem(annotation: Any, value: Any) -> str:
+    if not is_array(value) and hasattr(value, "__dlpack__"):
+        return (
+            f"is a {type(value).__module__}.{type(value).__name__}, which Taichi does not take; pass np.from_dlpack(a) "
+            "or torch.from_dlpack(a), which share its memory"
+        )
+    if not is_array(value):
+        return f"is a {type(value).__name__}; expected a NumPy array, a torch tensor or a ti.ndarray"
+    problem = array_problem(value)
+    if problem:
+        return problem
+    if isinstance(value, np.ndarray) and not (value.flags.c_contiguous or value.flags.f_contiguous):
+        return "is a NumPy array that is not contiguous; pass np.ascontiguousarray(...)"
+    if is_torch_tensor(value) and not value.is_contiguous():
+        return "is a tensor that is not contiguous; pass .contiguous()"
+    wanted = annotation.dtype.dtype if isinstance(annotation.dtype, MatrixType) else annotation.dtype
+    if wanted is not None and outer_array_dtype(value) != cook_dtype(wanted):
+        given = outer_array_dtype(value).to_string()
+        return f"has elements of type {given}; expected {cook_dtype(wanted).to_string()}"
+    if annotation.ndim is not None:
+        element = array_element_shape(value, annotation)
+        dims = len(full_shape(value)) - len(element)
+        if dims != annotation.ndim:
+            return f"has {dims} dimensions; expected {annotation.ndim}"
+    return ""
+
+
+def copy_of(obj: Any) -> Any:
+    """The values of a field or array."""
+    if is_torch_tensor(obj):
+        return obj.detach().clone()
+    return obj.copy() if isinstance(obj, np.ndarray) else obj.to_numpy()
+
+
+def put_back(obj: Any, copy: Any) -> None:
+    if isinstance(obj, np.ndarray):
+        if obj.flags.writeable:  # others are only read
+            obj[...] = copy
+    elif is_torch_tensor(obj):
+        obj.detach().copy_(copy)
+    else:
+        obj.from_numpy(copy)
+
+
+def is_flat(field: Any) -> bool:
+    """Whether a field is placed in one dense level, its indices beginning at 0."""
+    if isinstance(field, StructField):
+        return False
+    node = field.vars[0].ptr.snode()
+    is_single = node.parent is not None and node.parent.parent is not None and node.parent.parent.parent is None
+    return is_single and is_dense(field) and not any(node.offset)
+
+
+def tree_number(field: Any) -> int:
+    """Which of the trees that hold all fields a field is placed in."""
+    return int(field.vars[0].ptr.snode().get_snode_tree_id())
+
+
+def is_dense(field: Any) -> bool:
+    """Whether all levels of a field's layout are dense."""
+    if isinstance(field, StructField):
+        return all(is_dense(member) for member in field.field_dict.values())
+    return is_dense_node(field.vars[0].ptr.snode())
+
+
+def is_dense_node(node: Any) -> bool:
+    """Whether all levels of the layout above a node are dense."""
+    node = node.parent
+    while node is not None and node.type != core.SNodeType.root:
+        if node.type != core.SNodeType.dense:
+            return False
+        node = node.parent
+    return True
+
+
+def is_under(field: Any, node: Any) -> bool:
+    """Whether a field is placed in a node of the layout, or in one below it."""
+    current = field.vars[0].ptr.snode()
+    while current is not None:
+        if current.id == node.ptr.id:
+            return True
+        current = current.parent
+    return False
+
+
+def leaf_fields(field: Any) -> list[Any]:
+    """The scalar and matrix fields that a field consists of."""
+    if isinstance(field, StructField):
+        return [leaf for member in field.field_dict.values() for leaf in leaf_fields(member)]
+    return [field]
+
+
+def is_dynamic_cell(field: Any, index_count: int) -> bool:
+    """Whether so many indices name a list of a dynamic node, to which entries are appended, rather than an entry."""
+    node = leaf_fields(field)[0].vars[0].ptr.snode()
+    parent = node.parent if node is not None else None
+    is_dynamic = parent is not None and parent.type == core.SNodeType.dynamic
+    return is_dynamic and node.num_active_indices() == index_count + 1
+
+
+def layout_node(x: Any) -> Any:
+    """The node of the layout that a node or field stands for."""
+    return x._snode
+
+
+def node_kind(node: Any) -> str:
+    """``dense``, ``pointer``, ``dynamic``, ``bitmasked`` ..."""
+    return node.ptr.type.name
+
+
+def node_shape(node: Any) -> tuple[int, ...]:
+    """How many cells a node has along each axis, those of the nodes above it included."""
+    return tuple(node.shape)
+
+
+def has_leading_axes(field: Any, node: Any) -> bool:
+    """Whether the axes of a node are the first ones of a field that is placed in it, in order."""
+    own, above = (n._physical_index_position() for n in (field._snode, node))
+    return list(own) == sorted(own) and list(above) == list(own)[: len(above)]
+
+
+def child_numbers(node: Any) -> list[int]:
+    """Numbers of the nodes below a node, in order."""
+    return [child.ptr.id for child in node._get_children()]
+
+
+def component_numbers(field: Any) -> list[int]:
+    """Numbers of the nodes in which the components of a field are placed."""
+    return [node_of(v) for v in field.vars]

@@ -1,0 +1,84 @@
+"""Attributes and calls as Taichi evaluates them in a kernel; calls that are kept from adding statements."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from taichi.lang import impl, mesh
+from taichi.lang.ast import ASTTransformerContext
+from taichi.lang.ast.ast_transformer import ASTTransformer
+
+from taichi_ext.backend.expressions import source_location
+
+
+def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[Any, Any]:
+    """``obj.name`` as Taichi evaluates it in a kernel, and the object to pass first when it is called."""
+    node = ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load(), **no_position())
+    node.value.lineno = node.value.col_offset = node.value.end_col_offset = node.value.end_lineno = 1
+    ASTTransformer.build_Attribute(ctx, node)
+    return node.ptr, (node,) if hasattr(node, "caller") else ()
+
+
+def no_position() -> dict[str, int]:
+    """The attributes of a node that stands nowhere in the source."""
+    return {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
+
+
+def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: dict[str, Any]) -> Any:
+    """``function(*args, **keywords)`` as Taichi evaluates it in a kernel."""
+    match = re.search(r"line (\d+), in", source_location())
+    line = int(match.group(1)) - ctx.lineno_offset if match else 1
+    position = {**no_position(), "lineno": line, "end_lineno": line}
+
+    def constant_node(value: Any) -> ast.Constant:
+        return ast.Constant(value=value, **position)
+
+    name = getattr(function, "__name__", "function")
+    node = ast.Call(
+        func=ast.Name(id=name, ctx=ast.Load(), **position),  # by its name, which Taichi's warnings cite
+        args=[constant_node(a) for a in args],
+        keywords=[ast.keyword(arg=k, value=constant_node(v), **position) for k, v in keywords.items()],
+        **position,
+    )
+    ctx.local_scopes.append({name: function})
+    try:
+        return ASTTransformer.build_Call(ctx, node)
+    finally:
+        ctx.local_scopes.pop()
+
+
+def is_mesh_domain(x: Any) -> bool:
+    """Whether a loop over something is one over the elements of a mesh, or those beside an element."""
+    return isinstance(x, (mesh.MeshElementField, mesh.MeshRelationAccessProxy))
+
+
+def thread_functions(*modules: Any) -> list[Any]:
+    """The functions of modules such as ``ti.simt.warp``: of the threads of a GPU."""
+    found = [(module, f) for module in modules for f in vars(module).values() if isinstance(f, types.FunctionType)]
+    return [f for module, f in found if f.__module__ == module.__name__]
+
+
+class SealedError(BaseException):
+    """Raised where a function that is called sealed adds statements to the kernel: it may read or write anything."""
+
+
+class _Seal:
+    def __getattr__(self, name: str) -> Any:
+        raise SealedError
+
+
+@contextlib.contextmanager
+def sealed() -> Iterator[None]:
+    """Let functions that are called in the meantime compute expressions, and no more."""
+    runtime = impl.get_runtime()
+    before = runtime.compiling_callable, runtime.current_kernel
+    runtime.compiling_callable = runtime.current_kernel = _Seal()
+    try:
+        yield
+    finally:
+        runtime.compiling_callable, runtime.current_kernel = before

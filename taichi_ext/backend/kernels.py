@@ -1,0 +1,403 @@
+"""Kernels and functions: their source and arguments, how Taichi walks them, and kernels traced from another tree."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import taichi as ti
+from taichi._funcs import field_fill_taichi_scope
+from taichi.lang import impl, kernel_impl, misc
+from taichi.lang._ndrange import ndrange as ndrange_function
+from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
+from taichi.lang.ast import ASTTransformerContext, transform_tree
+from taichi.lang.ast.symbol_resolver import ASTResolver
+from taichi.lang.enums import AutodiffMode
+from taichi.lang.kernel_arguments import KernelArgument
+from taichi.lang.kernel_impl import Func, Kernel, _BoundedDifferentiableMethod, _get_global_vars
+from taichi.lang.matrix import MatrixType
+from taichi.lang.struct import StructType
+from taichi.lang.util import cook_dtype, to_numpy_type
+from taichi.types import ndarray_type, primitive_types
+from taichi.types.annotations import template
+
+from taichi_ext.backend.calling import no_position
+from taichi_ext.backend.captures import Captures, noting
+from taichi_ext.backend.expressions import builder, is_host_arch
+from taichi_ext.backend.lifetime import refuse_ended
+from taichi_ext.backend.threads import exclusive
+
+STATIC_CALLS = (impl.static, impl.static_assert, impl.grouped, ndrange_function)
+
+
+def resolves_to_static_call(node: ast.AST, scope: dict[str, Any]) -> str:
+    """``static``, ``grouped``, ``ndrange`` ... when node is a call of that name in scope, else an empty string."""
+    if isinstance(node, ast.Call):
+        for wanted in STATIC_CALLS:
+            if ASTResolver.resolve_to(node.func, wanted, scope):
+                return wanted.__name__
+    return ""
+
+
+def global_variables(function: types.FunctionType) -> dict[str, Any]:
+    """Globals and closure variables of a function, as Taichi resolves names."""
+    return _get_global_vars(function)
+
+
+def source_of(function: types.FunctionType) -> tuple[str, list[str], int]:
+    """File, source lines and first line number."""
+    file = getsourcefile(function)
+    lines, start = getsourcelines(function)
+    return file, [textwrap.fill(line, tabsize=4, width=9999) for line in lines], start
+
+
+def taichi_func(function: Any) -> Func | None:
+    """The ``Func`` behind a ``@ti.func``, looking through wrappers such as Taichi's own precondition checks."""
+    seen = 0
+    while seen < 8:
+        if isinstance(getattr(function, "func", None), Func):
+            return function.func
+        if not hasattr(function, "__wrapped__"):
+            return None
+        function, seen = function.__wrapped__, seen + 1
+    return None
+
+
+class _Context(ASTTransformerContext):
+    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines anew."""
+
+    def __init__(self, places: dict[Any, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._places = places
+
+    def get_var_by_name(self, name: str) -> Any:
+        value = super().get_var_by_name(name)
+        refuse_ended(value, f"The field {name}")
+        return value
+
+    def get_pos_info(self, node: Any) -> str:
+        body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
+        key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)
+        if key not in self._places:
+            self._places[key] = super().get_pos_info(node)
+        return self._places[key]
+
+
+def make_context(
+    function: types.FunctionType,
+    source: tuple[str, list[str], int],
+    scope: dict[str, Any],
+    *,
+    kernel: Any = None,
+    arguments: list[Any] | None = None,
+    argument_features: Any = None,
+    places: dict[Any, str],
+) -> ASTTransformerContext:
+    """The state of one walk over a function's tree: of ``kernel``, or of a function inlined with ``arguments``.
+
+    ``places`` keeps the texts of places in the source from one walk to the next.
+    """
+    file, lines, start = source
+    if kernel is None:
+        names = list(inspect.signature(function).parameters)
+        owner = types.SimpleNamespace(
+            func=function,
+            arguments=[KernelArgument(template(), name, inspect.Parameter.empty) for name in names],
+            return_type=None,
+            has_print=False,
+        )
+    else:
+        owner = kernel
+    return _Context(
+        places,
+        excluded_parameters=() if kernel is None else kernel.template_slot_locations,
+        is_kernel=kernel is not None,
+        func=owner,
+        arg_features=argument_features,
+        global_vars=scope,
+        argument_data=arguments,
+        src=lines,
+        start_lineno=start,
+        file=file,
+        ast_builder=builder() if kernel is None else None,
+    )
+
+
+def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
+    """Trace a rewritten tree; returns what the function returns."""
+    transform_tree(tree, ctx)
+    return ctx.return_data
+
+
+_FAULTY_PASSES = (
+    "cache_loop_invariant_global_vars",  # keeps S[0] in a register over a serial loop although S[j] is stored to in it
+    "cfg_optimization",  # drops a store to a local vector that is read after an inner loop
+)
+
+
+@contextlib.contextmanager
+def _settings(config: Any, values: dict[str, bool]) -> Iterator[None]:
+    """Compile with other settings than the user's."""
+    with exclusive:
+        before = {name: getattr(config, name) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(config, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(config, name, value)
+
+
+class _DroppedError(Exception):
+    """Raised while Taichi makes a kernel, so that it does not keep it."""
+
+
+class FusedKernel(Kernel):
+    """A kernel traced from a given tree rather than from a function's source; it is never found by name."""
+
+    def __init__(self, primal: Kernel, extra: list[str], *, has_vectors: bool = False) -> None:
+        # Not super().__init__(): that would register the kernel in the runtime for ever.
+        self.func = primal.func
+        self.kernel_counter = Kernel.counter
+        Kernel.counter += 1
+        self.autodiff_mode = primal.autodiff_mode
+        self.grad = None
+        annotation = ndarray_type.NdarrayType(ndim=1)
+        self.arguments = list(primal.arguments) + [
+            KernelArgument(annotation, name, inspect.Parameter.empty) for name in extra
+        ]
+        self.return_type = primal.return_type
+        self.classkernel = primal.classkernel
+        self.template_slot_locations = list(primal.template_slot_locations)
+        self.mapper = primal.mapper
+        self.runtime = impl.get_runtime()
+        self.kernel_cpp = None
+        self.compiled_kernels = {}
+        self.has_print = False
+        self.extra = extra
+        self.cpp = None
+        self.compiled: Any = None
+        self.captures = Captures()
+        self.has_vectors = has_vectors  # array arguments have vectors or matrices as elements
+
+    def trace(
+        self,
+        tree: ast.Module,
+        ctx: ASTTransformerContext,
+        name: str,
+        is_final: Callable[[], bool],
+    ) -> None:
+        """Walk the tree once and keep the resulting kernel, not compiled to machine code before its first launch.
+
+        Where ``is_final`` says no at the end of the walk, the kernel is dropped: a program keeps all others for ever.
+        """
+        runtime = self.runtime
+        function = tree.body[0]
+        assert isinstance(function, ast.FunctionDef)
+        function.args.args += [ast.arg(arg=name, **no_position()) for name in self.extra]
+
+        def generate(kernel_cxx: Any) -> None:
+            if runtime.inside_kernel:
+                raise ti.TaichiSyntaxError("A Jacobian cannot be taken inside a kernel.")
+            self.kernel_cpp = kernel_cxx
+            runtime.inside_kernel = True
+            runtime.current_kernel = self
+            runtime.compiling_callable = kernel_cxx
+            try:
+                ctx.ast_builder = kernel_cxx.ast_builder()
+                with noting(self.captures):
+                    transform_tree(tree, ctx)
+                if not is_final():
+                    raise _DroppedError
+            finally:
+                runtime.inside_kernel = False
+                runtime.current_kernel = None
+                runtime.compiling_callable = None
+
+        with contextlib.suppress(_DroppedError):
+            self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
+
+    def compile(self) -> Any:
+        """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong."""
+        prog = self.runtime.prog
+        if self.compiled is None:
+            settings = dict.fromkeys(_FAULTY_PASSES, False)
+            if self.has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
+                settings["force_scalarize_matrix"] = True
+            with _settings(prog.config(), settings):
+                self.compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), self.cpp)
+        return self.compiled
+
+    def launch(self, *args: Any) -> Any:
+        self.compile()
+        return self.launch_kernel(self.cpp, *args)
+
+
+def short_name(kernel: Kernel) -> str:
+    """The name of a kernel, with that of its class, as messages call it."""
+    return kernel.func.__qualname__.split("<locals>.")[-1]
+
+
+def module_of(function: Any) -> str:
+    """The name of the module of a function or other callable, empty where it has none."""
+    return getattr(function, "__module__", None) or ""
+
+
+def is_library(function: Any) -> bool:
+    """Whether a function is one of Taichi's own."""
+    return module_of(function).startswith("taichi.")
+
+
+def is_library_kernel(kernel: Kernel) -> bool:
+    """Whether a kernel is one of Taichi's own."""
+    return kernel.func.__module__ == "taichi._kernels"
+
+
+def is_plain_call(kernel: Kernel) -> bool:
+    """Whether a kernel takes only templates, returns and prints nothing, and can check nothing while it runs."""
+    is_bare = len(kernel.template_slot_locations) == len(kernel.arguments) and kernel.return_type is None
+    return is_bare and not kernel.has_print and not impl.current_cfg().debug and is_host_arch()
+
+
+def repeat_launch(fused: FusedKernel, arrays: list[Any]) -> Callable[[], None]:
+    """A launch of a compiled kernel with NumPy arrays as its only arguments, set up once to be made many times."""
+    context = fused.cpp.make_launch_context()
+    for position, array in enumerate(arrays):
+        context.set_arg_external_array_with_shape((position,), int(array.ctypes.data), array.nbytes, array.shape, 0)
+    runtime = fused.runtime  # which lets go of its program at ti.init
+    compiled = fused.compile()
+
+    def launch() -> None:
+        runtime.prog.launch_kernel(compiled, context)
+
+    launch.arrays = arrays  # type: ignore[attr-defined]  # kept alive
+    return launch
+
+
+def array_feature(dtype: Any) -> tuple[Any, ...]:
+    """Template key of a one-dimensional scalar array argument."""
+    return (dtype, 1, False, ndarray_type.NdarrayType(ndim=1).boundary)
+
+
+def argument_features(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return kernel.mapper.extract(args)
+
+
+def primal_kernel(obj: Any) -> tuple[Kernel, tuple[Any, ...]] | None:
+    """The ``Kernel`` behind a decorated function or a bound method, and the arguments that the binding adds."""
+    if isinstance(obj, _BoundedDifferentiableMethod):
+        return obj._primal, () if obj._is_staticmethod else (obj._kernel_owner,)
+    if getattr(obj, "_is_wrapped_kernel", False) and hasattr(obj, "_primal"):
+        return obj._primal, ()
+    if isinstance(obj, Kernel):
+        return obj, ()
+    return None
+
+
+def program() -> Any:
+    """The current Taichi program, None before ``ti.init``; it changes identity at each ``ti.init``."""
+    return impl.get_runtime().prog
+
+
+def process_args(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(kernel_impl._process_args(kernel, args, kwargs))
+
+
+def is_array_annotation(annotation: Any) -> bool:
+    return isinstance(annotation, ndarray_type.NdarrayType)
+
+
+def array_positions(kernel: Kernel) -> tuple[int, ...]:
+    """The positions of the array arguments of a kernel."""
+    known = kernel.__dict__.get("_taichi_ext_arrays")
+    if known is None:
+        known = tuple(n for n, a in enumerate(kernel.arguments) if is_array_annotation(a.annotation))
+        kernel._taichi_ext_arrays = known  # type: ignore[attr-defined]
+    return known
+
+
+def return_shape(kernel: Kernel) -> tuple[int, ...]:
+    """Shape of a kernel's return value: of one vector or matrix, or the number of scalars."""
+    kinds: Any = kernel.return_type
+    if len(kinds) == 1:
+        kind = kinds[0]
+        if isinstance(kind, MatrixType):
+            return (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
+        return ()
+    return (sum(k.n * k.m if isinstance(k, MatrixType) else 1 for k in kinds),)
+
+
+_READING_KERNELS = ("tensor_to_ext_arr", "matrix_to_ext_arr", "ndarray_to_ext_arr", "ndarray_matrix_to_ext_arr")
+
+
+def is_reading_kernel(kernel: Kernel) -> bool:
+    """Whether a kernel is one of Taichi's own that copy a field or array out to the host."""
+    return is_library_kernel(kernel) and kernel.func.__name__ in _READING_KERNELS
+
+
+def return_dtype(kernel: Kernel) -> Any:
+    """The scalar type of a kernel's return value; None when it mixes types."""
+    returned: Any = kernel.return_type
+    if any(isinstance(k, StructType) for k in returned):
+        return None
+    kinds = [cook_dtype(k.dtype if isinstance(k, MatrixType) else k) for k in returned]
+    return kinds[0] if all(k == kinds[0] for k in kinds) else None
+
+
+def is_scalar_type(annotation: Any) -> bool:
+    return id(annotation) in primitive_types.type_ids
+
+
+def is_reference(annotation: Any) -> bool:
+    """Whether an argument of a real function is passed by reference."""
+    return isinstance(annotation, primitive_types.RefType)
+
+
+loop_unique = misc.loop_unique
+fill_function = field_fill_taichi_scope  # the ti.func behind field.fill in kernels
+eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
+
+
+def is_reverse(kernel: Kernel) -> bool:
+    return kernel.autodiff_mode == AutodiffMode.REVERSE
+
+
+@contextlib.contextmanager
+def deep_recursion(limit: int = 10000) -> Iterator[None]:
+    """Functions inlined into each other nest deep in Python's stack while they are traced."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, limit))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def deactivated_node(kernel: Kernel, args: tuple[Any, ...]) -> Any:
+    """The node that one of Taichi's own kernels deactivates as a whole; None for any other kernel."""
+    names = ("snode_deactivate", "snode_deactivate_dynamic")
+    return args[0] if is_library_kernel(kernel) and kernel.func.__name__ in names else None
+
+
+def numpy_dtype_of_annotation(annotation: Any) -> Any:
+    """The NumPy type of a scalar, vector or matrix argument."""
+    return np.dtype(to_numpy_type(cook_dtype(annotation.dtype if isinstance(annotation, MatrixType) else annotation)))
+
+
+def as_function(func: Func) -> Any:
+    """A ``Func`` as something that is called in a kernel by its name: a ti.func again."""
+
+    def call(*args: Any) -> Any:
+        return func.__call__(*args)
+
+    call.func = func  # type: ignore[attr-defined]
+    call._is_taichi_function = True  # type: ignore[attr-defined]
+    return call

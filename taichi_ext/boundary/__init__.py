@@ -1,0 +1,1 @@
+"""Gradients that users give: the registry of rules, edges, marks."""

@@ -1,0 +1,20 @@
+"""Functions that only have a meaning in kernels: the error that they raise elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+
+
+def require_kernel(name: str, given: Any) -> None:
+    """Raise unless Taichi is compiling a kernel; ``name`` is the function, ``given`` its first value."""
+    if backend.is_inside_kernel():
+        return
+    frame = backend.user_frame()
+    place = "" if frame is None else f'File "{frame.f_code.co_filename}", line {frame.f_lineno}:\n'
+    raise UnsupportedError(
+        f"{place}{name} is called from Python, with a value of type {type(given).__name__}. It can only be called in "
+        "a kernel: call it in a @ti.kernel, or in a @ti.func that a kernel calls."
+    )

@@ -1,0 +1,296 @@
+"""User rules: derivatives given for a ``ti.func`` or a marked subexpression, and the table of these rules."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from taichi_ext import backend
+from taichi_ext.errors import InvalidArgumentError
+
+RuleFunction = TypeVar("RuleFunction", bound=Callable[..., Any])
+
+
+@dataclass(eq=False)
+class GradientRule:
+    """One registered rule.
+
+    Attributes:
+        name: its name in the registry.
+        target: its ``Func``, or the name of its mark.
+        target_name: the same as text.
+        function: the rule itself, Taichi code.
+        parameters: the names of its parameters.
+        place: file and line of its definition.
+        is_enabled: whether it is applied.
+        uses: how many times it has been traced into a kernel.
+    """
+
+    name: str
+    target: Any
+    target_name: str
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]
+    place: str
+    is_enabled: bool = True
+    uses: int = field(default=0, compare=False)
+
+    @property
+    def taken(self) -> set[str]:
+        """The arguments whose tangents the rule takes."""
+        return {p[2:] for p in self.parameters if p.startswith("d_")}
+
+
+class Registry:
+    """The table of rules: prints as a table; rules can be disabled, enabled and removed by name.
+
+    A kernel is rebuilt only if a rule changes that it uses or could use.
+
+    Example:
+        >>> from taichi_ext import registry
+        >>> registry.clear()
+        >>> print(registry)
+        no rules are registered
+    """
+
+    def __init__(self) -> None:
+        self._rules: dict[str, GradientRule] = {}
+        self._lock = threading.RLock()
+        self._version = 0
+        self._overrides: list[tuple[frozenset[str] | None, bool]] = []  # of the contexts that are open
+        self._marks: set[str] = set()  # the names of marks that were seen in kernels
+        self._warned: set[str] = set()
+
+    def note_mark(self, name: str) -> None:
+        """Remember that a kernel has a mark of this name."""
+        self._marks.add(name)
+
+    def unused_marks(self) -> list[str]:
+        """Warnings about rules for marks that no kernel has had so far; each once."""
+        messages = []
+        for rule in self:
+            is_unused = isinstance(rule.target, str) and rule.target not in self._marks
+            if is_unused and self.is_enabled(rule) and rule.name not in self._warned:
+                self._warned.add(rule.name)
+                seen = ", ".join(repr(m) for m in sorted(self._marks)) or "none"
+                messages.append(
+                    f"The rule {rule.name!r} ({rule.place}) is for mark({rule.target!r}, ...), which no kernel has had "
+                    f"so far; marks seen: {seen}."
+                )
+        return messages
+
+    @property
+    def version(self) -> int:
+        """A number that changes when any rule does."""
+        return self._version
+
+    def _changed(self) -> None:
+        self._version += 1
+        backend.forget_reverse_kernels()
+
+    def add(self, rule: GradientRule) -> None:
+        """Register a rule."""
+        with self._lock:
+            if rule.name in self._rules:
+                raise InvalidArgumentError(
+                    f"A rule named {rule.name!r} is already registered ({self._rules[rule.name].place}); remove it "
+                    f"with registry.remove({rule.name!r}) or give the new one another name=."
+                )
+            self._rules[rule.name] = rule
+            self._changed()
+
+    def rule_for(self, target: Any) -> GradientRule | None:
+        """The enabled rule of a function or mark; if there are several, the one registered last."""
+        with self._lock:
+            found = [r for r in self._rules.values() if self.is_enabled(r) and _same(r.target, target)]
+        return found[-1] if found else None
+
+    def remove(self, name: str) -> None:
+        """Remove a rule."""
+        with self._lock:
+            rule = self._get(name)
+            del self._rules[name]
+            if not isinstance(rule.target, str) and all(r.target is not rule.target for r in self._rules.values()):
+                backend.restore_function(rule.target)
+            self._changed()
+
+    def clear(self) -> None:
+        """Remove all rules."""
+        with self._lock:
+            for name in list(self._rules):
+                self.remove(name)
+
+    def enable(self, *names: str) -> None:
+        """Apply these rules again; without a name, all rules."""
+        self._set(names, True)
+
+    def disable(self, *names: str) -> None:
+        """Use autodiff instead of these rules; without a name, instead of all rules."""
+        self._set(names, False)
+
+    def disabled(self, *names: str) -> contextlib.AbstractContextManager[None]:
+        """A context in which these rules are not applied; without a name, all rules."""
+        return self._within(names, False)
+
+    def enabled(self, *names: str) -> contextlib.AbstractContextManager[None]:
+        """A context in which these rules are applied; without a name, all rules."""
+        return self._within(names, True)
+
+    @contextlib.contextmanager
+    def _within(self, names: tuple[str, ...], state: bool) -> Iterator[None]:
+        override = (frozenset(self._get(name).name for name in names) if names else None, state)
+        with self._lock:
+            self._overrides.append(override)
+            self._changed()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._overrides.remove(override)
+                self._changed()
+
+    def is_enabled(self, rule: GradientRule) -> bool:
+        """Whether a rule is applied: the innermost context for it decides, otherwise its own setting."""
+        for names, state in reversed(self._overrides):
+            if names is None or rule.name in names:
+                return state
+        return rule.is_enabled
+
+    def _set(self, names: tuple[str, ...], state: bool) -> None:
+        with self._lock:
+            for rule in [self._get(name) for name in names] or list(self._rules.values()):
+                rule.is_enabled = state
+            self._changed()
+
+    def _get(self, name: str) -> GradientRule:
+        if name not in self._rules:
+            known = ", ".join(repr(n) for n in self._rules) or "none"
+            raise InvalidArgumentError(f"No rule is named {name!r}; registered are: {known}.")
+        return self._rules[name]
+
+    def __getitem__(self, name: str) -> GradientRule:
+        return self._get(name)
+
+    def __iter__(self) -> Iterator[GradientRule]:
+        return iter(list(self._rules.values()))
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._rules
+
+    def __repr__(self) -> str:
+        if not self._rules:
+            return "no rules are registered"
+        rows = [("name", "target", "defined at", "enabled", "uses")]
+        rows += [
+            (r.name, r.target_name, r.place, "yes" if self.is_enabled(r) else "no", str(r.uses))
+            for r in self._rules.values()
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a == b if isinstance(a, str) and isinstance(b, str) else a is b
+
+
+registry = Registry()
+
+
+def boundary_gradient(target: Any, name: str | None = None) -> Callable[[RuleFunction], RuleFunction]:
+    """Give the derivative of a ``ti.func`` or of a marked subexpression; autodiff does everything else.
+
+    The decorated function is Taichi code.  It selects its inputs by the names of its parameters:
+
+    * the arguments of the function, or the further values of ``mark``, by their names;
+    * ``d_<argument>``, the tangent of an argument;
+    * ``out``, the primal result;
+    * ``auto``, the tangent from autodiff.
+
+    It returns the tangent of the result and must be linear in the tangents.  If it does not take ``d_x``, the argument
+    ``x`` keeps its tangent from autodiff.  A rule that takes ``auto`` decides about all arguments.  If a rule calls its
+    own function, it gets the value without a tangent.
+
+    Args:
+        target: a ``ti.func``, a method of a data-oriented class, a function of another package such as
+            ``ti.math.mix``; or the name of a mark.
+        name: the name of the rule in the registry; by default the name of the target.
+
+    Returns:
+        A decorator that registers the rule and returns the function unchanged.
+
+    Raises:
+        InvalidArgumentError: the target is neither a ``ti.func`` nor a name, a parameter of the rule is unknown, or the
+            name is taken.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import boundary_gradient, registry
+        >>> @ti.func
+        ... def heaviside(x):
+        ...     return ti.select(x > 0, 1.0, 0.0)
+        >>> @boundary_gradient(heaviside)
+        ... def _(x, d_x):
+        ...     return ti.exp(-x * x) * d_x
+        >>> "heaviside" in registry
+        True
+        >>> registry.remove("heaviside")
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        given: Any = function
+        if not inspect.isfunction(given) or given.__name__ == "<lambda>":
+            raise InvalidArgumentError(f"A rule is a function defined with def; {function!r} is not one.")
+        parameters = tuple(inspect.signature(function).parameters)
+        func = None
+        if isinstance(target, str):
+            target_name = target
+        else:
+            func = backend.taichi_func(target)
+            if func is None:
+                raise InvalidArgumentError(
+                    f"boundary_gradient takes a @ti.func or the name of a mark; {target!r} is neither."
+                )
+            target_name = func.func.__qualname__.split("<locals>.")[-1]
+            _check_parameters(function, parameters, [a.name for a in func.arguments], target_name)
+        code = function.__code__
+        place = f"{code.co_filename}:{code.co_firstlineno}"
+        rule = GradientRule(
+            name or target_name, target if func is None else func, target_name, function, parameters, place
+        )
+        registry.add(rule)
+        if func is not None:
+            backend.replace_function(func, lambda: registry.rule_for(func) is not None, _reverse_hook(func))
+        return function
+
+    return register
+
+
+def _reverse_hook(func: Any) -> Callable[..., Any]:
+    """The replacement of a function with a rule, for kernels that Taichi compiles for a gradient."""
+
+    def call(original: Callable[..., Any], args: list[Any]) -> Any:
+        rule = registry.rule_for(func)
+        if rule is None:
+            return original(*args)
+        rule.uses += 1
+        names = [a.name for a in func.arguments]
+        return backend.call_with_rule(rule, original, names, args)
+
+    return call
+
+
+def _check_parameters(function: Any, parameters: tuple[str, ...], arguments: list[str], target: str) -> None:
+    allowed = {*arguments, *(f"d_{a}" for a in arguments), "out", "auto"}
+    for parameter in parameters:
+        if parameter not in allowed:
+            raise InvalidArgumentError(
+                f"The rule {function.__qualname__!r} for {target!r} has a parameter {parameter!r}; it can take "
+                f"{', '.join(sorted(allowed))}."
+            )

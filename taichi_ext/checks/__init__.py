@@ -1,0 +1,1 @@
+"""Checks of Jacobians and of rules against differences."""

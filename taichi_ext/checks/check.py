@@ -1,0 +1,364 @@
+"""check_jacobian: the Jacobian compared with central differences, and the line where a NaN or an infinity arises.
+
+The differences are taken in the precision of the parameter, ``(y(x + h) - y(x - h)) / 2 h`` with
+``h = eps ** (1/3) * max(abs(x), s)``, s being the root mean square of the parameter: the step that balances truncation
+against rounding (Nocedal and Wright, Numerical Optimization, section 8.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import Target
+from taichi_ext.api.options import check_number, is_whole
+from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.progress import check_progress, progress_bar
+from taichi_ext.checks.reports import Block, Entry, JacobianReport, index_text
+from taichi_ext.derivative.watch import Watch
+from taichi_ext.errors import CheckError, InvalidArgumentError, shown
+from taichi_ext.runtime.state import State
+
+_RTOL = {2: 0.2, 4: 2e-2, 8: 1e-6}  # by bytes of the type; central differences are no better
+_FEW = 20  # entries of parameters that are tried without a progress bar
+_ROUNDING = 16.0  # roundings that an output is allowed, in units of its last place
+
+
+def check_jacobian(
+    kernel: Any,
+    params: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    step: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    most_entries: int | None = 200,
+    raise_on_failure: bool = False,
+    progress: bool | None = None,
+) -> JacobianReport:
+    """Compare ``jacobian(kernel, params, outputs, args=args)`` with central differences.
+
+    The kernel runs once for J and twice for each checked entry of a parameter.  Afterwards, every field and array that
+    it changes is restored.  A NaN never agrees with anything.  The report names the entries that are not finite and the
+    line of the kernel where the first of them arose.
+
+    Differences are wrong where an output jumps.  For example, at a silhouette, J with its boundary term does not agree
+    with differences of single samples.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``.
+        args: see ``jacobian``.
+        step: the step of the differences, relative to the magnitude of an entry; by default the cube root of the
+            precision, 6e-6 for float64 and 5e-3 for float32.
+        rtol: relative tolerance of an entry; by default 1e-6 for float64 and 2e-2 for float32.
+        atol: absolute tolerance; by default 0.1 rtol times the largest entry of the same column.  An allowance for the
+            rounding of the outputs is added to it.
+        most_entries: the largest number of entries of each parameter to check; a fixed seed makes the sample
+            reproducible.  None checks all entries.
+        raise_on_failure: raise ``CheckError`` if the check fails.
+        progress: whether to show a progress bar if more than 20 entries are checked; see ``jacobian``.
+
+    Returns:
+        The report: ``bool(report)``, ``print(report)``, and the numbers in ``report.blocks``.
+
+    Raises:
+        CheckError: the check fails, and ``raise_on_failure`` is set.
+        InvalidArgumentError: an argument is invalid; or the kernel cannot run again from the same state, because it
+            draws random numbers or changes a field in a sparse layout.
+        UnsupportedError: the derivative of a construct is not known.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import check_jacobian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x = ti.field(ti.f64, shape=2)
+        >>> y = ti.field(ti.f64, shape=3)
+        >>> @ti.kernel
+        ... def powers():
+        ...     for i in range(3):
+        ...         y[i] = x[0] ** (i + 1) * x[1]
+        >>> x.from_numpy(np.array([2.0, 1.0]))
+        >>> report = check_jacobian(powers, x, y)
+        >>> bool(report)
+        True
+        >>> print(report)  # doctest: +ELLIPSIS
+        J of powers agrees with central differences (relative tolerance 1e-06)
+          output ...
+          outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
+    """
+    check_number("step", step, "the step of the differences relative to an entry")
+    check_number("rtol", rtol, "a relative tolerance", least=0)
+    check_number("atol", atol, "an absolute tolerance", least=0)
+    if most_entries is not None and not (is_whole(most_entries) and most_entries > 0):
+        raise InvalidArgumentError(
+            f"most_entries is {shown(most_entries)}; expected a positive whole number of entries, or None for all."
+        )
+    check_progress(progress)
+    run = _Run(Jacobian(kernel, params, outputs, args=args))
+    try:
+        blocks, not_finite, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
+    finally:
+        run.finish()
+    report = JacobianReport(run.name, tuple(blocks), tuple(not_finite), tolerance)
+    if raise_on_failure and not report:
+        raise CheckError(str(report))
+    return report
+
+
+# --- running the kernel again and again from the same state -----------------------------------------------------------
+
+
+class _Kept(State):
+    """The state before the check; raises before a field changes that cannot be restored."""
+
+    def save(self, obj: Any) -> None:
+        if isinstance(obj, backend.Field) and not backend.is_dense(obj):
+            raise InvalidArgumentError(
+                f"The kernel changes {self._labels.field(obj)}. It is in a sparse layout, so its state cannot be "
+                "restored. Check the kernel with this field in a dense layout."
+            )
+        super().save(obj)
+
+
+class _Run:
+    """The kernel, its parameters and its outputs, run from the state in which the check began."""
+
+    def __init__(self, plan: Jacobian) -> None:
+        self.plan = plan
+        self.call = plan._call
+        self.prepared = plan._prepared
+        self.name = self.call.name
+        self.args = tuple(a.detach() if backend.is_torch_tensor(a) else a for a in self.call.args)
+        self.state = _Kept(self.call.labels)
+        for target in [*self.prepared.params, *self.prepared.outputs]:
+            if target.kind != "return" and not self.call.is_value(target):
+                self.state.save(self._container(target))
+        for value in self.call.args:
+            if backend.is_array(value):
+                self.state.save(value)
+
+    def jacobian(self, watch: Watch | None = None) -> list[list[np.ndarray]]:
+        """J as ``[output][parameter]``, in the types that ``jacobian`` gives them."""
+        self.state.restore()
+        blocks = self.plan.start(state=self.state, watch=watch).blocks()
+        if self.state.has_random:
+            raise InvalidArgumentError(
+                f"{self.name} draws random numbers, so two runs differ by more than the parameters. Read the numbers "
+                "from a field that is filled before the check."
+            )
+        return blocks
+
+    def outputs(self, param: Target | None = None, index: tuple[int, ...] = (), value: float = 0.0) -> list[np.ndarray]:
+        """The outputs after a plain run, in which one entry of a parameter has another value."""
+        self.state.restore()
+        args = list(self.args)
+        if param is not None:
+            values = self.values(param)
+            values[index] = value
+            if self.call.is_value(param):
+                args[param.position] = _as_argument(values)
+            else:
+                backend.put_back(self._container(param), self._like(param, values))
+        returned = self.call.function(*args)
+        targets = self.prepared.outputs
+        return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
+
+    def values(self, target: Target) -> np.ndarray:
+        """A copy of what a parameter or output holds now."""
+        if self.call.is_value(target):
+            dtype = backend.numpy_dtype_of_annotation(self.call.annotation(target))
+            return np.array(_as_array(self.call.args[target.position]), dtype)
+        copy = backend.copy_of(self._container(target))
+        return copy.cpu().numpy() if backend.is_torch_tensor(copy) else copy
+
+    def finish(self) -> None:
+        """Put everything back."""
+        self.state.has_random = False
+        self.state.restore()
+
+    def _container(self, target: Target) -> Any:
+        return target.field if target.kind == "field" else self.call.value(target)
+
+    def _like(self, target: Target, values: np.ndarray) -> Any:
+        container = self._container(target)
+        return backend.torch_from_numpy(values, container.device) if backend.is_torch_tensor(container) else values
+
+
+def _as_argument(values: np.ndarray) -> Any:
+    return float(values) if values.ndim == 0 else backend.ti.Matrix(values.tolist())
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """A number, vector or matrix, or what a kernel returns, in float64."""
+    if isinstance(value, (list, tuple)) and any(hasattr(v, "to_numpy") for v in value):
+        return np.concatenate([_as_array(v).reshape(-1) for v in value])
+    return np.array(value.to_numpy() if hasattr(value, "to_numpy") else value, np.float64)
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def _compare(
+    run: _Run,
+    step: float | None,
+    rtol: float | None,
+    atol: float | None,
+    most_entries: int | None,
+    progress: bool | None,
+) -> tuple[list[Block], list[str], float]:
+    prepared = run.prepared
+    J = run.jacobian()
+    centre = run.outputs()
+    precision = max(np.finfo(run.values(param).dtype).eps for param in prepared.params)
+    precision = max([precision, *(np.finfo(row[0].dtype).eps for row in J)])
+    tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
+    blocks: dict[tuple[int, int], Block] = {}
+    chosen = [list(_chosen(run.values(param).shape, most_entries)) for param in prepared.params]
+    entries = sum(map(len, chosen))
+    with progress_bar(progress if entries > _FEW else False, f"Differences, {run.name}", entries) as advance:
+        for m, param in enumerate(prepared.params):
+            columns = [_Columns(str(prepared.outputs[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
+            run.state.restore()
+            values = run.values(param)
+            for index in chosen[m]:
+                ends, width = _differences(run, param, values, index, step, precision)
+                for column, high, low in zip(columns, *ends, strict=True):
+                    column.compare(index, high, low, width, tolerance, atol, precision)
+                advance(1)
+            for n, column in enumerate(columns):
+                blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
+    ordered = [blocks[n, m] for n in range(len(prepared.outputs)) for m in range(len(prepared.params))]
+    return ordered, _not_finite(run, J, centre), tolerance
+
+
+def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...]]:
+    total = math.prod(shape)
+    if most is None or total <= most:
+        yield from np.ndindex(shape)
+    else:
+        for flat in sorted(np.random.default_rng(0).choice(total, most, replace=False)):
+            yield tuple(int(i) for i in np.unravel_index(flat, shape))
+
+
+def _differences(
+    run: _Run,
+    param: Target,
+    values: np.ndarray,
+    index: tuple[int, ...],
+    step: float | None,
+    precision: float,
+    fraction: float = 1.0,
+) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], float]:
+    """The outputs on both sides of an entry, and how far apart the sides are."""
+    x = float(values[index])
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
+    typical = float(np.median(sizes)) if sizes.size else 1.0
+    size = max(abs(x), math.sqrt(precision) * typical) if x else typical  # entries may be of very different sizes
+    h = fraction * (precision ** (1 / 3) if step is None else step) * size
+    high, low = (float(values.dtype.type(x + sign * h)) for sign in (1, -1))
+    return (run.outputs(param, index, high), run.outputs(param, index, low)), high - low
+
+
+class _Columns:
+    """The columns of one block that have been compared."""
+
+    def __init__(self, output: str, param: str, jacobian: np.ndarray) -> None:
+        self.output = output
+        self.param = param
+        self.jacobian = jacobian
+        self.compared = 0
+        self.failed = 0
+        self.worst: Entry | None = None
+        self._largest = -1.0
+
+    def compare(
+        self,
+        index: tuple[int, ...],
+        high: np.ndarray,
+        low: np.ndarray,
+        width: float,
+        rtol: float,
+        atol: float | None,
+        precision: float,
+    ) -> None:
+        """Compare the column of one entry of the parameter."""
+        J = self.jacobian[(..., *index)].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            D = (high - low) / width
+            rounding = _ROUNDING * precision * np.maximum(np.abs(high), np.abs(low)) / abs(width)
+            finite = np.abs(D[np.isfinite(D)])
+            floor = 0.1 * rtol * (finite.max() if finite.size else 0.0) if atol is None else atol
+            bound = floor + rounding + rtol * np.maximum(np.abs(J), np.abs(D))
+            excess = np.where(bound > 0, np.abs(J - D) / np.where(bound > 0, bound, 1.0), np.where(J == D, 0.0, np.inf))
+        excess = np.where(np.isfinite(J) & np.isfinite(D), excess, np.inf)
+        self.compared += excess.size
+        self.failed += int((excess > 1).sum())
+        if excess.size and float(excess.max()) > self._largest:
+            self._largest = float(excess.max())
+            at = np.unravel_index(int(excess.argmax()), excess.shape) if excess.ndim else ()
+            self.worst = Entry(tuple(int(i) for i in at), index, float(J[at]), float(D[at]))
+
+    def block(self, remark: str) -> Block:
+        return Block(self.output, self.param, self.compared, self.jacobian.size, self.failed, self.worst, remark)
+
+
+def _remark(
+    run: _Run, param: Target, values: np.ndarray, n: int, column: _Columns, step: float | None, precision: float
+) -> str:
+    """A remark about the differences of the worst entry, if it fails."""
+    worst = column.worst
+    if column.failed == 0 or worst is None or not math.isfinite(worst.jacobian):
+        return ""
+    if not math.isfinite(worst.differences):
+        return "the output is not finite on one side of the entry, so there are no differences to compare with."
+    (high, low), width = _differences(run, param, values, worst.param, step, precision, 0.25)
+    finer = float((high[n][worst.output] - low[n][worst.output]) / width)
+    if abs(finer - worst.differences) > 0.3 * max(abs(finer), abs(worst.differences)):
+        return (
+            f"differences are {worst.differences:.6g} with this step and {finer:.6g} with a quarter of it: the output "
+            "jumps or has a kink within the step."
+        )
+    return ""
+
+
+# --- what is not finite -----------------------------------------------------------------------------------------------
+
+
+def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) -> list[str]:
+    prepared = run.prepared
+    run.state.restore()
+    found = [f"{param.name} holds {text}." for param in prepared.params for text in _first(run.values(param))]
+    found += [
+        f"{output.name} is {text} after a plain run."
+        for output, values in zip(prepared.outputs, centre, strict=True)
+        for text in _first(values)
+    ]
+    for output, row in zip(prepared.outputs, J, strict=True):
+        for param, block in zip(prepared.params, row, strict=True):
+            outer = len(block.shape) - len(run.values(param).shape)
+            found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, outer)]
+    if found:
+        watch = Watch()
+        try:
+            run.jacobian(watch)
+            found += watch.findings()
+        finally:
+            watch.close()
+    return found
+
+
+def _first(values: np.ndarray, outer: int | None = None) -> Iterator[str]:
+    """The first entry that is not finite, and how many there are; its index is that of an output and a parameter."""
+    wrong = np.argwhere(~np.isfinite(values))
+    if len(wrong):
+        at = tuple(int(i) for i in wrong[0])
+        place = index_text(at) if outer is None else f"{index_text(at[:outer])} by {index_text(at[outer:])}"
+        more = f" ({len(wrong)} entries in all)" if len(wrong) > 1 else ""
+        yield f"{values[at]} at {place}{more}"

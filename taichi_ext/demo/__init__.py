@@ -1,0 +1,1 @@
+"""The demonstration that ``python -m taichi_ext`` runs."""

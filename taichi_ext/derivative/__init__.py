@@ -1,0 +1,1 @@
+"""How values are differentiated: the table of derivatives, linear forms, and where tangents are kept."""

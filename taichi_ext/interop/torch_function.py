@@ -1,0 +1,430 @@
+"""``torch_function``: a kernel or pipeline as a differentiable function of torch tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import check_kernel, flatten, refuse_ended
+from taichi_ext.api.jacobian import value_and_jacobian
+from taichi_ext.api.options import checked_options
+from taichi_ext.errors import InvalidArgumentError, shown, suggestion
+from taichi_ext.interop.torch_products import (
+    Call,
+    move,
+    refuse_second_derivative,
+    require_torch,
+    wants_derivative,
+    with_jacobian,
+    without_jacobian,
+)
+from taichi_ext.labels import Labels
+from taichi_ext.runtime.memory import view_of
+from taichi_ext.runtime.regions import View
+
+
+def torch_function(
+    kernel: Any,
+    inputs: Any,
+    outputs: Any = None,
+    *,
+    shapes: Mapping[str, Any] | None = None,
+    max_memory: int | None = None,
+    reverse: bool = False,
+) -> TorchFunction:
+    """A differentiable function of torch tensors that runs a kernel.
+
+    If torch needs a derivative, one launch computes the kernel and its Jacobian J.  ``backward`` multiplies by the
+    transpose of J, and forward mode by J.  The kernel runs once per call.  Second derivatives raise an error.
+
+    Args:
+        kernel: a ``@ti.kernel``, plain or a bound method, or a Python function that launches kernels.
+        inputs: the name of the kernel argument to differentiate with respect to, or a list of names.  They become the
+            first arguments of the function, in this order.  A ``ti.field`` instead of a name is filled from the tensor.
+            For an argument that the kernel takes by value, pass a tensor of its shape.
+        outputs: the name of an array argument that the function returns, or a ``ti.field``; or a list, tuple or dict of
+            those, which gives the structure of the result.  None means the kernel's return value.
+        shapes: a dict for array arguments that the function allocates, filled with zeros.  Each value is a shape, or a
+            function that returns a shape or the tensor to use, which may hold integers.  The parameters of that
+            function are kernel arguments, by name.  An output without an entry has the shape and type of the first
+            input.  An output that is also an input starts as a copy of it.  Arrays that are no outputs are working
+            memory.
+        max_memory: see ``jacobian``.
+        reverse: for arrays so large that J does not fit into memory.  ``backward`` uses Taichi's own reverse mode, and
+            forward mode computes one column at a time.  Taichi's reverse mode is wrong for kernels that overwrite
+            values that they have read.  So each gradient is compared with forward mode along a random direction, and an
+            error is raised if they differ by more than the square root of the precision.  The kernel runs again for
+            this, so it may only read and write its array arguments.
+
+    Returns:
+        A function of the inputs, followed by the remaining kernel arguments, in the kernel's order or by name.  Input
+        tensors are never written.  Inside ``torch.vmap`` the kernel runs once per item of the batch.
+
+    Raises:
+        InvalidArgumentError: inputs, outputs or shapes do not fit the kernel, or torch is not installed.
+        UnsupportedError: at the call: the derivative of a construct is not known; a second derivative is needed; or
+            Taichi's reverse mode gives a wrong gradient.
+
+    Example:
+        >>> import taichi as ti
+        >>> import torch
+        >>> from taichi_ext import torch_function
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> @ti.kernel
+        ... def blend(x: ti.types.ndarray(), weight: ti.types.ndarray(), total: ti.types.ndarray()):
+        ...     for i in range(x.shape[0]):
+        ...         total[0] += weight[i] * x[i] ** 2
+        >>> weighted_square = torch_function(blend, inputs="x", outputs="total", shapes={"total": 1})
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> weighted_square(x, torch.tensor([3.0, 5.0])).backward()
+        >>> x.grad
+        tensor([ 6., 20.])
+    """
+    require_torch()
+    return TorchFunction(kernel, inputs, outputs, {} if shapes is None else shapes, max_memory, reverse)
+
+
+class TorchFunction:
+    """The function that ``torch_function`` returns: call it with tensors."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        inputs: Any,
+        outputs: Any,
+        shapes: Mapping[str, Any],
+        max_memory: int | None,
+        reverse: bool,
+    ) -> None:
+        check_kernel(kernel)
+        if not isinstance(shapes, Mapping):
+            raise InvalidArgumentError(f"shapes is {shown(shapes)}; expected a dict of shapes by name.")
+        if not isinstance(reverse, bool):
+            raise InvalidArgumentError(f"reverse is {shown(reverse)}; expected True or False.")
+        checked_options(max_memory, "auto", None)
+        self._kernel = kernel
+        self._max_memory = max_memory
+        self._has_jacobian = not reverse
+        self._is_checked = False
+        self._labels = Labels(kernel)
+        bound = backend.primal_kernel(kernel)
+        names, annotations = _signature(kernel)
+        self._names = names
+        self._annotations = annotations
+        self._inputs = _as_list(inputs)
+        self._shapes = dict(shapes)
+        if outputs is None:
+            if bound is None or bound[0].return_type is None:
+                raise InvalidArgumentError(
+                    f"outputs is None, but {_name(kernel)} returns nothing; name what it writes."
+                )
+            self._outputs: list[Any] = []
+            self._rebuild: Callable[[list[Any]], Any] = lambda values: values[0]
+        else:
+            leaves, self._rebuild = flatten(outputs, "outputs")
+            self._outputs = [leaf for _, leaf in leaves]
+            if not self._outputs:
+                raise InvalidArgumentError("outputs is empty; name at least one argument or field, or None.")
+        self._check()
+        allocated = {*self._shapes, *(o for o in self._outputs if isinstance(o, str))}
+        self._constants = [n for n in names if n not in allocated and n not in self._inputs]
+        self.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
+        self.__doc__ = getattr(kernel, "__doc__", None)
+
+    def __repr__(self) -> str:
+        names = [i if isinstance(i, str) else "field" for i in self._inputs]
+        return f"torch_function({self.__name__}, inputs={names})"
+
+    def _check(self) -> None:
+        known = ", ".join(map(repr, self._names)) or "none"
+        for what, items in (("inputs", self._inputs), ("outputs", self._outputs), ("shapes", list(self._shapes))):
+            for item in items:
+                if isinstance(item, str):
+                    if item not in self._names:
+                        raise InvalidArgumentError(
+                            f"{what} has {item!r}, which is not an argument of {_name(self._kernel)} (arguments: "
+                            f"{known}).{suggestion(item, self._names)}"
+                        )
+                elif what == "shapes" or not isinstance(item, backend.Field):
+                    raise InvalidArgumentError(
+                        f"{what} has {shown(item)}; expected the name of an argument or a ti.field."
+                    )
+                elif not backend.is_real(item.dtype):
+                    raise InvalidArgumentError(
+                        f"{what} has {self._labels.field(item)}, of type {item.dtype.to_string()}; only real numbers "
+                        "have a derivative. Use ti.f32 or ti.f64."
+                    )
+        for what, items in (("inputs", self._inputs), ("outputs", self._outputs)):
+            if len({id(i) if isinstance(i, backend.Field) else i for i in items}) != len(items):
+                raise InvalidArgumentError(f"{what} names the same argument or field twice.")
+        if not self._inputs:
+            raise InvalidArgumentError("inputs is empty; name at least one argument or field.")
+        for name in self._outputs:
+            if isinstance(name, str) and self._is_value(name):
+                raise InvalidArgumentError(f"outputs has {name!r}, which is passed by value and cannot be written.")
+        if both := [n for n in self._shapes if n in self._inputs]:
+            raise InvalidArgumentError(f"shapes has {both[0]!r}, which is an input.")
+        arrays = [*self._inputs, *self._outputs]
+        is_reversible = self._outputs and all(isinstance(a, str) and not self._is_value(a) for a in arrays)
+        if not self._has_jacobian and (not is_reversible or backend.primal_kernel(self._kernel) is None):
+            raise InvalidArgumentError(
+                "reverse=True needs one kernel whose inputs and outputs are all array arguments; without it, fields, "
+                "numbers and pipelines work too."
+            )
+
+    def _is_value(self, name: str) -> bool:
+        annotation = self._annotations.get(name)
+        return annotation is not None and not backend.is_array_annotation(annotation)
+
+    # --- the call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the kernel on tensors; see ``torch_function``."""
+        torch = require_torch()
+        refuse_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
+        inputs, constants = self._bind(args, kwargs)
+        wanted = tuple(wants_derivative(x) for x in inputs)
+        refuse_second_derivative(inputs, _name(self._kernel))
+        names = [n for n, value in constants.items() if isinstance(value, torch.Tensor)]
+        for name in names:
+            if wants_derivative(constants[name]):
+                raise InvalidArgumentError(
+                    f"{name!r} carries a gradient, but is not among the inputs of this function; name it there or pass "
+                    f"{name}.detach()."
+                )
+        values = {n: value for n, value in constants.items() if n not in names}
+        call = Call(self, wanted, tuple(names), values)
+        is_plain = not (self._has_jacobian and any(wanted))
+        function = without_jacobian() if is_plain else with_jacobian()
+        results = function.apply(call, *inputs, *(constants[n] for n in names))
+        return self._rebuild(list(results[: self.result_count]))
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The inputs, and the other arguments by name."""
+        torch = require_torch()
+        order = [*self._inputs, *self._constants]
+        shown = ", ".join(o if isinstance(o, str) else "(a field's tensor)" for o in order)
+        if len(args) > len(order):
+            raise InvalidArgumentError(
+                f"{self.__name__} takes {len(order)} arguments ({shown}); {len(args)} were given."
+            )
+        given: list[Any] = list(args)
+        kwargs = dict(kwargs)
+        for item in order[len(args) :]:
+            if not isinstance(item, str) or item not in kwargs:
+                raise InvalidArgumentError(f"{self.__name__} takes the arguments {shown}; {len(args)} were given.")
+            given.append(kwargs.pop(item))
+        if kwargs:
+            raise InvalidArgumentError(
+                f"{next(iter(kwargs))!r} is not an argument of {self.__name__}, or given twice (arguments: {shown})."
+            )
+        inputs = given[: len(self._inputs)]
+        for item, value in zip(self._inputs, inputs, strict=True):
+            what = repr(item) if isinstance(item, str) else "the input of a field"
+            if not isinstance(value, torch.Tensor):
+                raise InvalidArgumentError(f"{what} is a {type(value).__name__}; expected a torch tensor.")
+            problem = backend.array_problem(value)
+            if problem and not value.is_complex():
+                raise InvalidArgumentError(f"{what} {problem}.")
+            if not value.is_floating_point():
+                raise InvalidArgumentError(f"{what} has type {value.dtype}; only real numbers have a derivative.")
+            shape = backend.full_field_shape(item) if isinstance(item, backend.Field) else self._value_shape(item)
+            if shape is not None and tuple(value.shape) != shape:
+                raise InvalidArgumentError(f"{what} has shape {tuple(value.shape)}; expected {shape}.")
+        return inputs, dict(zip(self._constants, given[len(inputs) :], strict=True))
+
+    def _value_shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of the tensor that stands for an argument passed by value; None for an array."""
+        if not self._is_value(name):
+            return None
+        kind = self._annotations[name]
+        if isinstance(kind, backend.MatrixType):
+            return (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
+        return ()
+
+    # --- one run, on plain tensors
+
+    @property
+    def result_count(self) -> int:
+        """How many tensors a call returns."""
+        return max(1, len(self._outputs))
+
+    @property
+    def input_names(self) -> list[Any]:
+        """The inputs: names and fields."""
+        return self._inputs
+
+    def make_arguments(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
+        """The arguments of one launch by name, in order; inputs of fields are stored."""
+        arguments = dict(call.constants)
+        arguments.update(self._in_memory(call, tensors))
+        for field, tensor in zip(self._inputs, tensors, strict=False):
+            if isinstance(field, backend.Field):
+                field.from_torch(tensor.detach())
+        self._allocate(arguments, tensors)
+        return {name: arguments[name] for name in self._names}
+
+    def launch(self, arguments: dict[str, Any]) -> Any:
+        """Run the kernel."""
+        return self._kernel(*arguments.values())
+
+    def launch_reverse(self, arguments: dict[str, Any]) -> None:
+        """Taichi's reverse mode: from the ``grad`` of the outputs to that of the inputs."""
+        self._kernel.grad(*arguments.values())
+
+    def run_along(self, t: Any, count: int, *values: Any) -> None:
+        """Run the kernel at ``start + t direction``; ``values`` are ``count`` arrays, starts, directions; arguments."""
+        moved, starts, directions = (values[n * count : (n + 1) * count] for n in range(3))
+        for x, start, direction in zip(moved, starts, directions, strict=True):
+            move(x.view(-1), start.view(-1), direction.view(-1), t)
+        self._kernel(*values[3 * count :])
+
+    def run_plain(self, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """The outputs."""
+        arguments = self.make_arguments(call, tensors)
+        with self._inputs_unchanged(arguments):
+            returned = self.launch(arguments)
+        return tuple(self._results(arguments, returned, tensors[0].device))
+
+    def run_with_jacobian(self, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        """The outputs, then the Jacobian of each real output by each wanted input, as matrices."""
+        arguments = self.make_arguments(call, tensors)
+        params = [self._inputs[n] for n in call.wanted_inputs]
+        active = self.real_outputs(arguments) if self._outputs else None
+        args = tuple(arguments.values())
+        with self._inputs_unchanged(arguments):
+            returned, blocks = value_and_jacobian(self._kernel, params, active, args=args, max_memory=self._max_memory)
+        results = self._results(arguments, returned, tensors[0].device)
+        real = [r for r in results if r.is_floating_point()]
+        flat = []
+        for result, row in zip(real, [blocks] if active is None else blocks, strict=True):
+            flat += [_as_tensor(block, result.device).reshape(result.numel(), -1) for block in row]
+        return (*results, *flat)
+
+    def _in_memory(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
+        """The tensors of array arguments by name, so that the kernel can read them where they are.
+
+        The same memory given for two arguments means two variables to torch and one array to Taichi: it is copied.
+        """
+        found: dict[str, Any] = {}
+        taken: list[View] = []
+        for name, tensor in zip([*self._inputs, *call.tensor_names], tensors, strict=True):
+            if isinstance(name, backend.Field):
+                continue
+            value = tensor.detach()
+            if self._is_value(name):
+                found[name] = _host_number(value)
+                continue
+            value = value.contiguous()
+            if value.is_conj() or value.is_neg():
+                value = value.resolve_conj().resolve_neg()
+            if name in self._outputs or any(view_of(value).overlaps(view) for view in taken):
+                value = value.clone()
+            taken.append(view_of(value))
+            found[name] = value
+        return found
+
+    @contextlib.contextmanager
+    def _inputs_unchanged(self, arguments: dict[str, Any]) -> Iterator[None]:
+        """Refuse a kernel that writes to an input that is no output; the first call tells."""
+        if self._is_checked:
+            yield
+            return
+        inputs = [n for n in self._inputs if isinstance(n, str) and n not in self._outputs and not self._is_value(n)]
+        before = {name: arguments[name].clone() for name in inputs}
+        yield
+        for name, value in before.items():
+            if not require_torch().equal(arguments[name].nan_to_num(), value.nan_to_num()):
+                arguments[name].copy_(value)
+                raise InvalidArgumentError(
+                    f"{_name(self._kernel)} writes to its argument {name!r}, which is an input only; name it among "
+                    "outputs too, and the function works on a copy of it."
+                )
+        self._is_checked = True
+
+    def _allocate(self, arguments: dict[str, Any], tensors: Sequence[Any]) -> None:
+        """Add the arrays that the function owns, zero."""
+        torch = require_torch()
+        first = tensors[0]
+        by_name = {i: t.detach() for i, t in zip(self._inputs, tensors, strict=False) if isinstance(i, str)}
+        for name in self._names:
+            if name in arguments:
+                continue
+            shape = self._shapes.get(name, tuple(first.shape))
+            if callable(shape):
+                shape = _call_by_name(shape, {**arguments, **by_name}, f"shapes[{name!r}]")
+            if isinstance(shape, torch.Tensor):
+                arguments[name] = shape.contiguous()
+                continue
+            try:
+                arguments[name] = torch.zeros(shape, dtype=first.dtype, device=first.device)
+            except (TypeError, RuntimeError) as error:
+                raise InvalidArgumentError(f"shapes[{name!r}] is {shape!r}; expected a shape or a tensor.") from error
+
+    def real_outputs(self, arguments: dict[str, Any]) -> list[Any]:
+        """The outputs of real numbers: fields and names."""
+        is_field = [isinstance(item, backend.Field) for item in self._outputs]
+        return [
+            item
+            for item, own in zip(self._outputs, is_field, strict=True)
+            if (backend.is_real(item.dtype) if own else arguments[item].is_floating_point())
+        ]
+
+    def _results(self, arguments: dict[str, Any], returned: Any, device: Any) -> list[Any]:
+        if not self._outputs:
+            return [_returned_tensor(returned, self._kernel, device)]
+        return [
+            _as_tensor(item.to_numpy(), device) if isinstance(item, backend.Field) else arguments[item]
+            for item in self._outputs
+        ]
+
+
+def _signature(kernel: Any) -> tuple[list[str], dict[str, Any]]:
+    """Names of the arguments, and the annotations of a kernel's."""
+    bound = backend.primal_kernel(kernel)
+    if bound is not None:
+        arguments = bound[0].arguments[len(bound[1]) :]
+        return [a.name for a in arguments], {a.name: a.annotation for a in arguments}
+    return list(inspect.signature(kernel).parameters), {}
+
+
+def _name(kernel: Any) -> str:
+    return getattr(kernel, "__name__", repr(kernel))
+
+
+def _as_list(items: Any) -> list[Any]:
+    return list(items) if isinstance(items, (list, tuple)) else [items]
+
+
+def _host_number(value: Any) -> Any:
+    return value.item() if value.ndim == 0 else value.cpu().numpy()
+
+
+def _call_by_name(function: Callable[..., Any], values: Mapping[str, Any], what: str) -> Any:
+    """``function`` with the values that its parameters name."""
+    names = list(inspect.signature(function).parameters)
+    unknown = [n for n in names if n not in values]
+    if unknown:
+        raise InvalidArgumentError(f"{what} takes {unknown[0]!r}; known here: {', '.join(values)}.")
+    return function(*[values[n] for n in names])
+
+
+def _as_tensor(block: Any, device: Any) -> Any:
+    torch = require_torch()
+    return block if isinstance(block, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(block)).to(device)
+
+
+def _returned_tensor(returned: Any, kernel: Any, device: Any) -> Any:
+    """The return value of a kernel, as a tensor of its type."""
+    bound = backend.primal_kernel(kernel)
+    assert bound is not None
+    values = returned if isinstance(returned, (list, tuple)) else [returned]
+    arrays = [np.asarray(v.to_numpy() if hasattr(v, "to_numpy") else v) for v in values]
+    joined = arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
+    dtype = backend.to_numpy_type(backend.return_dtype(bound[0]))
+    return require_torch().from_numpy(np.array(joined, dtype)).to(device)

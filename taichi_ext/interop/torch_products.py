@@ -1,0 +1,323 @@
+"""Products with the Jacobian of a kernel, as functions that torch differentiates: by J itself, or without it."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext.api.jacobian import jacobian
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+
+
+def require_torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "torch_function needs PyTorch, which is not installed: python -m pip install 'taichi-ext[torch]'"
+        ) from error
+    return torch
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call passes through torch beside its tensors.
+
+    ``function`` is the ``TorchFunction``: it says what to run, and what its inputs and outputs are.
+    """
+
+    function: Any
+    wanted: tuple[bool, ...]  # by input: whether a derivative is wanted
+    tensor_names: tuple[str, ...]  # the arguments that the tensors after the inputs are
+    constants: dict[str, Any]
+
+    @property
+    def wanted_inputs(self) -> list[int]:
+        return [n for n, is_wanted in enumerate(self.wanted) if is_wanted]
+
+
+# --- whether and where derivatives are wanted
+
+
+def _layers(x: Any) -> tuple[Any, list[int]]:
+    """The tensor under the wrappers of ``torch.func``, and the levels of those that differentiate."""
+    functorch = require_torch()._C._functorch
+    levels = []
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_gradtrackingtensor(x):
+            levels.append(functorch.maybe_get_level(x))
+        x = functorch.get_unwrapped(x)
+    return x, levels
+
+
+def wants_derivative(x: Any) -> bool:
+    torch = require_torch()
+    plain, levels = _layers(x)
+    if levels or (torch.is_grad_enabled() and plain.requires_grad):
+        return True
+    forward_ad = torch.autograd.forward_ad
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(plain).tangent is not None
+
+
+def refuse_second_derivative(inputs: Sequence[Any], name: str) -> None:
+    if len({level for x in inputs for level in _layers(x)[1]}) > 1:
+        raise _second_derivative(name)
+
+
+def _second_derivative(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"A second derivative of {name} was asked for; torch_function gives first derivatives only. Detach what should "
+        "count as a constant (x.detach()), or differentiate by differences of its gradient."
+    )
+
+
+def _note_results(ctx: Any, call: Call, tensors: Sequence[Any], results: Sequence[Any]) -> None:
+    """What ``backward`` and ``jvp`` have to know about the inputs and outputs of a call."""
+    ctx.call = call
+    ctx.is_real = [r.is_floating_point() for r in results]
+    ctx.shapes = [r.shape for r in results]
+    ctx.options = [{"dtype": r.dtype, "device": r.device} for r in results]
+    ctx.inputs = [(t.shape, t.dtype) for t in tensors]
+    ctx.has_tangents = False
+    ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
+    ctx.set_materialize_grads(False)
+
+
+def _refuse_reverse_in_forward(ctx: Any) -> None:
+    if ctx.has_tangents and require_torch().autograd.forward_ad._current_level >= 0:
+        raise _second_derivative(ctx.call.function.__name__)
+
+
+def _one_by_one(function: Any) -> Callable[..., tuple[Any, Any]]:
+    """A ``vmap`` that runs the function once per item of the batch."""
+    torch = require_torch()
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Any) -> tuple[Any, Any]:
+        if info.batch_size == 0:
+            raise InvalidArgumentError(f"{call.function.__name__} was mapped over an empty batch.")
+        rows = [
+            function().apply(
+                call,
+                *[t if d is None else t.select(d, n) for t, d in zip(tensors, in_dims[1:], strict=True)],
+            )
+            for n in range(info.batch_size)
+        ]
+        stacked = tuple(None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True))
+        return stacked, tuple(None if column is None else 0 for column in stacked)
+
+    return vmap
+
+
+# --- with J
+
+
+@functools.cache
+def with_jacobian() -> Any:
+    """The ``torch.autograd.Function`` that computes J with the outputs, and multiplies by it.
+
+    The blocks of J are outputs of its own, so that torch knows them at every level of ``torch.func``; a gradient that
+    arrives at one of them is a second derivative.
+    """
+    torch = require_torch()
+
+    class KernelFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
+            return call.function.run_with_jacobian(call, tensors)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            call, *tensors = inputs
+            count = call.function.result_count
+            _note_results(ctx, call, tensors, output[:count])
+            ctx.save_for_backward(*output[count:])
+            ctx.save_for_forward(*output[count:])
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            count = len(ctx.shapes)
+            if any(g is not None for g in gradients[count:]):
+                raise _second_derivative(ctx.call.function.__name__)
+            _refuse_reverse_in_forward(ctx)
+            wanted = ctx.call.wanted_inputs
+            real = [g for g, is_real in zip(gradients[:count], ctx.is_real, strict=True) if is_real]
+            found: list[Any] = [None] * len(ctx.inputs)
+            for at, number in enumerate(wanted):
+                if not ctx.needs_input_grad[1 + number]:
+                    continue
+                shape, dtype = ctx.inputs[number]
+                for row, gradient in enumerate(real):
+                    if gradient is not None:
+                        block = ctx.saved_tensors[row * len(wanted) + at]
+                        part = torch.mv(block.T, gradient.reshape(-1).to(block.dtype)).reshape(shape).to(dtype)
+                        found[number] = part if found[number] is None else found[number] + part
+            return (None, *found)
+
+        @staticmethod
+        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
+            ctx.has_tangents = True
+            wanted = ctx.call.wanted_inputs
+            found, row = [], 0
+            for shape, is_real in zip(ctx.shapes, ctx.is_real, strict=True):
+                total = None
+                if is_real:
+                    for at, number in enumerate(wanted):
+                        if tangents[number] is not None:
+                            block = ctx.saved_tensors[row * len(wanted) + at]
+                            part = torch.mv(block, tangents[number].reshape(-1).to(block.dtype)).reshape(shape)
+                            total = part if total is None else total + part
+                    row += 1
+                found.append(total)
+            # J changes too, in a way that is not known: whatever would use its tangent is not a number
+            return (*found, *(torch.full_like(b, torch.nan) for b in ctx.saved_tensors))
+
+    KernelFunction.vmap = staticmethod(_one_by_one(with_jacobian))
+    return KernelFunction
+
+
+# --- without J
+
+
+@functools.cache
+def without_jacobian() -> Any:
+    """The ``torch.autograd.Function`` that runs the plain kernel, and the products when they are asked for."""
+    torch = require_torch()
+
+    class PlainFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
+            return call.function.run_plain(call, tensors)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            call, *tensors = inputs
+            _note_results(ctx, call, tensors, output)
+            ctx.save_for_backward(*tensors)
+            ctx.save_for_forward(*tensors)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            _refuse_reverse_in_forward(ctx)
+            results = zip(gradients, ctx.shapes, ctx.options, ctx.is_real, strict=True)
+            given = [torch.zeros(s, **options) if g is None else g for g, s, options, is_real in results if is_real]
+            found = _product(_transposed).apply(ctx.call, *ctx.saved_tensors, *given)
+            by_input = dict(zip(ctx.call.wanted_inputs, found, strict=True))
+            return (None, *(by_input.get(n) for n in range(len(ctx.inputs))))
+
+        @staticmethod
+        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
+            ctx.has_tangents = True
+            tensors = ctx.saved_tensors
+            given = [
+                torch.zeros_like(tensors[n]) if tangents[n] is None else tangents[n] for n in ctx.call.wanted_inputs
+            ]
+            found = list(_product(_along).apply(ctx.call, *tensors, *given))
+            return tuple(found.pop(0) if is_real else None for is_real in ctx.is_real)
+
+    PlainFunction.vmap = staticmethod(_one_by_one(without_jacobian))
+    return PlainFunction
+
+
+@functools.cache
+def _product(compute: Callable[..., tuple[Any, ...]]) -> Any:
+    """A ``torch.autograd.Function`` of one product; its own derivative would be a second one."""
+    torch = require_torch()
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
+            if any(torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors):
+                raise UnsupportedError(
+                    f"{call.function.__name__} with reverse=True is mapped by torch's prototype vmap "
+                    "(is_grads_batched=True, vectorize=True and the batched checks of gradcheck use it), which does "
+                    "not let values be read. Use torch.func.vmap, or leave out reverse=True."
+                )
+            count = len(call.wanted) + len(call.tensor_names)
+            return compute(call, tensors[:count], tensors[count:])
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+            ctx.name = inputs[0].function.__name__
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            raise _second_derivative(ctx.name)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+            raise _second_derivative(ctx.name)
+
+    Product.vmap = staticmethod(_one_by_one(lambda: Product))
+    return Product
+
+
+def _transposed(call: Call, tensors: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+    """``v J`` by Taichi's reverse mode, held against forward mode along a random direction.
+
+    Taichi's reverse mode is silently wrong for kernels that overwrite what they have read.  For the right ``g = v J``
+    and any direction u, ``g u = v (J u)``; for a wrong one the two differ at a random u, with probability 1 but for
+    rounding.
+    """
+    torch = require_torch()
+    function = call.function
+    arguments = function.make_arguments(call, tensors)
+    function.launch(arguments)
+    outputs = function.real_outputs(arguments)
+    for value in arguments.values():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value.requires_grad_()
+            value.grad = torch.zeros_like(value)
+    for name, gradient in zip(outputs, gradients, strict=True):
+        arguments[name].grad.copy_(gradient)
+    try:
+        function.launch_reverse(arguments)
+    except (RuntimeError, AssertionError, ti.TaichiCompilationError) as error:
+        raise UnsupportedError(
+            f"Taichi's reverse mode does not take {function.__name__}: {error}\nLeave out reverse=True."
+        ) from error
+    found = [arguments[function.input_names[n]].grad for n in call.wanted_inputs]
+    directions = [torch.randn_like(g) for g in found]
+    changes = _along(call, tensors, directions)
+    left, left_size = _dot(found, directions)
+    right, right_size = _dot(gradients, changes)
+    tolerance = math.sqrt(torch.finfo(found[0].dtype).eps) * (left_size + right_size)
+    if math.isfinite(left_size + right_size) and not abs(left - right) <= tolerance:
+        raise UnsupportedError(
+            f"Taichi's reverse mode gives a wrong gradient of {function.__name__}: along a random direction it is "
+            f"{left:.6g}, by forward mode {right:.6g}. It does not support kernels that overwrite what they have read. "
+            "Leave out reverse=True."
+        )
+    return tuple(found)
+
+
+def _along(call: Call, tensors: Sequence[Any], directions: Sequence[Any]) -> tuple[Any, ...]:
+    """``J u``, the derivative of the outputs along a direction: one column, whatever the number of inputs."""
+    torch = require_torch()
+    function = call.function
+    arguments = function.make_arguments(call, tensors)
+    names = [function.input_names[n] for n in call.wanted_inputs]
+    starts = [arguments[name] for name in names]
+    moved = [value.clone() for value in starts]
+    arguments.update(zip(names, moved, strict=True))
+    outputs = [arguments[name] for name in function.real_outputs(arguments)]
+    t = torch.zeros(1, dtype=moved[0].dtype, device=moved[0].device)
+    flat = [v.contiguous().to(m.dtype) for v, m in zip(directions, moved, strict=True)]
+    args = (t, len(names), *moved, *starts, *flat, *arguments.values())
+    columns = jacobian(function.run_along, t, outputs, args=args)
+    return tuple(column.reshape(value.shape) for column, value in zip(columns, outputs, strict=True))
+
+
+def _dot(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, float]:
+    """The sum of the products of entries, and of their sizes, in float64."""
+    products = [x.double().reshape(-1) * y.double().reshape(-1) for x, y in zip(a, b, strict=True)]
+    return sum(float(p.sum()) for p in products), sum(float(p.abs().sum()) for p in products)
+
+
+@ti.kernel
+def move(x: ti.types.ndarray(), start: ti.types.ndarray(), direction: ti.types.ndarray(), t: ti.types.ndarray()):
+    """``x = start + t direction``, on flat arrays."""
+    for i in range(x.shape[0]):
+        x[i] = start[i] + t[0] * direction[i]

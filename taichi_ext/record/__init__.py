@@ -1,0 +1,1 @@
+"""A kernel's source, rewritten into calls that a tracer understands."""

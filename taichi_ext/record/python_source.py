@@ -1,0 +1,212 @@
+"""Plain Python functions rewritten so that their operators and calls also take values with tangents; AST in, code out.
+
+Taichi runs a plain Python function while it compiles, with expressions as arguments. Its control flow is Python's own
+and stays as it is; operators, subscripts, attributes and calls become calls on ``<py>`` (``python_calls.PythonScope``).
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import copy
+import inspect
+import types
+from collections.abc import Callable
+from functools import lru_cache, reduce
+from operator import or_
+from typing import Any
+
+from taichi_ext.record.rewrite import BINARY, COMPARE
+
+SCOPE = "<py>"
+_NAME = "<function>"  # such as no function has, so that names within mean what they meant
+_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
+_KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
+_FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
+
+
+def rewritten(function: types.FunctionType, scope: Any) -> Callable[..., Any] | None:
+    """The function with its operators and calls on ``scope``; None where its source is not to be found."""
+    code = _rewritten_code(function.__code__, function.__qualname__)
+    if code is None:
+        return None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells[SCOPE] = types.CellType(scope)
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__ = function.__qualname__
+    return made
+
+
+def is_rewritten(function: types.FunctionType) -> bool:
+    """Whether a function, or one around it, has been rewritten already."""
+    return SCOPE in function.__code__.co_freevars
+
+
+@lru_cache(maxsize=1024)
+def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | None:
+    definition = _definition(code, qualname)
+    return None if definition is None else _compiled(_Rewriter().visit_body(definition), code, (SCOPE,))
+
+
+def _definition(code: types.CodeType, qualname: str) -> Any:
+    """The ``def`` or ``lambda`` that a code object was compiled from, without what is evaluated where it stands."""
+    try:
+        lines, _ = inspect.findsource(code)
+        tree = _parsed("".join(lines))
+    except (OSError, TypeError, IndexError, SyntaxError):
+        return None
+    found = [_alone(node, qualname) for node in ast.walk(tree) if _may_be(node, code)]
+    if len(found) > 1:  # several lambdas in one line
+        found = [node for node in found if _is_same(code, _compiled(node, code, ()))]
+    return found[0] if found else None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _may_be(node: ast.AST, code: types.CodeType) -> bool:
+    if isinstance(node, ast.Lambda):
+        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
+    if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
+        return False
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)]) == code.co_firstlineno
+
+
+def _alone(node: Any, qualname: str) -> Any:
+    """A copy of a definition without defaults, decorators and annotations, private names written out."""
+    node = copy.deepcopy(node)
+    args = node.args
+    args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
+    for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
+        if arg is not None:
+            arg.annotation = None
+    if isinstance(node, ast.FunctionDef):
+        node.decorator_list, node.returns, node.name = [], None, _NAME
+    owner = qualname.split(".")[-2].lstrip("_") if "." in qualname else ""
+    if owner and not owner.endswith(">"):  # a class
+        for child in ast.walk(node):
+            for field in ("id", "attr", "arg", "name"):
+                name = getattr(child, field, None)
+                if isinstance(name, str) and name.startswith("__") and not name.endswith("__"):
+                    setattr(child, field, f"_{owner}{name}")
+    return node
+
+
+def _compiled(definition: Any, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
+    """The code of a definition that stands where some names, and those that are free in ``code``, are known."""
+    is_lambda = isinstance(definition, ast.Lambda)
+    names = [ast.arg(arg=name) for name in (*free, *code.co_freevars)]
+    around: Any = ast.parse("def around(): pass").body[0]
+    around.args.args = names
+    around.body = [ast.Expr(value=definition) if is_lambda else definition]
+    tree = ast.fix_missing_locations(ast.Module(body=[around], type_ignores=[]))
+    found = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
+    for name in ("around", "<lambda>" if is_lambda else _NAME):
+        found = next(c for c in found.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
+    return found
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, str) and isinstance(b, str) and ".<locals>." in b:
+        return a.split(".")[-1] == b.split(".")[-1]  # before Python 3.11, paths of inner functions are constants
+    if not isinstance(a, types.CodeType):
+        return type(a) is type(b) and a == b
+    attributes = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
+    is_alike = isinstance(b, types.CodeType) and all(getattr(a, n) == getattr(b, n) for n in attributes)
+    is_alike = is_alike and len(a.co_consts) == len(b.co_consts)
+    return is_alike and all(map(_is_same, a.co_consts, b.co_consts))
+
+
+class _Rewriter(ast.NodeTransformer):
+    def visit_body(self, node: Any) -> Any:
+        """A definition, its body rewritten."""
+        is_lambda = isinstance(node, ast.Lambda)
+        node.body = self.visit(node.body) if is_lambda else [self.visit(statement) for statement in node.body]
+        return node
+
+    def library(self, name: str, node: ast.AST, *args: ast.expr, keywords: Any = ()) -> Any:
+        function = ast.Attribute(value=ast.Name(id=SCOPE, ctx=ast.Load()), attr=name, ctx=ast.Load())
+        call = ast.Call(func=function, args=list(args), keywords=list(keywords))
+        for new in (function.value, function, call):
+            ast.copy_location(new, node)
+        return call
+
+    def string(self, value: str, node: ast.AST) -> ast.Constant:
+        return ast.copy_location(ast.Constant(value=value), node)
+
+    def visit_arguments(self, node: ast.arguments) -> Any:
+        node.defaults = [self.visit(e) for e in node.defaults]
+        node.kw_defaults = [None if e is None else self.visit(e) for e in node.kw_defaults]
+        return node  # annotations stay
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        name = self.string(BINARY[type(node.op)], node)
+        return self.library("binary", node, name, self.visit(node.left), self.visit(node.right))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.op, ast.Not):
+            return self.generic_visit(node)
+        return self.library("unary", node, self.string(_UNARY[type(node.op)], node), self.visit(node.operand))
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        if not all(type(op) in COMPARE for op in node.ops):
+            return self.generic_visit(node)
+        names = [self.string(COMPARE[type(op)], node) for op in node.ops]
+        group = ast.copy_location(ast.Tuple(elts=list(names), ctx=ast.Load()), node)
+        return self.library("compare", node, group, self.visit(node.left), *map(self.visit, node.comparators))
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        return self.library("attribute", node, self.visit(node.value), self.string(node.attr, node))
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        if not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        return self.library("item", node, self.visit(node.value), self.index(node.slice))
+
+    def index(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Slice):
+            none = self.string(None, node)  # type: ignore[arg-type]
+            parts = [none if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
+            return self.library("slice", node, *parts)
+        if isinstance(node, ast.Tuple):
+            return ast.copy_location(ast.Tuple(elts=[self.index(e) for e in node.elts], ctx=ast.Load()), node)
+        return self.visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        operator = self.string(type(node.op).__name__, node)
+        name, value = self.string(BINARY[type(node.op)], node), self.visit(node.value)
+        target = node.target
+        if isinstance(target, ast.Name):
+            before = ast.copy_location(ast.Name(id=target.id, ctx=ast.Load()), target)
+            after = self.library("augmented", node, before, operator, name, value)
+            return ast.copy_location(ast.Assign(targets=[target], value=after), node)
+        is_item = isinstance(target, ast.Subscript)
+        place = self.index(target.slice) if is_item else self.string(target.attr, target)
+        kind = "augment_item" if is_item else "augment_attribute"
+        call = self.library(kind, node, self.visit(target.value), place, operator, name, value)
+        return ast.copy_location(ast.Expr(value=call), node)
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        value = node.value
+        if isinstance(value, ast.Call) and not isinstance(value.func, ast.Attribute):
+            return ast.copy_location(ast.Expr(value=self.call("run", value)), node)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        return self.call("call", node)
+
+    def call(self, name: str, node: ast.Call) -> Any:
+        function = node.func
+        if isinstance(function, ast.Name) and function.id in _KEPT:
+            return self.generic_visit(node)
+        args, keywords = ([self.visit(x) for x in given] for given in (node.args, node.keywords))
+        if isinstance(function, ast.Attribute):
+            base = self.visit(function.value)
+            return self.library("method", node, base, self.string(function.attr, function), *args, keywords=keywords)
+        return self.library(name, node, self.visit(function), *args, keywords=keywords)

@@ -1,0 +1,93 @@
+"""Numbers that Python code reads from fields with tangents: ordinary numbers that remember where they come from.
+
+What they are stored to counts as a constant, because only kernels are differentiated; knowing them, a pipeline can say
+so instead of dropping a derivative in silence.  They are subclasses of what is read without a derivative, and compute
+as those do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+
+
+class ActiveFloat(float):
+    """A float that was computed from a value with a tangent."""
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
+        plain = [float(x) if isinstance(x, ActiveFloat) else x for x in inputs]
+        return as_active(getattr(function, method)(*plain, **keywords))
+
+
+class ActiveFloat64(np.float64):
+    """The same for an entry of an array of float64."""
+
+
+class ActiveFloat32(np.float32):
+    """The same for an entry of an array of float32."""
+
+
+class ActiveArray(np.ndarray):
+    """An array that was computed from values with tangents."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return as_active(super().__getitem__(index))
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        # without a subclass, a sum is a scalar
+        return as_active(array[()] if array.ndim == 0 else array)
+
+
+def as_active(value: Any) -> Any:
+    """The value, marked."""
+    if isinstance(value, np.ndarray):
+        return value.view(ActiveArray) if value.dtype.kind == "f" else np.asarray(value)
+    if isinstance(value, np.float64):
+        return ActiveFloat64(value)
+    if isinstance(value, np.float32):
+        return ActiveFloat32(value)
+    return ActiveFloat(value) if isinstance(value, float) else value
+
+
+def is_active_on_host(value: Any) -> bool:
+    """Whether a value, or an item of it, is marked; entries of fields are read for that."""
+    if isinstance(value, backend.Struct):
+        value = [value[name] for name in value.keys]
+    if isinstance(value, backend.Matrix):
+        value = value.to_list()
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return any(is_active_on_host(v) for v in value)
+    if isinstance(value, ActiveArray):
+        return value.dtype.kind == "f"  # views of other types have no derivative
+    return isinstance(value, (ActiveFloat, ActiveFloat64, ActiveFloat32))
+
+
+def _marking(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def method(*args: Any, **keywords: Any) -> Any:
+        return as_active(plain(*args, **keywords))
+
+    method.__name__ = plain.__name__
+    return method
+
+
+_OPERATIONS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_METHODS = {
+    ActiveFloat: (),
+    ActiveFloat64: ("item",),
+    ActiveFloat32: ("item",),
+    ActiveArray: ("item", "mean", "std", "var", "dot", "trace"),
+}
+for _class, _names in _METHODS.items():
+    _base = _class.__base__
+    _wrapped = list(_names)
+    if _class is not ActiveArray:
+        _wrapped += [f"__{r}{name}__" for name in _OPERATIONS for r in ("", "r")]
+        _wrapped += ["__neg__", "__pos__", "__abs__", "__round__"]
+    for _name in _wrapped:
+        setattr(_class, _name, _marking(getattr(_base, _name)))

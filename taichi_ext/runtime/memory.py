@@ -1,0 +1,182 @@
+"""Shadows: the arrays that hold tangents, J among them, and the tables that tell which container is which."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.labels import Label, Labels
+from taichi_ext.runtime.regions import View
+from taichi_ext.tracing.trace import ContainerInfo
+
+_INDEX_LIMIT = 2**31 - 1
+_ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
+_ADVICE = (
+    "Use fewer parameters at a time; or a product v J instead (torch_function with reverse=True needs no J); or, for "
+    "sparse rows, J of a part of the output by the parameters that it depends on."
+)
+
+
+class FieldTable:
+    """The fields that kernels were seen to use, by their placed components."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+        self.infos: dict[Any, ContainerInfo] = {}
+        self._components: dict[int, tuple[Any, int | None, Any]] = {}  # id of a component -> (key, number, component)
+        self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the place of a component in the layout
+
+    def field(self, field: Any) -> ContainerInfo | None:
+        """The container of a scalar or matrix field; None for integer fields."""
+        components = backend.field_components(field)
+        known = self._components.get(id(components[0]))
+        if known is not None:
+            return self.infos[known[0]]
+        backend.refuse_ended(field, "A field that is used here")
+        if not backend.is_real(field.dtype):
+            return None
+        with backend.exclusive:
+            return self._added(field, components)
+
+    def _added(self, field: Any, components: list[Any]) -> ContainerInfo:
+        known = self._components.get(id(components[0]))  # another thread may have come first
+        if known is not None:
+            return self.infos[known[0]]
+        is_matrix = isinstance(field, backend.MatrixField)
+        shape = () if not is_matrix else ((field.n,) if field.ndim == 1 else (field.n, field.m))
+        key = ("field", id(components[0]))
+        name = self._labels.field(field)
+        offset = backend.field_offset(field)
+        info = ContainerInfo(key, name, field, tuple(field.shape), shape, offset, field.dtype)
+        self.infos[key] = info
+        for number, component in enumerate(components):
+            if id(component) in self._components:
+                raise UnsupportedError(
+                    f"A component of {name} was used on its own before the field as a whole; use the field first, or "
+                    "name it as a parameter or output."
+                )
+            self._components[id(component)] = (key, number if is_matrix else None, component)
+            self._nodes[backend.node_of(component)] = (info, number)
+        return info
+
+    def component(self, field: Any) -> int | None:
+        """Which component of its container a scalar field is; None for a whole field."""
+        if isinstance(field, backend.MatrixField):
+            return None
+        return self._components[id(backend.field_components(field)[0])][1]
+
+    def by_entry(self, entry: backend.FieldEntry) -> tuple[ContainerInfo, int] | None:
+        """The container, and the component of it, that a number of a field belongs to."""
+        return self._nodes.get(entry.node)
+
+
+def view_of(array: Any, name: str = "An array") -> View:
+    """Where the numbers of an array lie; those of a ti.ndarray, and of an empty array, in a memory of their own."""
+    dtype = backend.outer_array_dtype(array)
+    if dtype is None:
+        raise InvalidArgumentError(f"{name} {backend.array_problem(array)}.")
+    space, start, is_fortran = backend.memory_place(array)
+    return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
+
+
+def array_info(key: Any, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
+    """An array argument as a container; None for integer arrays."""
+    dtype = backend.outer_array_dtype(value)
+    if not backend.is_real(dtype):
+        return None
+    element_shape = backend.array_element_shape(value, annotation)
+    shape = tuple(value.shape)
+    if not isinstance(value, backend.Ndarray) and element_shape:
+        shape = shape[: -len(element_shape)]
+    return ContainerInfo(key, name, None, shape, element_shape, (), dtype)
+
+
+def numpy_dtype(dtype: Any) -> Any:
+    return np.dtype(backend.to_numpy_type(dtype))
+
+
+class Shadow:
+    """The tangent of one container: a matrix with a row per scalar entry and a column per seed.
+
+    In memory, rows come one after the other on the CPU, where a thread writes whole rows, and columns on a GPU, where
+    neighbouring threads write neighbouring rows at the same time. ``is_fresh`` tells that it is zero throughout.
+    """
+
+    def __init__(self, name: Label | str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
+        if rows * columns > _INDEX_LIMIT:
+            raise InvalidArgumentError(
+                f"The tangent of {name} has {rows} x {columns} entries, more than the 2**31 - 1 that Taichi can index. "
+                + _ADVICE
+            )
+        needed = rows * columns * numpy_dtype(dtype).itemsize
+        if array is None and needed > _ALWAYS_ALLOWED and needed > available_memory():
+            raise InvalidArgumentError(
+                f"The tangent of {name} by {columns} parameters needs {needed / 2**30:.1f} GiB, more than the "
+                f"{available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
+            )
+        self.shape = (rows, columns)
+        self.dtype = numpy_dtype(dtype)
+        self.is_fresh = True
+        self.is_dirty = False  # not yet set to zero
+        self.on_host = backend.is_host_arch()
+        self.by_column = backend.stores_by_column()
+        if not self.on_host:
+            self.array: Any = ti.ndarray(dtype, shape=max(1, rows * columns))
+            with backend.suspend_following():  # shadows are no arrays of the user's
+                self.array.fill(0)
+        elif array is None or not array.size:
+            self.array = np.zeros(max(1, rows * columns), self.dtype)
+        else:
+            self.array = array.reshape(-1)
+            self.is_dirty = True
+
+    def clean(self) -> None:
+        """Set it to zero where that has not been done."""
+        if self.is_dirty:
+            self.array.fill(0)
+            self.is_dirty = False
+
+    def set_identity(self, first_column: int, rows: slice | np.ndarray = slice(None)) -> None:
+        """Let rows be their own seeds, from a column on (negative: the first ones belong to another block)."""
+        count = len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
+        self.set_rows(rows, np.eye(count, self.shape[1], k=first_column, dtype=self.dtype))
+
+    def clear_rows(self, rows: Any) -> None:
+        """Set the tangents of some entries to zero."""
+        if not self.is_fresh:
+            self.set_rows(rows, 0)
+
+    def set_rows(self, rows: Any, tangents: Any) -> None:
+        """Replace the tangents of some entries."""
+        values = self.to_numpy()
+        values[rows] = tangents
+        self.is_fresh = False
+        if not self.on_host:
+            flat = np.zeros(self.array.shape, self.dtype)
+            flat[: values.size] = (values.T if self.by_column else values).reshape(-1)
+            with backend.suspend_following():
+                self.array.from_numpy(flat)
+
+    def to_numpy(self) -> np.ndarray:
+        self.clean()
+        rows, columns = self.shape
+        with backend.suspend_following():
+            flat = (self.array if self.on_host else self.array.to_numpy())[: rows * columns]
+        return flat.reshape(columns, rows).T if self.by_column else flat.reshape(self.shape)
+
+
+def available_memory() -> float:
+    """Free memory of the host in bytes, infinity where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as info:
+            for line in info:
+                if line.startswith("MemAvailable"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return math.inf

@@ -1,0 +1,428 @@
+"""One evaluation: launch the fused kernels, keep the shadows, and follow what the host stores in between."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.boundary.registry import registry
+from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
+from taichi_ext.labels import Label, Labels
+from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
+from taichi_ext.runtime.host_values import as_active, is_active_on_host
+from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
+from taichi_ext.runtime.reachable import reachable_arrays
+from taichi_ext.runtime.state import OverBudgetError, State
+from taichi_ext.tracing import trace
+from taichi_ext.tracing.trace import ContainerInfo, Fused, Launch, Role
+
+_STORED = (
+    "A number that was read from a field or array with a tangent is stored from Python: what is stored counts as a "
+    "constant, its tangent is lost. Assign it in a kernel."
+)
+_MOST_KERNELS = 256  # fused kernels kept for one prepared Jacobian
+
+
+class Session:
+    """The tangents of one run of a kernel or pipeline; ``fused``: its kernels, kept from one session to the next."""
+
+    def __init__(self, fields: FieldTable, fused: dict[Any, Fused], is_direct: bool) -> None:
+        self.fields = fields
+        self.fused = fused
+        self.first_column = 0
+        self.columns = 0
+        self.max_memory = math.inf  # bytes for tangents other than J
+        self.spent = 0
+        self.state: State | None = None
+        self.is_repeated = False  # whether everything is put back and run again afterwards
+        self.watch: Any = None
+        self.strategy = "auto"
+        self.is_direct = is_direct
+        self.seeds: dict[Any, int] = {}  # of fields
+        self.shadows: dict[Any, Shadow] = {}  # of fields
+        self.arrays = ArrayTangents()
+        self.argument_columns: dict[str, int] = {}
+        self.wants_return = False
+        self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
+        self.read: set[Any] = set()
+        self.written: set[Any] = set()
+        self.params: dict[Any, Label | str] = {}  # the parameters and what messages call them
+        self.overwritten: set[Any] = set()
+        self.has_launched = False
+        self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
+        self._changes = 0  # of which shadows there are and whether they are zero
+        self._repeated: dict[Any, tuple[int, Fused, Callable[[], None], Any]] = {}  # launches as they were last made
+
+    # --- containers
+
+    def info(self, key: Any) -> ContainerInfo:
+        """The container of a field, or of an array that is a parameter or output."""
+        return self.arrays.infos[key] if key[0] == "array" else self.fields.infos[key]
+
+    def register_array(self, value: Any, annotation: Any, name: Label | str) -> Any:
+        """The key of an array that is a parameter or output."""
+        return self.arrays.register(value, annotation, name, self)
+
+    def seed(self, columns: dict[Any, int]) -> None:
+        """Name the parameters, each with its first column."""
+        for key, column in columns.items():
+            if key[0] == "array":
+                self.arrays.seed(key, column)
+            else:
+                self.seeds[key] = column
+
+    def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
+        """Make the shadow of an output, in the memory of ``place`` where that is given."""
+        if key[0] == "array":
+            self.arrays.open_output(key, self, place)
+        elif key not in self.shadows:
+            self.shadows[key] = Shadow(name, rows, self.columns, dtype, place)
+            if key in self.seeds:
+                self.shadow(key)
+
+    def shadow(self, key: Any) -> Shadow:
+        """The shadow of a container, made when first needed; a parameter's starts as its seeds."""
+        if key[0] == "array":
+            return self.arrays.shadow(key, self)
+        if key not in self.shadows or key in self.seeds:
+            self._changes += 1
+        if key not in self.shadows:
+            info = self.info(key)
+            self.shadows[key] = self.new_shadow(info.name, info.size, info.dtype)
+        shadow = self.shadows[key]
+        if key in self.seeds:
+            shadow.set_identity(self.seeds.pop(key) - self.first_column)
+        return shadow
+
+    def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow:
+        """A shadow that counts against the limit on memory."""
+        self._spend(rows * self.columns * numpy_dtype(dtype).itemsize)
+        return Shadow(name, rows, self.columns, dtype)
+
+    def tangents(self, key: Any) -> np.ndarray:
+        """The tangents of an output, a row for each entry."""
+        return self.arrays.tangents(key) if key[0] == "array" else self.shadows[key].to_numpy()
+
+    def dtype(self, key: Any) -> np.dtype:
+        """The type of the tangents of an output."""
+        return numpy_dtype(self.arrays.infos[key].dtype) if key[0] == "array" else self.shadows[key].dtype
+
+    def is_fresh(self, key: Any) -> bool:
+        """Whether nothing has been written to the tangents of an output."""
+        return self.arrays.is_fresh(key) if key[0] == "array" else self.shadows[key].is_fresh
+
+    def _spend(self, size: int) -> None:
+        """Count the memory of tangents other than J against the limit; a single column is computed in any case."""
+        self.spent += size
+        if self.spent > self.max_memory and self.columns > 1:
+            raise OverBudgetError
+
+    def _scratch(self, fused: Fused, key: Any) -> Shadow:
+        if key not in fused.scratch:
+            self._spend(fused.scratch_sizes[key] * 8)
+            fused.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key[1]))
+        return fused.scratch[key]
+
+    def _passed(self, fused: Fused, outer: dict[Any, Any]) -> tuple[list[Any], list[Callable[[], None]]]:
+        """The tangents that a kernel takes, as arrays, and what is to be done after the launch."""
+        passed, after = [], []
+        for key in fused.shadows:
+            is_covered = key in fused.facts.covered
+            if key in outer:
+                array, give_back = self.arrays.lend(outer[key], self, is_covered=is_covered)
+                passed.append(array)
+                if key in fused.facts.written:
+                    after.append(give_back)
+                continue
+            shadow = self._scratch(fused, key) if key[0] == "scratch" else self.shadow(key)
+            if is_covered:
+                shadow.is_dirty = False
+            else:
+                shadow.clean()
+            passed.append(shadow.array)
+        return passed, after
+
+    def _shadows(self, fused: Fused, outer: dict[Any, Any]) -> list[Shadow]:
+        """The shadows of containers that a kernel takes."""
+        return [self.shadow(outer.get(key, key)) for key in fused.shadows if key[0] != "scratch"]
+
+    def carries_tangent(self, key: Any) -> bool:
+        if key[0] == "array":
+            return self.arrays.carries_tangent(key)
+        return key in self.seeds or (key in self.shadows and not self.shadows[key].is_fresh)
+
+    def _role(self, key: Any) -> Role:
+        if key[0] == "array":
+            return self.arrays.role(key)
+        if key in self.seeds:
+            return Role(first_column=self.seeds[key])
+        shadow = self.shadows.get(key)
+        if shadow is None:
+            return Role()
+        return Role(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
+
+    # --- launches
+
+    def launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
+        """Run a kernel and its tangents."""
+        with backend.exclusive:
+            return self._launch(kernel, args)
+
+    def _launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
+        name = (id(kernel), *map(id, args))
+        if name in self._repeated and not backend.is_gradient_replaced():
+            changes, fused, repeat, _ = self._repeated[name]
+            if changes == self._changes and fused.rules_version == registry.version:
+                fused.refuse_changed()
+                return repeat()
+        if backend.is_reading_kernel(kernel):
+            with backend.suspend_following():
+                return kernel(*args)
+        node = backend.deactivated_node(kernel, args)
+        if node is not None:
+            self._clear_under(node)
+            with backend.suspend_following():
+                return kernel(*args)
+        if backend.is_gradient_replaced():
+            raise UnsupportedError(
+                f"{kernel.func.__qualname__} is launched in a function decorated with ti.ad.no_grad or "
+                "ti.ad.grad_replaced, whose gradient is only defined in reverse mode. Call it without the decorator, "
+                "or stop the gradient in the kernel."
+            )
+        self.has_launched = True
+        if not self.is_direct:
+            self._follow_host_arrays()
+            self._note_active_arguments(kernel, args)
+        for position, value in enumerate(args):
+            problem = backend.ended_problem(value)
+            if problem:
+                raise InvalidArgumentError(f"Argument {position} of {kernel.func.__qualname__} {problem}.")
+        args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
+        binding = self.arrays.bind(kernel, args, self)
+        outer = binding.outer
+        roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
+        roles.update((local, self._role(key)) for local, key in outer.items())
+        fused = self._fused_kernel(kernel, args, binding, roles)
+        fused.refuse_changed()
+        refuse_overlaps(binding.given, fused.facts.written)
+        if self.state is not None:
+            self._save(self.state, fused, args)
+            if self.is_repeated:
+                self.state.refuse_repetition()
+        passed, after = self._passed(fused, outer)
+        before = self._changes
+        result = fused.launch(args, passed)
+        for give_back in after:
+            give_back()
+        shadows = self._shadows(fused, outer)
+        self._changes += any(shadow.is_fresh for shadow in shadows)
+        for shadow in shadows:
+            shadow.is_fresh = False
+        self._note(fused, binding)
+        if self.is_direct:
+            return result
+        self.arrays.remember()  # before Python goes on
+        is_simple = not len(self.arrays.regions)  # what it writes has been saved
+        is_simple = is_simple and backend.is_plain_call(kernel)
+        if is_simple and not fused.facts.written & set(self.params):
+            repeat = backend.repeat_launch(fused.kernel, fused.passed(passed))
+            self._repeated[name] = (before, fused, repeat, args)  # if nothing is fresh any more, the next is the same
+        return result
+
+    def _refuse_other_fields(self, kernel: Any, features: Any, fused: Fused) -> None:
+        """Raise where a kernel names other fields than when it was traced before, in another state of the pipeline."""
+        facts = fused.facts
+        named = tuple(frozenset(key for key in keys if key[0] == "field") for keys in (facts.read, facts.written))
+        if self._named.setdefault((id(kernel), features, registry.version), named) != named:
+            raise UnsupportedError(
+                f"{kernel.func.__qualname__} names other fields than at an earlier launch: attributes or globals have "
+                "changed, which plain Taichi does not notice. Pass the fields as ti.template() arguments."
+            )
+
+    def _note_active_arguments(self, kernel: Any, args: tuple[Any, ...]) -> None:
+        if backend.is_library_kernel(kernel):  # field.fill(value); copies of arrays are told where they are made
+            if any(is_active_on_host(a) for a in args if not backend.is_array(a)):
+                warn_at_user(_STORED)
+        elif any(is_active_on_host(a) for a in args):
+            warn_at_user(
+                f"A number that was read from a field or array with a tangent is passed to {kernel.func.__qualname__}: "
+                "it counts as a constant, its tangent is lost. Read it in the kernel."
+            )
+
+    def _fused_kernel(self, kernel: Any, args: tuple[Any, ...], binding: Binding, roles: dict[Any, Role]) -> Fused:
+        """The kernel with tangents, from the table where the same was built before."""
+        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
+        features = backend.argument_features(kernel, args)
+        cache_key = (id(kernel), features, shapes, frozenset(roles.items()), self.first_column, self.columns)
+        fused = self.fused.get(cache_key)
+        if fused is not None and fused.rules_version != registry.version:
+            if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules.items()):
+                fused.rules_version = registry.version
+            else:
+                fused = None
+        if fused is None:
+            columns = self.argument_columns if self.is_direct else {}
+            wants_return = self.is_direct and self.wants_return
+            backend.materialize()  # fields that the pipeline has just made
+            launch = Launch(
+                kernel,
+                args,
+                self.columns,
+                self.fields,
+                roles,
+                binding.arrays,
+                columns,
+                wants_return,
+                self.first_column,
+                self.watch,
+                self.strategy,
+            )
+            fused = trace.fuse(launch)
+            self._refuse_other_fields(kernel, features, fused)
+            if self.before_launch is not None:
+                self.before_launch(fused, binding.outer)
+            if len(self.fused) >= _MOST_KERNELS:
+                del self.fused[next(iter(self.fused))]
+            self.fused[cache_key] = fused
+        return fused
+
+    def _clear_under(self, node: Any) -> None:
+        """A part of the layout is deactivated: its entries are constants from now on."""
+        if backend.node_kind(node) == "bitmasked":
+            return  # Taichi keeps their memory, and reads it
+        for key in [*self.seeds, *self.shadows]:
+            info = self.fields.infos.get(key)
+            if info is not None and self.carries_tangent(key) and backend.is_under(info.obj, node):
+                if self.state is not None:
+                    self.state.save(info.obj)
+                self.shadow(key).clear_rows(slice(None))
+
+    def _save(self, state: State, fused: Fused, args: tuple[Any, ...]) -> None:
+        """Keep copies of what the kernel may change."""
+        state.has_random |= fused.facts.has_random
+        for key in fused.facts.written:
+            if key in self.fields.infos:
+                state.save(self.fields.infos[key].obj)
+        for obj in fused.facts.other_fields.values():
+            state.save(obj)
+        for value in args:
+            if backend.is_array(value):
+                state.save(value)
+
+    def _note(self, fused: Fused, binding: Binding) -> None:
+        read, written = self.arrays.accesses(fused, binding)
+        self.read |= read
+        self.written |= written
+        for key in written:
+            self._note_overwritten(key)
+
+    def _note_overwritten(self, key: Any) -> None:
+        """A parameter that nothing has read and of whose seeds nothing is left."""
+        if key not in self.params or key in self.read | self.overwritten:
+            return
+        has_shadow = self.arrays.has_shadow(key) if key[0] == "array" else key in self.shadows
+        if has_shadow and not self.tangents(key).any():
+            self.overwritten.add(key)
+
+    # --- what the host stores between launches
+
+    def before_host_write(self, obj: Any, value: Any) -> None:
+        """Something is about to be assigned from Python: a field or array, or a host accessor of a matrix field."""
+        if is_active_on_host(value):
+            warn_at_user(_STORED)
+        if self.state is None:
+            return
+        if not isinstance(obj, backend.FieldEntry):
+            self.state.save(obj)
+            return
+        found = self.fields.by_entry(obj)
+        if found is None:
+            self.state.save_entry(obj)
+        else:
+            self.state.save(found[0].obj)
+
+    def host_write(self, entry: backend.FieldEntry) -> None:
+        """A number has been stored to a field in Python."""
+        found = self.fields.by_entry(entry)
+        if found is None or not self.carries_tangent(found[0].key):
+            return
+        info, component = found
+        index = tuple(i - first for i, first in zip(entry.index, info.offset or (0,) * len(info.shape), strict=False))
+        flat = 0
+        for i, size in zip(index, info.shape, strict=False):
+            flat = flat * size + i
+        components = math.prod(info.element_shape)
+        self.shadow(info.key).clear_rows(flat * components + component)
+        self._note_overwritten(info.key)
+
+    def host_fill(self, array: Any) -> None:
+        """``ndarray.fill(value)`` in Python."""
+        self._clear_array(array, slice(None))
+
+    def host_write_array(self, array: Any, index: Any) -> None:
+        """``ndarray[index] = value`` in Python; the index of a component may follow."""
+        index = index if isinstance(index, tuple) else () if index is None else (index,)
+        rows = np.arange(math.prod(backend.full_shape(array))).reshape(backend.full_shape(array))
+        self._clear_array(array, rows[tuple(int(i) for i in index)].reshape(-1))
+
+    def _clear_array(self, array: Any, rows: Any) -> None:
+        key = ("array", view_of(array))
+        if self.carries_tangent(key):
+            self.shadow(key).clear_rows(rows)
+            for shared in self.arrays.shared([key]):
+                self._note_overwritten(shared)
+
+    def host_read(self, obj: Any, value: Any) -> Any:
+        """What Python reads: marked where it has a tangent."""
+        if isinstance(obj, backend.Ndarray):
+            is_active = self.carries_tangent(("array", view_of(obj)))
+        else:
+            found = self.fields.field(obj) if isinstance(obj, backend.Field) else self.fields.by_entry(obj)
+            info = found[0] if isinstance(found, tuple) else found
+            is_active = info is not None and self.carries_tangent(info.key)
+        return as_active(value) if is_active else value
+
+    def start(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Before a pipeline runs: remember what the arrays hold that it can change."""
+        if self.state is not None:
+            for array in reachable_arrays(function, args):
+                self.state.save(array)
+        self.arrays.remember()
+
+    def _follow_host_arrays(self) -> None:
+        """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
+        for name, key, count in self.arrays.clear_changed(self):
+            if not self.overwritten:
+                warn_at_user(
+                    f"{count} entries of {name} were changed from Python between kernels: they count as constants, "
+                    "their tangents are lost. Change them in a kernel."
+                )
+            for shared in self.arrays.shared([key]):
+                self._note_overwritten(shared)
+
+    def finish(self) -> None:
+        """After the run: say which parameters were overwritten before anything read them."""
+        if not self.is_direct:
+            self._follow_host_arrays()
+        for key in self.overwritten:
+            warn_at_user(
+                f"{self.params[key]} is a parameter that is overwritten before it is read: nothing depends on what it "
+                "held before."
+            )
+
+
+def warn_at_user(message: str) -> None:
+    """A warning at the line of the user's code that led here."""
+    frame = backend.user_frame()
+    if frame is None:
+        warnings.warn(message, DerivativeWarning, stacklevel=3)
+    else:
+        warnings.warn_explicit(message, DerivativeWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+backend.compile_with(lambda kernel, args: trace.trace_plain(kernel, args, FieldTable(Labels(kernel))))

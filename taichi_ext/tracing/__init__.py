@@ -1,0 +1,1 @@
+"""A kernel with tangents, built while Taichi walks its rewritten source."""

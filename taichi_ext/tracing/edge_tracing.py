@@ -1,0 +1,154 @@
+"""``edge`` and its relatives in a kernel that the engine traces."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.backend import ops
+from taichi_ext.boundary.edges import (
+    alike,
+    coverage,
+    edge,
+    ends_of,
+    is_antialiased,
+    position_of,
+    real_level,
+    segment_edge,
+    sqrt_edge,
+    step,
+)
+from taichi_ext.boundary.pixel import Pixel, segment_partials
+from taichi_ext.derivative.linear_form import Form, Seed, is_row, multiply
+from taichi_ext.derivative.rules import Rule
+from taichi_ext.derivative.values import (
+    Scalar,
+    entries_of,
+    is_tensor_like,
+    keep,
+    linearize,
+    make_tensor,
+    primal_of,
+    shape_of,
+)
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.tracing import subscripts
+
+
+def _pixel(tracer: Any, what: str, level: Any, at: Any) -> tuple[Any, Pixel]:
+    if at is None:
+        raise UnsupportedError(f"{what} needs at=(px, py), the position of the pixel, where a derivative is taken.")
+    if not isinstance(at, (tuple, list)) and shape_of(tracer.value_of(at)) == (2,):
+        at = [subscripts.load(tracer, at, (n,)) for n in range(2)]
+    else:
+        position_of(what, tracer.value_of(at))
+    level = level if isinstance(level, Scalar) else Scalar(real_level(what, level), form={})
+    real_level(what, level.primal)
+    seeds = [tracer.spatial_seed(what, variable) for variable in at]
+    form = linearize(tracer, level)
+    gradient = tuple(_column(tracer, form, seed) for seed in seeds)
+    if all(isinstance(c, (int, float)) and c == 0 for c in gradient):
+        tracer.require_settled(
+            f"{what}: level does not depend on at=(px, py); compute it in the same kernel from the same variables."
+        )
+    return level, Pixel(keep(level), gradient)  # type: ignore[arg-type]
+
+
+def _column(tracer: Any, form: Form, seed: Seed) -> Any:
+    """The coefficient of one seed, that in rows included."""
+    total = form.get(seed, 0)
+    for leaf, c in form.items():
+        if is_row(leaf) and hasattr(leaf, "storage"):
+            factor = c.factor if hasattr(c, "factor") else c
+            total = total + multiply(factor, leaf.entry(seed.column.constant))
+    return total
+
+
+def _with_partials(tracer: Any, value: Any, parts: list[tuple[Any, Any]]) -> Any:
+    """A scalar with a value and, for each argument, a partial; the way of the mode that is being compiled."""
+    if tracer.is_reverse:
+        stop = backend.stop_gradient
+        total = stop(value)
+        for arg, partial in parts:
+            primal = primal_of(arg)
+            if backend.is_expr(primal):
+                total = total + stop(partial) * (primal - stop(primal))
+        return total
+    active = [(arg, partial) for arg, partial in parts if isinstance(arg, Scalar)]
+    if not active:
+        return value
+    rule = Rule("edge", lambda *args: None, tuple(p for _, p in active))
+    node = Scalar(value, rule=rule, args=tuple(a for a, _ in active))
+    node.variable = backend.variable(value)
+    return node
+
+
+def _shaped(values: list[Any], like: Any) -> Any:
+    return make_tensor(values, shape_of(like)) if is_tensor_like(like) else values[0]
+
+
+def _entries(x: Any, count: int) -> list[Any]:
+    return entries_of(x) if is_tensor_like(x) else [x] * count
+
+
+def trace_edge(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``edge``, ``step`` and ``coverage`` in a kernel that the engine traces."""
+    given = inspect.signature(function).bind(*args, **keywords).arguments
+    inside, outside = (tracer.value_of(given.get(n, d)) for n, d in (("inside", 1.0), ("outside", 0.0)))
+    what = function.__name__
+    antialias = is_antialiased(what, function is coverage or given.get("antialias", False))
+    level, pixel = _pixel(tracer, what, tracer.value_of(given["level"]), given.get("at"))
+    inside, outside = alike(what, inside, outside)
+    jump = tracer.value_of(given.get("jump"))
+    if jump is not None and shape_of(jump) not in ((), shape_of(inside)):
+        raise UnsupportedError(
+            f"{what}: jump has shape {shape_of(jump)}, the values {shape_of(inside)}; give it the same shape."
+        )
+    count = len(entries_of(inside)) if is_tensor_like(inside) else 1
+    chord = pixel.chord()
+    is_inside = backend.variable(pixel.level > 0)
+    area = pixel.area() if antialias else None
+    nodes = []
+    jumps = _entries(jump, count) if jump is not None else [None] * count
+    for value_in, value_out, own_jump in zip(_entries(inside, count), _entries(outside, count), jumps, strict=True):
+        a, b = keep(value_in), keep(value_out)
+        height = backend.variable((a - b) * 1.0 if own_jump is None else keep(own_jump) * 1.0 + a * 0)
+        one, none = chord * 0 + 1, chord * 0
+        if area is None:
+            value = ops.select(is_inside, a, b) * 1.0
+            weights = (ops.select(is_inside, one, none), ops.select(is_inside, none, one))
+        else:
+            value = area * a + (1 - area) * b
+            weights = (area, 1 - area)
+        kept = backend.variable(value)
+        # a side that does not count may have an infinite tangent: it is frozen into its own form and weighed there
+        parts = [(level, height * chord), (value_in, weights[0]), (value_out, weights[1])]
+        nodes.append(_with_partials(tracer, kept, parts))
+    return _shaped(nodes, inside)
+
+
+def trace_sqrt(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``sqrt_edge`` in a kernel that the engine traces."""
+    given = inspect.signature(sqrt_edge).bind(*args, **keywords).arguments
+    level, pixel = _pixel(tracer, "sqrt_edge", tracer.value_of(given["level"]), given.get("at"))
+    value = backend.variable(ops.sqrt(ops.max(pixel.level, pixel.level * 0)))
+    return _with_partials(tracer, value, [(level, pixel.half_inverse_root())])
+
+
+def trace_segment(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``segment_edge`` in a kernel that the engine traces."""
+    given = inspect.signature(segment_edge).bind(*args, **keywords).arguments
+    ends = ends_of(tracer.value_of(given["start"]), tracer.value_of(given["end"]))
+    values = [[keep(e) for e in entries] for entries in ends]
+    at = position_of("segment_edge", tracer.primal(given["at"]))
+    jump = tracer.primal(given["jump"])
+    nodes = []
+    for height in entries_of(jump) if is_tensor_like(jump) else [jump]:
+        partials = segment_partials(values[0], values[1], height, at)
+        zero = backend.variable(partials[0] * 0)
+        nodes.append(_with_partials(tracer, zero, list(zip([*ends[0], *ends[1]], partials, strict=True))))
+    return _shaped(nodes, jump)
+
+
+SPECIAL = {edge: trace_edge, step: trace_edge, coverage: trace_edge, sqrt_edge: trace_sqrt, segment_edge: trace_segment}

@@ -1,0 +1,339 @@
+"""Build the fused kernel of one launch: trace until the facts no longer change; the last trace emits.
+
+Building a kernel without launching it costs milliseconds and compiles nothing to machine code.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend, stages
+from taichi_ext.boundary.registry import registry
+from taichi_ext.derivative.linear_form import Affine, Seed, as_expression, is_row
+from taichi_ext.derivative.rows import rows_loop
+from taichi_ext.derivative.storage import STRATEGIES, row_sum
+from taichi_ext.derivative.values import Scalar, TensorValue, entries_of, linearize, primal_of
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.labels import Label
+from taichi_ext.record.names import TRACER
+from taichi_ext.record.nesting import loops_by_number
+from taichi_ext.record.rewrite import Rewritten, rewrite
+from taichi_ext.tracing.containers import Container, broadcast, columns_only
+from taichi_ext.tracing.facts import Facts
+from taichi_ext.tracing.tracer import Tracer
+
+RETURN = ("return",)
+MAX_TRACES = 400
+
+
+@dataclass(frozen=True)
+class ContainerInfo:
+    """A field or array outside a trace."""
+
+    key: Any
+    name: Label | str
+    obj: Any
+    shape: tuple[int, ...]
+    element_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for s in (*self.shape, *self.element_shape):
+            n *= s
+        return n
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a container carries when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
+
+    first_column: int | None = None
+    has_shadow: bool = False
+    is_fresh: bool = False
+
+
+@dataclass
+class Launch:
+    """One kernel launch to be differentiated."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    columns: int
+    fields: Any  # memory.FieldTable
+    roles: dict[Any, Role]
+    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # array arguments by position
+    argument_columns: dict[str, int] = field(default_factory=dict)  # value arguments that are parameters
+    wants_return: bool = False
+    first_column: int = 0  # of the block of columns that is computed
+    watch: Any = None
+    strategy: str = "auto"  # a key of STRATEGIES
+
+
+@dataclass
+class Fused:
+    """A kernel with tangents, and what its extra arguments are."""
+
+    primal: Any  # the user's kernel, kept alive so that its identity stays its own
+    kernel: Any
+    shadows: tuple[Any, ...]  # keys of the containers whose shadows are passed, in order
+    facts: Facts
+    text: str
+    scratch_sizes: dict[Any, int]
+    rules_version: int
+    columns: int
+    scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
+    paired: frozenset[Any] = frozenset()  # shadows that are stored to two numbers at a time
+
+    def refuse_changed(self) -> None:
+        """Raise where a Python number that the kernel was compiled with has changed."""
+        _refuse_changed(self.primal, self.kernel.captures.changed_number())
+
+    def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
+        """Run it; ``shadows`` are the arrays, in the order of the keys."""
+        if self.kernel.compiled is None:
+            start = time.perf_counter()
+            self.kernel.compile()
+            stages.note(f"{backend.short_name(self.primal)} compiled", start)
+        return self.kernel.launch(*args, *self.passed(shadows))
+
+    def passed(self, shadows: list[Any]) -> list[Any]:
+        """The arrays as the kernel takes them: those that it stores to in pairs as arrays of pairs."""
+        if not self.paired:
+            return shadows
+        return [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, shadows, strict=True)]
+
+
+class _Bindings:
+    """The tracer's view of a launch."""
+
+    def __init__(self, launch: Launch, extra: tuple[Any, ...], facts: Facts) -> None:
+        self.launch = launch
+        self.extra = extra
+        self.facts = facts
+        self.containers: dict[Any, Container] = {}
+        self.arrays: dict[int, tuple[Any, ContainerInfo]] = {}
+        self.shadow_arrays: dict[Any, Any] = {}
+        self.paired = facts.paired()
+        self.texts: dict[str, str] = {}
+
+    def bind_arguments(self, tracer: Tracer, context: Any) -> None:
+        launch = self.launch
+        for key, name in zip(self.extra, shadow_names(self.extra), strict=True):
+            self.shadow_arrays[key] = context.get_var_by_name(name)
+        for position, argument in enumerate(launch.kernel.arguments):
+            name = argument.name
+            bound = context.get_var_by_name(name)
+            if position in launch.arrays:
+                self.arrays[id(bound)] = (bound, launch.arrays[position])
+            elif name in launch.argument_columns:
+                self._seed_argument(context, name, bound, launch.argument_columns[name])
+            elif backend.is_scalar_integer(bound):
+                tracer.set_atom(f"argument {name}", bound)
+
+    def _seed_argument(self, context: Any, name: str, bound: Any, first: int) -> None:
+        if name in rewrite(self.launch.kernel.func).names:
+            self.facts.read.add(("argument", name))
+        if backend.is_tensor(bound):
+            entries = [self._seeded(e, first + i) for i, e in enumerate(entries_of(bound))]
+            value: Any = TensorValue(entries, backend.shape_of(bound))
+        else:
+            value = self._seeded(bound, first)
+        for scope in context.local_scopes:
+            if name in scope:
+                scope[name] = value
+
+    def _seeded(self, expression: Any, column: int) -> Scalar:
+        column -= self.launch.first_column
+        scalar = Scalar(expression, form={Seed(Affine((), column)): 1} if 0 <= column < self.launch.columns else {})
+        scalar.variable = expression  # an argument does not change
+        return scalar
+
+    def container(self, tracer: Tracer, obj: Any) -> Container | None:
+        if not self.launch.columns:
+            return None  # no derivative is asked for: fields and arrays are what they are to Taichi
+        info = self._info(obj)
+        if info is None:
+            return None
+        if info.key not in self.containers:
+            role = self.launch.roles.get(info.key, Role())
+            if role.has_shadow:
+                self.facts.note(self.facts.shadowed, info.key)
+            self.containers[info.key] = Container(
+                info.key,
+                info.name,
+                info.shape,
+                info.element_shape,
+                info.offset,
+                info.dtype,
+                self.launch.columns,
+                None
+                if info.key in self.shadow_arrays or role.first_column is None
+                else role.first_column - self.launch.first_column,
+                self.shadow_arrays.get(info.key),
+                role.first_column is None and (role.is_fresh or not role.has_shadow),
+                is_paired=info.key in self.paired,
+            )
+        return self.containers[info.key]
+
+    def container_by_key(self, tracer: Tracer, key: Any) -> Container | None:
+        """The container of a field, by its key."""
+        info = self.launch.fields.infos.get(key)
+        return None if info is None else self.container(tracer, info.obj)
+
+    def placed(self, noted: Any) -> Any:
+        """The field that was noted in an earlier trace, or the argument of this one that is the array noted there."""
+        if isinstance(noted.target, backend.Field):
+            return noted.target
+        return next(array for array, info in self.arrays.values() if info.key == noted.key)
+
+    def _info(self, obj: Any) -> ContainerInfo | None:
+        if isinstance(obj, backend.AnyArray):
+            known = self.arrays.get(id(obj))
+            return None if known is None else known[1]
+        return self.launch.fields.field(obj)
+
+    def component(self, obj: Any) -> int | None:
+        return None if isinstance(obj, backend.AnyArray) else self.launch.fields.component(obj)
+
+    def returned(self, tracer: Tracer, value: Any) -> Any:
+        if self.launch.wants_return:
+            self.facts.note(self.facts.shadowed, RETURN)
+            self.facts.written.add(RETURN)
+            shadow = self.shadow_arrays.get(RETURN)
+            if shadow is not None:
+                _store_returned(tracer, shadow, value)
+        return primal_of(value)
+
+
+def _store_returned(tracer: Tracer, shadow: Any, value: Any) -> None:
+    scalars = broadcast(value, 1)
+    dtypes = [backend.dtype_of(primal_of(scalar)) for scalar in scalars]
+    container = Container(RETURN, "the return value", (len(scalars),), (), (), dtypes[0], tracer.columns, shadow=shadow)
+    for i, (scalar, dtype) in enumerate(zip(scalars, dtypes, strict=True)):
+        form = columns_only(tracer, linearize(tracer, scalar))
+        if any(is_row(leaf) for leaf in form):
+
+            def body(k: Any, i: int = i, form: Any = form, dtype: Any = dtype) -> None:
+                backend.assign(container.tangent(i, k), row_sum(form, k, dtype))
+
+            rows_loop(tracer.columns, body, reads_memory=True)
+        for seed, c in form.items():
+            if not is_row(seed):
+                entry = container.tangent(i, tracer.column_expression(seed))
+                backend.assign(entry, entry + as_expression(c, dtype))
+
+
+def shadow_names(keys: tuple[Any, ...]) -> list[str]:
+    return [f"<shadow{i}>" for i in range(len(keys))]
+
+
+def fuse(launch: Launch) -> Fused:
+    """The kernel that does what ``launch.kernel`` does, and its tangents."""
+    kernel = launch.kernel
+    rewritten = rewrite(kernel.func)
+    features = backend.argument_features(kernel, launch.args)
+    facts = Facts(STRATEGIES[launch.strategy])
+    start = time.perf_counter()
+    for count in range(1, MAX_TRACES + 1):
+        facts.changed = False
+        extra = tuple(sorted(facts.shadowed, key=repr))
+        with backend.deep_recursion():
+            fused = _trace_once(launch, rewritten, features, facts, extra)
+        if not facts.changed:
+            for rule in facts.used_rules:
+                rule.uses += 1
+            _refuse_changed(kernel, backend.first_captures(kernel, features, fused.kernel.captures).changed())
+            stages.note(f"{backend.short_name(kernel)} analysed in {count} traces", start)
+            return fused
+    code = kernel.func.__code__
+    raise UnsupportedError(
+        f'File "{code.co_filename}", line {code.co_firstlineno}, in {kernel.func.__qualname__}:\nThe analysis did '
+        f"not settle: the dependencies of the locals kept changing over {MAX_TRACES} traces. Split the kernel in two."
+    )
+
+
+def _refuse_changed(kernel: Any, changed: Any) -> None:
+    """Raise where a Python value is another one than when the kernel was first compiled."""
+    if changed is not None:
+        values = f" from {changed.value!r} to {changed.current()!r}" if changed.is_number else ""
+        raise UnsupportedError(
+            f"{changed.place}\n{changed.text} has changed{values} since {kernel.func.__qualname__} was compiled. "
+            "Taichi puts Python values into a kernel when it first compiles it, and does not notice when they change. "
+            "Pass what changes as an argument of the kernel (a field as a ti.template()), or keep numbers in a field."
+        )
+
+
+def trace_plain(kernel: Any, args: tuple[Any, ...], fields: Any) -> Any:
+    """A kernel that asks for no Jacobian, traced for what only the engine can build (antialiased edges)."""
+    return fuse(Launch(kernel, args, 0, fields, {})).kernel
+
+
+def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Facts, extra: tuple[Any, ...]) -> Fused:
+    kernel = launch.kernel
+    bindings = _Bindings(launch, extra, facts)
+    is_reverse = backend.is_reverse(kernel)
+    facts.covered.clear()
+    tracer = Tracer(facts, launch.columns, bindings, is_reverse)
+    tracer.watch = launch.watch
+    names = shadow_names(extra)
+    arrays = ((a, v) for a, v in zip(kernel.arguments, launch.args, strict=True) if backend.is_array(v))
+    has_vectors = any(backend.array_element_shape(value, argument.annotation) for argument, value in arrays)
+    fused = backend.FusedKernel(kernel, names, has_vectors=has_vectors)
+    scope = {**backend.global_variables(kernel.func), TRACER: tracer}
+    for position in kernel.template_slot_locations:
+        scope[kernel.arguments[position].name] = launch.args[position]
+    dtypes = [backend.ti.u64 if key in bindings.paired else _shadow_dtype(launch, key) for key in extra]
+    shadow_features = [backend.array_feature(dtype) for dtype in dtypes]
+    context = backend.make_context(
+        kernel.func,
+        rewritten.source,
+        scope,
+        kernel=fused,
+        arguments=list(launch.args),
+        argument_features=(*features, *shadow_features),
+        places=rewritten.places,
+    )
+    tracer.contexts.append(context)
+    tree = rewritten.tree()
+    tracer.loop_nodes = loops_by_number(tree)
+    fused.trace(tree, context, f"{kernel.func.__name__}_jacobian", lambda: _is_settled(facts, tracer, bindings))
+    sizes, version = tracer.scratch_sizes, registry.version
+    return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=bindings.paired)
+
+
+def _is_settled(facts: Facts, tracer: Tracer, bindings: _Bindings) -> bool:
+    """Collect the facts that only the end of a trace knows; True where the trace has found nothing new."""
+    if facts.writes != tracer.writes:
+        facts.writes = tracer.writes
+        facts.changed = True
+    for key in bindings.paired:
+        if key in bindings.containers and bindings.containers[key].accesses:
+            facts.note(facts.single, key)
+    facts.operations = tracer.operations
+    unused = {key for key in facts.shadowed if key[0] == "scratch" and key not in tracer.scratch_sizes}
+    if unused:  # rows that have since been found to be rows of J
+        facts.shadowed -= unused
+        facts.changed = True
+    if not facts.changed:
+        tracer.accept_aliases()
+        tracer.accept_stores()
+    if not facts.changed:
+        tracer.accept_pieces()
+    return not facts.changed
+
+
+def _shadow_dtype(launch: Launch, key: Any) -> Any:
+    if key == RETURN:
+        return backend.return_dtype(launch.kernel)
+    if key[0] == "scratch":
+        return backend.named_type(key[1])
+    if key[0] == "argument":
+        return launch.arrays[key[1]].dtype
+    return launch.fields.infos[key].dtype
