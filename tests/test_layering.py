@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up: a district imports only from those before it.
 DISTRICTS = (
     "errors",
+    "program",
     "backend",
     "labels",
     "stages",
@@ -98,6 +99,14 @@ def test_districts_import_from_those_below():
             continue
         for name in own_imports(module) - {""}:
             assert places[name.split(".")[0]] <= places[district], f"{name_of(module)} imports {name}"
+
+
+def test_the_language_of_the_engine_stands_alone():
+    """Analyses of programs are tested without Taichi."""
+    for module in (PACKAGE / "program").glob("*.py"):
+        names = {name for _, found in imports(tree_of(module)) for name in found}
+        foreign = {n for n in names if n.startswith("taichi") and not n.startswith("taichi_ext.program")}
+        assert not foreign, f"{name_of(module)} imports {foreign}"
 
 
 def test_nothing_imports_the_package_itself():

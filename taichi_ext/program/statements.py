@@ -1,0 +1,297 @@
+"""Statements of a program: a closed set of immutable kinds, and the program that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taichi_ext.program.types import F32, I32, Type
+from taichi_ext.program.values import (
+    Container,
+    Group,
+    Load,
+    Local,
+    Place,
+    Read,
+    Struct,
+    Tensor,
+    Value,
+    children,
+    entries,
+    regrouped,
+    with_children,
+)
+
+Target = Read | Load
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """One step; ``place`` is where it stands in the user's source."""
+
+    place: Place | None = field(default=None, kw_only=True, repr=False)
+
+
+Body = tuple[Statement, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Declare(Statement):
+    """A local comes into being: one value for a scalar, else one for each entry."""
+
+    local: Local
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Assign(Statement):
+    """``target = value``, converted to the type of the target."""
+
+    target: Target
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Update(Statement):
+    """``target op= value``, ``op`` being ``add``, ``mul`` ...; as Taichi does it, atomic on containers."""
+
+    target: Target
+    op: str
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Atomic(Statement):
+    """``result = function(target, value)``, ``function`` being ``atomic_add``, ``atomic_max`` ..."""
+
+    function: str
+    target: Target
+    value: Value
+    result: Local | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class If(Statement):
+    condition: Value
+    then: Body
+    orelse: Body = ()
+
+
+@dataclass(frozen=True, eq=False)
+class For(Statement):
+    """A loop; at the top of a kernel Taichi runs it in parallel.
+
+    ``kind`` and ``domain`` are one of ``range`` (one to three values), ``ndrange`` (an end or a pair of bounds for
+    each variable), ``grouped ndrange``, ``field`` and ``grouped`` (a container, or an object of Taichi's).
+    """
+
+    kind: str
+    variables: tuple[Local, ...]
+    domain: tuple[Any, ...]
+    body: Body
+    config: Mapping[str, Any] = field(default_factory=dict)  # for ti.loop_config
+
+
+@dataclass(frozen=True, eq=False)
+class While(Statement):
+    """``while condition``; ``while True`` where there is none."""
+
+    condition: Value | None
+    body: Body
+
+
+@dataclass(frozen=True, eq=False)
+class Jump(Statement):
+    """``break`` or ``continue``."""
+
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Return(Statement):
+    values: tuple[Group, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Statement):
+    """``results = function(*args)``: a function of Taichi's library without side effects, such as ``svd``.
+
+    Results may be vectors and matrices.
+    """
+
+    function: str
+    args: tuple[Any, ...]  # groups, types, Python values
+    results: tuple[Local, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Effect(Statement):
+    """A call without tangents that stays as it is, in its place: print, assert, append, deactivate ...
+
+    ``function`` is a name (``print``, ``assert``, ``.append`` of the first argument) or an object of Taichi's.
+    """
+
+    function: Any
+    args: tuple[Any, ...]  # groups, containers, tuples of them, Python values
+    results: tuple[Local, ...] = ()
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary(Statement):
+    """Values whose derivative may be given by a rule: ``results`` take ``values``, entry by entry.
+
+    ``kind`` is ``function`` (a ti.func with a rule, ``target``), ``mark`` (``target`` is its name), ``stop_gradient``,
+    ``replace_gradient``, ``edge``, ``step``, ``coverage``, ``sqrt_edge`` or ``segment_edge``. ``given`` holds the
+    arguments by the user's names. The body of a function stands before the statement and computes ``values`` from the
+    locals in ``inner``, which are declared as copies of ``given``, so that a rule can cut the path through them.
+    """
+
+    kind: str
+    target: Any
+    given: Mapping[str, Group]
+    values: Group | tuple[Group, ...]
+    results: tuple[Local, ...]  # a scalar for each entry of the values
+    inner: Mapping[str, tuple[Local, ...]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Argument:
+    """An argument of a kernel: ``value`` is what it is in the program, None for templates."""
+
+    name: str
+    annotation: Any  # text, or an object of Taichi's
+    value: Container | Group | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A kernel for arguments of certain types."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+    returns: tuple[Any, ...]  # annotations, as in Argument
+    body: Body
+    containers: tuple[Container, ...]
+    file: str = ""
+    default_real: Type = F32
+    default_integer: Type = I32
+
+
+def bodies(statement: Statement) -> tuple[Body, ...]:
+    """The blocks of a statement."""
+    if isinstance(statement, If):
+        return (statement.then, statement.orelse)
+    return (statement.body,) if isinstance(statement, (For, While)) else ()
+
+
+def with_bodies(statement: Statement, new: tuple[Body, ...]) -> Statement:
+    """The statement with other blocks."""
+    if isinstance(statement, If):
+        return replace(statement, then=new[0], orelse=new[1])
+    return replace(statement, body=new[0]) if isinstance(statement, (For, While)) else statement
+
+
+def statements(body: Body) -> Iterator[Statement]:
+    """All statements of a block and of those in it, in the order of the text."""
+    for statement in body:
+        yield statement
+        for inner in bodies(statement):
+            yield from statements(inner)
+
+
+def declared(statement: Statement) -> tuple[Local, ...]:
+    """The locals that a statement brings into being."""
+    if isinstance(statement, Declare):
+        return (statement.local,)
+    if isinstance(statement, For):
+        return statement.variables
+    if isinstance(statement, Atomic):
+        return () if statement.result is None else (statement.result,)
+    return statement.results if isinstance(statement, (Call, Effect, Boundary)) else ()
+
+
+def values_of(statement: Statement) -> list[Value]:
+    """The expressions of a statement, without those in its blocks; of a target, its indices."""
+    match statement:
+        case Declare(values=values):
+            return list(values)
+        case (
+            Assign(target=target, value=value) | Update(target=target, value=value) | Atomic(target=target, value=value)
+        ):
+            return [*children(target), value]
+        case If(condition=condition):
+            return [condition]
+        case While(condition=condition):
+            return [] if condition is None else [condition]
+        case For(domain=domain):
+            return list(_values_in(domain))
+        case Return(values=values):
+            return list(_values_in(values))
+        case Call(args=args):
+            return list(_values_in(args))
+        case Effect(args=args, keywords=keywords):
+            return [*_values_in(args), *_values_in(keywords)]
+        case Boundary(given=given, values=values):
+            return [*_values_in(given), *_values_in(values)]
+    return []
+
+
+def _values_in(x: Any) -> Iterator[Value]:
+    if isinstance(x, (Value, Tensor, Struct)):
+        yield from entries(x)
+    elif isinstance(x, (tuple, list)):
+        for e in x:
+            yield from _values_in(e)
+    elif isinstance(x, Mapping):
+        yield from _values_in(tuple(x.values()))
+
+
+def with_values(statement: Statement, change: Callable[[Value], Value]) -> Statement:
+    """The statement with changed expressions; of a target, the indices are changed. Blocks stay."""
+
+    def deep(x: Any) -> Any:
+        if isinstance(x, Value):
+            return change(x)
+        if isinstance(x, (Tensor, Struct)):
+            return regrouped(x, tuple(map(change, entries(x))))
+        if isinstance(x, (tuple, list)):
+            return type(x)(deep(e) for e in x)
+        return {k: deep(v) for k, v in x.items()} if isinstance(x, Mapping) else x
+
+    match statement:
+        case Declare(values=values):
+            return replace(statement, values=deep(values))
+        case (
+            Assign(target=target, value=value) | Update(target=target, value=value) | Atomic(target=target, value=value)
+        ):
+            return replace(statement, target=with_children(target, change), value=change(value))
+        case If(condition=condition):
+            return replace(statement, condition=change(condition))
+        case While(condition=condition):
+            return statement if condition is None else replace(statement, condition=change(condition))
+        case For(domain=domain):
+            return replace(statement, domain=deep(domain))
+        case Return(values=values):
+            return replace(statement, values=deep(values))
+        case Call(args=args):
+            return replace(statement, args=deep(args))
+        case Effect(args=args, keywords=keywords):
+            return replace(statement, args=deep(args), keywords=deep(keywords))
+        case Boundary(given=given, values=values):
+            return replace(statement, given=deep(given), values=deep(values))
+    return statement
+
+
+def mapped(body: Body, change: Callable[[Statement], Statement | Body]) -> Body:
+    """The block with ``change`` applied to each statement, inner blocks first; a change may give several or none."""
+    result: list[Statement] = []
+    for statement in body:
+        blocks = bodies(statement)
+        if blocks:
+            statement = with_bodies(statement, tuple(mapped(block, change) for block in blocks))
+        new = change(statement)
+        result.extend(new if isinstance(new, tuple) else (new,))
+    return tuple(result)

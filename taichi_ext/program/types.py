@@ -1,0 +1,37 @@
+"""The scalar types of a program: names and properties, independent of Taichi."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Type:
+    """A scalar type, named as in Taichi: ``f32``, ``i32``, ``u1``."""
+
+    name: str
+
+    @property
+    def is_real(self) -> bool:
+        return self.name.startswith("f")
+
+    @property
+    def is_integer(self) -> bool:
+        return not self.is_real
+
+    @property
+    def is_signed(self) -> bool:
+        return not self.name.startswith("u")
+
+    @property
+    def bits(self) -> int:
+        return int(self.name[1:])
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+F16, F32, F64 = Type("f16"), Type("f32"), Type("f64")
+I8, I16, I32, I64 = Type("i8"), Type("i16"), Type("i32"), Type("i64")
+U1, U8, U16, U32, U64 = Type("u1"), Type("u8"), Type("u16"), Type("u32"), Type("u64")
+TYPES = {t.name: t for t in (F16, F32, F64, I8, I16, I32, I64, U1, U8, U16, U32, U64)}

@@ -1,0 +1,217 @@
+"""Values of a program: immutable nodes of expression trees over locals, containers and constants.
+
+An expression is evaluated where the statement stands that holds it. A node may occur in several places of one
+statement; it is then evaluated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext.program.types import I32, Type
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something stands in the user's source, and the call that led there."""
+
+    file: str
+    line: int
+    text: str = ""
+    function: str = ""
+    caller: Place | None = None
+
+    def message(self) -> str:
+        """File, line and source text as the first lines of an error message."""
+        return f'File "{self.file}", line {self.line}, in {self.function}:\n{self.text}'
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """A variable of the kernel, a kernel argument or a loop variable; known by its identity.
+
+    ``kind`` is one of ``user`` (named by the user), ``argument`` (of an inlined function), ``temporary``, ``loop``,
+    ``parameter`` (an argument of the kernel), ``position`` (of a pixel: it is kept, since edges differentiate with
+    respect to it).
+    """
+
+    name: str
+    dtype: Type
+    shape: tuple[int, ...] = ()
+    kind: str = "user"
+
+
+@dataclass(frozen=True, eq=False)
+class Container:
+    """A field or an array argument; ``object`` is Taichi's own, ``shape`` is None where it is not yet known."""
+
+    name: str
+    dtype: Type
+    ndim: int
+    element_shape: tuple[int, ...] = ()
+    object: Any = None
+    is_argument: bool = False
+    shape: tuple[int, ...] | None = None
+    offset: tuple[int, ...] = ()
+
+
+class Value:
+    """A typed scalar expression: a constant, an operation, or something that is read."""
+
+    dtype: Type
+    place: Place | None
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Value):
+    """A number, exact in its type."""
+
+    value: float | int | bool
+    dtype: Type
+    place: Place | None = field(default=None, kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Op(Value):
+    """An operation on values: ``add``, ``sin``, ``cast`` (to its own type), ``select``, ``ifte``, ``random`` ..."""
+
+    name: str
+    args: tuple[Value, ...]
+    dtype: Type
+    place: Place | None = field(default=None, kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Value):
+    """A local, or one entry of a local vector or matrix."""
+
+    local: Local
+    index: tuple[int | Value, ...] = ()
+    place: Place | None = field(default=None, kw_only=True, repr=False)
+
+    @property
+    def dtype(self) -> Type:  # type: ignore[override]
+        return self.local.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Value):
+    """One entry of a container; ``component`` is the entry of a vector or matrix in it."""
+
+    container: Container
+    indices: tuple[Value, ...]
+    component: tuple[int | Value, ...] = ()
+    place: Place | None = field(default=None, kw_only=True, repr=False)
+
+    @property
+    def dtype(self) -> Type:  # type: ignore[override]
+        return self.container.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Size(Value):
+    """The extent of an array argument along an axis."""
+
+    container: Container
+    axis: int
+    place: Place | None = field(default=None, kw_only=True, repr=False)
+
+    @property
+    def dtype(self) -> Type:  # type: ignore[override]
+        return I32
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """Scalars that form a vector or matrix, in C order."""
+
+    entries: tuple[Value, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> Type:
+        return self.entries[0].dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Struct:
+    """Named groups of values; ``kind`` is Taichi's struct type, where it has one."""
+
+    members: Mapping[str, Group]
+    kind: Any = None
+
+
+Group = Value | Tensor | Struct  # what a function takes or gives
+
+
+def entries(group: Group) -> tuple[Value, ...]:
+    """The scalars of a group, members in their order."""
+    if isinstance(group, Struct):
+        return tuple(e for member in group.members.values() for e in entries(member))
+    return group.entries if isinstance(group, Tensor) else (group,)
+
+
+def regrouped(like: Group, values: tuple[Value, ...]) -> Group:
+    """A group of the structure of another, of the given scalars."""
+    if isinstance(like, Struct):
+        rest, members = values, {}
+        for name, member in like.members.items():
+            count = len(entries(member))
+            members[name], rest = regrouped(member, rest[:count]), rest[count:]
+        return Struct(members, like.kind)
+    return Tensor(values, like.shape) if isinstance(like, Tensor) else values[0]
+
+
+def children(value: Value) -> tuple[Value, ...]:
+    """The operands of a node; indices are operands."""
+    if isinstance(value, Op):
+        return value.args
+    if isinstance(value, Read):
+        return tuple(i for i in value.index if isinstance(i, Value)) if value.index else ()
+    if isinstance(value, Load):
+        return tuple(i for i in (*value.indices, *value.component) if isinstance(i, Value))
+    return ()
+
+
+def walk(value: Value) -> Iterator[Value]:
+    """A node and all below it, each as often as it occurs, parents first."""
+    yield value
+    for child in children(value):
+        yield from walk(child)
+
+
+def with_children(value: Value, change: Callable[[Value], Value]) -> Value:
+    """The node with changed operands; itself where none changes."""
+    old = children(value)
+    new = tuple(map(change, old))
+    if all(a is b for a, b in zip(old, new, strict=True)):
+        return value
+    if isinstance(value, Op):
+        return Op(value.name, new, value.dtype, place=value.place)
+    rest = iter(new)
+    if isinstance(value, Read):
+        return Read(value.local, _filled(value.index, rest), place=value.place)
+    assert isinstance(value, Load)
+    indices = tuple(next(rest) for _ in value.indices)
+    return Load(value.container, indices, _filled(value.component, rest), place=value.place)
+
+
+def _filled(index: tuple[int | Value, ...], new: Iterator[Value]) -> tuple[int | Value, ...]:
+    return tuple(next(new) if isinstance(i, Value) else i for i in index)
+
+
+def rebuilt(value: Value, change: Callable[[Value], Value], memo: dict[Value, Value] | None = None) -> Value:
+    """The tree with ``change`` applied to each node, operands first; what was shared stays shared.
+
+    With a ``memo`` that several trees use, nodes that they share stay shared between them.
+    """
+    known: dict[Value, Value] = {} if memo is None else memo
+
+    def go(node: Value) -> Value:
+        if node not in known:
+            known[node] = change(with_children(node, go))
+        return known[node]
+
+    return go(value)
