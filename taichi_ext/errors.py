@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import taichi as ti
 
@@ -53,3 +53,12 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     lower = {k.lower(): k for k in known}
     close = difflib.get_close_matches(name.lower(), lower, 1)
     return f" Did you mean {lower[close[0]]!r}?" if close else ""
+
+
+def refuse_baked(what: str) -> NoReturn:
+    """Raise where a Python number that is a parameter decides what is compiled."""
+    raise UnsupportedError(
+        f"{what} is computed here from a Python number that is a parameter. What is compiled depends on it, as a whole "
+        "number or a choice, which has no derivative. Compute it from another number, or, if the number is meant to be "
+        "real, write it with a decimal point."
+    )

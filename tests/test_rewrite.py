@@ -342,10 +342,10 @@ def test_loops_keep_the_form_that_taichi_recognises():
             x[i] = 1.0
 
     headers = [header for _, header, _ in loops(f)]
-    assert [h.replace("_ad.primal(n)", "n") for h in headers] == [
+    assert [h.replace("_ad.bound(n)", "n") for h in headers] == [
         "range(n)",
-        "range(2, _ad.primal(_ad.add(n, 1)))",
-        "ti.ndrange(n, (1, _ad.primal(_ad.mul(n, 2))))",
+        "range(2, _ad.bound(_ad.add(n, 1)))",
+        "ti.ndrange(n, (1, _ad.bound(_ad.mul(n, 2))))",
         "ti.grouped(x)",
         "ti.grouped(ti.ndrange(3, n))",
         "x",

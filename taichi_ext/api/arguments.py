@@ -9,24 +9,28 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.labels import Label, Labels
+from taichi_ext.record.variables import Variable, find_variable, number_shape
 
 
 @dataclass(frozen=True)
 class Target:
-    """One parameter or output: a field or array, an argument by position, or the return value."""
+    """One parameter or output: a field or array, an argument by position, the return value, or a Python number."""
 
-    kind: str  # "field", "array", "argument" or "return"
+    kind: str  # "field", "array", "argument", "return" or "constant"
     name: Label | str  # as messages call it
     field: Any = None
     position: int = -1
     argument: str = ""
+    variable: Variable | None = None  # that holds a Python number
+    shape: tuple[int, ...] = ()  # of it
+    held: Any = None  # what two equal values of it have in common
 
 
 def flatten(
@@ -186,19 +190,48 @@ class KernelCall:
 
     def _resolve_name(self, place: str, name: str) -> Target:
         if name not in self.names:
-            known = ", ".join(repr(n) for n in self.names) or "none"
-            raise InvalidArgumentError(
-                f"{place} is {name!r}, which is not an argument of {self.name} (arguments: {known})."
-                f"{suggestion(name, self.names)}"
-            )
+            return self._resolve_constant(place, name)
         position = self.names.index(name)
         value = self.args[position] if position < len(self.args) else None
         if isinstance(value, backend.Field):
             return replace(_resolve_field(place, value, self.labels), position=position, argument=name)
         return Target("argument", f"{place} (argument {name!r})", None, position, name)
 
+    def _resolve_constant(self, place: str, name: str) -> Target:
+        """The Python number that a kernel, or one that the function launches, reads by this name."""
+        variable = find_variable(name, self.function, self._bound)
+        if variable is None:
+            known = ", ".join(repr(n) for n in self.names) or "none"
+            owner = name.split(".")[0]
+            if "." in name and owner in self.names:
+                hint = f" {owner!r} is an argument; give the object itself a name that {self.name} sees."
+            else:
+                hint = suggestion(name, self.names)
+            raise InvalidArgumentError(
+                f"{place} is {name!r}, which is not an argument of {self.name} (arguments: {known}), and no Python "
+                f"number that it reads by this name.{hint}"
+            )
+        value = variable.read()
+        shape = number_shape(value)
+        if shape is None:
+            if isinstance(value, backend.Field) or backend.is_array(value):
+                problem = "a field or an array; give the object itself, without quotes"
+            else:
+                problem = f"{shown(value)}; expected a number, a ti.Vector or a tuple of numbers"
+            raise InvalidArgumentError(f"{place} is {name!r}, which is the name of {problem}.")
+        label = f"{place} (the Python number {name})"
+        held = (variable.key, backend.frozen(value))
+        return Target("constant", label, variable=variable, shape=shape, held=held, argument=name)
+
+    @property
+    def _bound(self) -> tuple[Any, ...]:
+        """What the first argument of the kernel or function is bound to."""
+        return (self.function.__self__,) if inspect.ismethod(self.function) else self._owner
+
     def current(self, target: Target) -> Target:
         """A target as this call has it: the field of an argument is the one that is given now."""
+        if target.variable is not None:
+            return self._resolve_constant(str(target.name).split(" (")[0], target.argument)
         if not 0 <= target.position < len(self.args):
             return target
         value = self.args[target.position]
@@ -221,13 +254,17 @@ class KernelCall:
 
     def is_value(self, target: Target) -> bool:
         """Whether the target is an argument passed by value: a scalar, vector or matrix."""
+        if target.variable is not None:
+            return True
         is_array = backend.is_array(self.args[target.position]) if target.kind == "argument" else True
         if is_array and self.kernel is not None and target.kind == "argument":
             is_array = backend.is_array_annotation(self.annotation(target))
         return not is_array
 
     def value_shape(self, target: Target) -> tuple[int, ...]:
-        """Shape of an argument passed by value."""
+        """Shape of an argument passed by value, or of a Python number."""
+        if target.variable is not None:
+            return target.shape
         if self.kernel is None:
             raise InvalidArgumentError(
                 f"{target.name} is an argument of the Python function {self.name}; only arguments of a kernel can be "
@@ -349,3 +386,14 @@ def refuse_inactive(
     for target, key in outputs:
         if key not in written and key not in {k for _, k in params}:
             raise InvalidArgumentError(f"{target.name} is not written {where}.")
+
+
+def refuse_unread(params: list[Target], read: set[Any], numbers: Iterable[str], where: str) -> None:
+    """Raise for a Python number that is a parameter and that no kernel reads, and say which ones are read."""
+    for target in params:
+        if target.variable is not None and target.variable.key not in read:
+            known = ", ".join(sorted(set(numbers))) or "none"
+            raise InvalidArgumentError(
+                f"{target.name} is not read {where}, so nothing depends on it. Numbers that are read: {known}. What "
+                "Python computed before from a number does not depend on it."
+            )

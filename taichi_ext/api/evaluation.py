@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import KernelCall, Target, refuse_inactive
+from taichi_ext.api.arguments import KernelCall, Target, refuse_inactive, refuse_unread
 from taichi_ext.api.progress import progress_bar
 from taichi_ext.api.replay import Replay
 from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
+from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.memory import FieldTable, available_memory, numpy_dtype
 from taichi_ext.runtime.session import Session, warn_at_user
 from taichi_ext.runtime.state import OverBudgetError, State
@@ -236,10 +237,16 @@ class Evaluation:
         seeds: dict[Any, int] = {}
         arguments: dict[str, int] = {}
         names: dict[Any, Label | str] = {}
+        constants: dict[Any, tuple[Variable, int]] = {}
         session = Session(self._prepared.fields, self._prepared.fused, self.call.kernel is not None)
         total = 0
         for target in self._params:
-            if self.call.is_value(target):
+            if target.variable is not None:
+                shape = target.shape
+                if target.variable.key in constants:
+                    raise InvalidArgumentError(f"{target.name} is given twice among params.")
+                constants[target.variable.key] = (target.variable, total)
+            elif self.call.is_value(target):
                 shape = self.call.value_shape(target)
                 if target.argument in arguments:
                     raise InvalidArgumentError(f"{target.name} is given twice among params.")
@@ -262,6 +269,7 @@ class Evaluation:
         session.seed(seeds)
         session.params = names
         session.argument_columns = arguments
+        session.constants = tuple(constants.values())
         session.wants_return = any(target.kind == "return" for target in self._outputs)
         return session, columns
 
@@ -338,6 +346,7 @@ class Evaluation:
         """Every parameter is read by the kernel and every output written."""
         read = session.arrays.shared(outer.get(k, k) for k in fused.facts.read)
         written = session.arrays.shared(outer.get(k, k) for k in fused.facts.written)
+        refuse_unread(self._params, read, fused.kernel.captures.numbers, f"in {self.call.name}")
         refuse_inactive(*self._keys(session), read, written, f"in {self.call.name}")
 
     def _keys(self, session: Session) -> tuple[list[tuple[Target, Any]], list[tuple[Target, Any]]]:
@@ -349,6 +358,8 @@ class Evaluation:
     def _key(self, session: Session, target: Target) -> Any:
         if target.kind == "return":
             return RETURN
+        if target.variable is not None:
+            return target.variable.key
         if self.call.is_value(target):
             return ("argument", target.argument)
         return self._container(session, target)[0]
@@ -367,6 +378,8 @@ class Evaluation:
                     f"{self.call.name} launched no kernel, so there is nothing to differentiate."
                 )
             where = f"by the kernels that {self.call.name} launched"
+            numbers = [text for fused in prepared.fused.values() for text in fused.kernel.captures.numbers]
+            refuse_unread(self._params, session.read, numbers, where)
             refuse_inactive(*self._keys(session), session.read, session.written, where)
         prepared.is_checked = True
         for target, key in zip(self._outputs, outputs, strict=True):

@@ -36,7 +36,8 @@ def jacobian(
         kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class, or a Python function that
             launches kernels.
         params: a ``ti.field`` (scalar, vector, matrix, struct member, any layout), an array that is in ``args``, or the
-            name of a kernel argument; or a list, tuple or dict of those.
+            name of a kernel argument; or the name of a Python number that kernels read: a global or closure variable
+            (``"gravity"``) or an attribute (``"self.dt"``); or a list, tuple or dict of those.
         outputs: likewise; None means the kernel's return value.
         args: positional arguments of the call.
         out: an array of the result's shape and type that is filled instead of a new one.

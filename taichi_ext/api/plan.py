@@ -160,6 +160,13 @@ class Jacobian:
             prepared, fields=FieldTable(self._call.labels), fused={}, replay=None, layout=version
         )
 
+    def _follow_constants(self, call: KernelCall) -> None:
+        """After a Python number that is a parameter, or its owner, is another one, kernels are built again."""
+        prepared = self._prepared
+        now = [call.current(target) if target.variable is not None else target for target in prepared.params]
+        if any(target.held != before.held for target, before in zip(now, prepared.params, strict=True)):
+            self._prepared = dataclasses.replace(prepared, params=now, fused={}, replay=None, is_checked=False)
+
     def start(
         self,
         args: tuple[Any, ...] | None = None,
@@ -180,6 +187,7 @@ class Jacobian:
         call = self._last_call() if args is None else self._call.with_args(args)
         with backend.exclusive:
             self._follow_layout(call)
+            self._follow_constants(call)
         prepared = self._prepared if watch is None else dataclasses.replace(self._prepared, fused={})
         return Evaluation(prepared, call, out, state, watch, progress)
 

@@ -63,8 +63,8 @@ from taichi_ext.backend.calling import (
     sealed,
     thread_functions,
 )
-from taichi_ext.backend.captures import first_captures
-from taichi_ext.backend.compiling import NeedsTracing, compile_with
+from taichi_ext.backend.captures import first_captures, frozen
+from taichi_ext.backend.compiling import NeedsTracing, compile_with, compiled_anew
 from taichi_ext.backend.expressions import (
     assert_zero,
     assign,
@@ -191,6 +191,7 @@ __all__ = [
     "cast",
     "child_numbers",
     "compile_with",
+    "compiled_anew",
     "component_numbers",
     "constant",
     "cook_dtype",
@@ -212,6 +213,7 @@ __all__ = [
     "follow",
     "for_range",
     "forget_reverse_kernels",
+    "frozen",
     "full_field_shape",
     "full_shape",
     "given_name",

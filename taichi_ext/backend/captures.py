@@ -11,12 +11,13 @@ import functools
 import linecache
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from taichi.lang import impl
 from taichi.lang._ndarray import Ndarray
 from taichi.lang.ast.ast_transformer import ASTTransformer
+from taichi.lang.ast.symbol_resolver import ASTResolver
 from taichi.lang.field import Field
 from taichi.lang.kernel_impl import Kernel
 from taichi.lang.matrix import Matrix
@@ -89,12 +90,29 @@ def frozen(value: Any) -> Any:
     return ("object", id(value)) if isinstance(value, (Field, Ndarray)) else None
 
 
+class Reader(Protocol):
+    """Says what names and attributes read as, and is told when ``ti.static`` is evaluated."""
+
+    def read_name(self, function: Any, name: str, value: Any) -> Any: ...
+
+    def read_attribute(self, owner: Any, name: str, value: Any) -> Any: ...
+
+    def enter_static(self, change: int) -> None: ...
+
+
 class Captures:
     """The values that one compilation has put into a kernel."""
 
     def __init__(self) -> None:
         self._all: dict[Any, Capture] = {}
         self._numbers: tuple[Capture, ...] = ()
+        self.reader: Reader | None = None
+
+    @property
+    def numbers(self) -> list[str]:
+        """The texts of the real numbers among them, as the source has them."""
+        kinds = (int, float, np.integer, np.floating)
+        return [c.text for c in self._numbers if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
 
     def note(self, owner: Any, names: tuple[str, ...], is_global: bool, node: Any, context: Any, value: Any) -> None:
         """Keep the value of a global or attribute, unless it is known or none that can be followed."""
@@ -105,6 +123,12 @@ class Captures:
         read = _reader(owner, names, is_global)
         self._all[key] = capture = Capture(read, _text(node, names), place, value)
         if capture.is_number:
+            self._numbers += (capture,)
+
+    def follow(self, key: Any, is_parameter: bool) -> None:
+        """Compare a vector that is a parameter at every launch, as numbers are."""
+        capture = self._all.get(key)
+        if is_parameter and capture is not None and capture not in self._numbers:
             self._numbers += (capture,)
 
     def changed(self) -> Capture | None:
@@ -149,6 +173,11 @@ def _note_name(context: Any, node: Any) -> None:
     elif not _is_taichi(function):
         node.root = (function, (name,))
         _noting[-1].note(function, (name,), True, node, context, context.global_vars[name])
+        reader = _noting[-1].reader
+        if reader is not None:
+            before = node.ptr
+            node.ptr = reader.read_name(function, name, before)
+            _noting[-1].follow((id(function), (name,)), node.ptr is not before)
 
 
 def _note_attribute(context: Any, node: Any) -> None:
@@ -157,6 +186,11 @@ def _note_attribute(context: Any, node: Any) -> None:
         return
     node.root = (owner, (*names, node.attr))
     _noting[-1].note(owner, node.root[1], bool(names) and owner is context.func.func, node, context, node.ptr)
+    reader = _noting[-1].reader
+    if reader is not None:
+        before = node.ptr
+        node.ptr = reader.read_attribute(node.value.ptr, node.attr, before)
+        _noting[-1].follow((id(owner), node.root[1]), node.ptr is not before)
 
 
 def _is_taichi(obj: Any) -> bool:
@@ -169,6 +203,7 @@ def follow_captures() -> None:
     """From now on, the Python values that kernels are compiled with can be noted."""
     for kind, note in (("build_Name", _note_name), ("build_Attribute", _note_attribute)):
         setattr(ASTTransformer, kind, staticmethod(_followed(getattr(ASTTransformer, kind), note)))
+    setattr(ASTTransformer, "build_Call", staticmethod(_followed_call(ASTTransformer.build_Call)))  # noqa: B010
 
 
 def _followed(build: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
@@ -177,6 +212,28 @@ def _followed(build: Callable[..., Any], note: Callable[..., None]) -> Callable[
         if _noting:
             note(context, node)
         return result
+
+    return wrapped
+
+
+_STATIC = (impl.static, impl.static_assert)
+
+
+def _followed_call(build: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(context: Any, node: Any) -> Any:
+        reader = _noting[-1].reader if _noting else None
+        is_static = reader is not None and any(
+            ASTResolver.resolve_to(node.func, static, context.global_vars)
+            for static in (impl.static, impl.static_assert)
+        )
+        if not is_static:
+            return build(context, node)
+        assert reader is not None
+        reader.enter_static(1)
+        try:
+            return build(context, node)
+        finally:
+            reader.enter_static(-1)
 
     return wrapped
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import taichi as ti
@@ -18,13 +19,49 @@ class NeedsTracing(ti.TaichiCompilationError):
     """Raised while Taichi compiles a kernel, by what only the engine can build; the kernel is then compiled by it."""
 
 
+class _Anew:
+    """Attributes of kernels and functions as they were before these were compiled anew."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def renew(self, obj: Any, name: str, value: Any) -> None:
+        """Give an attribute another value, once."""
+        key = (id(obj), name)
+        if key not in self._before:
+            self._before[key] = (obj, getattr(obj, name))
+            setattr(obj, name, value)
+
+    def restore(self) -> None:
+        for (_, name), (obj, value) in self._before.items():
+            setattr(obj, name, value)
+
+
+_anew: _Anew | None = None
+
+
+@contextlib.contextmanager
+def compiled_anew() -> Iterator[None]:
+    """Kernels that are launched within are compiled for it, with the Python values of now."""
+    global _anew
+    assert _anew is None
+    _anew = _Anew()
+    try:
+        yield
+    finally:
+        anew, _anew = _anew, None
+        anew.restore()
+
+
 def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> None:
     """From now on, kernels whose compilation raises ``NeedsTracing`` are built by ``trace(kernel, args)``."""
-    compile_kernel, compile_function = Kernel.materialize, Func.do_compile
+    compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__
 
     def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
         with exclusive:
             skip_empty_layout()
+            if _anew is not None:
+                _anew.renew(self, "compiled_kernels", {})
             if key in self.compiled_kernels:
                 compile_kernel(self, key, args, arg_features)
                 return
@@ -32,7 +69,8 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
             try:
                 with noting(captures):
                     compile_kernel(self, key, args, arg_features)
-                first_captures(self, arg_features, captures)
+                if _anew is None:
+                    first_captures(self, arg_features, captures)
             except NeedsTracing:
                 traced = trace(self, args)
                 traced.compile()
@@ -51,6 +89,15 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
             self.func_id, Func.function_counter = Func.function_counter, Func.function_counter + 1
             raise
 
+    def call(self: Func, *args: Any, **keywords: Any) -> Any:
+        if _anew is not None and self.is_real_function:
+            _anew.renew(self, "compiled", {})
+            _anew.renew(self, "taichi_functions", {})
+            _anew.renew(self, "func_id", Func.function_counter)
+            Func.function_counter += 1
+        return call_function(self, *args, **keywords)
+
     follow_captures()
+    Func.__call__ = call  # type: ignore[method-assign]
     Kernel.materialize = materialize  # type: ignore[method-assign]
     Func.do_compile = do_compile  # type: ignore[method-assign]

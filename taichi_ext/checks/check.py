@@ -7,6 +7,7 @@ against rounding (Nocedal and Wright, Numerical Optimization, section 8.1).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.checks.reports import Block, Entry, JacobianReport, index_text
 from taichi_ext.derivative.watch import Watch
 from taichi_ext.errors import CheckError, InvalidArgumentError, shown
+from taichi_ext.record.variables import Variable, with_entries
 from taichi_ext.runtime.state import State
 
 _RTOL = {2: 0.2, 4: 2e-2, 8: 1e-6}  # by bytes of the type; central differences are no better
@@ -162,6 +164,9 @@ class _Run:
         if param is not None:
             values = self.values(param)
             values[index] = value
+            if param.variable is not None:
+                with self._set(param.variable, with_entries(param.variable.read(), values)):
+                    return self.outputs()
             if self.call.is_value(param):
                 args[param.position] = _as_argument(values)
             else:
@@ -170,8 +175,32 @@ class _Run:
         targets = self.prepared.outputs
         return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
 
+    @contextlib.contextmanager
+    def _set(self, variable: Variable, value: Any) -> Iterator[None]:
+        """Let a Python number be another one, and kernels be compiled for it."""
+        fused = self.prepared.fused.values()
+        same = [variable, *(v for f in fused for v in f.facts.namesakes.get(variable.key, ()))]
+        before = [v.read() for v in same]
+        try:
+            with backend.compiled_anew():
+                for v in same:
+                    v.write(value)
+                yield
+        except (AttributeError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"The Python number {variable.name!r} cannot be set ({error}), as central differences need it."
+            ) from error
+        finally:
+            for v, old in zip(same, before, strict=True):
+                if v.read() is not old:
+                    v.write(old)
+
     def values(self, target: Target) -> np.ndarray:
         """A copy of what a parameter or output holds now."""
+        if target.variable is not None:
+            value = target.variable.read()
+            dtype = np.dtype(backend.to_numpy_type(backend.default_type(float)))
+            return np.array(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype)
         if self.call.is_value(target):
             dtype = backend.numpy_dtype_of_annotation(self.call.annotation(target))
             return np.array(_as_array(self.call.args[target.position]), dtype)

@@ -15,6 +15,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from taichi_ext import backend
 from taichi_ext.derivative.linear_form import (
     Form,
@@ -27,7 +29,7 @@ from taichi_ext.derivative.linear_form import (
     multiply,
 )
 from taichi_ext.derivative.rules import Rule
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import refuse_baked
 
 
 class Scalar:
@@ -62,10 +64,25 @@ class Scalar:
 
     @property
     def dtype(self) -> Any:
-        return backend.dtype_of(self.primal)
+        return backend.default_type(float) if self.is_python_number else backend.dtype_of(self.primal)
+
+    @property
+    def is_python_number(self) -> bool:
+        """Whether it is a Python number that is a parameter, or what Python computes from such numbers."""
+        return not backend.is_expr(self.primal)
+
+    def __bool__(self) -> bool:
+        if self.is_python_number:
+            refuse_baked("A choice")
+        return True  # as of an expression, of which Python does not know the value
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a scalar has no attribute {name!r}")
+
+
+def is_python_number(x: Any) -> bool:
+    """Whether a value is a Python number that is a parameter, or what Python computes from such numbers."""
+    return isinstance(x, Scalar) and x.is_python_number
 
 
 class Branches:
@@ -140,49 +157,6 @@ class StructValue:
         raise AttributeError(f"a struct with the members {list(members)} has no attribute {name!r}")
 
 
-class ByReference:
-    """An expression that was passed by reference: evaluated anew at each use, as Taichi does."""
-
-    _data_oriented = True
-
-    def __init__(self, tracer: Any, expression: Any) -> None:
-        self.tracer = tracer
-        self.expression = expression
-
-    def value(self) -> Any:
-        return evaluated_anew(self.tracer, self.expression)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.value(), name)
-
-    def __len__(self) -> int:
-        return len(self.expression)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.value())
-
-
-def evaluated_anew(tracer: Any, x: Any) -> Any:
-    """The same expression, of what its operands are now."""
-    if isinstance(x, TensorValue):
-        return TensorValue([evaluated_anew(tracer, e) for e in x.entries], x.shape)
-    if not isinstance(x, Scalar):
-        return x
-    if x.source is not None:
-        return x.source()
-    if x.branches is not None:
-        return tracer.where(x.branches.condition, *(evaluated_anew(tracer, side) for side in x.branches.sides))
-    if x.rule is None or x.variable is not None:
-        return x
-    args = tuple(evaluated_anew(tracer, a) for a in x.args)
-    return Scalar(x.rule.primal(*map(primal_of, args)), rule=x.rule, args=args, is_tangent=x.is_tangent)
-
-
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -199,9 +173,9 @@ def is_active(x: Any) -> bool:
 def primal_of(x: Any) -> Any:
     """The value without its tangent, as an ordinary Taichi object."""
     if isinstance(x, Scalar):
-        if x.variable is not None:
-            return x.variable
-        return x.primal
+        if x.variable is None and isinstance(x.primal, (int, np.integer)):
+            refuse_baked("A whole number")
+        return number_of(x)
     if isinstance(x, TensorValue):
         return backend.tensor([primal_of(e) for e in x.entries], x.shape)
     if isinstance(x, StructValue):
@@ -212,6 +186,13 @@ def primal_of(x: Any) -> Any:
     if isinstance(x, dict):
         return {k: primal_of(v) for k, v in x.items()}
     return x
+
+
+def number_of(x: Any) -> Any:
+    """The value of a scalar without its tangent, where a whole number stands for a real one."""
+    if isinstance(x, Scalar):
+        return x.primal if x.variable is None else x.variable
+    return primal_of(x)
 
 
 def members_of(x: Any) -> dict[str, Any]:
@@ -256,7 +237,7 @@ def keep(x: Any, dtype: Any = None) -> Any:
     """The value of a scalar in a variable that does not change; numbers stay numbers."""
     if isinstance(x, Scalar):
         if x.variable is None:
-            x.variable = backend.variable(current_primal(x))
+            x.variable = backend.variable(current_primal(x), x.dtype if x.is_python_number else None)
         x = x.variable
     elif backend.is_expr(x):
         x = backend.variable(x)
@@ -420,7 +401,3 @@ def _linearize_branches(tracer: Any, node: Scalar) -> Form:
     backend.if_else(condition, side(branches.sides[0]), side(branches.sides[1]))
     node.variable = value
     return join.form()
-
-
-def unsupported(message: str) -> UnsupportedError:
-    return UnsupportedError(message)

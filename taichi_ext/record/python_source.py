@@ -25,15 +25,23 @@ _KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))
 _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 
 
-def rewritten(function: types.FunctionType, scope: Any) -> Callable[..., Any] | None:
-    """The function with its operators and calls on ``scope``; None where its source is not to be found."""
+def rewritten(
+    function: types.FunctionType, scope: Any, replaced: Callable[[types.FunctionType], dict[str, Any]]
+) -> Callable[..., Any] | None:
+    """The function with its operators and calls on ``scope``; None where its source is not to be found.
+
+    ``replaced`` says which names of its closure and module stand for something else.
+    """
     code = _rewritten_code(function.__code__, function.__qualname__)
     if code is None:
         return None
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells[SCOPE] = types.CellType(scope)
+    other = replaced(function)
+    cells.update({name: types.CellType(value) for name, value in other.items() if name in cells})
     closure = tuple(cells[name] for name in code.co_freevars)
-    made = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    names = {**function.__globals__, **other} if other else function.__globals__
+    made = types.FunctionType(code, names, function.__name__, function.__defaults__, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__ = function.__qualname__
     return made

@@ -298,7 +298,7 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node, ast.Starred):
             node.value = self.visit(node.value)
             return node
-        return node if isinstance(node, ast.Constant) else self.library("primal", node, self.visit(node))
+        return node if isinstance(node, ast.Constant) else self.library("bound", node, self.visit(node))
 
     def visit_Continue(self, node: ast.Continue) -> Any:
         return [self.statement("interrupt", node), node]

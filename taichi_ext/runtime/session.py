@@ -13,6 +13,7 @@ from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
+from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.host_values import as_active, is_active_on_host
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
@@ -47,6 +48,7 @@ class Session:
         self.shadows: dict[Any, Shadow] = {}  # of fields
         self.arrays = ArrayTangents()
         self.argument_columns: dict[str, int] = {}
+        self.constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters
         self.wants_return = False
         self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
         self.read: set[Any] = set()
@@ -269,19 +271,8 @@ class Session:
             columns = self.argument_columns if self.is_direct else {}
             wants_return = self.is_direct and self.wants_return
             backend.materialize()  # fields that the pipeline has just made
-            launch = Launch(
-                kernel,
-                args,
-                self.columns,
-                self.fields,
-                roles,
-                binding.arrays,
-                columns,
-                wants_return,
-                self.first_column,
-                self.watch,
-                self.strategy,
-            )
+            options = (wants_return, self.first_column, self.watch, self.strategy, self.constants)
+            launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, columns, *options)
             fused = trace.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)
             if self.before_launch is not None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from taichi_ext import backend
+from taichi_ext.derivative.references import ByReference
 from taichi_ext.derivative.values import (
-    ByReference,
     Scalar,
     StructValue,
     TensorValue,

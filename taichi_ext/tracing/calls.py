@@ -14,9 +14,10 @@ from taichi_ext import backend
 from taichi_ext.backend import matrix_ops, ops
 from taichi_ext.boundary import gradients
 from taichi_ext.derivative import linalg
+from taichi_ext.derivative.references import ByReference
 from taichi_ext.derivative.rules import RULE_OF_FUNCTION
-from taichi_ext.derivative.values import ByReference, Scalar, StructValue, TensorValue, is_active, primal_of
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.derivative.values import Scalar, StructValue, TensorValue, is_active, is_python_number, primal_of
+from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.record.known_calls import BY_CLASS, is_without_tangents
 from taichi_ext.record.parallel_loops import is_arithmetic
 from taichi_ext.tracing import atomics, edge_tracing, python_calls, whole_fields
@@ -89,13 +90,16 @@ def call(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], 
         tracer.facts.has_random |= function in (ti.random, ti.randn)
         return backend.native_call(tracer.context, function, values, named)
     try:
-        with backend.sealed():
-            return backend.native_call(tracer.context, function, values, named)
+        with backend.sealed(), tracer.watching() as watched:
+            result = backend.native_call(tracer.context, function, values, named)
     except backend.SealedError:
         raise UnsupportedError(
             f"{_name(function)!r} adds statements to the kernel, and their derivatives are not known. Write them as a "
             "@ti.func."
         ) from None
+    if watched.may_read:
+        raise UnsupportedError(python_calls.READS_PARAMETER.format(repr(_name(function))))
+    return result
 
 
 def _on_tangents(tracer: Any, function: Any, values: list[Any], named: dict[str, Any], is_type: bool) -> Any:
@@ -193,7 +197,7 @@ def _bind(tracer: Any, key: Any, annotation: Any, value: Any, is_library: bool) 
 def _rule(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
     rule = RULE_OF_FUNCTION[function]
     values = [tracer.value_of(a) for a in args]
-    if not is_active(values) or rule.kind == "constant":
+    if not is_active(values) or (rule.kind == "constant" and not any(map(is_python_number, values))):
         tracer.note_work(rule.name, values[0])
         return function(*[primal_of(v) for v in values])
     return tracer.apply(rule, *values)
@@ -216,6 +220,13 @@ def _named_rule(name: str) -> Callable[..., Any]:
         return tracer.operate(name, *args)
 
     return evaluate
+
+
+def _whole(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``int(x)``."""
+    if any(is_python_number(tracer.value_of(a)) for a in args):
+        refuse_baked("A whole number")
+    return _primal_only(tracer, function, args, keywords, is_statement)
 
 
 def _primal_only(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
@@ -244,7 +255,7 @@ def _select(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any
 
 
 def _round(tracer: Any, function: Any, args: list[Any], keywords: Any, is_statement: bool) -> Any:
-    return ops.round(tracer.primal(args[0]))
+    return tracer.operate("round", args[0])
 
 
 def _loop_config(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
@@ -305,7 +316,7 @@ _SPECIAL.update(
         builtins.abs: _named_rule("abs"),
         builtins.pow: _named_rule("pow"),
         builtins.round: _round,
-        builtins.int: _primal_only,
+        builtins.int: _whole,
         builtins.bool: _primal_only,
         builtins.float: _float,
         builtins.len: _length,

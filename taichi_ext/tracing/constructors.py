@@ -17,11 +17,14 @@ from taichi_ext.derivative.values import (
     TensorValue,
     entries_of,
     is_active,
+    is_python_number,
     is_tensor_like,
     make_tensor,
+    number_of,
     primal_of,
     shape_of,
 )
+from taichi_ext.errors import refuse_baked
 
 # --- operators without tangents ---------------------------------------------------------------------------------------
 
@@ -78,13 +81,15 @@ def cast(tracer: Any, x: Any, dtype: Any) -> Any:
             tracer.literals[id(result)] = (result, x)
         return result
     if not backend.is_real(backend.cook_dtype(dtype)):
+        if is_python_number(x):
+            refuse_baked("A whole number")
         return ops.cast(tracer.primal(x), dtype)
     if isinstance(x, TensorValue):
         return make_tensor([cast(tracer, e, dtype) for e in x.entries], x.shape)
     if not isinstance(x, Scalar):
         return ops.cast(x, dtype)
     rule = Rule("cast", lambda a: ops.cast(a, dtype), (1,))
-    return Scalar(ops.cast(primal_of(x), dtype), rule=rule, args=(x,), is_tangent=x.is_tangent)
+    return Scalar(ops.cast(number_of(x), dtype), rule=rule, args=(x,), is_tangent=x.is_tangent)
 
 
 def select(tracer: Any, condition: Any, then: Any, orelse: Any) -> Any:
@@ -182,7 +187,7 @@ def _typed_tensor(tracer: Any, entries: list[Any], shape: tuple[int, ...], dtype
         raise ti.TaichiSyntaxError(f"{len(entries)} entries given for a value of shape {shape}")
     values = [tracer.value_of(e) for e in entries]
     if dtype is None:
-        dtype = backend.dtype_of(backend.tensor([primal_of(v) for v in values], (size,)))
+        dtype = backend.dtype_of(backend.tensor([number_of(v) for v in values], (size,)))
     return make_tensor([cast(tracer, v, dtype) for v in values], shape)
 
 

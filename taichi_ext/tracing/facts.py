@@ -10,6 +10,7 @@ from typing import Any
 from taichi_ext.derivative.linear_form import Affine, Form
 from taichi_ext.derivative.storage import Limits, StorageFacts
 from taichi_ext.record.parallel_loops import Pieces
+from taichi_ext.record.variables import Variable
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Facts:
         default_factory=list
     )  # declarations of the positions of pixels, in order of their columns
     interrupted: set[Any] = field(default_factory=set)  # loops with a continue or break: not all of them may be reached
+    namesakes: dict[Any, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
     has_random: bool = False
     changes_in_place: bool = False  # a local is assigned while values that were read from it are still in use
     tangent_locals: set[Any] = field(default_factory=set)  # locals of a user's rule that hold a tangent of it

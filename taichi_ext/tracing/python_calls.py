@@ -16,8 +16,9 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.derivative.values import ByReference, Scalar, StructValue, TensorValue, is_active, primal_of
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.derivative.references import ByReference
+from taichi_ext.derivative.values import Scalar, StructValue, TensorValue, is_active, primal_of
+from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.record.python_source import is_rewritten, rewritten
 from taichi_ext.tracing.constructors import COMPARISONS, PLAIN_OPERATORS
 from taichi_ext.tracing.containers import Ref
@@ -37,6 +38,10 @@ _STRUCTURE = (
     *(list, tuple, dict, set, zip, enumerate, reversed, range, iter, next, slice, callable, id, len),
     *(itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.repeat),
     *(itertools.cycle, itertools.islice, itertools.zip_longest, itertools.chain.from_iterable, itertools.pairwise),
+)
+READS_PARAMETER = (
+    "{} may read a Python number that is a parameter, and what it computes from it is not known. Read the number in "
+    "the kernel and pass it as an argument."
 )
 _OF_PLAIN_VALUES = (isinstance, type, print, repr, str, hasattr, issubclass)
 
@@ -68,15 +73,17 @@ def call_python(tracer: Any, function: Any, args: list[Any], keywords: dict[str,
         return function(*args, **keywords)
     if all(map(_is_plain, [*args, *keywords.values()])):
         try:  # most such functions compute with numbers and indices
-            with backend.sealed():
-                return function(*args, **keywords)
+            with backend.sealed(), tracer.watching() as watched:
+                result = function(*args, **keywords)
+            if not watched.may_read:
+                return result
         except backend.SealedError:
             pass  # it reads or writes fields, or calls ti.funcs: those have tangents
     return _run(tracer, function, args, keywords)
 
 
 def _run(tracer: Any, function: types.FunctionType, args: list[Any], keywords: dict[str, Any]) -> Any:
-    made = rewritten(function, PythonScope(tracer))
+    made = rewritten(function, PythonScope(tracer), tracer.replaced_names)
     if made is None:
         raise UnsupportedError(
             f"The Python function {function.__qualname__!r} is called in a kernel, and its source is not to be found. "
@@ -106,8 +113,11 @@ def _construct(tracer: Any, kind: type, args: list[Any], keywords: dict[str, Any
 def _native(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
     if not all(map(_is_plain, [*args, *keywords.values()])):
         raise UnsupportedError(f"{function!r} is called on a value with a tangent; write it as a @ti.func.")
-    with backend.sealed():
-        return function(*args, **keywords)
+    with backend.sealed(), tracer.watching() as watched:
+        result = function(*args, **keywords)
+    if watched.may_read:
+        raise UnsupportedError(READS_PARAMETER.format(repr(function)))
+    return result
 
 
 def _is_plain(x: Any) -> bool:
@@ -172,6 +182,8 @@ class PythonScope:
                 result = getattr(self.tracer, name)(_number(a), _number(b))
             else:
                 result = COMPARISONS[name](a, b)
+            if isinstance(result, bool) and any(isinstance(x, Scalar) and x.is_python_number for x in (a, b)):
+                refuse_baked("A choice")
             if n + 1 < len(names) and not result:
                 break
         return result
@@ -217,6 +229,7 @@ class PythonScope:
             found = inspect.getattr_static(base, name, None)
             if isinstance(found, property) and isinstance(found.fget, types.FunctionType) and is_python(found.fget):
                 return self.tracer.call(found.fget, base)
+            return self.tracer.read_attribute(base, name)
         return getattr(base, name)
 
     # --- calls

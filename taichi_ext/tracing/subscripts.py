@@ -7,16 +7,18 @@ from typing import Any
 import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.derivative.references import ByReference
 from taichi_ext.derivative.values import (
-    ByReference,
     StructValue,
     TensorValue,
     entries_of,
+    is_active,
+    is_python_number,
     is_tensor_like,
     make_tensor,
     primal_of,
 )
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.tracing.containers import Ref
 from taichi_ext.tracing.local_variables import LocalEntry, LocalTensor
 
@@ -64,6 +66,8 @@ def flat_indices(tracer: Any, index: tuple[Any, ...]) -> tuple[Any, ...]:
         if id(i) in tracer.index_vectors:
             flat += [tracer.atoms[name] for name in tracer.index_vectors[id(i)][1]]
             continue
+        if is_python_number(tracer.value_of(i)):
+            refuse_baked("An index")
         i = i if isinstance(i, slice) else tracer.primal(i)
         if is_tensor_like(i):
             flat += entries_of(i)
@@ -88,6 +92,8 @@ def load(tracer: Any, base: Any, index: tuple[Any, ...]) -> Any:
         return base[index] if is_static else _load_expression(tracer, backend.Expr(base), index)
     if isinstance(base, (list, tuple, dict, str)) or not hasattr(base, "__module__"):
         key = tracer.value_of(index[0]) if len(index) == 1 else tuple(tracer.value_of(i) for i in index)
+        if is_active(key):
+            refuse_baked("An index")
         if backend.is_expr(key):
             raise UnsupportedError(
                 f"A Python {type(base).__name__} is indexed at run time; its items are only known at compile time."

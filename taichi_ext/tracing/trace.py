@@ -22,6 +22,8 @@ from taichi_ext.labels import Label
 from taichi_ext.record.names import TRACER
 from taichi_ext.record.nesting import loops_by_number
 from taichi_ext.record.rewrite import Rewritten, rewrite
+from taichi_ext.record.variables import Variable
+from taichi_ext.tracing.constants import Constants
 from taichi_ext.tracing.containers import Container, broadcast, columns_only
 from taichi_ext.tracing.facts import Facts
 from taichi_ext.tracing.tracer import Tracer
@@ -74,6 +76,7 @@ class Launch:
     first_column: int = 0  # of the block of columns that is computed
     watch: Any = None
     strategy: str = "auto"  # a key of STRATEGIES
+    constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters, each with its first column
 
 
 @dataclass
@@ -122,6 +125,7 @@ class _Bindings:
         self.shadow_arrays: dict[Any, Any] = {}
         self.paired = facts.paired()
         self.texts: dict[str, str] = {}
+        self.constants: Constants | None = None
 
     def bind_arguments(self, tracer: Tracer, context: Any) -> None:
         launch = self.launch
@@ -282,10 +286,12 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     facts.covered.clear()
     tracer = Tracer(facts, launch.columns, bindings, is_reverse)
     tracer.watch = launch.watch
+    bindings.constants = _constants(launch, tracer, facts)
     names = shadow_names(extra)
     arrays = ((a, v) for a, v in zip(kernel.arguments, launch.args, strict=True) if backend.is_array(v))
     has_vectors = any(backend.array_element_shape(value, argument.annotation) for argument, value in arrays)
     fused = backend.FusedKernel(kernel, names, has_vectors=has_vectors)
+    fused.captures.reader = bindings.constants
     scope = {**backend.global_variables(kernel.func), TRACER: tracer}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = launch.args[position]
@@ -306,6 +312,18 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     fused.trace(tree, context, f"{kernel.func.__name__}_jacobian", lambda: _is_settled(facts, tracer, bindings))
     sizes, version = tracer.scratch_sizes, registry.version
     return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=bindings.paired)
+
+
+def _constants(launch: Launch, tracer: Tracer, facts: Facts) -> Constants | None:
+    """The Python numbers that are parameters; None where there are none, and no name could mean one."""
+    if not launch.columns or not (launch.constants or launch.argument_columns):
+        return None
+    columns = {variable.key: first for variable, first in launch.constants}
+    variables = tuple(variable for variable, _ in launch.constants)
+    arguments = frozenset(launch.argument_columns)
+    return Constants(
+        tracer, columns, variables, launch.first_column, launch.columns, arguments, facts.read, facts.namesakes
+    )
 
 
 def _is_settled(facts: Facts, tracer: Tracer, bindings: _Bindings) -> bool:

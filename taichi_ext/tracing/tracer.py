@@ -21,17 +21,20 @@ from taichi_ext.derivative.values import (
     Scalar,
     entries_of,
     is_active,
+    is_python_number,
     is_tensor_like,
     make_tensor,
+    number_of,
     primal_of,
     shape_of,
 )
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.record.names import TRACER
 from taichi_ext.record.returns import RETURN_TYPE
 from taichi_ext.record.rewrite import rewrite
 from taichi_ext.tracing import calls, constructors, subscripts
 from taichi_ext.tracing.assignments import Assignments
+from taichi_ext.tracing.constants import Watched
 from taichi_ext.tracing.index_forms import Block
 
 MAX_DEPTH = 100
@@ -67,7 +70,7 @@ class Tracer(Assignments):
         columns = [entries_of(a) if is_tensor_like(a) else None for a in args]
         count = len(next(c for c in columns if c is not None))
         kept = [
-            a if c is not None or not isinstance(a, Scalar) else self.freeze(a, None)
+            a if c is not None or not isinstance(a, Scalar) or a.is_python_number else self.freeze(a, None)
             for a, c in zip(args, columns, strict=True)
         ]
         entries = [
@@ -82,10 +85,12 @@ class Tracer(Assignments):
         return make_tensor(entries, shape)
 
     def _apply_scalar(self, rule: Rule, args: tuple[Any, ...]) -> Any:
-        primal = rule.primal(*[primal_of(a) for a in args])
-        if not any(isinstance(a, Scalar) for a in args) or rule.kind == "constant":
-            return primal
-        if backend.is_expr(primal) and not backend.is_real(backend.dtype_of(primal)):
+        primal = rule.primal(*[number_of(a) for a in args])
+        is_whole = backend.is_expr(primal) and not backend.is_real(backend.dtype_of(primal))
+        is_constant = not any(isinstance(a, Scalar) for a in args) or rule.kind == "constant"
+        if is_constant or is_whole:
+            if (is_whole or not backend.is_expr(primal)) and any(map(is_python_number, args)):
+                refuse_baked("A whole number")
             return primal
         if rule.name == "mul" and args[0] is args[1]:
             rule, args = SQUARE, args[:1]
@@ -138,6 +143,29 @@ class Tracer(Assignments):
 
     def cast(self, x: Any, dtype: Any) -> Any:
         return constructors.cast(self, x, dtype)
+
+    def bound(self, x: Any) -> Any:
+        """A bound of a range."""
+        if is_python_number(self.value_of(x)):
+            refuse_baked("The bound of a loop")
+        return self.primal(x)
+
+    # --- Python numbers that are parameters
+
+    def watching(self) -> contextlib.AbstractContextManager[Watched]:
+        """Notice whether Python code that runs in the meantime may read one."""
+        constants = self.plan.constants
+        return contextlib.nullcontext(Watched()) if constants is None else constants.watching()
+
+    def replaced_names(self, function: Any) -> dict[str, Any]:
+        """The names of a Python function that stand for one, with what they read as."""
+        return {} if self.plan.constants is None else self.plan.constants.replaced(function)
+
+    def read_attribute(self, owner: Any, name: str) -> Any:
+        """An attribute that a Python function reads."""
+        value = getattr(owner, name)
+        constants = self.plan.constants
+        return value if constants is None else constants.read_attribute(owner, name, value)
 
     # --- calls
 
@@ -270,6 +298,8 @@ def _plain(name: str, function: Any) -> Any:
     """An operation on values without tangents: comparisons, logic, bits."""
 
     def method(self: Tracer, *args: Any) -> Any:
+        if name.startswith(("bit", "shift", "invert")) and any(is_python_number(self.value_of(a)) for a in args):
+            refuse_baked("A whole number")
         return function(*[self.primal(a) for a in args])
 
     method.__name__ = name

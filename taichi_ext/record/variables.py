@@ -1,0 +1,189 @@
+"""Python variables that hold numbers: globals, closure variables, attributes; found by name, read and set."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+
+_MOST_FUNCTIONS = 1000  # that are searched for a name
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A name in a namespace: of a module, of a closure, of an object.
+
+    Attributes:
+        key: equal for one variable, however it is reached; it holds while the namespace exists.
+        name: within its namespace.
+        read: its value now.
+        write: assigns another value.
+        is_qualified: whether it was named by its module or object.
+    """
+
+    key: tuple[Any, ...]
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    is_qualified: bool = False
+
+
+def global_variable(function: types.FunctionType, name: str) -> Variable | None:
+    """What a name means in a function that does not assign it: a variable of its closure or module."""
+    code = function.__code__
+    if name in (*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_cellvars):
+        return None
+    if name in code.co_freevars:
+        cell = (function.__closure__ or ())[code.co_freevars.index(name)]
+        if _is_empty(cell):
+            return None
+        write = functools.partial(setattr, cell, "cell_contents")
+        return Variable(("closure", id(cell)), name, lambda: cell.cell_contents, write)
+    return _in_module(function.__globals__, name) if name in function.__globals__ else None
+
+
+def attribute_variable(owner: Any, name: str) -> Variable:
+    """An attribute: of a module, of an object, or of its class where all objects of the class share it."""
+    if isinstance(owner, types.ModuleType):
+        return _in_module(vars(owner), name)
+    holder = owner
+    if name not in getattr(owner, "__dict__", {}):
+        classes = (owner if isinstance(owner, type) else type(owner)).__mro__
+        shared = next((c for c in classes if name in vars(c)), None)
+        if shared is not None and not hasattr(vars(shared)[name], "__get__"):
+            holder = shared
+    try:
+        held: Any = weakref.ref(holder)
+    except TypeError:
+        held = lambda: holder  # noqa: E731  # it cannot be referred to weakly
+    return Variable(
+        ("attribute", id(holder), name),
+        name,
+        lambda: getattr(held(), name),
+        lambda value: setattr(held(), name, value),
+    )
+
+
+def _in_module(names: dict[str, Any], name: str) -> Variable:
+    return Variable(("global", id(names), name), name, lambda: names[name], lambda value: names.update({name: value}))
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
+
+
+def find_variable(path: str, root: Any, owner: tuple[Any, ...] = ()) -> Variable | None:
+    """The variable that ``a`` or ``a.b.c`` names in a kernel or function, or in the first that it can reach.
+
+    ``owner`` is what the first argument of ``root`` is bound to, if it is bound.
+    """
+    first, *attributes = path.split(".")
+    if not all(part.isidentifier() for part in (first, *attributes)):
+        return None
+    functions = list(_reachable(root))
+    if owner and functions and functions[0].__code__.co_varnames[:1] == (first,):
+        return _attribute(owner[0], attributes)
+    readers = [f for f in functions if first in names_in_code(f.__code__)]
+    for function in (*readers, *functions):
+        found = global_variable(function, first)
+        if found is not None:
+            return _attribute(found.read(), attributes) if attributes else found
+    return None
+
+
+def _attribute(base: Any, names: list[str]) -> Variable | None:
+    for name in names[:-1]:
+        base = getattr(base, name, None)
+    if not names or not hasattr(base, names[-1]):
+        return None
+    return replace(attribute_variable(base, names[-1]), is_qualified=True)
+
+
+def plain_function(obj: Any) -> types.FunctionType | None:
+    """The Python function behind a kernel, ti.func, method, partial or callable object."""
+    kernel = backend.primal_kernel(obj)
+    if kernel is not None:
+        return kernel[0].func
+    func = backend.taichi_func(obj)
+    if func is not None:
+        return func.func
+    while isinstance(obj, (functools.partial, types.MethodType)):
+        obj = obj.func if isinstance(obj, functools.partial) else obj.__func__
+    obj = inspect.unwrap(obj) if callable(obj) else obj
+    if not isinstance(obj, (types.FunctionType, type)):
+        obj = inspect.getattr_static(type(obj), "__call__", None)
+    return obj if isinstance(obj, types.FunctionType) else None
+
+
+def _reachable(root: Any) -> Iterator[types.FunctionType]:
+    """The functions that a kernel or function may call, itself first: those that its code names."""
+    pending, seen = [root], set()
+    while pending and len(seen) < _MOST_FUNCTIONS:
+        function = plain_function(pending.pop(0))
+        if function is None or id(function) in seen or backend.is_library(function):
+            continue
+        seen.add(id(function))
+        yield function
+        pending += _named(function)
+
+
+def _named(function: types.FunctionType) -> Iterator[Any]:
+    names = names_in_code(function.__code__)
+    for name in sorted(names):
+        variable = global_variable(function, name)
+        value = None if variable is None else variable.read()
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        for part in parts:
+            if isinstance(part, types.ModuleType):
+                yield from (vars(part)[n] for n in names if callable(vars(part).get(n)))
+            elif callable(part):
+                yield part
+            elif part is not None and not isinstance(part, (int, float, str)):
+                yield from (m for n in names if (m := inspect.getattr_static(type(part), n, None)) is not None)
+
+
+def names_in_code(code: types.CodeType) -> set[str]:
+    """The names and texts in a function's code, and in what is defined in it."""
+    names = {*code.co_names, *code.co_freevars, *(c for c in code.co_consts if isinstance(c, str))}
+    return names.union(*(names_in_code(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+
+
+# --- what such a variable holds
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is a real number of Python's or NumPy's."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def number_shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of a number, ``ti.Vector``, ``ti.Matrix``, or tuple or list of numbers; None for anything else."""
+    if is_number(value):
+        return ()
+    if isinstance(value, backend.Matrix):
+        return tuple(value.get_shape() or ()) if all(map(is_number, value.to_numpy().flat)) else None
+    if isinstance(value, (list, tuple)) and value and all(map(is_number, value)):
+        return (len(value),)
+    return None
+
+
+def with_entries(value: Any, entries: np.ndarray) -> Any:
+    """Something like ``value`` that holds other numbers."""
+    if is_number(value):
+        return float(entries)
+    if isinstance(value, backend.Matrix):
+        return type(value)(entries.tolist())
+    numbers = [float(e) for e in entries]
+    return type(value)(*numbers) if hasattr(value, "_fields") else type(value)(numbers)

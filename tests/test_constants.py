@@ -1,0 +1,472 @@
+"""Python numbers that kernels read, as parameters: every way to reach them, and what is refused."""
+
+import dataclasses
+import functools
+import types
+
+import constant_modules
+import numpy as np
+import pytest
+import taichi as ti
+from constant_modules import doubled, force, pull
+from differences import outputs, read, scalars
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import (
+    InvalidArgumentError,
+    Jacobian,
+    UnsupportedError,
+    check_jacobian,
+    jacobian,
+    value_and_jacobian,
+)
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+X = np.array([0.5, 1.0, 2.0])
+gravity = 3.0
+whole = 2
+single = np.float32(1.5)
+count = 3
+wind = ti.Vector([1.0, -2.0])
+pair = (0.5, 4.0)
+options = types.SimpleNamespace(inner=types.SimpleNamespace(rate=1.25))
+holder = ti.math.vec3(1.0, 2.0, 3.0)
+data = {"rate": 2.0}
+before = 2 * gravity  # an ordinary number: computed before any kernel
+
+
+def agrees(kernel, params, y, **kwargs):
+    report = check_jacobian(kernel, params, y, **kwargs)
+    assert report, str(report)
+    return jacobian(kernel, params, y, **kwargs)
+
+
+class TestGlobals:
+    def test_numbers_that_python_folds(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = 4 * gravity * whole * x[i] / single**2 + ti.sin(gravity) - (-whole)
+
+        k()
+        plain = read(y)
+        y.fill(0.0)
+        value, J = value_and_jacobian(k, ["gravity", "whole", "single"], y)
+        assert_array_equal(value, plain)
+        scale = 4 * X / 1.5**2
+        assert_allclose(J[0], scale * 2 + np.cos(3.0))
+        assert_allclose(J[1], scale * 3 + 1)
+        assert_allclose(J[2], -2 * scale * 3 * 2 / 1.5)
+        agrees(k, ["gravity", x, "whole"], y)
+
+    def test_vectors_and_tuples(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                v = ti.Vector([gravity, pair[0]]) * x[i] + wind
+                y[i] = v.dot(ti.Vector(pair)) + wind.y * wind[0] + holder.z * x[i] + holder.norm()
+
+        J = agrees(k, ["gravity", "wind", "pair", "holder"], y)
+        assert J[1].shape == (3, 2)
+        assert J[2].shape == (3, 2)
+        assert_allclose(J[0], pair[0] * X)
+        parts = jacobian(k, ["gravity", "wind", "pair", "holder"], y, chunk_size=3)
+        for part, full in zip(parts, J):
+            assert_array_equal(part, full)
+
+    def test_locals_branches_loops_and_functions(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.func
+        def bend(a, b):
+            return a * b * gravity
+
+        @ti.real_func
+        def twice(a: ti.f64) -> ti.f64:
+            return 2 * a * gravity
+
+        def bent(a):
+            return bend(a, gravity)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                h = gravity
+                g = 2 * gravity
+                if x[i] > 0.75:
+                    h *= x[i]
+                for j in range(count):
+                    h += bend(2 * gravity, x[i]) * j
+                y[i] = h * g + twice(gravity * x[i]) + bent(x[i]) + x[i] ** whole
+                y[i] += (gravity if x[i] > 1.5 else 2.0) + ti.max(gravity, x[i])
+
+        agrees(k, ["gravity", x], y)
+        assert_array_equal(jacobian(k, "gravity", y, tangents="dense"), jacobian(k, "gravity", y))
+
+    def test_modules_and_names_imported_from_them(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def by_module():
+            for i in y:
+                y[i] = constant_modules.pull * x[i] ** 2 + force(x[i])
+
+        @ti.kernel
+        def by_name():
+            for i in y:
+                y[i] = pull * x[i] ** 2 + force(x[i]) + doubled(x[i])
+
+        assert_allclose(agrees(by_module, "constant_modules.pull", y), X**2 + X)
+        assert_allclose(agrees(by_name, "pull", y), X**2 + X)  # the same number under its own name in both modules
+        assert_allclose(agrees(by_name, "constant_modules.stiffness", y), 2 * X)
+
+    def test_closures(self):
+        x, y = scalars(X), outputs(3)
+
+        def make(rate):
+            @ti.kernel
+            def k():
+                for i in y:
+                    y[i] = ti.exp(rate * x[i])
+
+            return k
+
+        J = agrees(make(0.5), "rate", y)
+        ends = []
+        for rate in (0.5 + 1e-6, 0.5 - 1e-6):
+            make(rate)()
+            ends.append(read(y))
+        assert_allclose(J, (ends[0] - ends[1]) / 2e-6, rtol=1e-6)
+
+
+@dataclasses.dataclass
+class Material:
+    stiffness: float = 2.0
+    direction: tuple = (1.0, 3.0)
+
+
+class Computed:
+    def __getattr__(self, name):
+        if name == "strength":
+            return 2 * gravity
+        raise AttributeError(name)
+
+
+@ti.data_oriented
+class Solver:
+    mass = 2.0
+
+    def __init__(self):
+        self.x, self.y = scalars(X), outputs(3)
+        self.dt, self.r = 0.5, 3.0
+        self.material = Material()
+        self.computed = Computed()
+
+    @property
+    def twice(self):
+        return 2 * self.dt
+
+    def scaled(self, a):
+        return a * self.dt
+
+    def chosen(self, a):
+        return a * (1.0 if self.dt > 0 else 2.0)
+
+    @ti.func
+    def moved(self, a):
+        return a * self.dt * self.mass
+
+    @ti.kernel
+    def step(self):
+        for i in self.y:
+            d = ti.Vector(self.material.direction)
+            self.y[i] = self.moved(self.x[i]) * self.r + self.twice + self.material.stiffness * d[1] * d[0]
+
+    @ti.kernel
+    def by_python(self):
+        for i in self.y:
+            self.y[i] = self.scaled(self.x[i]) + self.twice * options.inner.rate
+
+    @ti.kernel
+    def by_choice(self):
+        for i in self.y:
+            self.y[i] = self.chosen(self.x[i]) + self.dt
+
+    @ti.kernel
+    def by_getattr(self):
+        for i in self.y:
+            self.y[i] = self.computed.strength * self.x[i] + gravity
+
+
+class TestAttributes:
+    def test_methods(self):
+        s = Solver()
+        names = ["self.dt", "self.mass", "self.r", "self.material.stiffness", "self.material.direction"]
+        J = agrees(s.step, names, s.y)
+        assert_allclose(J[0], X * 2 * 3 + 2)
+        assert_allclose(J[1], X * 0.5 * 3)
+        assert_allclose(J[4], [[6.0, 2.0]] * 3)
+
+    def test_one_number_by_two_names(self):
+        s = Solver()
+        solver = s
+
+        @ti.kernel
+        def k():
+            for i in s.y:
+                s.y[i] = solver.dt * s.moved(s.x[i]) + s.twice
+
+        assert_allclose(agrees(k, "s.dt", s.y), 2 * 0.5 * 2 * X + 2)
+        assert_allclose(jacobian(k, "solver.dt", s.y), jacobian(k, "s.dt", s.y))
+        with pytest.raises(InvalidArgumentError, match="given twice"):
+            jacobian(k, ["s.dt", "solver.dt"], s.y)
+        J = jacobian(k, "Solver.mass", s.y)  # the attribute of the class, that the object reads
+        assert_allclose(J, 0.25 * X)
+
+    def test_python_functions_and_properties(self):
+        s = Solver()
+        J = agrees(s.by_python, ["self.dt", "options.inner.rate"], s.y)
+        assert_allclose(J[0], X + 2 * 1.25)
+        assert_allclose(J[1], [1.0] * 3)
+        assert_allclose(jacobian(s.by_python, s.x, s.y), 0.5 * np.eye(3))
+
+    def test_pipelines(self):
+        a, b = Solver(), Solver()
+
+        def run(n):
+            for _ in range(n):
+                a.step()
+            b.step()
+
+        assert_allclose(agrees(run, "a.dt", a.y, args=(2,)), X * 2 * 3 + 2)
+        assert_allclose(agrees(run, "a.mass", b.y, args=(1,)), X * 0.5 * 3)  # of the class: both objects read it
+        a.material = b.material
+        assert_allclose(agrees(run, "b.material.stiffness", a.y, args=(1,)), [3.0] * 3)
+
+        def launched():
+            functools.partial(run, 1)()
+
+        launch = launched
+        assert_allclose(jacobian(functools.partial(run, 1), "a.dt", a.y), X * 2 * 3 + 2)
+        with pytest.raises(InvalidArgumentError, match="not an argument of.*launched"):
+            jacobian(launch, "c.dt", a.y)
+
+
+class TestRefusals:
+    """What depends on such a number in a way that has no derivative is never taken for a constant."""
+
+    def refuse(self, body, words, name="gravity", kind=UnsupportedError):
+        x, y = scalars(X), outputs(3)
+        with pytest.raises(kind, match=words):
+            jacobian(body(x, y), name, y)
+
+    def test_static(self):
+        def make(x, y):
+            @ti.kernel
+            def k():
+                y[0] = ti.static(2 * gravity) * x[0] + gravity
+
+            return k
+
+        self.refuse(make, r'(?s)File ".*test_constants.py", line \d+.*ti.static')
+
+    def test_static_choice(self):
+        def make(x, y):
+            @ti.kernel
+            def k():
+                if ti.static(gravity > 1):
+                    y[0] = x[0] + gravity
+
+            return k
+
+        self.refuse(make, "ti.static")
+
+    def test_bound_of_a_loop(self):
+        def make(x, y):
+            @ti.kernel
+            def k():
+                for i in range(whole):
+                    y[i] = x[i] * whole
+
+            return k
+
+        self.refuse(make, r'(?s)File ".*bound of a loop', "whole")
+
+    @pytest.mark.parametrize("kind", ["index", "item", "int", "cast", "floor", "local", "product", "bits"])
+    def test_whole_numbers(self, kind):
+        values = [1.0, 2.0, 3.0]
+
+        def make(x, y):
+            @ti.kernel
+            def k():
+                y[0] = whole * x[0]
+                if ti.static(kind == "index"):
+                    y[1] = x[whole]
+                elif ti.static(kind == "item"):
+                    y[1] = values[whole]
+                elif ti.static(kind == "int"):
+                    y[1] = int(whole * 1.5)
+                elif ti.static(kind == "cast"):
+                    y[1] = ti.cast(whole, ti.i32)
+                elif ti.static(kind == "floor"):
+                    y[1] = ti.floor(whole * 0.5) * x[0]
+                elif ti.static(kind == "local"):
+                    n = whole
+                    y[1] = n * x[0]
+                elif ti.static(kind == "product"):
+                    for i in range(3):
+                        y[i] = whole * i * x[0]
+                else:
+                    y[1] = (whole << 1) * x[0]
+
+            return k
+
+        self.refuse(make, "(whole number|index) is computed here from a Python number", "whole")
+
+    def test_choices_of_python_functions(self):
+        s = Solver()
+        with pytest.raises(UnsupportedError, match="A choice is computed here from a Python number"):
+            jacobian(s.by_choice, "self.dt", s.y)
+
+    def test_attributes_that_python_computes(self):
+        s = Solver()
+        with pytest.raises(UnsupportedError, match="__getattr__"):
+            jacobian(s.by_getattr, "gravity", s.y)
+
+    def test_what_no_kernel_reads(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = before * x[i] + single
+
+        with pytest.raises(
+            InvalidArgumentError, match=r"gravity\) is not read in .*Numbers that are read: before, single"
+        ):
+            jacobian(k, [x, "gravity"], y)
+        with pytest.raises(InvalidArgumentError, match=r"gravity\) is not read by the kernels.*before"):
+            jacobian(lambda: k(), [x, "gravity"], y)
+
+    def test_names_of_something_else(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def k(weight: ti.f64):
+            for i in y:
+                y[i] = gravity * x[i] * weight
+
+        for name, words in {
+            "x": "'x', which is the name of a field or an array; give the object itself",
+            "data": "'data', which is the name of .*expected a number",
+            "options": "expected a number",
+            "gravitas": "not an argument of .*and no Python number",
+            "data['rate']": "not an argument",
+            "weight.dt": "'weight' is an argument",
+        }.items():
+            with pytest.raises(InvalidArgumentError, match=words):
+                jacobian(k, name, y, args=(2.0,))
+        with pytest.raises(InvalidArgumentError, match="cannot be written"):
+            jacobian(k, x, "gravity", args=(2.0,))
+        with pytest.raises(InvalidArgumentError, match="given twice"):
+            jacobian(k, ["gravity", "gravity"], y, args=(2.0,))
+
+    def test_arguments_come_first(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def k(gravity: ti.f64):
+            for i in y:
+                y[i] = gravity * x[i]
+
+        assert_allclose(jacobian(k, "gravity", y, args=(2.0,)), X)
+
+        @ti.func
+        def falls(a):
+            return a * gravity
+
+        @ti.kernel
+        def both(gravity: ti.f64):
+            for i in y:
+                y[i] = gravity * falls(x[i])
+
+        with pytest.raises(UnsupportedError, match="'gravity', which is an argument of the kernel and a Python"):
+            jacobian(both, "gravity", y, args=(2.0,))
+
+    def test_two_variables_of_one_name(self):
+        x, y = scalars(X), outputs(3)
+        pull = 7.0  # another than that of the module
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = pull * force(x[i])
+
+        with pytest.raises(UnsupportedError, match="another variable than the 'pull' that force"):
+            jacobian(k, "pull", y)
+        assert_allclose(jacobian(k, "constant_modules.pull", y), 7 * X)
+
+    def test_numbers_that_cannot_be_set(self):
+        x, y = scalars(X), outputs(3)
+        frozen = Fixed(2.0)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = frozen.rate * x[i]
+
+        assert_allclose(jacobian(k, "frozen.rate", y), X)
+        with pytest.raises(InvalidArgumentError, match="'rate' cannot be set"):
+            check_jacobian(k, "frozen.rate", y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    rate: float
+
+
+class TestChanges:
+    """A kernel keeps the number that it was compiled with, as Taichi's own do."""
+
+    def test_changed_number(self):
+        s = Solver()
+        plan = Jacobian(s.step, "self.dt", s.y)
+        for _ in range(2):
+            assert_allclose(plan(), X * 6 + 2)
+        s.dt = 0.75
+        for call in (plan, lambda: jacobian(s.step, "self.dt", s.y)):
+            with pytest.raises(UnsupportedError, match=r"self\.dt has changed from 0\.5 to 0\.75"):
+                call()
+        s.dt = 0.5
+        assert_allclose(plan(), X * 6 + 2)
+        s.material.direction = (1.0, 4.0)
+        with pytest.raises(UnsupportedError, match=r"self\.material\.direction has changed"):
+            jacobian(s.step, "self.material.direction", s.y)
+
+    def test_another_owner(self):
+        a, b = Solver(), Solver()
+        b.y, b.r = a.y, 4.0
+        current = a
+
+        def run():
+            current.step()
+
+        assert_allclose(jacobian(run, "current.dt", a.y), X * 6 + 2)
+        current = b
+        assert_allclose(jacobian(run, "current.dt", a.y), X * 8 + 2)
+
+    def test_a_check_leaves_everything_as_it_was(self):
+        s = Solver()
+        s.step()
+        before = read(s.y)
+        assert check_jacobian(s.step, ["self.dt", "self.r"], s.y)
+        assert (s.dt, s.r) == (0.5, 3.0)
+        s.y.fill(0.0)
+        s.step()
+        assert_array_equal(read(s.y), before)
+        assert_allclose(jacobian(s.step, "self.dt", s.y), X * 6 + 2)
