@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+import program_check
 import program_grammar
 import program_pipelines
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
@@ -48,10 +49,12 @@ def run_batch(generator: str, first: int, count: int, is_reducing: bool) -> None
         print(json.dumps({"seed": seed, "kind": kind, "message": message}), flush=True)
 
 
-def run_process(generator: str, first: int, count: int, is_reducing: bool, tangents: str) -> list[dict[str, Any]]:
+def run_process(
+    generator: str, first: int, count: int, is_reducing: bool, tangents: str, kind: str
+) -> list[dict[str, Any]]:
     """The verdicts of a batch; where the process dies, that of its last seed says so and ends the list."""
     command = [sys.executable, __file__, str(count), "--first", str(first), "--here", "--tangents", tangents]
-    command += ["--generator", generator]
+    command += ["--generator", generator, "--format", kind]
     command += ["--reduce"] * is_reducing
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST * count)
@@ -67,13 +70,13 @@ def run_process(generator: str, first: int, count: int, is_reducing: bool, tange
 
 
 def run_all(
-    generator: str, first: int, count: int, is_reducing: bool, tangents: str, log: IO[str]
+    generator: str, first: int, count: int, is_reducing: bool, tangents: str, kind: str, log: IO[str]
 ) -> collections.Counter[str]:
     """The counts of what came out, of which the log tells more."""
     counts: collections.Counter[str] = collections.Counter()
     start, seed = time.time(), first
     while seed < first + count:
-        verdicts = run_process(generator, seed, min(PER_PROCESS, first + count - seed), is_reducing, tangents)
+        verdicts = run_process(generator, seed, min(PER_PROCESS, first + count - seed), is_reducing, tangents, kind)
         seed = verdicts[-1]["seed"] + 1
         for found in verdicts:
             counts[found["kind"]] += 1
@@ -91,14 +94,18 @@ def main() -> int:
     parser.add_argument("--log", type=Path, default=Path("random_programs.jsonl"))
     parser.add_argument("--reduce", action="store_true", help="cut down what fails")
     parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
+    parser.add_argument("--format", choices=("dense", "csr"), default="dense", help="of the Jacobians, default dense")
     parser.add_argument("--here", action="store_true", help="one batch in this process")
     options = parser.parse_args()
     STRATEGIES["auto"] = STRATEGIES[options.tangents]
+    program_check.FORMAT = None if options.format == "dense" else options.format
     if options.here:
         run_batch(options.generator, options.first, options.count, options.reduce)
         return 0
     with options.log.open("a") as log:
-        counts = run_all(options.generator, options.first, options.count, options.reduce, options.tangents, log)
+        counts = run_all(
+            options.generator, options.first, options.count, options.reduce, options.tangents, options.format, log
+        )
     return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
 
 

@@ -35,6 +35,8 @@ LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
     "progress": {"rich", "rich.console", "rich.progress"},
+    "sparse_results": {"torch"},
+    "sparse_rows": {"scipy.sparse", "scipy"},
     "torch_function": {"torch"},
     "torch_products": {"torch"},
 }

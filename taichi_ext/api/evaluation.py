@@ -49,6 +49,10 @@ class Prepared:
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
         replay: the shortest way to repeat a launch, where there is one.
+        format: of sparse Jacobians; None for dense ones.
+        dense_reason: why rows of all columns are computed although the result is sparse; empty where they are not.
+        in_rows: the parameters, by number, whose columns rows of tangents hold.
+        composed: the fields whose entries are columns of their own, and their sizes.
     """
 
     params: list[Target]
@@ -66,6 +70,10 @@ class Prepared:
     is_checked: bool = False
     rules_seen: int = -1
     replay: Replay | None = None
+    format: str | None = None
+    dense_reason: str = ""
+    in_rows: set[int] = field(default_factory=set)
+    composed: dict[Any, int] = field(default_factory=dict)
 
     def result(self, blocks: list[list[Any]]) -> Any:
         """``[output][parameter]`` in the structure that was asked for."""
@@ -238,7 +246,7 @@ class Evaluation:
         arguments: dict[str, int] = {}
         names: dict[Any, Label | str] = {}
         constants: dict[Any, tuple[Variable, int]] = {}
-        session = Session(self._prepared.fields, self._prepared.fused, self.call.kernel is not None)
+        session = self._session()
         total = 0
         for target in self._params:
             if target.variable is not None:
@@ -272,6 +280,9 @@ class Evaluation:
         session.constants = tuple(constants.values())
         session.wants_return = any(target.kind == "return" for target in self._outputs)
         return session, columns
+
+    def _session(self) -> Session:
+        return Session(self._prepared.fields, self._prepared.fused, self.call.kernel is not None)
 
     def _container(self, session: Session, target: Target) -> tuple[Any, tuple[int, ...]]:
         """Key and shape, element shape included, of a field or array."""

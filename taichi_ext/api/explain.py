@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.derivative.rows import MAX_LOCAL_ARRAY
@@ -20,6 +21,7 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
     lines.append(f"  columns: {fused.columns}")
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
+    lines += [f"  entries of {line}" for line in _entries(fused, fields)]
     lines += [f"  local {line}" for line in dict.fromkeys(_locals(fused, fields))]
     lines += [f"  {line}" for line in _operations(fused)]
     for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
@@ -38,6 +40,8 @@ def explain(fused: Fused, fields: FieldTable) -> str:
 
 def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
     for key in fused.shadows:
+        if key[0] == "site":
+            continue
         if key == RETURN:
             yield "the return value"
         elif key[0] == "scratch":
@@ -50,6 +54,28 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
             yield f"{info.name}: {info.size} x {fused.columns}, {size} bytes{written}"
         else:
             yield f"array argument {key[1]}"
+
+
+def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
+    """How many entries of a sparse Jacobian each statement writes, by the columns that they have."""
+    for site in fused.sites:
+        verb = "added" if site.is_sum else "stored"
+        counts = [f"{len(group.entries)} by {_owner(group.owner, fields)}" for group in site.groups]
+        rows = ", from rows of tangents: those that are zero are left out" if site.has_rows else ""
+        parts = f"{len(site.rows)} rows" if len(site.rows) > 1 else "one row"
+        yield f"{_name(site.key, fields)}, {parts} {verb} at a time: {' and '.join(counts) or 'none'}{rows}"
+
+
+def _owner(owner: Any, fields: FieldTable) -> str:
+    if owner is None:
+        return "columns that are known at run time"
+    return f"{_name(owner[1], fields)} as it is then" if owner[0] == "composed" else _name(owner, fields)
+
+
+def _name(key: Any, fields: FieldTable) -> str:
+    if key == RETURN:
+        return "the return value"
+    return str(fields.infos[key].name) if key in fields.infos else f"argument {key[1]}"
 
 
 def _operations(fused: Fused) -> Iterator[str]:

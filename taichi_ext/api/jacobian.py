@@ -25,6 +25,7 @@ def jacobian(
     max_memory: int | None = None,
     tangents: str = "auto",
     chunk_size: int | None = None,
+    format: str | None = None,
     progress: bool | None = None,
 ) -> Any:
     """The Jacobian of a kernel's outputs with respect to its parameters, in one launch.
@@ -49,6 +50,12 @@ def jacobian(
             is sparse up to 24 constant columns or 8 index expressions, and dense beyond.  The result is the same.
         chunk_size: the largest number of columns in one run; by default all columns.  The runs have balanced sizes, and
             everything that the kernels wrote is restored between them.
+        format: None for dense arrays.  "csr", "coo" or "bsr" for a sparse Jacobian, computed without a dense one: for
+            each pair of output and parameter a ``scipy.sparse`` array of shape (entries of the output, entries of the
+            parameter), both in C order, elements last.  It holds the entries that can be nonzero, those that happen to
+            be zero as well.  "torch_csr" and "torch_coo" give torch tensors if the outputs are torch tensors.  ``out=``
+            is then a ``csr_array`` of the same pattern, or a ``ti.linalg.SparseMatrixBuilder``, to which the entries
+            are added.
         progress: whether to show a progress bar if the columns are computed in several runs.  By default, the bar is
             shown if rich is installed (the extra ``progress``) and stderr is a terminal, or in a notebook.
 
@@ -79,7 +86,7 @@ def jacobian(
                [12.,  8.]], dtype=float32)
     """
     check_progress(progress)
-    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
+    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
     return plan.start(args, out, progress=progress).jacobian()
 
 
@@ -93,6 +100,7 @@ def value_and_jacobian(
     max_memory: int | None = None,
     tangents: str = "auto",
     chunk_size: int | None = None,
+    format: str | None = None,
     progress: bool | None = None,
 ) -> tuple[Any, Any]:
     """The outputs and their Jacobian, from the same launch.
@@ -115,7 +123,7 @@ def value_and_jacobian(
         (15.0, [5.0, 3.0])
     """
     check_progress(progress)
-    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size))
+    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
     return plan.start(args, out, progress=progress).value_and_jacobian()
 
 
@@ -131,10 +139,8 @@ def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], opt
                 return plan
             for stale in [k for k, p in store.items() if not p.is_current()]:
                 del store[stale]
-        max_memory, tangents, chunk_size = options
-        plan = Jacobian(
-            kernel, params, outputs, args=args, max_memory=max_memory, tangents=tangents, chunk_size=chunk_size
-        )
+        names = ("max_memory", "tangents", "chunk_size", "format")
+        plan = Jacobian(kernel, params, outputs, args=args, **dict(zip(names, options, strict=True)))
         plan.forget_args()
         if anchor is not None:
             # on the kernel itself: when the user drops the kernel, what was prepared for it goes too

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext.api.sparse_results import checked_format
 from taichi_ext.derivative.storage import STRATEGIES
 from taichi_ext.errors import InvalidArgumentError, shown
 
 
-def checked_options(max_memory: Any, tangents: Any, chunk_size: Any) -> tuple[Any, str, int | None]:
+def checked_options(
+    max_memory: Any, tangents: Any, chunk_size: Any, format: Any
+) -> tuple[Any, str, int | None, str | None]:
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
@@ -24,7 +27,7 @@ def checked_options(max_memory: Any, tangents: Any, chunk_size: Any) -> tuple[An
                 f"chunk_size is {shown(chunk_size)}; expected a positive whole number of columns."
             )
         chunk_size = int(chunk_size)
-    return max_memory, tangents, chunk_size
+    return max_memory, tangents, chunk_size, checked_format(format)
 
 
 def is_whole(value: Any) -> bool:

@@ -14,6 +14,7 @@ from taichi_ext.api.evaluation import Evaluation, Prepared, values_of
 from taichi_ext.api.explain import explain
 from taichi_ext.api.options import checked_options
 from taichi_ext.api.progress import check_progress
+from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.state import State
@@ -30,6 +31,7 @@ class Jacobian:
         max_memory: see ``jacobian``.
         tangents: see ``jacobian``.
         chunk_size: see ``jacobian``.
+        format: see ``jacobian``.
         progress: see ``jacobian``.
 
     Raises:
@@ -67,13 +69,14 @@ class Jacobian:
         max_memory: int | None = None,
         tangents: str = "auto",
         chunk_size: int | None = None,
+        format: str | None = None,
         progress: bool | None = None,
     ) -> None:
         if backend.program() is None:
             raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
         _refuse_inside_kernel()
         _refuse_recording()
-        max_memory, tangents, chunk_size = checked_options(max_memory, tangents, chunk_size)
+        max_memory, tangents, chunk_size, format = checked_options(max_memory, tangents, chunk_size, format)
         check_progress(progress)
         self._progress = progress
         self._call = call = KernelCall(kernel, args)
@@ -99,13 +102,14 @@ class Jacobian:
             tangents,
             fields,
             chunk_size=chunk_size,
+            format=format,
         )
         self._prepared.layout = backend.layout_version()
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         self._last = threading.local()  # what value() needs of this thread's last call
         if chunk_size is not None:
-            Evaluation(self._prepared, call)  # raises for what has no columns
+            self._kind()(self._prepared, call)  # raises for what has no columns
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -189,7 +193,10 @@ class Jacobian:
             self._follow_layout(call)
             self._follow_constants(call)
         prepared = self._prepared if watch is None else dataclasses.replace(self._prepared, fused={})
-        return Evaluation(prepared, call, out, state, watch, progress)
+        return self._kind()(prepared, call, out, state, watch, progress)
+
+    def _kind(self) -> type[Evaluation]:
+        return Evaluation if self._prepared.format is None else SparseEvaluation
 
     def _last_call(self) -> KernelCall:
         """This thread's last call, before the first one that of the preparation."""
@@ -205,7 +212,10 @@ class Jacobian:
     def explain(self) -> str:
         """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""
         prepared = self._prepared
-        return "\n\n".join(dict.fromkeys(explain(f, prepared.fields) for f in list(prepared.fused.values())))
+        reason = prepared.dense_reason
+        first = [f"rows of all columns, of which the zeros are left out, because of this:\n{reason}"] if reason else []
+        kernels = (explain(f, prepared.fields) for f in list(prepared.fused.values()))
+        return "\n\n".join(dict.fromkeys((*first, *kernels)))
 
     def value(self) -> Any:
         """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""

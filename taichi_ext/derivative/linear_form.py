@@ -168,3 +168,10 @@ def choose(picks: Iterable[Any], forms: list[Form], dtype: Any) -> Form:
             result = ops.select(condition, as_expression(c, dtype), result)
         chosen[leaf] = Guarded(result) if guarded else result
     return chosen
+
+
+def scaled(form: Form, sign: int) -> Form:
+    """The form, with its signs changed where the sign is -1."""
+    if sign > 0:
+        return form
+    return {leaf: Guarded(-c.factor) if isinstance(c, Guarded) else -c for leaf, c in form.items()}

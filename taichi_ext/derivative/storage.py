@@ -14,7 +14,7 @@ Which of them is found by tracing the kernel until the facts no longer change (`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ class Limits:
     slots: int = 8
 
 
+SPARSE = Limits(registers=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
 STRATEGIES = {"auto": Limits(), "sparse": Limits(registers=1 << 30, slots=64), "dense": Limits(0, 0)}
 
 
@@ -57,15 +58,18 @@ class StorageFacts:
     slots: int = 0
     has_row: bool = False
 
-    def add(self, form: Form, accumulates: bool) -> bool:
-        """Take note of a form that is written; True if that is news."""
+    def add(self, form: Form, accumulates: bool, is_fixed: Callable[[Seed], bool]) -> bool:
+        """Take note of a form that is written; True if that is news.
+
+        ``is_fixed`` tells columns that do not change as long as the storage is in use.
+        """
         before = (self.needed, len(self.constants), self.slots, self.has_row)
         self.needed = True
         symbolic = 0
         for leaf in form:
             if is_row(leaf):
                 self.has_row = True
-            elif leaf.is_constant:
+            elif leaf.is_constant or is_fixed(leaf):
                 self.constants.add(leaf)
             else:
                 symbolic += 1
@@ -77,7 +81,8 @@ class StorageFacts:
     @property
     def has_many_columns(self) -> bool:
         """More constant columns than registers; the seeds of a user's rule (negative) are no columns."""
-        return sum(seed.column.constant >= 0 for seed in self.constants) > self.limits.registers
+        count = sum(seed.column.constant >= 0 or not seed.is_constant for seed in self.constants)
+        return count > self.limits.registers
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class Storage:
     def __init__(self, tracer: Any, key: Any, dtype: Any, size: int = 1, *, is_indexed: bool = False) -> None:
         self.tracer = tracer
         self.key = key
+        self.atoms = len(tracer.atom_numbers)  # variables of indices that were there before
         self.dtype = dtype
         self.size = size
         self.is_indexed = is_indexed
@@ -159,14 +165,14 @@ class Storage:
         if facts.has_row or (is_indexed and facts.slots):
             self.row = self._new_row()
         if not facts.has_many_columns:
-            for seed in sorted(facts.constants, key=lambda s: s.column.constant):
+            for seed in sorted(facts.constants, key=lambda s: (s.column.terms, s.column.constant)):
                 zero = backend.zeros_variable(size, dtype) if is_indexed else backend.variable(0, dtype)
                 self.registers[seed] = zero
         if is_indexed or self.row is not None or facts.slots:
             tracer.refuse_pieces()
         if self.row is None:
             for _ in range(facts.slots):
-                self.slots.append((backend.variable(0, backend.i32), backend.variable(0, dtype)))
+                self.slots.append((backend.variable(tracer.no_column, backend.i32), backend.variable(0, dtype)))
 
     def _new_row(self) -> Any:
         tracer = self.tracer
@@ -221,7 +227,7 @@ class Storage:
         """Replace the tangents of several elements at once, all read before any is written."""
         for form in forms:
             grows = self._is_own(form) and self.tracer.loop_sites() != self.loops
-            if self.facts.add(form, grows):
+            if self.facts.add(form, grows, self._is_fixed):
                 self.tracer.facts.changed = True
         forms = [settle(form, self.dtype) for form in forms]
         if any(forms) or not self.is_zero:
@@ -241,13 +247,16 @@ class Storage:
             backend.assign(self._register(seed, index), as_expression(form.get(seed, 0), self.dtype))
         if not self.slots:
             return
-        symbolic = [(s, c) for s, c in form.items() if not is_row(s) and not s.is_constant]
+        registers = self.registers
+        symbolic = [(s, c) for s, c in form.items() if not (is_row(s) or s.is_constant or s in registers)]
         columns = [backend.variable(self.tracer.column_expression(s)) for s, _ in symbolic[: len(self.slots)]]
         for n, (column, coefficient) in enumerate(self.slots):
             if n < len(columns):
                 backend.assign(column, columns[n])
                 backend.assign(coefficient, as_expression(symbolic[n][1], self.dtype))
             else:
+                if self.tracer.no_column:
+                    backend.assign(column, self.tracer.no_column)
                 backend.assign(coefficient, as_expression(0, self.dtype))
 
     def _write_rows(self, forms: list[Form], indices: list[Any]) -> None:
@@ -280,7 +289,7 @@ class Storage:
 
     def _scatter(self, form: Form, index: Any) -> None:
         for seed, c in form.items():
-            if not is_row(seed) and seed not in self.registers:
+            if not is_row(seed) and seed not in self.registers and self._is_in_row(seed):
                 k = self.tracer.column_expression(seed)
                 target = self.row.entry(self.row_index(index, k))
                 self.tracer.note_operations(1)
@@ -289,7 +298,7 @@ class Storage:
     def add(self, form: Form, index: Any = 0, *, atomic: bool = False) -> None:
         """Add to the tangent of one element."""
         in_loop = self.tracer.loop_sites() != self.loops
-        if self.facts.add(form, in_loop):
+        if self.facts.add(form, in_loop, self._is_fixed):
             self.tracer.facts.changed = True
         if self.row is None and self.slots:
             # a few index expressions, in straight-line code: old and new terms side by side
@@ -313,10 +322,22 @@ class Storage:
             if self.tracer.facts.stores.get(self.key, ADDED) >= STORED:
                 plus = backend.assign
             for seed, c in form.items():
-                if not is_row(seed) and seed not in self.registers:
+                if not is_row(seed) and seed not in self.registers and self._is_in_row(seed):
                     k = self.tracer.column_expression(seed)
                     plus(self.row.entry(self.row_index(index, k)), as_expression(c, self.dtype))
         self._changed()
+
+    def _is_fixed(self, seed: Seed) -> bool:
+        """Whether a column does not change as long as the storage is in use."""
+        return self.tracer.are_fixed_since(self.atoms, seed)
+
+    def _is_in_row(self, seed: Seed) -> bool:
+        """Whether rows hold a column; where not, those of the next trace do."""
+        sink = self.tracer.sink
+        if sink is None or sink.is_in_rows(seed.column):
+            return True
+        sink.require_rows(seed.column, self.key)
+        return False
 
     def _how_stored(self, form: Form) -> int:
         """Whether what is added here goes to another entry of the row for each term and each time it runs.

@@ -106,7 +106,7 @@ class TorchFunction:
             raise InvalidArgumentError(f"shapes is {shown(shapes)}; expected a dict of shapes by name.")
         if not isinstance(reverse, bool):
             raise InvalidArgumentError(f"reverse is {shown(reverse)}; expected True or False.")
-        checked_options(max_memory, "auto", None)
+        checked_options(max_memory, "auto", None, None)
         self._kernel = kernel
         self._max_memory = max_memory
         self._has_jacobian = not reverse

@@ -16,6 +16,7 @@ from taichi_ext.labels import Label, Labels
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.host_values import as_active, is_active_on_host
+from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.reachable import reachable_arrays
 from taichi_ext.runtime.state import OverBudgetError, State
@@ -29,7 +30,7 @@ _STORED = (
 _MOST_KERNELS = 256  # fused kernels kept for one prepared Jacobian
 
 
-class Session:
+class Session(LaunchHooks):
     """The tangents of one run of a kernel or pipeline; ``fused``: its kernels, kept from one session to the next."""
 
     def __init__(self, fields: FieldTable, fused: dict[Any, Fused], is_direct: bool) -> None:
@@ -134,6 +135,9 @@ class Session:
         """The tangents that a kernel takes, as arrays, and what is to be done after the launch."""
         passed, after = [], []
         for key in fused.shadows:
+            if key[0] == "site":
+                passed.append(self._stream(fused, key))
+                continue
             is_covered = key in fused.facts.covered
             if key in outer:
                 array, give_back = self.arrays.lend(outer[key], self, is_covered=is_covered)
@@ -151,7 +155,7 @@ class Session:
 
     def _shadows(self, fused: Fused, outer: dict[Any, Any]) -> list[Shadow]:
         """The shadows of containers that a kernel takes."""
-        return [self.shadow(outer.get(key, key)) for key in fused.shadows if key[0] != "scratch"]
+        return [self.shadow(outer.get(key, key)) for key in fused.shadows if key[0] not in ("scratch", "site")]
 
     def carries_tangent(self, key: Any) -> bool:
         if key[0] == "array":
@@ -219,11 +223,11 @@ class Session:
         passed, after = self._passed(fused, outer)
         before = self._changes
         result = fused.launch(args, passed)
+        self._collect(fused, outer)
         for give_back in after:
             give_back()
-        shadows = self._shadows(fused, outer)
-        self._changes += any(shadow.is_fresh for shadow in shadows)
-        for shadow in shadows:
+        for shadow in self._shadows(fused, outer):
+            self._changes += shadow.is_fresh
             shadow.is_fresh = False
         self._note(fused, binding)
         if self.is_direct:
@@ -231,7 +235,7 @@ class Session:
         self.arrays.remember()  # before Python goes on
         is_simple = not len(self.arrays.regions)  # what it writes has been saved
         is_simple = is_simple and backend.is_plain_call(kernel)
-        if is_simple and not fused.facts.written & set(self.params):
+        if is_simple and not fused.sites and not fused.facts.written & set(self.params):
             repeat = backend.repeat_launch(fused.kernel, fused.passed(passed))
             self._repeated[name] = (before, fused, repeat, args)  # if nothing is fresh any more, the next is the same
         return result
@@ -260,7 +264,8 @@ class Session:
         """The kernel with tangents, from the table where the same was built before."""
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
-        cache_key = (id(kernel), features, shapes, frozenset(roles.items()), self.first_column, self.columns)
+        place = (self.first_column, self.columns, self._variant(binding.outer))
+        cache_key = (id(kernel), features, shapes, frozenset(roles.items()), place)
         fused = self.fused.get(cache_key)
         if fused is not None and fused.rules_version != registry.version:
             if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules.items()):
@@ -273,6 +278,7 @@ class Session:
             backend.materialize()  # fields that the pipeline has just made
             options = (wants_return, self.first_column, self.watch, self.strategy, self.constants)
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, columns, *options)
+            self._complete(launch, binding.outer)
             fused = trace.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)
             if self.before_launch is not None:
@@ -280,13 +286,18 @@ class Session:
             if len(self.fused) >= _MOST_KERNELS:
                 del self.fused[next(iter(self.fused))]
             self.fused[cache_key] = fused
+        self._accept(fused, binding.outer)
         return fused
+
+    def _active_fields(self) -> list[Any]:
+        """The fields that may carry tangents."""
+        return [*self.seeds, *self.shadows]
 
     def _clear_under(self, node: Any) -> None:
         """A part of the layout is deactivated: its entries are constants from now on."""
         if backend.node_kind(node) == "bitmasked":
             return  # Taichi keeps their memory, and reads it
-        for key in [*self.seeds, *self.shadows]:
+        for key in self._active_fields():
             info = self.fields.infos.get(key)
             if info is not None and self.carries_tangent(key) and backend.is_under(info.obj, node):
                 if self.state is not None:

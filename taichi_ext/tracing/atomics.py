@@ -40,7 +40,7 @@ def _is_plain(target: Any, value: Any) -> bool:
     """Whether neither the entry nor what is combined with it carries a tangent."""
     if not isinstance(target, Ref) or is_active(value):
         return False
-    return target.container.shadow is None and target.container.first_column is None
+    return not target.container.is_active
 
 
 def tracer_note(tracer: Any, target: Ref) -> None:

@@ -95,6 +95,10 @@ class Bookkeeping(ControlFlow):
             return Seed(Affine((), self.width))
         return Seed(Affine((), self.columns + self.facts.spatial.index(key)))
 
+    def is_column(self, number: int) -> bool:
+        """Whether a constant column is one of J, and not the position of a pixel."""
+        return 0 <= number < self.columns or (self.sink is not None and number >= self.width)
+
     def position_form(self, key: Any) -> Form:
         """The seed of a variable that is the position of a pixel."""
         if key not in self.facts.spatial:
@@ -240,8 +244,11 @@ class Bookkeeping(ControlFlow):
     def note_write(self, container: Container, ref: Ref, active: bool) -> None:
         self.facts.written.add(container.key)
         self.refuse_in_rule()
-        if container.shadow is None and (active or container.first_column is not None):
-            self.facts.note(self.facts.shadowed, container.key)
+        if not container.keeps_tangents and (active or container.first_column is not None):
+            if self.sink is not None and container.first_column is not None:
+                self.sink.require_columns(container)
+            else:
+                self.facts.note(self.facts.shadowed, container.key)
         indices = (*(self.affine(i) for i in ref.indices), self.affine(-1 if ref.component is None else ref.component))
         loops = tuple((loop.site, loop.is_parallel, loop.variables) for loop in self.loops)
         self.writes.setdefault(container.key, []).append(WriteSite(indices, loops))

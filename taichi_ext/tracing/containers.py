@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.derivative.linear_form import Affine, Form, Seed, as_expression, is_one, is_row
+from taichi_ext.derivative.linear_form import Affine, Form, Seed, as_expression, is_one, is_row, scaled
 from taichi_ext.derivative.rows import SharedRow, rows_loop
 from taichi_ext.derivative.storage import LocalRow, are_local, row_sum, settle
 from taichi_ext.derivative.values import (
@@ -46,6 +46,7 @@ class Container:
     is_paired: bool = False  # the array is one of pairs of tangents, for a loop in pieces that writes all of them
     accesses: int = 0  # to single tangents, in this trace
     accesses_in_place: int = 0  # of them, by locals whose row is a row of the shadow
+    sink: Any = None  # takes the tangents that are stored, where a sparse Jacobian is computed
 
     def tangent(self, row: Any, column: Any) -> Any:
         """One entry of the shadow, to be read or written.
@@ -65,6 +66,16 @@ class Container:
         """One entry of a row that is written as a whole by the local whose row it is, before anything reads it."""
         self.accesses_in_place += 1
         return self.tangent(row, column)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether what is read from it has a tangent."""
+        return self.shadow is not None or self.first_column is not None or self.sink is not None
+
+    @property
+    def keeps_tangents(self) -> bool:
+        """Whether what is stored to it keeps its tangent in this trace."""
+        return self.shadow is not None or self.sink is not None
 
     @property
     def has_been_accessed(self) -> bool:
@@ -192,6 +203,10 @@ class Ref:
     def form(self) -> Form:
         """The tangent of a scalar entry."""
         c = self.container
+        if c.sink is not None:
+            return c.sink.read(self)
+        if c.shadow is None and self.tracer.sink is not None:
+            return self.tracer.sink.seed(self)
         affine, index = self.row()
         if c.shadow is None:
             assert c.first_column is not None
@@ -216,7 +231,7 @@ class Ref:
         """What the entry reads as: with its tangent if the container has one."""
         c = self.container
         self.tracer.note_read(c)
-        if (c.shadow is None and c.first_column is None) or self.tracer.is_stopped(c):
+        if not c.is_active or self.tracer.is_stopped(c):
             return self.primal
         if self.shape:
             # read whole, as the user does: Taichi 1.7.4 keeps component loads in registers while the whole is stored to
@@ -235,7 +250,7 @@ class Ref:
         c = self.container
         self.tracer.note_write(c, self, is_active(value))
         self.tracer.note_store(c, self)
-        if c.shadow is None:
+        if not c.keeps_tangents:
             backend.assign(self.primal, primal_of(value))
             return
         parts = self.parts()
@@ -243,11 +258,17 @@ class Ref:
         forms = [settle(columns_only(self.tracer, linearize(self.tracer, v)), c.dtype) for v in values]
         if not self.tracer.keep_value(c, self, primal_of(value)):
             backend.assign(self.primal, primal_of(value))
+        if self._is_sunk(forms):
+            if c.sink is not None:
+                c.sink.store(self, parts, forms)
+            return
         if any(forms) or not self.tracer.is_untouched(c):
             self._store_forms(parts, forms)
 
     def store_tangent(self, value: Any) -> None:
         """The tangent of a value whose primal has been stored."""
+        if self.container.sink is not None:
+            self.container.sink.refuse(f"a part of {self.container.name} is appended or deactivated")
         parts = self.parts()
         values = broadcast(value, len(parts))
         forms = [settle(columns_only(self.tracer, linearize(self.tracer, v)), self.container.dtype) for v in values]
@@ -309,13 +330,17 @@ class Ref:
         tracer.note_store(c, self)
         tracer.refuse_pieces()
         operator = "Add" if sign > 0 else "Sub"
-        if c.shadow is None or not is_active(value):
+        if not c.keeps_tangents or not is_active(value):
             backend.augassign(self.primal, primal_of(value), operator)
             return
         parts = self.parts()
         values = broadcast(value, len(parts))
         forms = [settle(columns_only(self.tracer, linearize(tracer, v)), c.dtype) for v in values]
         backend.augassign(self.primal, primal_of(value), operator)
+        if self._is_sunk(forms):
+            if c.sink is not None:
+                c.sink.add(self, parts, [scaled(form, sign) for form in forms])
+            return
         plus = self._plus(sign)
         rows = [part.row()[1] for part in parts]
         tracer.note_rows(forms)
@@ -337,6 +362,14 @@ class Ref:
                     plus(entry, as_expression(coefficient, c.dtype))
         c.version += 1
         tracer.note_modified(c.key, ())
+
+    def _is_sunk(self, forms: list[Form]) -> bool:
+        """Whether tangents are entries of a sparse Jacobian rather than rows of a shadow."""
+        sink = self.tracer.sink
+        if sink is not None and self.container.sink is None and any(sink.has_sparse(form) for form in forms):
+            sink.require_columns(self.container)
+            return True
+        return self.container.sink is not None
 
     def _plus(self, sign: int) -> Any:
         if self.tracer.is_private(self.container, self):
@@ -377,7 +410,7 @@ def _keeps_row(form: Form, container: Container, row: Affine) -> bool:
 
 def columns_only(tracer: Any, form: Form) -> Form:
     """The form without the positions of pixels, which have no column in a shadow."""
-    return {s: c for s, c in form.items() if is_row(s) or not s.is_constant or 0 <= s.column.constant < tracer.columns}
+    return {s: c for s, c in form.items() if is_row(s) or not s.is_constant or tracer.is_column(s.column.constant)}
 
 
 def broadcast(value: Any, n: int) -> list[Any]:

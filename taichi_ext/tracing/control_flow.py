@@ -103,7 +103,8 @@ class ControlFlow(IndexForms):
         if key in self.facts.spread:
             spread_loop(node, shape, least)
             return
-        if self.watch is None and not backend.is_debug() and index_names(node, shape):
+        is_plain = self.watch is None and self.sink is None and not backend.is_debug()
+        if is_plain and index_names(node, shape):
             self.surveys[key] = self.next_survey = Survey(shape, has_effects=self._has_locals())
         # Taichi gives each thread one piece of a loop, of at least 512 iterations
         count = -(-least // shape[0])
@@ -160,6 +161,7 @@ class ControlFlow(IndexForms):
             self.loops.append(loop)
             if is_parallel:
                 self.survey, self.next_survey = self.next_survey, None
+        self.stage += len(self.blocks) == 1
         self.block = Block(loop)
         self.blocks.append(self.block)
 
@@ -188,6 +190,7 @@ class ControlFlow(IndexForms):
 
     def leave(self) -> None:
         block = self.blocks.pop()
+        self.stage += len(self.blocks) == 1
         if block.loop is not None:
             self.loops.pop()
             if not self.loops:

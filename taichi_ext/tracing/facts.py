@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from taichi_ext.derivative.linear_form import Affine, Form
+from taichi_ext.derivative.linear_form import Affine, Form, Seed
 from taichi_ext.derivative.storage import Limits, StorageFacts
 from taichi_ext.record.parallel_loops import Pieces
 from taichi_ext.record.variables import Variable
@@ -71,6 +71,10 @@ class Facts:
     appended: set[Any] = field(default_factory=set)  # places where a tangent is appended to a field not yet known
     clearing: set[WriteSite] = field(default_factory=set)  # those that only clear the tangents of what is deactivated
     operations: Counter[Any] = field(default_factory=Counter)  # of the last trace: on tangents, by place in the source
+    in_rows: set[Any] = field(default_factory=set)  # parameters of a sparse Jacobian whose columns rows hold
+    composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
+    versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
+    streams: tuple[Any, ...] = ()  # the arrays that a sparse Jacobian is written to
 
     def paired(self) -> frozenset[Any]:
         """Containers of which two tangents are stored at a time: nothing else in the kernel may access them."""
@@ -92,10 +96,10 @@ class Facts:
     def require_index(self, key: Any) -> None:
         self.note(self.indexed, key)
 
-    def require_storage(self, key: Any, forms: Iterable[Form]) -> None:
+    def require_storage(self, key: Any, forms: Iterable[Form], is_fixed: Callable[[Seed], bool]) -> None:
         facts = self.storage(key)
-        if any(facts.add(form, False) for form in forms):
-            self.changed = True
+        for form in forms:
+            self.changed |= facts.add(form, False, is_fixed)
 
     def require_row(self, key: Any) -> None:
         facts = self.storage(key)

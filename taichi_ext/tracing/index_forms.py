@@ -71,6 +71,8 @@ class IndexForms:
         self.blocks: list[Block] = [self.block]
         self.loops: list[Loop] = []
         self.atoms: dict[str, Any] = {}
+        self.atom_counts: collections.Counter[Any] = collections.Counter()  # by place in the source
+        self.atom_numbers: dict[str, int] = {}  # in order of their declaration
         self.affines: dict[int, tuple[Any, Affine]] = {}  # id -> (expression kept alive, normal form)
         self.index_vectors: dict[int, tuple[Any, list[str]]] = {}
         self.slot_atoms: dict[str, Any] = {}
@@ -98,6 +100,13 @@ class IndexForms:
         self.scratch_sizes: dict[Any, int] = {}
         self.operations: collections.Counter[Any] = collections.Counter()  # on tangents, by place in the source
         self.arrays: dict[int, tuple[Any, Any]] = {}
+        self.sink: Any = None  # takes the entries of a sparse Jacobian
+        self.stage = 0  # number of the statement at the top of the kernel
+
+    @property
+    def no_column(self) -> int:
+        """What a slot holds as long as it has no column."""
+        return 0 if self.sink is None else -1
 
     @property
     def context(self) -> Any:
@@ -129,11 +138,16 @@ class IndexForms:
 
     def set_atom(self, name: str, variable: Any) -> None:
         self.atoms[name] = variable
+        self.atom_numbers[name] = len(self.atom_numbers)
         self.affines[id(variable)] = (variable, Affine(((name, 1),)))
 
     def new_atom(self, variable: Any) -> Affine:
         """A name for an integer variable that does not change."""
         name = f"v{len(self.atoms)}"
+        if self.sink is not None:  # the next trace has the same name for it
+            place = (self.path, self.line())
+            self.atom_counts[place] += 1
+            name = f"v{self.atom_counts[place]} {place}"
         self.set_atom(name, variable)
         return Affine(((name, 1),))
 
@@ -141,6 +155,13 @@ class IndexForms:
         affine = self.new_atom(variable)
         self.slot_atoms[affine.terms[0][0]] = storage
         return affine
+
+    def are_fixed_since(self, number: int, seed: Seed) -> bool:
+        """Whether a column depends on nothing that was declared after so many variables of indices.
+
+        Its coefficient in a local of that time can be kept in a register, as that of a constant column is.
+        """
+        return self.sink is not None and all(self.atom_numbers[a] < number for a, _ in seed.column.terms)
 
     def affine(self, index: Any) -> Affine:
         """An index in normal form; what is not linear in unchanging variables is evaluated now and named."""

@@ -7,6 +7,7 @@ control flow it was declared in: assigned there, it is just rebound; assigned de
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from taichi_ext import backend
@@ -38,6 +39,7 @@ class Local:
         self.dtype = dtype
         self.block = tracer.block
         self.depth = len(tracer.contexts)
+        self.atoms = len(tracer.atom_numbers)  # variables of indices that were there before
         self.is_tangent = key in tracer.facts.tangent_locals
         self._note_tangent(value)
         self.storage: Storage | None = None
@@ -116,7 +118,8 @@ class Local:
         if self.tracer.block is not self.block:
             before_form = self._current_form()
             if form or before_form:
-                self.tracer.facts.require_storage(self.key, [form, before_form])
+                is_fixed = functools.partial(self.tracer.are_fixed_since, self.atoms)
+                self.tracer.facts.require_storage(self.key, [form, before_form], is_fixed)
             backend.assign(place, primal)
         elif is_inside:
             # operands of the statement that were read already see the new value, as in Taichi

@@ -15,7 +15,7 @@ from taichi_ext import backend, stages
 from taichi_ext.boundary.registry import registry
 from taichi_ext.derivative.linear_form import Affine, Seed, as_expression, is_row
 from taichi_ext.derivative.rows import rows_loop
-from taichi_ext.derivative.storage import STRATEGIES, row_sum
+from taichi_ext.derivative.storage import SPARSE, STRATEGIES, row_sum
 from taichi_ext.derivative.values import Scalar, TensorValue, entries_of, linearize, primal_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
@@ -25,7 +25,11 @@ from taichi_ext.record.rewrite import Rewritten, rewrite
 from taichi_ext.record.variables import Variable
 from taichi_ext.tracing.constants import Constants
 from taichi_ext.tracing.containers import Container, broadcast, columns_only
+from taichi_ext.tracing.entry_sites import Site
 from taichi_ext.tracing.facts import Facts
+from taichi_ext.tracing.sparse_columns import LAST_SPARSE, Columns
+from taichi_ext.tracing.sparse_containers import sink_returned, sparse_container
+from taichi_ext.tracing.sparse_sink import Sink
 from taichi_ext.tracing.tracer import Tracer
 
 RETURN = ("return",)
@@ -77,6 +81,8 @@ class Launch:
     watch: Any = None
     strategy: str = "auto"  # a key of STRATEGIES
     constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters, each with its first column
+    sparse: Columns | None = None  # of a sparse Jacobian
+    sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
 
 
 @dataclass
@@ -93,6 +99,11 @@ class Fused:
     columns: int
     scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
     paired: frozenset[Any] = frozenset()  # shadows that are stored to two numbers at a time
+    sites: tuple[Site, ...] = ()  # where entries of a sparse Jacobian are written
+    sparse: Columns | None = None
+    row_counts: dict[Any, int] = field(default_factory=dict)  # of the containers that sites write to
+    row_types: dict[Any, Any] = field(default_factory=dict)
+    streams: Any = None  # the memory of the sites, kept from launch to launch
 
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""
@@ -124,6 +135,7 @@ class _Bindings:
         self.arrays: dict[int, tuple[Any, ContainerInfo]] = {}
         self.shadow_arrays: dict[Any, Any] = {}
         self.paired = facts.paired()
+        self.sparse: Columns | None = None
         self.texts: dict[str, str] = {}
         self.constants: Constants | None = None
 
@@ -131,13 +143,18 @@ class _Bindings:
         launch = self.launch
         for key, name in zip(self.extra, shadow_names(self.extra), strict=True):
             self.shadow_arrays[key] = context.get_var_by_name(name)
+        if self.sparse is not None:
+            tracer.sink = Sink(tracer, self.sparse, self.shadow_arrays)
         for position, argument in enumerate(launch.kernel.arguments):
             name = argument.name
             bound = context.get_var_by_name(name)
             if position in launch.arrays:
                 self.arrays[id(bound)] = (bound, launch.arrays[position])
             elif name in launch.argument_columns:
-                self._seed_argument(context, name, bound, launch.argument_columns[name])
+                first = launch.argument_columns[name]
+                if self.sparse is not None:
+                    first = self.sparse.first(("argument", name)) or 0
+                self._seed_argument(context, name, bound, first)
             elif backend.is_scalar_integer(bound):
                 tracer.set_atom(f"argument {name}", bound)
 
@@ -155,7 +172,8 @@ class _Bindings:
 
     def _seeded(self, expression: Any, column: int) -> Scalar:
         column -= self.launch.first_column
-        scalar = Scalar(expression, form={Seed(Affine((), column)): 1} if 0 <= column < self.launch.columns else {})
+        is_here = self.sparse is not None or 0 <= column < self.launch.columns
+        scalar = Scalar(expression, form={Seed(Affine((), column)): 1} if is_here else {})
         scalar.variable = expression  # an argument does not change
         return scalar
 
@@ -167,6 +185,15 @@ class _Bindings:
             return None
         if info.key not in self.containers:
             role = self.launch.roles.get(info.key, Role())
+            if self.sparse is not None:
+                if role.has_shadow and not self._is_sunk(info.key):
+                    self.facts.note(self.facts.shadowed, info.key)
+                shadow = None if self._is_sunk(info.key) else self.shadow_arrays.get(info.key)
+                is_fresh = role.first_column is None and not role.has_shadow
+                self.containers[info.key] = sparse_container(
+                    tracer, info, self.sparse, shadow, self._is_sunk(info.key), role.first_column is not None, is_fresh
+                )
+                return self.containers[info.key]
             if role.has_shadow:
                 self.facts.note(self.facts.shadowed, info.key)
             self.containers[info.key] = Container(
@@ -185,6 +212,9 @@ class _Bindings:
                 is_paired=info.key in self.paired,
             )
         return self.containers[info.key]
+
+    def _is_sunk(self, key: Any) -> bool:
+        return key in self.launch.sinks or key in self.facts.composed
 
     def container_by_key(self, tracer: Tracer, key: Any) -> Container | None:
         """The container of a field, by its key."""
@@ -206,10 +236,18 @@ class _Bindings:
     def component(self, obj: Any) -> int | None:
         return None if isinstance(obj, backend.AnyArray) else self.launch.fields.component(obj)
 
+    def sunk(self, tracer: Tracer, launch: Launch, sites: tuple[Site, ...]) -> tuple[dict[Any, int], dict[Any, Any]]:
+        """Size and type of each container that sites write to."""
+        sizes = {site.key: tracer.sink.sizes[site.key] for site in sites}
+        return sizes, {key: _shadow_dtype(launch, key) for key in sizes}
+
     def returned(self, tracer: Tracer, value: Any) -> Any:
         if self.launch.wants_return:
-            self.facts.note(self.facts.shadowed, RETURN)
+            if tracer.sink is None:
+                self.facts.note(self.facts.shadowed, RETURN)
             self.facts.written.add(RETURN)
+            if tracer.sink is not None:
+                sink_returned(tracer, RETURN, value)
             shadow = self.shadow_arrays.get(RETURN)
             if shadow is not None:
                 _store_returned(tracer, shadow, value)
@@ -244,10 +282,14 @@ def fuse(launch: Launch) -> Fused:
     rewritten = rewrite(kernel.func)
     features = backend.argument_features(kernel, launch.args)
     facts = Facts(STRATEGIES[launch.strategy])
+    if launch.sparse is not None:
+        if launch.strategy == "auto":
+            facts.limits = SPARSE
+        facts.in_rows, facts.composed = set(launch.sparse.in_rows), dict(launch.sparse.composed)
     start = time.perf_counter()
     for count in range(1, MAX_TRACES + 1):
         facts.changed = False
-        extra = tuple(sorted(facts.shadowed, key=repr))
+        extra = (*sorted(facts.shadowed - set(facts.composed) - launch.sinks, key=repr), *facts.streams)
         with backend.deep_recursion():
             fused = _trace_once(launch, rewritten, features, facts, extra)
         if not facts.changed:
@@ -284,9 +326,12 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     bindings = _Bindings(launch, extra, facts)
     is_reverse = backend.is_reverse(kernel)
     facts.covered.clear()
-    tracer = Tracer(facts, launch.columns, bindings, is_reverse)
+    if launch.sparse is not None:
+        bindings.sparse = launch.sparse.extended(facts.in_rows, facts.composed, facts.versions)
+    columns = launch.columns if bindings.sparse is None else bindings.sparse.width
+    tracer = Tracer(facts, columns, bindings, is_reverse)
     tracer.watch = launch.watch
-    bindings.constants = _constants(launch, tracer, facts)
+    bindings.constants = _constants(launch, tracer, facts, bindings.sparse)
     names = shadow_names(extra)
     arrays = ((a, v) for a, v in zip(kernel.arguments, launch.args, strict=True) if backend.is_array(v))
     has_vectors = any(backend.array_element_shape(value, argument.annotation) for argument, value in arrays)
@@ -311,19 +356,24 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     tracer.loop_nodes = loops_by_number(tree)
     fused.trace(tree, context, f"{kernel.func.__name__}_jacobian", lambda: _is_settled(facts, tracer, bindings))
     sizes, version = tracer.scratch_sizes, registry.version
-    return Fused(kernel, fused, extra, facts, rewritten.text, sizes, version, launch.columns, paired=bindings.paired)
+    sites = () if tracer.sink is None else tuple(tracer.sink.sites)
+    return Fused(
+        kernel, fused, extra, facts, rewritten.text, sizes, version, columns, {}, bindings.paired, sites,
+        bindings.sparse, *bindings.sunk(tracer, launch, sites),
+    )  # fmt: skip
 
 
-def _constants(launch: Launch, tracer: Tracer, facts: Facts) -> Constants | None:
+def _constants(launch: Launch, tracer: Tracer, facts: Facts, sparse: Columns | None) -> Constants | None:
     """The Python numbers that are parameters; None where there are none, and no name could mean one."""
     if not launch.columns or not (launch.constants or launch.argument_columns):
         return None
     columns = {variable.key: first for variable, first in launch.constants}
     variables = tuple(variable for variable, _ in launch.constants)
     arguments = frozenset(launch.argument_columns)
-    return Constants(
-        tracer, columns, variables, launch.first_column, launch.columns, arguments, facts.read, facts.namesakes
-    )
+    first, count = launch.first_column, launch.columns
+    if sparse is not None:
+        columns, first, count = {key: sparse.first(key) or 0 for key in columns}, 0, LAST_SPARSE
+    return Constants(tracer, columns, variables, first, count, arguments, facts.read, facts.namesakes)
 
 
 def _is_settled(facts: Facts, tracer: Tracer, bindings: _Bindings) -> bool:
@@ -339,11 +389,15 @@ def _is_settled(facts: Facts, tracer: Tracer, bindings: _Bindings) -> bool:
     if unused:  # rows that have since been found to be rows of J
         facts.shadowed -= unused
         facts.changed = True
+    if tracer.sink is not None and tracer.sink.names() != facts.streams:
+        facts.streams, facts.changed = tracer.sink.names(), True
     if not facts.changed:
         tracer.accept_aliases()
         tracer.accept_stores()
     if not facts.changed:
         tracer.accept_pieces()
+    if not facts.changed and tracer.sink is not None:
+        tracer.sink.check()
     return not facts.changed
 
 
@@ -352,6 +406,8 @@ def _shadow_dtype(launch: Launch, key: Any) -> Any:
         return backend.return_dtype(launch.kernel)
     if key[0] == "scratch":
         return backend.named_type(key[1])
+    if key[0] == "site":
+        return backend.i32 if key[2] == "integers" else _shadow_dtype(launch, key[3])
     if key[0] == "argument":
         return launch.arrays[key[1]].dtype
     return launch.fields.infos[key].dtype

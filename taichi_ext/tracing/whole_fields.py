@@ -80,7 +80,7 @@ def _append(tracer: Any, node: Any, indices: tuple[Any, ...], value: Any, field:
         appended = make_tensor(entries, container.element_shape) if container.element_shape else entries[0]
         ref = Ref(tracer, container, leaf, (*indices, place), tracer.plan.component(leaf)).settled()
         tracer.note_write(container, ref, is_active(appended))
-        if container.shadow is not None:
+        if container.keeps_tangents:
             ref.store_tangent(appended)
     lost = any(is_active(p) and backend.is_real(backend.dtype_of(primal_of(p))) for p in parts.values())
     key = (tracer.path, tracer.line())
@@ -135,7 +135,7 @@ def _carrying(tracer: Any, node: Any) -> list[tuple[Container, Any]]:
 
 def _clear_cell(tracer: Any, node: Any, indices: tuple[Any, ...], container: Container, field: Any) -> None:
     kind = backend.node_kind(node)
-    carries = container.shadow is not None or container.first_column is not None
+    carries = container.is_active
     if carries and (kind not in ("dynamic", "pointer") or not backend.has_leading_axes(field, node)):
         raise UnsupportedError(
             f"{container.name} carries tangents and a part of its layout, a {kind} node, is deactivated in a kernel. "
@@ -163,7 +163,7 @@ def _clear_cell(tracer: Any, node: Any, indices: tuple[Any, ...], container: Con
         ref = Ref(tracer, container, field, tuple(place), None).settled()
         tracer.note_write(container, ref, False)
         tracer.facts.clearing.add(tracer.writes[container.key][-1])
-        if container.shadow is not None:
+        if container.keeps_tangents:
             ref.store_tangent(0)
 
 

@@ -1,0 +1,148 @@
+"""One evaluation of a sparse Jacobian; where its rows cannot be sparse, a dense one of which the zeros are left out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.results import by_path
+from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse_too_large
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.memory import available_memory
+from taichi_ext.runtime.session import Session
+from taichi_ext.runtime.sparse_rows import csr_of
+from taichi_ext.runtime.sparse_session import SparseSession
+from taichi_ext.tracing.sparse_columns import Columns, DenseRowsError
+from taichi_ext.tracing.trace import RETURN
+
+
+class SparseEvaluation(Evaluation):
+    """A call with ``format=``."""
+
+    def jacobian(self) -> Any:
+        """J in the structure that was asked for, in ``out`` if that was given."""
+        with backend.suspend_following():
+            blocks = self.blocks()
+            if self._out is None:
+                return self._prepared.result(self._in_format(blocks))
+            leaves = by_path(self._out, self._prepared.skeleton())
+            fill_out(leaves, [matrix for row in blocks for matrix in row])
+            return self._out
+
+    def _in_format(self, blocks: list[list[Any]]) -> list[list[Any]]:
+        kind = self._prepared.format
+        device = self._device() if kind.startswith("torch") else None
+        elements = [self._element(t) for t in self._outputs], [self._element(t) for t in self._params]
+        return [
+            [in_format(m, kind, (rows, columns), device) for m, columns in zip(row, elements[1], strict=True)]
+            for row, rows in zip(blocks, elements[0], strict=True)
+        ]
+
+    def _device(self) -> Any:
+        values = [self.call.value(t) if t.kind in ("argument", "array") else None for t in self._outputs]
+        if not all(backend.is_torch_tensor(v) for v in values):
+            raise InvalidArgumentError(
+                f"format={self._prepared.format!r} gives torch tensors, and not all outputs are torch tensors; use "
+                "format='csr'."
+            )
+        return values[0].device
+
+    def _element(self, target: Any) -> int:
+        """How many numbers an element of a parameter or output has."""
+        if target.kind == "field":
+            info = self._prepared.fields.field(target.field)
+            return math.prod(info.element_shape)
+        if target.kind == "return" or target.variable is not None or self.call.is_value(target):
+            return 1
+        return math.prod(backend.array_element_shape(self.call.value(target), self.call.annotation(target)))
+
+    # --- runs
+
+    def _may_need_state(self) -> bool:
+        return self.call.kernel is None or super()._may_need_state()
+
+    def _session(self) -> Session:
+        prepared = self._prepared
+        if prepared.dense_reason:
+            return super()._session()
+        return SparseSession(prepared.fields, prepared.fused, self.call.kernel is not None, Columns())
+
+    def _new_session(self, first: int, blocks: int | None) -> tuple[Any, Any]:
+        session, columns = super()._new_session(first, blocks)
+        if isinstance(session, SparseSession):
+            keys = [self._key(session, target) for target in self._params]
+            sizes = {key: math.prod(shape) for key, (_, shape) in zip(keys, columns, strict=True)}
+            in_rows = {keys[n] for n in self._prepared.in_rows}
+            session.number(sizes, in_rows, self._prepared.composed)
+        return session, columns
+
+    def _run_within_memory(self) -> list[list[Any]]:
+        if self._prepared.format.startswith("torch"):
+            self._device()
+        while not self._prepared.dense_reason:
+            try:
+                return self._run_sparse()
+            except DenseRowsError as error:
+                self._restore()
+                self._prepared.dense_reason = str(error)
+        return self._run_dense()
+
+    def _restore(self) -> None:
+        if self._state is not None:
+            self._state.restore()
+
+    def _run_sparse(self) -> list[list[Any]]:
+        session, columns = self._new_session(0, None)
+        try:
+            outputs = [self._open_output(session, target, None) for target in self._outputs]
+            self._check_out(session, outputs, columns)
+            self._launch(session, [key for key, _ in outputs])
+        finally:
+            keys = list(session.numbering.sizes)
+            self._prepared.in_rows |= {keys.index(key) for key in session.numbering.in_rows}
+            self._prepared.composed.update(session.numbering.composed)
+        params = [self._key(session, target) for target in self._params]
+        return [
+            [session.block(key, param, math.prod(shape), self._dtype(session, key)) for param in params]
+            for key, shape in outputs
+        ]
+
+    def _run_dense(self) -> list[list[Any]]:
+        session, columns = self._new_session(0, None)
+        rows = [self._rows(session, target) for target in self._outputs]
+        entries = sum(rows) * sum(math.prod(shape) for _, shape in columns)
+        free = self._prepared.limit or available_memory() / 2
+        refuse_too_large(self._prepared.dense_reason, entries, np.dtype(np.float64), free)
+        dense = super()._run_within_memory()
+        return [
+            [csr_of(block.reshape(n, math.prod(shape))) for block, (_, shape) in zip(row, columns, strict=True)]
+            for row, n in zip(dense, rows, strict=True)
+        ]
+
+    def _rows(self, session: Session, target: Any) -> int:
+        if target.kind == "return":
+            return math.prod(self.call.return_shape())
+        return math.prod(self._container(session, target)[1])
+
+    def _dtype(self, session: Session, key: Any) -> Any:
+        return backend.to_numpy_type(self.call.return_dtype()) if key == RETURN else session.dtype(key)
+
+    def _places(self) -> list[Any]:
+        return [None] * len(self._outputs)
+
+    def _check_out(self, session: Session, outputs: list[Any], columns: Any) -> None:
+        if self._out is None:
+            return
+        wanted = [
+            ((math.prod(shape), math.prod(p)), np.dtype(self._dtype(session, key)))
+            for key, shape in outputs
+            for _, p in columns
+        ]
+        check_out(by_path(self._out, self._prepared.skeleton()), wanted)
+
+    def _is_repeatable(self, session: Session, outputs: list[Any]) -> bool:
+        return False

@@ -1,0 +1,27 @@
+"""What a session with a sparse Jacobian does otherwise at each launch; here, what one with a dense Jacobian does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext.tracing.trace import Fused, Launch
+
+
+class LaunchHooks:
+    """Called by a session before and after it launches a kernel."""
+
+    def _variant(self, outer: dict[Any, Any]) -> Any:
+        """What tells kernels apart that are traced from the same kernel."""
+        return None
+
+    def _complete(self, launch: Launch, outer: dict[Any, Any]) -> None:
+        """Say more about a launch that is to be traced."""
+
+    def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
+        """Take note of what a trace has found out, before the launch."""
+
+    def _stream(self, fused: Fused, name: Any) -> Any:
+        raise AssertionError(name)
+
+    def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:
+        """Take what a launch has written."""

@@ -1,0 +1,150 @@
+"""The pattern of a sparse Jacobian: from the integers that a kernel has kept to CSR arrays, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.derivative.linear_form import Affine
+from taichi_ext.tracing.entry_sites import Group, Site
+
+
+class Slots:
+    """The slots of a site in one launch: which were filled, and what rows and columns are in them."""
+
+    def __init__(self, site: Site, integers: np.ndarray | None) -> None:
+        self.site = site
+        self.integers = None if integers is None else integers.reshape(site.slots, site.integers)
+        self.values: dict[str, np.ndarray] = {}
+        stride = site.slots
+        numbers = np.arange(site.slots, dtype=np.int64)
+        for axis in site.axes:
+            stride //= max(1, axis.length)
+            self.values[axis.variable] = numbers // stride % axis.length + axis.first
+        for n, atom in enumerate(site.atoms):
+            assert self.integers is not None
+            self.values[atom] = self.integers[:, n].astype(np.int64)
+        self.is_filled = np.ones(site.slots, bool)
+        if site.is_conditional and self.integers is not None:
+            self.is_filled = self.integers[:, -1] == 1
+
+    def of(self, affine: Affine) -> np.ndarray:
+        """The value of an index in each slot."""
+        total = np.full(self.site.slots, affine.constant, np.int64)
+        for atom, factor in affine.terms:
+            total += self.values[atom] * factor
+        return total
+
+    def rows(self, group: Group) -> np.ndarray:
+        """The row of each entry, slot by slot."""
+        parts = np.stack([self.of(row) for row in self.site.rows], axis=1)
+        return parts[:, [entry.part for entry in group.entries]].reshape(-1)
+
+    def columns(self, group: Group) -> np.ndarray:
+        """The column of each entry, among all columns; negative where there is none."""
+        if not group.entries:
+            return np.zeros(0, np.int64)
+        return np.stack([self.of(entry.column) for entry in group.entries], axis=1).reshape(-1)
+
+
+@dataclass
+class Block:
+    """Where the entries of one container by the columns of another one come from, and their CSR arrays.
+
+    Attributes:
+        indptr: of the CSR arrays.
+        indices: likewise.
+        order: for each entry in turn, the numbers that are added up; None where they lie in the memory of the data.
+        starts: where in ``order`` each entry begins; None where each is one number.
+        shape: of the block.
+        sources: the groups that write the numbers, each with where it begins in their common memory.
+        has_rows: whether numbers come from rows of tangents: those that are zero are no entries.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    order: np.ndarray | None
+    starts: np.ndarray | None
+    shape: tuple[int, int]
+    has_rows: bool
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.order is None
+
+    def data(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers of the CSR arrays."""
+        if self.order is None:
+            return numbers
+        taken = numbers.take(self.order)
+        return taken if self.starts is None else np.add.reduceat(taken, self.starts) if len(taken) else taken
+
+
+def block_of(
+    rows: np.ndarray,
+    columns: np.ndarray,
+    kept: np.ndarray,
+    shape: tuple[int, int],
+    has_rows: bool,
+    *,
+    may_be_in_place: bool,
+) -> Block:
+    """The CSR arrays for numbers with these rows and columns, of which some are kept."""
+    dtype = np.int32 if max(*shape, len(rows)) < 2**31 else np.int64
+    key = rows * max(1, shape[1]) + columns
+    if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
+        indptr = np.zeros(shape[0] + 1, dtype)
+        np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
+        return Block(indptr, columns.astype(dtype), None, None, shape, has_rows)
+    numbers = np.flatnonzero(kept)
+    key = key[numbers]
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    is_first = np.ones(len(key), bool)
+    is_first[1:] = key[1:] != key[:-1]
+    starts = np.flatnonzero(is_first)
+    key = key[starts]
+    indptr = np.zeros(shape[0] + 1, dtype)
+    np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
+    indices = (key % max(1, shape[1])).astype(dtype)
+    order = numbers[order].astype(dtype)
+    return Block(indptr, indices, order, None if is_first.all() else starts, shape, has_rows)
+
+
+def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
+    """For each site which of its rows count, slot by slot and part by part: what is stored over later does not."""
+    kept = [np.repeat(s.is_filled[:, None], len(s.site.rows), axis=1) for s in sites]
+    stores = [n for n, s in enumerate(sites) if not s.site.is_sum]
+    for n in stores:
+        site = sites[n].site
+        if not site.is_injective:
+            _keep_last(sites[n], kept[n])
+        for later in stores:
+            other = sites[later].site
+            if later <= n or other.loops != site.loops:
+                continue
+            for part, row in enumerate(site.rows):
+                if row in other.rows:
+                    kept[n][:, part] &= ~sites[later].is_filled
+    return kept
+
+
+def _keep_last(slots: Slots, kept: np.ndarray) -> None:
+    """Of several stores to one row, in a loop, the last one counts."""
+    rows = np.stack([slots.of(row) for row in slots.site.rows], axis=1).reshape(-1)
+    flat = kept.reshape(-1)
+    numbers = np.flatnonzero(flat)[::-1]
+    _, last = np.unique(rows[numbers], return_index=True)
+    flat[:] = False
+    flat[numbers[last]] = True
+
+
+def stored_rows(sites: list[Slots]) -> np.ndarray:
+    """The rows that are stored to, rather than added to."""
+    found: list[Any] = [np.zeros(0, np.int64)]
+    for s in sites:
+        if not s.site.is_sum:
+            found += [s.of(row)[s.is_filled] for row in s.site.rows]
+    return np.concatenate(found)

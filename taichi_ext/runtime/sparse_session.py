@@ -1,0 +1,147 @@
+"""One evaluation of a sparse Jacobian: each launch gives sparse blocks, which are put together launch by launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.labels import Label
+from taichi_ext.runtime.memory import FieldTable, numpy_dtype
+from taichi_ext.runtime.session import Session
+from taichi_ext.runtime.sparse_rows import SparseRows, csr_of
+from taichi_ext.runtime.sparse_streams import Streams
+from taichi_ext.tracing.sparse_columns import Columns, DenseRowsError
+from taichi_ext.tracing.trace import Fused, Launch, Role
+
+
+class SparseSession(Session):
+    """The tangents of one run; ``columns_of`` tells how columns are numbered, and is kept from run to run."""
+
+    def __init__(self, fields: FieldTable, fused: dict[Any, Fused], is_direct: bool, numbering: Columns) -> None:
+        super().__init__(fields, fused, is_direct)
+        self.numbering = numbering
+        self.outputs: dict[Any, Any] = {}  # sizes by key
+        self.rows = SparseRows(numbering.sizes)
+        self._streams: Streams | None = None
+
+    def number(self, sizes: dict[Any, int], in_rows: set[Any], composed: dict[Any, int]) -> None:
+        """Give the parameters their columns."""
+        self.numbering = Columns(sizes, in_rows, dict(composed))
+        self.rows = SparseRows(sizes)
+        self.columns = self.numbering.width
+
+    def block(self, key: Any, param: Any, rows: int, dtype: Any) -> Any:
+        """A block of J as a CSR array."""
+        return self.rows.block(key, param, rows, dtype)
+
+    # --- containers
+
+    def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
+        self.outputs[key] = rows
+
+    def tangents(self, key: Any) -> Any:
+        """Something whose ``any()`` says whether an output or parameter depends on parameters."""
+        return self.rows.of(key)
+
+    def is_fresh(self, key: Any) -> bool:
+        return not self.rows.of(key).any()
+
+    def dtype(self, key: Any) -> np.dtype:
+        return numpy_dtype(self.arrays.infos[key].dtype if key[0] == "array" else self.fields.infos[key].dtype)
+
+    def carries_tangent(self, key: Any) -> bool:
+        return self.rows.of(key).any() or super().carries_tangent(key)
+
+    def shadow(self, key: Any) -> Any:
+        if key in self.numbering.composed or key in self.outputs or key in self.numbering.sizes:
+            return self.rows.of(key)
+        return super().shadow(key)
+
+    def _active_fields(self) -> list[Any]:
+        return [*super()._active_fields(), *self.rows.keys()]
+
+    # --- launches
+
+    def _role(self, key: Any) -> Role:
+        if key[0] == "array" and key not in self.numbering.sizes and key not in self.outputs:
+            known = [k for k in (*self.numbering.sizes, *self.outputs) if k[0] == "array"]
+            if any(other[1].overlaps(key[1]) for other in known):
+                raise DenseRowsError("two arrays share a part of their memory")
+        return super()._role(key)
+
+    def _variant(self, outer: dict[Any, Any]) -> Any:
+        numbering = self._local(outer)
+        ranges = tuple(r for r in numbering.ranges())
+        return (ranges, frozenset(numbering.in_rows), self._sinks(outer))
+
+    def _complete(self, launch: Launch, outer: dict[Any, Any]) -> None:
+        launch.sparse = self._local(outer)
+        launch.sinks = self._sinks(outer)
+
+    def _sinks(self, outer: dict[Any, Any]) -> frozenset[Any]:
+        names = {key: local for local, key in outer.items()}
+        return frozenset(names.get(key, key) for key in self.outputs)
+
+    def _local(self, outer: dict[Any, Any]) -> Columns:
+        """The columns with the keys that a trace has for arrays."""
+        names = {key: local for local, key in outer.items()}
+        numbering = self.numbering
+        return Columns(
+            {names.get(key, key): size for key, size in numbering.sizes.items()},
+            {names.get(key, key) for key in numbering.in_rows},
+            {names.get(key, key): size for key, size in numbering.composed.items()},
+        )
+
+    def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
+        assert fused.sparse is not None
+        in_rows = {outer.get(key, key) for key in fused.sparse.in_rows} - self.numbering.in_rows
+        composed = {outer.get(k, k): n for k, n in fused.sparse.composed.items()}
+        new = {key: n for key, n in composed.items() if key not in self.numbering.composed}
+        if any(key[0] == "array" for key in new):
+            raise DenseRowsError("an array that carries tangents is read and written")
+        if in_rows or new:
+            before = self.numbering
+            self.numbering = before.extended(before.in_rows | in_rows, {**before.composed, **new}, {})
+            self.columns = self.numbering.width
+            self._renumber(before)
+
+    def _renumber(self, before: Columns) -> None:
+        """Rows of tangents that earlier launches have made get the columns of the others, or become sparse."""
+        if any(region.shadow is not None for region in self.arrays.regions):
+            raise DenseRowsError("an array carries tangents of a parameter whose columns rows come to hold later")
+        for key, shadow in list(self.shadows.items()):
+            values = shadow.to_numpy()
+            now = self.numbering
+            places = {p: (before.first(p) or 0, now.first(p) or 0, now.sizes[p]) for p in before.in_rows}
+            if key in self.numbering.composed:
+                del self.shadows[key]
+                blocks = {p: csr_of(values[:, first : first + n]) for p, (first, _, n) in places.items()}
+                self.rows.replace(key, blocks)
+                continue
+            info = self.info(key)
+            wider = np.zeros((len(values), self.columns), values.dtype)
+            for first, place, n in places.values():
+                wider[:, place : place + n] = values[:, first : first + n]
+            self.shadows[key] = self.new_shadow(info.name, info.size, info.dtype)
+            if not shadow.is_fresh:
+                self.shadows[key].set_rows(slice(None), wider)
+
+    def _stream(self, fused: Fused, name: Any) -> Any:
+        if self._streams is None:
+            self._streams = Streams.of(fused)
+            self._streams.begin()
+        return self._streams.array(name)
+
+    def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:
+        streams, self._streams = self._streams, None
+        if streams is None:
+            return
+        streams.end()
+        stages = (list(streams.blocks(stage)) for stage in streams.stages())
+        self.rows.compose(stages, lambda key: outer.get(key, key))
+
+    def finish(self) -> None:
+        super().finish()
+        if not self.is_direct and any(key[0] == "array" for key in (*self.numbering.sizes, *self.outputs)):
+            raise DenseRowsError("arrays that Python can change are parameters or outputs of a pipeline")

@@ -1,0 +1,180 @@
+"""The memory that a kernel writes the entries of a sparse Jacobian to, and what becomes of it after a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.runtime.memory import numpy_dtype
+from taichi_ext.runtime.sparse_pattern import Block, Slots, block_of, kept_slots, stored_rows
+from taichi_ext.tracing.entry_sites import Group, Site
+from taichi_ext.tracing.trace import Fused
+
+
+@dataclass(frozen=True)
+class StageBlocks:
+    """What one stage writes to one container: its entries by the container whose columns they have.
+
+    Attributes:
+        key: the container.
+        size: how many entries it has.
+        stored: its entries that are stored to, rather than added to.
+        blocks: CSR arrays, data included, by the owner of the columns.
+    """
+
+    key: Any
+    size: int
+    stored: np.ndarray
+    blocks: dict[Any, tuple[Block, np.ndarray]]
+
+
+@dataclass
+class _Bundle:
+    """Groups that share a stretch of memory: those with the same rows and columns."""
+
+    sources: list[tuple[Site, Group]]
+    owners: tuple[Any, ...]
+    numbers: int = 0
+    memory: Any = None
+
+
+class Streams:
+    """The arrays of one fused kernel; kept on it from launch to launch."""
+
+    @staticmethod
+    def of(fused: Fused) -> Streams:
+        if fused.streams is None:
+            fused.streams = Streams(fused)
+        return fused.streams
+
+    def __init__(self, fused: Fused) -> None:
+        assert fused.sparse is not None
+        self.sites = fused.sites
+        self._sizes = {site.key: fused.row_counts[site.key] for site in fused.sites}
+        self._dtypes = {site.key: fused.row_types[site.key] for site in fused.sites}
+        self._ranges = fused.sparse.ranges()
+        self._bundles: dict[Any, _Bundle] = {}
+        self._places: dict[Any, tuple[_Bundle, int, int]] = {}
+        self._integers: dict[int, Any] = {}
+        self._known: dict[int, np.ndarray] = {}  # integers that the blocks belong to
+        self._blocks: dict[Any, dict[Any, Block]] = {}
+        self._stored: dict[Any, np.ndarray] = {}
+        self._make_bundles()
+
+    def _make_bundles(self) -> None:
+        mixed = {(s.stage, s.key) for s in self.sites for g in s.groups if g.owner is None}
+        every = tuple(key for _, _, key in self._ranges)
+        for site in self.sites:
+            for group in site.groups:
+                is_mixed = (site.stage, site.key) in mixed
+                name = (site.stage, site.key, None if is_mixed else group.owner)
+                bundle = self._bundles.setdefault(name, _Bundle([], every if is_mixed else (group.owner,)))
+                length = site.slots * len(group.entries)
+                self._places["site", site.number, group.owner, site.key] = (bundle, bundle.numbers, length)
+                bundle.sources.append((site, group))
+                bundle.numbers += length
+
+    # --- a launch
+
+    def begin(self) -> None:
+        """Memory for the numbers of one launch."""
+        for (stage, key, _), bundle in self._bundles.items():
+            blocks = self._blocks.get((stage, key), {})
+            is_reused = bundle.memory is not None and not any(
+                blocks[owner].is_in_place for owner in bundle.owners if owner in blocks
+            )
+            if not is_reused:
+                bundle.memory = _new_array(bundle.numbers, self._dtypes[key])
+        for site in self.sites:
+            if site.integers:
+                if site.number not in self._integers:
+                    self._integers[site.number] = _new_array(site.slots * site.integers, backend.i32)
+                if site.is_conditional:
+                    _clear(self._integers[site.number])
+
+    def array(self, name: Any) -> Any:
+        """The array of that name, as it is passed to the kernel."""
+        if name[2] == "integers":
+            return self._integers[name[1]]
+        bundle, start, length = self._places[name]
+        if isinstance(bundle.memory, np.ndarray):
+            return bundle.memory[start : start + max(1, length)]
+        assert not start
+        return bundle.memory
+
+    def end(self) -> None:
+        """After the launch: find the pattern anew where the integers that it depends on are others."""
+        integers = {n: _to_numpy(array) for n, array in self._integers.items()}
+        is_same = self._blocks and all(np.array_equal(a, self._known[n]) for n, a in integers.items())
+        if not is_same:
+            self._known = {n: a.copy() for n, a in integers.items()}
+            self._find_blocks()
+
+    def _find_blocks(self) -> None:
+        slots = {site.number: Slots(site, self._known.get(site.number)) for site in self.sites}
+        self._blocks, self._stored = {}, {}
+        for stage, key in dict.fromkeys((s.stage, s.key) for s in self.sites):
+            here = [slots[s.number] for s in self.sites if (s.stage, s.key) == (stage, key)]
+            kept = dict(zip((s.site.number for s in here), kept_slots(here), strict=True))
+            self._stored[stage, key] = stored_rows(here)
+            blocks = self._blocks[stage, key] = {}
+            for (at, to, _), bundle in self._bundles.items():
+                if (at, to) == (stage, key):
+                    blocks.update(self._bundle_blocks(bundle, key, slots, kept))
+
+    def _bundle_blocks(
+        self, bundle: _Bundle, key: Any, slots: dict[int, Slots], kept: dict[int, np.ndarray]
+    ) -> dict[Any, Block]:
+        rows = np.concatenate([slots[s.number].rows(g) for s, g in bundle.sources])
+        columns = np.concatenate([slots[s.number].columns(g) for s, g in bundle.sources])
+        counts = [kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources]
+        is_kept = np.concatenate(counts)
+        has_rows = any(s.has_rows for s, _ in bundle.sources)
+        blocks = {}
+        for first, end, owner in self._ranges:
+            if owner in bundle.owners:
+                here = is_kept & (columns >= first) & (columns < end)
+                if here.any():
+                    shape = (self._sizes[key], end - first)
+                    is_whole = len(bundle.owners) == 1
+                    blocks[owner] = block_of(rows, columns - first, here, shape, has_rows, may_be_in_place=is_whole)
+        return blocks
+
+    # --- what it wrote
+
+    def stages(self) -> list[int]:
+        return sorted({site.stage for site in self.sites})
+
+    def blocks(self, stage: int) -> Iterator[StageBlocks]:
+        for (at, key), blocks in self._blocks.items():
+            if at == stage:
+                full = {}
+                for owner, block in blocks.items():
+                    bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
+                    numbers = _to_numpy(bundle.memory)[: bundle.numbers]
+                    full[owner] = (block, block.data(numbers))
+                yield StageBlocks(key, self._sizes[key], self._stored[stage, key], full)
+
+
+def _new_array(size: int, dtype: Any) -> Any:
+    if backend.is_host_arch():
+        return np.empty(max(1, size), numpy_dtype(dtype))
+    with backend.suspend_following():
+        return ti.ndarray(dtype, shape=max(1, size))
+
+
+def _clear(array: Any) -> None:
+    with backend.suspend_following():
+        array.fill(0)
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    if isinstance(array, np.ndarray):
+        return array
+    with backend.suspend_following():
+        return array.to_numpy()

@@ -1,0 +1,90 @@
+"""Where a kernel writes entries of a sparse Jacobian: what the host has to know to put them into place.
+
+A *site* is a statement that stores or adds a tangent.  Each time it runs it fills one *slot*: a coefficient for each of
+its entries, and the integers that rows and columns depend on and that are not loop variables.  Rows and columns are
+``sum(factor * integer) + constant``, so that the host finds the pattern from a few integers per slot.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.derivative.linear_form import Affine
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop around a site: its variable, and the indices that it runs over."""
+
+    variable: str
+    first: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return max(0, self.end - self.first)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number that a site writes: the row is that of a part of the place, the column is one of all columns."""
+
+    part: int
+    column: Affine
+
+
+@dataclass(frozen=True)
+class Group:
+    """The entries of a site whose columns belong to one container; owner None: which one is known at run time."""
+
+    owner: Any
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One statement that writes tangents.
+
+    Attributes:
+        number: among the sites of a kernel, in the order of the text.
+        stage: the top-level statement that it is in: all that one stage reads is older than what it writes.
+        key: the container that it writes to.
+        is_sum: whether it adds to what is there.
+        axes: the loops around it.
+        loops: the same loops, as the tracer calls them.
+        is_conditional: whether some slots may not be filled; the integers then end with a mark.
+        is_injective: whether no two slots are of the same row.
+        rows: the row of each part.
+        atoms: the integers that each slot keeps.
+        groups: the entries by owner.
+        has_rows: whether entries come from rows of tangents, of which any number can be zero.
+    """
+
+    number: int
+    stage: int
+    key: Any
+    is_sum: bool
+    axes: tuple[Axis, ...]
+    loops: tuple[Any, ...]
+    is_conditional: bool
+    is_injective: bool
+    rows: tuple[Affine, ...]
+    atoms: tuple[str, ...]
+    groups: tuple[Group, ...]
+    has_rows: bool = False
+
+    @property
+    def slots(self) -> int:
+        return math.prod(axis.length for axis in self.axes)
+
+    @property
+    def integers(self) -> int:
+        """How many integers a slot keeps."""
+        return len(self.atoms) + self.is_conditional
+
+    def names(self) -> list[Any]:
+        """The arrays that it writes to."""
+        integers = [("site", self.number, "integers", self.key)] if self.integers else []
+        return integers + [("site", self.number, group.owner, self.key) for group in self.groups]

@@ -1,0 +1,268 @@
+"""Sparse Jacobians: against dense ones, central differences, and patterns that are known."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import taichi as ti
+from conftest import initialise
+from differences import central_differences, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
+from taichi_ext.api.sparse_results import in_format
+
+pytestmark = pytest.mark.cpu_only("differences in float64")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def program():
+    initialise(default_fp=ti.f64)
+
+
+def random(*shape):
+    return np.random.default_rng(5).uniform(0.5, 1.5, shape)
+
+
+def integers(values):
+    field = ti.field(ti.i32, shape=np.shape(values))
+    field.from_numpy(np.array(values, np.int32))
+    return field
+
+
+def require_equal(found, run, params, outs, state=()):
+    """Sparse blocks equal central differences, and are in canonical CSR form."""
+    expected = central_differences(run, params, outs, state)
+    for row, wanted in zip(found, expected, strict=True):
+        for block, dense in zip(row, wanted, strict=True):
+            assert block.format == "csr"
+            assert block.has_canonical_format
+            parts = (block.data, block.indices, block.indptr)
+            assert scipy.sparse.csr_array(parts, shape=block.shape).has_canonical_format
+            assert_allclose(block.toarray(), dense.reshape(block.shape), rtol=1e-6, atol=1e-7)
+
+
+class Network:
+    """Residuals by way of run-time integers, springs between random nodes."""
+
+    def __init__(self):
+        self.x, self.scale = vectors(random(6, 2)), scalars(random(4))
+        self.ends = integers([[0, 3], [5, 1], [2, 2], [3, 0]])
+        self.length, self.force = outputs(4), vector_outputs(2, 6)
+        x, scale, ends, length, force = self.x, self.scale, self.ends, self.length, self.force
+
+        @ti.kernel
+        def run():
+            for e in range(4):
+                a, b = ends[e, 0], ends[e, 1]
+                d = x[a] - x[b]
+                length[e] = d.dot(d) * scale[e]
+                pull = scale[e] * d * d.norm_sqr()
+                force[a] += pull
+                force[b] -= pull
+
+        self.run, self.params, self.outs = run, [x, scale], [length, force]
+
+    def pattern(self):
+        """The pattern of the forces by the positions."""
+        found = np.zeros((6, 2, 6, 2), bool)
+        for a, b in self.ends.to_numpy():
+            for one in (a, b):
+                for other in (a, b):
+                    found[one, :, other] = True
+        return found.reshape(12, 12)
+
+
+@pytest.fixture(scope="module")
+def network():
+    return Network()
+
+
+def test_rows_that_one_iteration_owns_and_rows_that_are_shared(network):
+    network.force.fill(0)
+    plan = Jacobian(network.run, network.params, network.outs, format="csr")
+    found = plan()
+    require_equal(found, network.run, network.params, network.outs)
+    assert (
+        found[1][0].nnz == network.pattern().sum()
+    )  # what happens to be zero stays in: the third spring has no length
+    assert found[0][1].nnz == 4
+    assert "force" in plan.explain()
+
+
+def test_other_integers_give_another_pattern(network):
+    plan = Jacobian(network.run, network.params, network.outs, format="csr")
+    before = plan()[1][0].nnz
+    held = network.ends.to_numpy()
+    network.ends.from_numpy(np.array([[0, 1], [1, 0], [0, 1], [1, 1]], np.int32))
+    found = plan()
+    require_equal(found, network.run, network.params, network.outs)
+    assert found[1][0].nnz == network.pattern().sum() != before
+    network.ends.from_numpy(held)
+    assert plan()[1][0].nnz == before
+
+
+def test_results_do_not_share_memory(network):
+    plan = Jacobian(network.run, network.params, network.outs, format="csr")
+    first = plan()[0][0]
+    kept = first.copy()
+    first.data[:] = 0
+    first.eliminate_zeros()
+    assert_array_equal(plan()[0][0].toarray(), kept.toarray())
+
+
+def test_formats(network):
+    csr = jacobian(network.run, network.x, network.force, format="csr")
+    coo = jacobian(network.run, network.x, network.force, format="coo")
+    bsr = jacobian(network.run, network.x, network.force, format="bsr")
+    assert (coo.format, bsr.format, bsr.blocksize) == ("coo", "bsr", (2, 2))
+    assert_array_equal(coo.toarray(), csr.toarray())
+    assert_array_equal(bsr.toarray(), csr.toarray())
+    assert coo.nnz == bsr.nnz == csr.nnz
+
+
+def test_value_structure_and_out(network):
+    network.force.fill(0)
+    values, found = value_and_jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
+    assert_array_equal(values["f"], network.force.to_numpy())
+    kept = found["f"]["x"]
+    out = {"f": {"x": kept.copy()}}
+    out["f"]["x"].data[:] = 0
+    plan = Jacobian(network.run, {"x": network.x}, {"f": network.force}, format="csr")
+    assert plan(out=out) is out
+    assert_array_equal(out["f"]["x"].toarray(), kept.toarray())
+    builder = ti.linalg.SparseMatrixBuilder(12, 12, max_num_triplets=200, dtype=ti.f64)
+    plan(out={"f": {"x": builder}})
+    matrix = builder.build()
+    assert_allclose([[matrix[i, j] for j in range(12)] for i in range(12)], kept.toarray())
+
+
+def test_float32_and_arrays():
+    @ti.kernel
+    def run(x: ti.types.ndarray(ndim=1), y: ti.types.ndarray(ndim=1), factor: ti.f32):
+        for i in range(5):
+            y[i] = x[i] * x[(i + 1) % 5] * factor
+
+    x, y = np.arange(1, 6, dtype=np.float32), np.zeros(5, np.float32)
+    found = jacobian(run, [x, "factor"], y, args=(x, y, 2.0), format="csr")
+    assert found[0].dtype == np.float32
+    expected = np.diag(2 * np.roll(x, -1)) + 2 * np.roll(np.diag(x), 1, axis=1)
+    assert_allclose(found[0].toarray(), expected, rtol=1e-6)
+    assert_allclose(found[1].toarray()[:, 0], x * np.roll(x, -1), rtol=1e-6)
+    assert found[0].nnz == 10
+
+
+def test_branches_loops_and_stores_over_stores():
+    x, y = scalars(random(6)), outputs(6)
+    which = integers([0, 1, 2, 0, 1, 2])
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = x[0]
+            if which[i] == 0:
+                y[i] = x[i] ** 2
+            elif which[i] == 1:
+                y[i] += x[i] * x[1]
+            for k in range(2):
+                y[i] += x[k] * x[3]
+
+    plan = Jacobian(run, x, y, format="csr")
+    found = plan()
+    require_equal([[found]], run, [x], [y])
+    assert found.nnz == (np.abs(found.toarray()) > 0).sum()
+
+
+def test_steps_in_place_and_intermediates():
+    x, v, y = scalars(random(5)), scalars(random(5)), outputs(5)
+    aux = outputs(5)
+
+    @ti.kernel
+    def step():
+        for i in x:
+            aux[i] = x[i] * x[(i + 1) % 5]
+        for i in x:
+            v[i] += 0.1 * aux[i]
+            x[i] += 0.1 * v[i]
+
+    @ti.kernel
+    def measure():
+        for i in x:
+            y[i] = x[i] * aux[(i + 2) % 5] + v[i]
+
+    def run():
+        step()
+        step()
+        measure()
+
+    plan = Jacobian(run, [x, v], [y, x], format="csr")
+    held = x.to_numpy(), v.to_numpy()
+    found = plan()
+    x.from_numpy(held[0])
+    v.from_numpy(held[1])
+    assert not plan._prepared.dense_reason
+    require_equal(found, run, [x, v], [y, x], [aux])
+
+
+gravity = 9.0
+
+
+def test_python_numbers():
+    x, y = scalars(random(3)), outputs(3)
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = gravity * x[i] ** 2
+
+    found = jacobian(run, ["gravity", x], y, format="csr")
+    assert_allclose(found[0].toarray()[:, 0], x.to_numpy() ** 2)
+    assert_allclose(found[1].toarray(), np.diag(18 * x.to_numpy()))
+
+
+def test_rows_of_few_columns():
+    pose, u, y = scalars(random(3)), scalars(random(8)), outputs(8)
+
+    @ti.kernel
+    def run():
+        for i in u:
+            total = 0.0
+            for k in range(3):
+                total += pose[k] * (k + i)
+            y[i] = total * u[i]
+
+    plan = Jacobian(run, [pose, u], [y], format="csr")
+    found = plan()
+    require_equal(found, run, [pose, u], [y])
+    assert not plan._prepared.dense_reason
+    assert found[0][1].nnz == 8
+
+
+def test_what_cannot_be_sparse_is_dense_and_says_so():
+    x, y = scalars(random(4)), outputs(4)
+
+    @ti.kernel
+    def run():
+        ti.loop_config(serialize=True)
+        for i in range(1, 4):
+            y[i] = y[i - 1] * x[i] + x[0]
+
+    plan = Jacobian(run, x, y, format="csr")
+    found = plan()
+    require_equal([[found]], run, [x], [y])
+    assert "read in the loop that writes it" in plan.explain()
+
+
+def test_bad_input(network):
+    x, force = network.x, network.force
+    with pytest.raises(InvalidArgumentError, match=r"format is 'csc'; expected None for dense arrays, or one of 'csr'"):
+        jacobian(network.run, x, force, format="csc")
+    with pytest.raises(InvalidArgumentError, match="expected a scipy.sparse.csr_array of the same pattern"):
+        jacobian(network.run, x, force, format="csr", out=np.zeros((12, 12)))
+    with pytest.raises(InvalidArgumentError, match="another pattern than the Jacobian: 12 and"):
+        jacobian(network.run, x, force, format="csr", out=scipy.sparse.eye_array(12, format="csr"))
+    with pytest.raises(InvalidArgumentError, match=r"out has shape \(3, 3\); the Jacobian has \(12, 12\)"):
+        jacobian(network.run, x, force, format="csr", out=scipy.sparse.eye_array(3, format="csr"))
+    with pytest.raises(InvalidArgumentError, match="gives torch tensors, and not all outputs are torch tensors"):
+        jacobian(network.run, x, force, format="torch_csr")
+    with pytest.raises(InvalidArgumentError, match="format='bsr' needs blocks of 1 x 2 that are full"):
+        in_format(scipy.sparse.csr_array([[1.0, 0.0]]), "bsr", (1, 2), None)
