@@ -4,6 +4,7 @@ from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
+from taichi_ext.boundary.layers import layers, nearest
 from taichi_ext.boundary.registry import boundary_gradient, registry
 from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.rule_check import check_rule
@@ -23,7 +24,9 @@ __all__ = [
     "coverage",
     "edge",
     "jacobian",
+    "layers",
     "mark",
+    "nearest",
     "registry",
     "replace_gradient",
     "segment_edge",

@@ -18,7 +18,7 @@ ARGUMENTS = {
     "occlusion": ["--samples", "24"],
     "triangle": ["--samples", "32"],
 }
-CHECKS = {"silhouette": 15, "occlusion": 6, "triangle": 4}
+CHECKS = {"silhouette": 15, "occlusion": 8, "triangle": 4}
 
 
 @pytest.fixture

@@ -239,7 +239,7 @@ def real_level(what: str, level: Any) -> Any:
     """The level, if it can be one."""
     if not backend.is_expr(level) or backend.is_tensor(level) or not backend.is_real(backend.dtype_of(level)):
         raise UnsupportedError(
-            f"{what}: level must be a real scalar computed from the position of the pixel; {_described(level)} is "
+            f"{what}: level must be a real scalar computed from the position of the pixel; {described(level)} is "
             "given. Compute it from real variables, for example px = float(i)."
         )
     return level
@@ -264,7 +264,7 @@ def ends_of(start: Any, end: Any) -> tuple[list[Any], list[Any]]:
     for name, value in (("start", start), ("end", end)):
         if shape_of(value) != (2,):
             raise UnsupportedError(
-                f"segment_edge: {name} must be a vector of 2, x and y in pixels; {_described(value)} is given. "
+                f"segment_edge: {name} must be a vector of 2, x and y in pixels; {described(value)} is given. "
                 "Write ti.Vector([x, y])."
             )
     return entries_of(start), entries_of(end)
@@ -276,13 +276,13 @@ def position_of(what: str, at: Any) -> list[Any]:
         return entries_of(at)
     if not isinstance(at, (tuple, list)) or len(at) != 2 or any(shape_of(c) for c in at):
         raise UnsupportedError(
-            f"{what}: at must be a pair of real numbers, at=(px, py); {_described(at)} is given. "
+            f"{what}: at must be a pair of real numbers, at=(px, py); {described(at)} is given. "
             "It is the centre of the pixel, for example px = float(i) and py = float(j)."
         )
     return list(at)
 
 
-def _described(x: Any) -> str:
+def described(x: Any) -> str:
     """An argument as messages tell it."""
     if isinstance(x, (tuple, list)):
         return f"a {type(x).__name__} of {len(x)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext import backend
@@ -10,6 +11,7 @@ from taichi_ext.backend import ops
 from taichi_ext.boundary.edges import (
     alike,
     coverage,
+    described,
     edge,
     ends_of,
     is_antialiased,
@@ -19,8 +21,9 @@ from taichi_ext.boundary.edges import (
     sqrt_edge,
     step,
 )
+from taichi_ext.boundary.layers import layers, level_gradient, mean_of_shapes, nearest, shape_at
 from taichi_ext.boundary.pixel import Pixel, segment_partials
-from taichi_ext.derivative.linear_form import Form, Seed, is_row, multiply
+from taichi_ext.derivative.linear_form import Form, Seed, as_expression, is_row, multiply
 from taichi_ext.derivative.rules import Rule
 from taichi_ext.derivative.values import (
     Scalar,
@@ -34,6 +37,7 @@ from taichi_ext.derivative.values import (
 )
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.tracing import subscripts
+from taichi_ext.tracing.constructors import cast
 
 
 def _pixel(tracer: Any, what: str, level: Any, at: Any) -> tuple[Any, Pixel]:
@@ -151,4 +155,75 @@ def trace_segment(tracer: Any, function: Any, args: list[Any], keywords: dict[st
     return _shaped(nodes, jump)
 
 
-SPECIAL = {edge: trace_edge, step: trace_edge, coverage: trace_edge, sqrt_edge: trace_sqrt, segment_edge: trace_segment}
+@dataclass
+class Shapes:
+    """What ``layers`` and ``nearest`` are given, as their kernel code passes it on."""
+
+    what: str
+    function: Any
+    value_shape: tuple[int, ...]
+    has_depth: bool
+    is_everywhere: bool = False  # the level is a number
+
+
+def trace_layers(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``layers`` and ``nearest`` in a kernel that the engine traces."""
+    given = inspect.signature(function).bind(*args, **keywords).arguments
+    what, shape, background = function.__name__, given["shape"], tracer.value_of(given["background"])
+    if tracer.is_reverse:
+        raise UnsupportedError(f"{what} has no derivative in Taichi's reverse mode; use taichi_ext.jacobian.")
+    if backend.taichi_func(getattr(shape, "__func__", shape)) is None:
+        raise UnsupportedError(f"{what}: shape is {shape!r}; expected a ti.func that takes n, x and y.")
+    at = position_of(what, tracer.value_of(given["at"]))
+    x, y = (cast(tracer, c, backend.default_type(float)) if _is_whole(c) else c for c in at)
+    shapes = Shapes(what, shape, shape_of(background), function is nearest)
+    return tracer.call(mean_of_shapes, shapes, given["count"], background, x, y, shapes.has_depth)
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, int) or (backend.is_expr(primal_of(x)) and not backend.is_real(backend.dtype_of(primal_of(x))))
+
+
+def trace_shape(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """Level, depth and value of one of the shapes of ``layers`` or ``nearest``."""
+    shapes, n, x, y = args
+    found = tracer.value_of(tracer.call(shapes.function, n, x, y))
+    names = ("level", "depth", "value") if shapes.has_depth else ("level", "value")
+    if not isinstance(found, (tuple, list)) or len(found) != len(names):
+        raise UnsupportedError(f"{shapes.what}: shape must return {', '.join(names)}; it returns {described(found)}.")
+    level, value = found[0], found[-1]
+    if isinstance(level, (int, float)):
+        shapes.is_everywhere, level = True, float(level)
+    elif not isinstance(level, Scalar):
+        real_level(shapes.what, level)
+    if shape_of(value) != shapes.value_shape:
+        raise UnsupportedError(
+            f"{shapes.what}: shape returns a value of shape {shape_of(value)}, and background has shape "
+            f"{shapes.value_shape}; give both the same shape."
+        )
+    return level, found[1] if shapes.has_depth else -backend.cast(primal_of(n), backend.default_type(float)), value
+
+
+def trace_gradient(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """The gradient of a level or a depth by the position."""
+    shapes, name, value = args
+    form = linearize(tracer, tracer.value_of(value))
+    gradient = [_column(tracer, form, tracer.spatial_seed(shapes.what, variable)) for variable in keywords["at"]]
+    is_flat = all(isinstance(c, (int, float)) and c == 0 for c in gradient)
+    if is_flat and name == "level" and not shapes.is_everywhere:
+        tracer.require_settled(f"{shapes.what}: level does not depend on x and y; compute it from them in the shape.")
+    dtype = backend.dtype_of(primal_of(tracer.value_of(value)))
+    return backend.tensor([backend.variable(as_expression(c, dtype)) for c in gradient], (2,))
+
+
+SPECIAL = {
+    edge: trace_edge,
+    step: trace_edge,
+    coverage: trace_edge,
+    sqrt_edge: trace_sqrt,
+    segment_edge: trace_segment,
+    layers: trace_layers,
+    nearest: trace_layers,
+    shape_at: trace_shape,
+    level_gradient: trace_gradient,
+}

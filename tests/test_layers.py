@@ -1,0 +1,334 @@
+"""Shapes over each other in a pixel: exact for straight edges, close to supersampled images for others."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import central_differences, outputs, read, scalars, vector_outputs, write
+from numpy.testing import assert_allclose
+from planar import area, clip, square
+from reverse_mode import gradient_field
+from supersampled import errors_by_column, sampler
+
+from taichi_ext import UnsupportedError, jacobian, layers, nearest, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+W, H = 9, 7
+PLANES = 4
+
+
+def planes_kernel(p, image, has_depth):
+    """Half-planes ``p0 > cos(p1) x + sin(p1) y`` of colours p2, at depths that are planes (p3, p4, p5), too."""
+
+    @ti.func
+    def plane(n, x, y):
+        return 2.0 * (p[n, 0] - x * ti.cos(p[n, 1]) - y * ti.sin(p[n, 1])), p[n, 2]
+
+    @ti.func
+    def tilted(n, x, y):
+        level, colour = plane(n, x, y)
+        return level, p[n, 3] + p[n, 4] * x + p[n, 5] * y, colour
+
+    @ti.kernel
+    def by_order():
+        for i, j in image:
+            image[i, j] = layers(plane, PLANES, 0.1, at=(float(i), float(j)))
+
+    @ti.kernel
+    def by_depth():
+        for i, j in image:
+            image[i, j] = nearest(tilted, PLANES, 0.1, at=(float(i), float(j)))
+
+    return by_depth if has_depth else by_order
+
+
+def random_planes(seed):
+    generator = np.random.default_rng(seed)
+    angles = generator.uniform(0, 2 * np.pi, PLANES)
+    offsets = np.cos(angles) * 4 + np.sin(angles) * 3 + generator.uniform(-1, 1, PLANES)
+    depths = np.array([[0.0, 0.3, 0.1], [0.4, -0.2, 0.2], [50.0, 0.1, 0.0], [90.0, 0.0, -0.1]])
+    return np.column_stack([offsets, angles, generator.uniform(0.2, 1, PLANES), depths])
+
+
+def seen_areas(p, i, j):
+    """The areas of the pixel in which each half-plane is seen, the later over the earlier, and the background."""
+    parts, result = [square(i, j)], []
+    for offset, angle, *_ in p[::-1]:
+        normal = np.array([np.cos(angle), np.sin(angle)])
+        result.append(sum(area(clip(part, -normal, -offset)) for part in parts))
+        parts = [clip(part, normal, offset) for part in parts]
+    return np.array([*result[::-1], sum(area(part) for part in parts)])
+
+
+def test_straight_edges_over_each_other_are_exact():
+    """The values against clipped polygons, and J, with lines that turn, against differences of the values."""
+    p, image = scalars(np.zeros((PLANES, 6))), outputs(W, H)
+    k = planes_kernel(p, image, has_depth=False)
+    most = 0
+    for seed in range(2):
+        given = random_planes(seed)
+        write(p, given)
+        value, J = value_and_jacobian(k, p, image)
+        areas = np.array([[seen_areas(given, i, j) for j in range(H)] for i in range(W)])
+        most = max(most, (areas > 0.01).sum(-1).max())
+        assert_allclose(value, areas @ [*given[:, 2], 0.1], rtol=1e-10)
+        [[differences]] = central_differences(k, [p], [image])
+        assert_allclose(J, differences, rtol=1e-5, atol=1e-7)
+    assert most >= 3  # pixels that two edges cross, at least
+
+
+def test_surfaces_that_pass_through_each_other_are_exact():
+    """Two planes that fill the image and swap their order, one with an edge that passes through both, one before all."""
+    p, image = scalars(np.zeros((PLANES, 6))), outputs(W, H)
+    k = planes_kernel(p, image, has_depth=True)
+    for seed in range(2):
+        given = random_planes(seed)
+        given[:2, 0] = 100.0  # everywhere
+        given[0, 3] = -2.03
+        given[2, 3:] = [-1.2, 0.11, 0.23]
+        given[3, 3:] = [-90.0, 0.0, -0.1]  # before all others
+        write(p, given)
+        value, J = value_and_jacobian(k, p, image)
+        x, y = np.meshgrid(np.arange(W), np.arange(H), indexing="ij")
+        levels = given[:, 0] - x[..., None] * np.cos(given[:, 1]) - y[..., None] * np.sin(given[:, 1])
+        depths = given[:, 3] + given[:, 4] * x[..., None] + given[:, 5] * y[..., None]
+        first, second = np.sort(np.where(levels > 0, depths, 1e9), axis=-1)[..., :2].transpose(2, 0, 1)
+        clear = (np.abs(levels) > 0.75).all(-1) & (second - first > 0.5)  # one surface fills the pixel
+        assert 10 < clear.sum() < W * H
+        seen = given[np.where(levels > 0, depths, 1e9).argmin(-1), 2]
+        assert_allclose(value[clear], seen[clear], rtol=1e-12)
+        [[differences]] = central_differences(k, [p], [image])
+        assert np.abs(differences[..., 3]).max() > 0.05  # the line moves
+        assert_allclose(J, differences, rtol=1e-5, atol=1e-7)
+
+
+# --- curved edges, against supersampled images ------------------------------------------------------------------------
+
+
+def ellipses(p):
+    @ti.func
+    def shape(n, x, y):
+        dx = x - p[n, 0]
+        dy = y - p[n, 1]
+        c = ti.cos(p[n, 4])
+        s = ti.sin(p[n, 4])
+        return 1.0 - ti.sqrt(((c * dx + s * dy) / p[n, 2]) ** 2 + ((c * dy - s * dx) / p[n, 3]) ** 2), p[n, 5]
+
+    return shape
+
+
+DISCS = [[14.3, 13.2, 9.4, 9.4, 0.3, 0.4], [20.7, 15.1, 8.3, 8.3, 1.0, 0.9], [25.2, 9.6, 7.7, 7.7, 2.0, 0.6]]
+TURNED = [[17.3, 15.2, 12.1, 8.4, 0.5, 0.4], [22.2, 16.4, 12.8, 9.2, 1.9, 0.9], [26.8, 14.7, 13.2, 8.8, 2.8, 0.65]]
+
+
+def test_overlapping_discs_and_ellipses():
+    p, image = scalars(np.zeros((3, 6))), outputs(44, 32)
+    shape = ellipses(p)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(shape, 3, 0.05, at=(float(i), float(j)))
+
+    @ti.func
+    def colour(x, y):
+        c = 0.05
+        for n in range(3):
+            level, own = shape(n, x, y)
+            if level > 0:
+                c = own
+        return c
+
+    render = sampler(colour, image)
+    steps = np.array([0.25, 0.25, 0.25, 0.25, 0.03, 0.05])
+    # the ellipses are small: their ends have radii of 6 pixels; discs do not turn
+    for given, turn, median, worst in ((DISCS, 0, 0.01, 0.02), (TURNED, 1, 0.02, 0.03)):
+        write(p, np.array(given))
+        errors = errors_by_column(k, p, image, render, steps * [1, 1, 1, 1, turn, 1])
+        assert np.median(errors) < median
+        assert errors.max() < worst
+
+
+def test_where_edges_coincide():
+    """Two discs of one size: what the rim in front moves over, and the one behind, which is hidden or seen before it."""
+    front, back, nothing = 0.4, 0.9, 0.05
+    x, y, r = 14.3, 12.2, 9.4
+    p, image = scalars([r, r]), outputs(29, 25)
+
+    @ti.func
+    def disc(n, px, py):
+        return p[n] - ti.sqrt((px - x) ** 2 + (py - y) ** 2), ti.select(n == 0, back, front)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(disc, 2, nothing, at=(float(i), float(j)))
+
+    cases = (
+        (1e-3, [0, front - nothing]),
+        (-1e-3, [back - nothing, front - back]),
+        (0.0, [(back - nothing) / 2, front - (nothing + back) / 2]),  # a tie: the mean of both
+    )
+    for by, jumps in cases:
+        write(p, np.array([r, r + by]))
+        assert_allclose(jacobian(k, p, image).sum((0, 1)) / (2 * np.pi * r), jumps, rtol=2e-3, atol=1e-6)
+
+
+def test_voronoi_colours():
+    generator = np.random.default_rng(3)
+    sites = np.stack(np.meshgrid([5, 16, 27], [4, 12, 20], indexing="ij"), -1).reshape(-1, 2)
+    given = np.column_stack([sites + generator.uniform(-2, 2, (9, 2)), generator.uniform(0.1, 1, 9)])
+    p, image = scalars(given), outputs(32, 24)
+
+    @ti.func
+    def cell(n, x, y):
+        return 1.0, ti.sqrt((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2), p[n, 2]
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = nearest(cell, 9, 0.0, at=(float(i), float(j)))
+
+    @ti.func
+    def colour(x, y):
+        c = 0.0
+        least = 1e9
+        for n in range(9):
+            _, depth, own = cell(n, x, y)
+            if depth < least:
+                least = depth
+                c = own
+        return c
+
+    errors = errors_by_column(k, p, image, sampler(colour, image), [0.25, 0.25, 0.05])
+    assert np.median(errors) < 0.01
+    assert errors.max() < 0.02
+
+
+# --- values, types, many shapes ---------------------------------------------------------------------------------------
+
+
+@ti.data_oriented
+class Scene:
+    """Discs of colours with a slope, as a method."""
+
+    def __init__(self, count):
+        generator = np.random.default_rng(1)
+        self.p = scalars(np.column_stack([generator.uniform(2, 9, (count, 2)), generator.uniform(2, 4, count)]))
+        self.colours = scalars(generator.uniform(0, 1, (count, 3)))
+        self.image = vector_outputs(3, 12, 11)
+        self.count = count
+
+    @ti.func
+    def shape(self, n, x, y):
+        level = self.p[n, 2] - ti.sqrt((x - self.p[n, 0]) ** 2 + (y - self.p[n, 1]) ** 2)
+        return level, ti.Vector([self.colours[n, 0], self.colours[n, 1] * x, self.colours[n, 2]])
+
+    @ti.kernel
+    def draw(self):
+        for i, j in self.image:
+            p = ti.Vector([float(i), float(j)])
+            self.image[i, j] = layers(self.shape, self.count, ti.Vector([0.1, 0.2, 0.3]), at=p)
+
+
+def test_methods_vectors_and_more_shapes_than_a_pixel_can_hold():
+    scene = Scene(20)
+    scene.draw()
+    plain = read(scene.image)
+    value, (by_p, by_colour) = value_and_jacobian(scene.draw, [scene.p, scene.colours], scene.image)
+    assert_allclose(value, plain, rtol=1e-13)
+    assert np.isfinite(by_p).all()
+    shares = by_colour[:, :, 0, :, 0]  # the areas in which each disc is seen
+    assert shares.min() >= -1e-12
+    assert shares.sum(-1).max() <= 1 + 1e-9
+    x = np.arange(12)[:, None, None]
+    assert_allclose(by_colour[:, :, 1, :, 1], shares * x, rtol=1e-12, atol=1e-13)
+    background = 1 - shares.sum(-1)
+    assert_allclose(value[..., 0], shares @ read(scene.colours)[:, 0] + background * 0.1, rtol=1e-9, atol=1e-9)
+
+
+def test_float32():
+    given = random_planes(1)[:, :3]
+    initialise()
+    try:
+        p, image = scalars(np.column_stack([given, np.zeros((PLANES, 3))]), ti.f32), outputs(W, H, dtype=ti.f32)
+        value, J = value_and_jacobian(planes_kernel(p, image, has_depth=False), p, image)
+    finally:
+        initialise(default_fp=ti.f64)
+    h = 1e-4
+    ends = []
+    for by in (h, -h, 0):
+        moved = given + np.array([by, 0, 0])
+        areas = np.array([[seen_areas(moved, i, j) for j in range(H)] for i in range(W)])
+        ends.append(areas @ [*given[:, 2], 0.1])
+    assert value.dtype == J.dtype == np.float32
+    assert_allclose(value, ends[2], rtol=1e-5)
+    assert_allclose(J[..., 0].sum(-1), (ends[0] - ends[1]) / (2 * h), rtol=1e-3, atol=1e-3)  # all move at once
+
+
+# --- what cannot be used ----------------------------------------------------------------------------------------------
+
+
+def draws(shape, call=layers, background=0.0):
+    image = outputs(5, 4)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = call(shape, 2, background, at=(float(i), float(j)))
+
+    return k, image
+
+
+def test_bad_input():
+    x = scalars([0.3, 0.8])
+
+    @ti.func
+    def alone(n, px, py):
+        return x[0] - px
+
+    @ti.func
+    def without_position(n, px, py):
+        return x[0] * (n + 1), 1.0
+
+    @ti.func
+    def whole(n, px, py):
+        return n - 1, 1.0
+
+    @ti.func
+    def vector(n, px, py):
+        return x[0] - px, ti.Vector([1.0, x[1]])
+
+    for shape, call, message in (
+        (alone, layers, "layers: shape must return level, value; it returns"),
+        (vector, nearest, "nearest: shape must return level, depth, value; it returns a tuple of 2"),
+        (without_position, layers, "layers: level does not depend on x and y"),
+        (whole, layers, "layers: level must be a real scalar .* a value of type i32"),
+        (vector, layers, r"layers: shape returns a value of shape \(2,\), and background has shape \(\)"),
+        (abs, layers, "layers: shape is .*; expected a ti.func that takes n, x and y"),
+    ):
+        k, image = draws(shape, call)
+        with pytest.raises(UnsupportedError, match=message) as error:
+            jacobian(k, x, image)
+        assert "test_layers.py" in str(error.value)
+        assert "line" in str(error.value)
+        assert len(str(error.value).splitlines()) < 14
+    with pytest.raises(UnsupportedError, match="layers is called from Python"):
+        layers(alone, 2, 0.0, at=(0.0, 0.0))
+
+
+def test_reverse_mode_is_refused():
+    x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
+
+    @ti.func
+    def shape(n, px, py):
+        return x[n] - px, 1.0
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(shape, 2, 0.0, at=(float(i), float(j)))
+
+    with pytest.raises(UnsupportedError, match="layers has no derivative in Taichi's reverse mode; use taichi_ext"):
+        k.grad()
