@@ -66,6 +66,8 @@ from taichi_ext.backend.calling import (
 from taichi_ext.backend.captures import first_captures, frozen
 from taichi_ext.backend.compiling import NeedsTracing, compile_with, compiled_anew
 from taichi_ext.backend.expressions import (
+    DataType,
+    array_type,
     assert_zero,
     assign,
     atomic_add,
@@ -90,6 +92,7 @@ from taichi_ext.backend.expressions import (
     named_type,
     native_init,
     pair,
+    promoted_type,
     serialize_next_loop,
     shape_of,
     source_location,
@@ -139,10 +142,12 @@ from taichi_ext.backend.kernels import (
     primal_kernel,
     process_args,
     program,
+    randn_function,
     repeat_launch,
     resolves_to_static_call,
     return_dtype,
     return_shape,
+    returned_types,
     short_name,
     source_of,
     taichi_func,
@@ -162,6 +167,7 @@ from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
 
 __all__ = [
     "AnyArray",
+    "DataType",
     "Expr",
     "Field",
     "FieldEntry",
@@ -182,6 +188,7 @@ __all__ = [
     "array_feature",
     "array_positions",
     "array_problem",
+    "array_type",
     "as_function",
     "assert_zero",
     "assign",
@@ -282,7 +289,9 @@ __all__ = [
     "primal_kernel",
     "process_args",
     "program",
+    "promoted_type",
     "put_back",
+    "randn_function",
     "refuse_ended",
     "repeat_launch",
     "replace_function",
@@ -290,6 +299,7 @@ __all__ = [
     "restore_function",
     "return_dtype",
     "return_shape",
+    "returned_types",
     "sealed",
     "serialize_next_loop",
     "set_memory",

@@ -215,6 +215,18 @@ def stores_by_column() -> bool:
 DataType = core.DataType
 
 
+def promoted_type(a: Any, b: Any) -> Any:
+    """The type that two types have in common."""
+    return core.promoted_type(a, b)
+
+
+def array_type(array: Any) -> tuple[Any, tuple[int, ...]]:
+    """The scalar type and the shape of the elements of an array argument that is being traced."""
+    kind = array.get_type().element_type
+    shape = tuple(kind.shape()) if hasattr(kind, "shape") and callable(kind.shape) else ()
+    return (kind.element_type() if shape else kind), shape
+
+
 def pair(first: Expr, second: Expr) -> Expr:
     """Two numbers of 32 bits as one of 64, as memory has them one after the other."""
     low, high = (cast(ops.bit_cast(x, ti.u32), ti.u64) for x in (first, second))

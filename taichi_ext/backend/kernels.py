@@ -90,6 +90,18 @@ class _Context(ASTTransformerContext):
         return self._places[key]
 
 
+class _BriefContext(_Context):
+    """Places are file, line and the source line, without marks: those take longer to write than all else."""
+
+    def get_pos_info(self, node: Any) -> str:
+        line = node.lineno
+        if line not in self._places:
+            text = self.src[line - 1].rstrip()
+            place = f'File "{self.file}", line {line + self.lineno_offset}, in {self.func.func.__name__}:'
+            self._places[line] = f"{place}\n{text}\n"
+        return self._places[line]
+
+
 def make_context(
     function: types.FunctionType,
     source: tuple[str, list[str], int],
@@ -99,10 +111,12 @@ def make_context(
     arguments: list[Any] | None = None,
     argument_features: Any = None,
     places: dict[Any, str],
+    is_brief: bool = False,
 ) -> ASTTransformerContext:
     """The state of one walk over a function's tree: of ``kernel``, or of a function inlined with ``arguments``.
 
-    ``places`` keeps the texts of places in the source from one walk to the next.
+    ``places`` keeps the texts of places in the source from one walk to the next. With ``is_brief``, these texts are
+    file, line and source line, without marks.
     """
     file, lines, start = source
     if kernel is None:
@@ -115,7 +129,7 @@ def make_context(
         )
     else:
         owner = kernel
-    return _Context(
+    return (_BriefContext if is_brief else _Context)(
         places,
         excluded_parameters=() if kernel is None else kernel.template_slot_locations,
         is_kernel=kernel is not None,
@@ -364,6 +378,12 @@ def is_reference(annotation: Any) -> bool:
 loop_unique = misc.loop_unique
 fill_function = field_fill_taichi_scope  # the ti.func behind field.fill in kernels
 eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
+randn_function = ti.randn.__globals__["_randn"]  # the ti.func behind ti.randn
+
+
+def returned_types(kernel: Kernel) -> tuple[Any, ...]:
+    """The types of what a kernel or function returns; empty where it returns nothing."""
+    return tuple(kernel.return_type or ())
 
 
 def is_reverse(kernel: Kernel) -> bool:

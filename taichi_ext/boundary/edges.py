@@ -212,6 +212,7 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
 
 PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
 for _function in PUBLIC:
+    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
     _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 

@@ -130,6 +130,7 @@ def check_mark_name(name: Any) -> None:
 
 
 for _function in (mark, stop_gradient, replace_gradient):
+    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
     _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 

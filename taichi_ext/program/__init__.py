@@ -31,6 +31,7 @@ from taichi_ext.program.types import F16, F32, F64, I8, I16, I32, I64, TYPES, U1
 from taichi_ext.program.values import (
     Const,
     Container,
+    Format,
     Group,
     Load,
     Local,
@@ -74,6 +75,7 @@ __all__ = [
     "Declare",
     "Effect",
     "For",
+    "Format",
     "Group",
     "If",
     "Jump",

@@ -23,7 +23,7 @@ from taichi_ext.program.statements import (
     Update,
     While,
 )
-from taichi_ext.program.values import Const, Container, Load, Local, Op, Read, Size, Struct, Tensor
+from taichi_ext.program.values import Const, Container, Format, Load, Local, Op, Read, Size, Struct, Tensor
 
 SIGNS = {
     **{"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"},
@@ -81,6 +81,8 @@ class _Printer:
                 return self.value(members)
             case Container(name=name):
                 return name
+            case Format(template=template, args=args):
+                return f"{template!r}.format({self.list(args)})"
             case tuple() | list():
                 return f"({self.list(x)})"
         if isinstance(x, Mapping):

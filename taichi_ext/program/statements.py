@@ -9,6 +9,7 @@ from typing import Any
 from taichi_ext.program.types import F32, I32, Type
 from taichi_ext.program.values import (
     Container,
+    Format,
     Group,
     Load,
     Local,
@@ -54,7 +55,11 @@ class Assign(Statement):
 
 @dataclass(frozen=True, eq=False)
 class Update(Statement):
-    """``target op= value``, ``op`` being ``add``, ``mul`` ...; as Taichi does it, atomic on containers."""
+    """``target op= value``, ``op`` being ``add``, ``sub``, ``mul`` ...; Taichi makes sums and bits atomic.
+
+    Locals are only updated by ``add``, ``sub``, ``bit_and``, ``bit_or`` and ``bit_xor``, with a value of their type:
+    one that is declared at the top of a kernel is shared by the iterations of a parallel loop.
+    """
 
     target: Target
     op: str
@@ -242,6 +247,8 @@ def values_of(statement: Statement) -> list[Value]:
 def _values_in(x: Any) -> Iterator[Value]:
     if isinstance(x, (Value, Tensor, Struct)):
         yield from entries(x)
+    elif isinstance(x, Format):
+        yield from _values_in(x.args)
     elif isinstance(x, (tuple, list)):
         for e in x:
             yield from _values_in(e)
@@ -257,6 +264,8 @@ def with_values(statement: Statement, change: Callable[[Value], Value]) -> State
             return change(x)
         if isinstance(x, (Tensor, Struct)):
             return regrouped(x, tuple(map(change, entries(x))))
+        if isinstance(x, Format):
+            return Format(x.template, deep(x.args))
         if isinstance(x, (tuple, list)):
             return type(x)(deep(e) for e in x)
         return {k: deep(v) for k, v in x.items()} if isinstance(x, Mapping) else x

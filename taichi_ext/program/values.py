@@ -134,6 +134,15 @@ class Tensor:
     def dtype(self) -> Type:
         return self.entries[0].dtype
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Entries of a vector, rows of a matrix."""
+        width = len(self.entries) // self.shape[0]
+        rows = (self.entries[i : i + width] for i in range(0, len(self.entries), width))
+        return iter(self.entries) if len(self.shape) == 1 else rows
+
 
 @dataclass(frozen=True, eq=False)
 class Struct:
@@ -141,6 +150,14 @@ class Struct:
 
     members: Mapping[str, Group]
     kind: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Format:
+    """Text with values in it, as ``template.format(*args)`` makes it."""
+
+    template: str
+    args: tuple[Any, ...]
 
 
 Group = Value | Tensor | Struct  # what a function takes or gives

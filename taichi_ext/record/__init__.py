@@ -1,1 +1,5 @@
-"""A kernel's source, rewritten into calls that a tracer understands."""
+"""Source rewriting, and the recorder: a kernel call as a program."""
+
+from taichi_ext.record.recorder import record
+
+__all__ = ["record"]

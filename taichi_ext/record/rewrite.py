@@ -59,15 +59,19 @@ class Rewritten:
         return pickle.loads(self.pickled)
 
 
-_cache: weakref.WeakKeyDictionary[Any, Rewritten] = weakref.WeakKeyDictionary()
+_cache: weakref.WeakKeyDictionary[Any, dict[type, Rewritten]] = weakref.WeakKeyDictionary()
 
 
-def rewrite(function: types.FunctionType, returned_values: int | None = None) -> Rewritten:
+def rewrite(
+    function: types.FunctionType, returned_values: int | None = None, rewriter: type[Rewriter] | None = None
+) -> Rewritten:
     """The rewritten form of a kernel's or function's Python function.
 
-    For a real function, ``returned_values`` is the number of values that it returns.
+    For a real function, ``returned_values`` is the number of its results; ``rewriter`` is the tracer's by default.
     """
-    if function not in _cache:
+    kind = Rewriter if rewriter is None else rewriter
+    known = _cache.setdefault(function, {})
+    if kind not in known:
         try:
             source = backend.source_of(function)
         except (OSError, TypeError) as error:
@@ -79,18 +83,18 @@ def rewrite(function: types.FunctionType, returned_values: int | None = None) ->
             ) from error
         tree = ast.parse(textwrap.dedent("\n".join(source[1])))
         taken = names_in(tree)
-        rewriter = _Rewriter(backend.global_variables(function))
+        made = kind(backend.global_variables(function))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         if returned_values is not None and has_early_return(definition):
             lower_returns(definition, returned_values)
-        rewriter.rewrite_function(definition)
+        made.rewrite_function(definition)
         _count_scopes(definition, 0)
         ast.fix_missing_locations(tree)
         loads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
         names = frozenset(n.id for n in loads)
-        _cache[function] = Rewritten(source, pickle.dumps(tree), readable_text(tree, taken), names)
-    return _cache[function]
+        known[kind] = Rewritten(source, pickle.dumps(tree), readable_text(tree, taken), names)
+    return known[kind]
 
 
 def _count_scopes(node: ast.AST, scopes: int) -> None:
@@ -109,7 +113,9 @@ def _count_scopes(node: ast.AST, scopes: int) -> None:
             _count_scopes(child, inner)
 
 
-class _Rewriter(ast.NodeTransformer):
+class Rewriter(ast.NodeTransformer):
+    """Turns a function into calls of the tracer."""
+
     def __init__(self, scope: dict[str, Any]) -> None:
         self.scope = scope
         self.locals: set[str] = set()

@@ -1,0 +1,6 @@
+"""A program as the text of an ordinary kernel in Taichi's public language, and as a kernel."""
+
+from taichi_ext.emit.kernels import Emitted, build
+from taichi_ext.emit.module import emit
+
+__all__ = ["Emitted", "build", "emit"]

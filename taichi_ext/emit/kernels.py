@@ -1,0 +1,36 @@
+"""Emitted text as a kernel: errors of Taichi in it cite its lines, which cite the user's."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.emit.module import emit
+from taichi_ext.program import Program
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """An emitted kernel, its text, and the objects that it was made of."""
+
+    kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
+    text: str
+    objects: dict[str, Any]
+
+
+def build(program: Program, *, has_comments: bool = True) -> Emitted:
+    """The kernel that a program describes; Taichi compiles it when it is first called."""
+    text, objects = emit(program, has_comments=has_comments)
+    file = f"<{program.name} emitted {next(_numbers)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, Any] = {"__name__": f"emitted_{program.name}"}
+    exec(compile(text, file, "exec", dont_inherit=True), scope)
+    kernel = scope["make"](**objects)
+    weakref.finalize(kernel, linecache.cache.pop, file, None)
+    return Emitted(kernel, text, objects)

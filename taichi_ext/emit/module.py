@@ -1,0 +1,51 @@
+"""A program as the text of a module with one factory, whose result is an ordinary kernel."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from taichi_ext.emit.names import Names
+from taichi_ext.emit.statements import Lines
+from taichi_ext.program import Program
+
+
+def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
+    """The text of a program, and the objects that its factory takes.
+
+    Args:
+        program: the program.
+        has_comments: write the user's file and line beside each statement.
+
+    Returns:
+        The text, which defines ``make(...)``, and the objects by the names of its parameters.
+    """
+    names = Names({a.name for a in program.arguments})
+    for container in program.containers:
+        names.container(container)
+    annotated = [(a.name, _annotation(names, a.annotation)) for a in program.arguments if a.value is not None]
+    returns = [_annotation(names, kind) for kind in program.returns]
+    lines = Lines(program, names, has_comments)
+    lines.block(program.body)
+    arrow = f" -> {returns[0]}" if len(returns) == 1 else f" -> ({', '.join(returns)})" if returns else ""
+    text = [
+        f'"""Generated from {os.path.basename(program.file)}."""',
+        "",
+        "from math import inf, nan",
+        "",
+        "import taichi as ti",
+        "",
+        "",
+        f"def make({', '.join(names.objects)}):",
+        "    @ti.kernel",
+        f"    def {program.name}({', '.join(f'{name}: {kind}' for name, kind in annotated)}){arrow}:",
+        *lines.lines,
+        "",
+        f"    return {program.name}",
+        "",
+    ]
+    return "\n".join(text), dict(names.objects)
+
+
+def _annotation(names: Names, annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else names.object(annotation, "Struct")

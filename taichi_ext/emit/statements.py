@@ -1,0 +1,227 @@
+"""Statements of a program as lines of a kernel, with the user's file and line beside them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+from taichi_ext.emit.expressions import INFIX, Expressions
+from taichi_ext.emit.names import Names
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Call,
+    Const,
+    Container,
+    Declare,
+    Effect,
+    For,
+    If,
+    Jump,
+    Op,
+    Place,
+    Program,
+    Read,
+    Return,
+    Statement,
+    Update,
+    Value,
+    While,
+    children,
+    entries,
+    values_of,
+)
+
+_ITERABLES = {
+    "range": "range({})",
+    "ndrange": "ti.ndrange({})",
+    "field": "{}",
+    "grouped": "ti.grouped({})",
+    "grouped ndrange": "ti.grouped(ti.ndrange({}))",
+}
+_LAZY = ("ifte", "logical_and", "logical_or")  # whose operands after the first may not be evaluated
+
+
+class Lines:
+    """Writes the statements of one program."""
+
+    def __init__(self, program: Program, names: Names, has_comments: bool) -> None:
+        self.names = names
+        self.expressions = Expressions(program, names)
+        self.has_comments = has_comments
+        self.lines: list[str] = []
+        self.depth = 1
+        self.last_place: tuple[str, int] | None = None
+
+    def line(self, text: str, place: Place | None = None) -> None:
+        mark = ""
+        if self.has_comments and place is not None and (place.file, place.line) != self.last_place:
+            self.last_place = place.file, place.line
+            mark = f"  # {os.path.basename(place.file)}:{place.line}"
+        self.lines.append("    " * self.depth + text + mark)
+
+    def block(self, body: Body) -> None:
+        self.depth += 1
+        self.names.scopes.append(set())
+        for s in body:
+            self.statement(s)
+        if not body:
+            self.line("pass")
+        self.names.scopes.pop()
+        self.depth -= 1
+
+    def statement(self, s: Statement) -> None:
+        self.expressions.shared = {}
+        if not isinstance(s, While):
+            self.share(values_of(s))
+        text, argument, place = self.expressions.text, self.expressions.argument, s.place
+        match s:
+            case Declare():
+                self.declare(s)
+            case Assign(target=target, value=value):
+                self.line(f"{text(target)} = {text(value)}", place)
+            case Update(target=target, op=op, value=value):
+                self.line(f"{text(target)} {INFIX[op][0]}= {text(value)}", place)
+            case Atomic(function=function, target=target, value=value, result=result):
+                call = f"ti.{function}({text(target)}, {text(value)})"
+                self.line(call if result is None else f"{self.names.declare(result)} = {call}", place)
+            case If():
+                self.branch(s, "if")
+            case While(condition=condition):
+                self.line(f"while {'True' if condition is None else text(condition)}:", place)
+                self.block(s.body)
+            case For():
+                self.loop(s)
+            case Jump(kind=kind):
+                self.line(kind, place)
+            case Return(values=values):
+                self.line(f"return {', '.join(map(argument, values))}", place)
+            case Call(function=function, args=args, results=results):
+                self.line(f"{', '.join(map(self.names.declare, results))} = {self.call(function, args)}", place)
+            case Effect():
+                self.effect(s)
+            case Boundary():
+                self.boundary(s)
+
+    # --- what a statement evaluates more than once
+
+    def share(self, values: list[Value]) -> None:
+        """Keep such values in temporaries, where they are certain to be evaluated."""
+        uses: Counter[Value] = Counter()
+        certain: set[Value] = set()
+        order: list[Value] = []
+
+        def visit(node: Value, is_certain: bool) -> None:
+            uses[node] += 1
+            is_new = uses[node] == 1
+            if is_certain and node not in certain:
+                certain.add(node)
+                is_new = True
+            if not is_new:
+                return
+            is_lazy = isinstance(node, Op) and node.name in _LAZY
+            for n, child in enumerate(children(node)):
+                visit(child, is_certain and not (is_lazy and n > 0))
+            order.append(node)
+
+        for value in values:
+            visit(value, True)
+        for node in dict.fromkeys(order):
+            if uses[node] > 1 and node in certain and _is_worth_a_name(node):
+                text = self.expressions.unshared(node)[0]
+                name = self.names.fresh("t")
+                self.line(f"{name} = {text}")
+                self.expressions.shared[node] = name
+
+    # --- kinds of statement
+
+    def declare(self, s: Declare) -> None:
+        local, expressions = s.local, self.expressions
+        if local.shape:
+            text = expressions.tensor(s.values, local.shape, local.dtype)
+        else:
+            text = expressions.text(s.values[0])
+        self.line(f"{self.names.declare(local)} = {text}", s.place)
+
+    def branch(self, s: If, word: str) -> None:
+        self.line(f"{word} {self.expressions.text(s.condition)}:", s.place)
+        self.block(s.then)
+        if not s.orelse:
+            return
+        if len(s.orelse) == 1 and isinstance(s.orelse[0], If):
+            inner = s.orelse[0]
+            before, self.expressions.shared = len(self.lines), {}
+            self.share([inner.condition])
+            if len(self.lines) == before:
+                self.branch(inner, "elif")
+                return
+            del self.lines[before:]
+        self.line("else:")
+        self.block(s.orelse)
+
+    def loop(self, s: For) -> None:
+        if s.config:
+            self.line(f"ti.loop_config({', '.join(f'{k}={v!r}' for k, v in s.config.items())})")
+        if s.kind in ("field", "grouped"):
+            over = s.domain[0]
+            domain = self.names.container(over) if isinstance(over, Container) else self.names.object(over, "node")
+        else:
+            domain = ", ".join(map(self.bound, s.domain))
+        self.names.scopes.append(set())
+        variables = ", ".join(map(self.names.declare, s.variables))
+        self.line(f"for {variables} in {_ITERABLES[s.kind].format(domain)}:", s.place)
+        self.block(s.body)
+        self.names.scopes.pop()
+
+    def bound(self, x: Any) -> str:
+        return f"({', '.join(map(self.bound, x))})" if isinstance(x, tuple) else self.expressions.text(x)
+
+    def call(self, function: str, args: tuple[Any, ...]) -> str:
+        """A function of Taichi's library; the inverse is a method."""
+        texts = list(map(self.expressions.argument, args))
+        return f"{texts[0]}.inverse()" if function == "inverse" else f"ti.{function}({', '.join(texts)})"
+
+    def effect(self, s: Effect) -> None:
+        argument = self.expressions.argument
+        if s.function == "assert":
+            condition, message = s.args
+            self.line(f"assert {argument(condition)}, {argument(message)}", s.place)
+            return
+        args: tuple[Any, ...] = s.args
+        if not isinstance(s.function, str):
+            called = self.expressions.function(s.function)
+        elif s.function.startswith("."):
+            index = ", ".join(map(argument, args[1]))
+            called = argument(args[0]) + (f"[{index}]" if index else "") + s.function
+            args = args[2:]
+        else:
+            called = s.function
+        named = [f"{k}={argument(v)}" for k, v in s.keywords.items()]
+        text = f"{called}({', '.join([*map(argument, args), *named])})"
+        results = ", ".join(map(self.names.declare, s.results))
+        self.line(f"{results} = {text}" if results else text, s.place)
+
+    def boundary(self, s: Boundary) -> None:
+        if s.options.get("antialias"):
+            raise UnsupportedError(
+                f"{s.place.message() if s.place else ''}\n{s.kind} is antialiased: its value depends on the derivative "
+                "of level, which a kernel without derivatives does not have."
+            )
+        groups = s.values if isinstance(s.values, tuple) else (s.values,)
+        for local, value in zip(s.results, (e for g in groups for e in entries(g)), strict=True):
+            self.line(f"{self.names.declare(local)} = {self.expressions.text(value)}", s.place)
+
+
+def _is_worth_a_name(node: Value) -> bool:
+    """Whether a value that is used twice is computed: not read, converted from a local, or random."""
+    if not isinstance(node, Op) or _has_random(node):
+        return False
+    return not (node.name == "cast" and isinstance(node.args[0], (Const, Read)))
+
+
+def _has_random(node: Value) -> bool:
+    return (isinstance(node, Op) and node.name == "random") or any(map(_has_random, children(node)))

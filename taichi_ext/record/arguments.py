@@ -1,0 +1,82 @@
+"""Arguments and results of a recorded kernel: as values of its program, and as text for the emitted one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Argument, Container, Local, Read
+from taichi_ext.record.handles import Cell, Cells, Record, group_of, value_of
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.taichi_types import type_of
+
+
+def bind_arguments(r: Recording) -> None:
+    """Let the names of the kernel's arguments stand for values and containers of the program."""
+    made = []
+    for argument in r.kernel.arguments:
+        name, annotation = argument.name, argument.annotation
+        if isinstance(annotation, ti.template):
+            made.append(Argument(name, annotation))
+            continue
+        bound = r.context.get_var_by_name(name)
+        if isinstance(bound, backend.AnyArray):
+            container = _array(name, bound)
+            r.arrays[id(bound)] = container
+            r.kept.append(bound)
+            made.append(Argument(name, array_annotation(container), container))
+            continue
+        place = _parameter(name, bound, annotation)
+        for scope in r.context.local_scopes:
+            if name in scope:
+                scope[name] = place
+        made.append(Argument(name, annotation_text(annotation), group_of(value_of(place))))
+    r.arguments = tuple(made)
+
+
+def _array(name: str, bound: Any) -> Container:
+    dtype, shape = backend.array_type(bound)
+    return Container(name, type_of(dtype), len(bound.shape), shape, None, True)
+
+
+def _parameter(name: str, bound: Any, kind: Any) -> Any:
+    """A value argument; members of a struct are locals named as they are read."""
+    if isinstance(bound, backend.Struct):
+        members = {k: _parameter(f"{name}.{k}", getattr(bound, k), kind.members[k]) for k in kind.members}
+        return Record(members, kind.methods, kind)
+    if not backend.is_expr(bound):
+        raise UnsupportedError(
+            f"The argument {name!r} is a {type(bound).__name__}, which is not differentiated. Pass numbers, vectors, "
+            "structs of them, fields or arrays."
+        )
+    shape = backend.shape_of(bound)
+    local = Local(name, type_of(backend.dtype_of(bound)), shape, "parameter")
+    return Cells(local, (), shape) if shape else Cell(Read(local))
+
+
+def annotation_text(annotation: Any) -> Any:
+    """An annotation as it can be written; a struct type as the object that it is."""
+    if isinstance(annotation, backend.MatrixType):
+        return tensor_annotation(type_of(annotation.dtype).name, (annotation.n, annotation.m)[: annotation.ndim])
+    if annotation in (int, float, bool):
+        return annotation.__name__
+    return f"ti.{type_of(annotation)}" if isinstance(annotation, backend.DataType) else annotation
+
+
+def tensor_annotation(dtype: str, shape: tuple[int, ...]) -> str:
+    kind = "matrix" if len(shape) == 2 else "vector"
+    return f"ti.types.{kind}({', '.join(map(str, shape))}, ti.{dtype})"
+
+
+def array_annotation(array: Container) -> str:
+    dtype = f"ti.{array.dtype}"
+    if array.element_shape:
+        dtype = tensor_annotation(array.dtype.name, array.element_shape)
+    return f"ti.types.ndarray(dtype={dtype}, ndim={array.ndim})"
+
+
+def returned_annotations(kernel: Any) -> tuple[Any, ...]:
+    return tuple(map(annotation_text, backend.returned_types(kernel)))

@@ -1,0 +1,221 @@
+"""Declarations and assignments of a recorded kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Assign, Declare, Load, Local, Read, Tensor, Update, Value, walk
+from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, value_of
+from taichi_ext.record.operations import as_value, convert, described, operate, tensor
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.subscripts import load
+
+# Taichi converts the value of these to the type of the place first, and then combines.
+_ATOMIC = ("add", "sub", "bit_and", "bit_or", "bit_xor")
+
+
+def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
+    """A new local that holds a value; Python objects stay what they are."""
+    value = value_of(value)
+    kind = "temporary" if kind == "user" and r.frame.is_library else kind
+    if isinstance(value, (list, tuple)):
+        made = [declare(r, f"{name}_{n}", v, kind) for n, v in enumerate(value)]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if isinstance(value, dict):
+        return {k: declare(r, f"{name}_{k}", v, kind) for k, v in value.items()}
+    if isinstance(value, Record):
+        members = {k: declare(r, f"{name}_{k}", v, kind) for k, v in value.members.items()}
+        return Record(members, value.methods, value.kind)
+    if isinstance(value, Tensor):
+        local = Local(name, value.dtype, value.shape, kind)
+        r.add(Declare(local, tuple(convert(e, local.dtype) for e in value.entries), place=r.place()))
+        return Cells(local, (), value.shape)
+    if _is_object(value):
+        return value
+    given = as_value(value)
+    local = Local(name, given.dtype, (), kind)
+    r.add(Declare(local, (given,), place=r.place()))
+    if isinstance(given, Read) and not given.index:
+        r.copies[local] = r.copies.get(given.local, given.local)
+    return Cell(Read(local))
+
+
+def _is_object(x: Any) -> bool:
+    """Whether a name for something is another name for the same object."""
+    if isinstance(x, Value):
+        return False
+    is_known = x is None or isinstance(x, (str, Format, DynamicList, backend.Field, backend.AnyArray, backend.DataType))
+    return is_known or callable(x) or hasattr(x, "_data_oriented") or isinstance(x, types.ModuleType)
+
+
+def frozen(r: Recording, value: Any, name: str = "value") -> Any:
+    """The value as it is now, in locals of its own; a constant is one already."""
+    return value_of(declare(r, name, value, "temporary"))
+
+
+def _require_mutable(r: Recording, name: str) -> None:
+    if name in r.context.kernel_args:
+        raise ti.TaichiSyntaxError(
+            f'Kernel argument "{name}" is immutable in the kernel. '
+            f"If you want to change its value, please create a new variable."
+        )
+
+
+def let(r: Recording, name: str, value: Any) -> None:
+    """``name = value``."""
+    if r.context.is_var_declared(name):
+        _require_mutable(r, name)
+        assign_to(r, r.context.get_var_by_name(name), value)
+    else:
+        r.context.create_variable(name, declare(r, name, value))
+
+
+@contextlib.contextmanager
+def outside(r: Recording, scopes: int) -> Iterator[None]:
+    """Names are declared a number of scopes further out."""
+    opened = [r.context.local_scopes.pop() for _ in range(scopes)]
+    try:
+        yield
+    finally:
+        r.context.local_scopes.extend(reversed(opened))
+
+
+def bind_static(r: Recording, names: Any, value: Any) -> None:
+    if isinstance(names, str):
+        r.context.create_variable(names, value)
+        return
+    for name, v in zip(names, value, strict=True):
+        r.context.create_variable(name, v)
+
+
+def _unpacked(value: Any, count: int) -> list[Any]:
+    value = value_of(value)
+    if isinstance(value, Record):
+        value = list(value.members.values())
+    parts = list(value.entries) if isinstance(value, Tensor) else list(value)
+    if len(parts) != count:
+        raise ti.TaichiSyntaxError("The number of targets is not equal to value length")
+    return parts
+
+
+def unpack(r: Recording, names: tuple[str, ...], value: Any) -> None:
+    """``a, b = value``: all is read before anything is written."""
+    parts = _unpacked(value, len(names))
+    if any(r.context.is_var_declared(n) for n in names):
+        parts = [declare(r, "value", p, "temporary") for p in parts]
+    for name, part in zip(names, parts, strict=True):
+        let(r, name, part)
+
+
+def unpack_to(r: Recording, places: tuple[Any, ...], value: Any) -> None:
+    parts = [declare(r, "value", p, "temporary") for p in _unpacked(value, len(places))]
+    for place, part in zip(places, parts, strict=True):
+        if isinstance(place, str):
+            let(r, place, part)
+        else:
+            store(r, place[0], place[1], part)
+
+
+# --- stores
+
+
+def cells_of(target: Any) -> list[Cell]:
+    """The scalar places of a place."""
+    if isinstance(target, Cell):
+        return [target]
+    if isinstance(target, Cells):
+        return target.cells()
+    if isinstance(target, Record):
+        return [c for member in target.members.values() for c in cells_of(member)]
+    if isinstance(target, list):
+        return [c for member in target for c in cells_of(member)]
+    raise UnsupportedError(f"A {described(target)} is assigned to. Only variables and entries of fields can change.")
+
+
+def parts_for(target: Any, value: Any) -> list[Value]:
+    """A scalar for each place of a target."""
+    value = value_of(value)
+    if isinstance(target, Record):
+        given = value.members if isinstance(value, Record) else dict.fromkeys(target.members, value)
+        return [p for name, member in target.members.items() for p in parts_for(member, given[name])]
+    count = len(cells_of(target))
+    if isinstance(value, (list, tuple)):
+        value = tensor(value)
+    entries = value.entries if isinstance(value, Tensor) else [value] * count
+    if len(entries) != count:
+        raise ti.TaichiTypeError(f"A value of {len(entries)} entries is assigned to a place of {count}.")
+    return [as_value(e) for e in entries]
+
+
+def _memory(target: Any) -> Any:
+    return target.local if isinstance(target, Read) else target.container
+
+
+def together(r: Recording, targets: list[Cell], values: list[Value]) -> list[Value]:
+    """Values that are all evaluated before the first store, where that matters."""
+    written = {_memory(t.target) for t in targets}
+
+    def meets(value: Value) -> bool:
+        return any(isinstance(n, (Read, Load)) and _memory(n) in written for n in walk(value))
+
+    if len(targets) > 1 and any(map(meets, values[1:])):
+        return [frozen(r, v) for v in values]
+    return values
+
+
+def assign_to(r: Recording, target: Any, value: Any) -> None:
+    targets = cells_of(target)
+    for cell, v in zip(targets, together(r, targets, parts_for(target, value)), strict=True):
+        r.add(Assign(cell.target, v, place=r.place()))
+
+
+def place_of(r: Recording, base: Any, index: Any) -> Any:
+    """What ``base[index]`` or ``base.name`` names: something to store to."""
+    if not isinstance(index, str):
+        return load(r, base, index)
+    numbers = backend.swizzle_indices(index) if isinstance(base, (Cells, Tensor)) else None
+    if numbers is not None:
+        if not isinstance(base, Cells):
+            raise UnsupportedError("An entry of an expression is assigned to. Give the expression a name first.")
+        return base.at((numbers[0],)) if len(numbers) == 1 else [base.at((n,)) for n in numbers]
+    return base.members[index] if isinstance(base, Record) else getattr(base, index)
+
+
+def store(r: Recording, base: Any, index: Any, value: Any) -> None:
+    """``base[index] = value`` or ``base.name = value``."""
+    assign_to(r, place_of(r, base, index), value)
+
+
+def update_local(r: Recording, name: str, op: str, value: Any) -> None:
+    """``name += value`` and the like."""
+    _require_mutable(r, name)
+    update_place(r, r.context.get_var_by_name(name), op, value)
+
+
+def update_place(r: Recording, target: Any, op: str, value: Any) -> None:
+    """``target += value`` and the like."""
+    if op == "matmul":
+        assign_to(r, target, r.library.matmul(target, value))
+        return
+    targets = cells_of(target)
+    for cell, v in zip(targets, together(r, targets, parts_for(target, value)), strict=True):
+        _update(r, cell, op, v)
+
+
+def _update(r: Recording, cell: Cell, op: str, value: Value) -> None:
+    """Sums and bits stay updates, which Taichi makes atomic; of locals, all else is an assignment."""
+    target = cell.target
+    if isinstance(target, Load):
+        r.add(Update(target, op, value, place=r.place()))
+    elif op in _ATOMIC:
+        r.add(Update(target, op, convert(value, target.dtype), place=r.place()))
+    else:
+        combined = convert(operate(r, op, target, value), target.dtype)
+        r.add(Assign(target, combined, place=r.place()))

@@ -1,0 +1,219 @@
+"""Calls in a recorded kernel: what each callable that a kernel names stands for."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+import taichi_ext.record.construct as construct
+import taichi_ext.record.effects as effects
+import taichi_ext.record.operations as operations
+import taichi_ext.record.python_functions as python_functions
+from taichi_ext import backend
+from taichi_ext.backend import matrix_ops, ops
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Tensor, Value
+from taichi_ext.record.boundaries import boundary_call
+from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
+from taichi_ext.record.inlining import inline_call
+from taichi_ext.record.known_calls import BY_CLASS
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.subscripts import attribute, captured
+from taichi_ext.record.taichi_types import COMPARISONS, NAME_OF
+
+Handler = Callable[[Recording, list[Any], dict[str, Any], bool], Any]
+
+
+def method(r: Recording, base: Any, name: str, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``base.name(*args)``."""
+    if isinstance(base, DynamicList):
+        return effects.list_method(r, base, name, args)
+    if isinstance(base, Record):
+        function = attribute(r, base, name)
+        return call(r, function, args if name in base.members else [base, *args], keywords, is_statement)
+    backend.refuse_ended(base, "The field whose method is called here")
+    if isinstance(base, backend.Field) and name in ("append", "length", "deactivate"):
+        container = r.container(backend.leaf_fields(base)[0])
+        if backend.is_dynamic_cell(base, 0):
+            return effects.list_method(r, DynamicList(base, container, ()), name, args)
+    base = captured(base)
+    if isinstance(base, (Tensor, Cells)):
+        if name == "get_shape":
+            return base.shape
+        if backend.is_matrix_expression_method(name):
+            return call(r, getattr(matrix_ops, name), [base, *args], keywords, is_statement)
+        raise AttributeError(f"a value of shape {base.shape} has no method {name!r}")
+    if isinstance(base, (Value, Cell)):
+        raise AttributeError(f"a scalar has no method {name!r}")
+    function, bound = backend.native_attribute(r.context, base, name)
+    return call(r, function, [base, *args] if bound else args, keywords, is_statement)
+
+
+def call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool = False) -> Any:
+    """``function(*args, **keywords)``."""
+    if inspect.ismethod(function) and not isinstance(function.__self__, type):
+        return call(r, function.__func__, [function.__self__, *args], keywords, is_statement)
+    if hasattr(function, "boundary_kind"):
+        return boundary_call(r, function, args, keywords)
+    try:
+        function = BY_CLASS.get(function, function)
+        special, name = _SPECIAL.get(function), NAME_OF.get(function)
+    except TypeError:  # it cannot be hashed
+        special = name = None
+    args = [captured(a) for a in args]
+    if special is not None:
+        args, keywords = _by_position(function, args, keywords)
+        return special(r, args, keywords, is_statement)
+    if name is not None:
+        args, keywords = _by_position(function, args, keywords)
+        return operations.operate(r, name, *args)
+    if construct.is_type(function):
+        return construct.construct(r, function, args, keywords)
+    func = backend.taichi_func(function)
+    if func is not None:
+        return inline_call(r, func, args, keywords)
+    if python_functions.is_python(function):
+        return python_functions.call_python(r.library, function, args, keywords)
+    return _other(r, function, args, keywords, is_statement)
+
+
+def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """A callable of Python's or Taichi's own without a meaning of its own here."""
+    if backend.module_of(function).startswith("taichi"):
+        return effects.opaque(r, function, args, keywords, is_statement)
+    if not has_values(args) and not has_values(keywords):
+        with backend.sealed():
+            return function(*args, **keywords)
+    found = python_functions.PythonScope(r.library).structure(function, tuple(args), keywords)
+    if found is NotImplemented and isinstance(function, np.ufunc):
+        raise UnsupportedError(f"NumPy's {function.__name__} is called on a value of the kernel; use Taichi's.")
+    if found is NotImplemented:
+        name = getattr(function, "__qualname__", None) or repr(function)
+        raise UnsupportedError(f"{name!r} is called on a value of the kernel. Write it as a @ti.func.")
+    return found
+
+
+def _by_position(function: Any, args: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments that are given by name, by position where that is possible."""
+    if not keywords:
+        return args, keywords
+    try:
+        bound = inspect.signature(function).bind(*args, **keywords)
+    except (TypeError, ValueError):  # no signature, or not such arguments: the call itself will tell
+        return args, keywords
+    return list(bound.args), bound.kwargs
+
+
+# --- callables with a meaning of their own ----------------------------------------------------------------------------
+
+
+def _extremum(name: str) -> Handler:
+    def evaluate(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+        result = value_of(args[-1])
+        for a in reversed(args[:-1]):
+            result = operations.operate(r, name, a, result)
+        return result
+
+    return evaluate
+
+
+def _operation(name: str) -> Handler:
+    return lambda r, args, keywords, is_statement: operations.operate(r, name, *args)
+
+
+def _atomic(name: str) -> Handler:
+    return lambda r, args, keywords, is_statement: effects.atomic(r, name, args[0], args[1], is_statement)
+
+
+def _conversion(kind: type) -> Handler:
+    def evaluate(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+        return operations.cast(r, args[0], kind) if has_values(args[0]) else kind(*args)
+
+    return evaluate
+
+
+def _kept_call(function: Any) -> Handler:
+    return lambda r, args, keywords, is_statement: effects.kept_call(r, function, args, keywords)
+
+
+def _any_all(name: str) -> Handler:
+    def evaluate(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+        if not shape_of(args[0]):
+            return getattr(builtins, name)(args[0])
+        return call(r, getattr(matrix_ops, name), [args[0]], {})
+
+    return evaluate
+
+
+def _operator(name: str) -> Handler:
+    """A function of the ``operator`` module: the same as the operator."""
+    return lambda r, args, keywords, is_statement: getattr(r.library, name)(*args)
+
+
+def _length(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    return shape_of(args[0])[0] if shape_of(args[0]) else len(args[0])
+
+
+def _print(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
+    effects.print_(r, args, keywords)
+
+
+def _loop_config(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
+    ti.loop_config(**keywords)
+    r.config = {**r.config, **keywords}
+
+
+def _fill(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
+    """``field.fill(value)``: a store to each entry."""
+    field, value = args
+    if isinstance(field, backend.MatrixField):
+        shape = (field.n,) if field.ndim == 1 else (field.n, field.m)
+        given = value_of(value)
+        if isinstance(given, (list, tuple)):
+            value = operations.tensor(given)
+        elif not isinstance(given, Tensor):
+            value = operations.typed_tensor([given] * (shape[0] * (shape[1] if len(shape) > 1 else 1)), shape)
+    call(r, backend.fill_function, [field, value], {}, True)
+
+
+_ATOMICS = ("add", "sub", "mul", "min", "max", "and", "or", "xor")
+_SPECIAL: dict[Any, Handler] = {
+    **{f: _extremum(n) for n in ("max", "min") for f in (getattr(builtins, n), getattr(ops, n))},
+    **{f: _operation(f.__name__) for f in (builtins.abs, builtins.pow, builtins.round)},
+    **{f: _conversion(f) for f in (builtins.int, builtins.bool, builtins.float)},
+    **{
+        getattr(ops, f"atomic_{n}"): _atomic(f"atomic_{n}")
+        for n in ["add", "sub", "mul", "min", "max", "and", "or", "xor"]
+    },
+    **{getattr(builtins, n): _any_all(n) for n in ("any", "all")},
+    **{f: _kept_call(f) for f in effects.KEPT_CALLS},
+    builtins.len: _length,
+    builtins.print: _print,
+    ops.cast: lambda r, a, k, s: operations.cast(r, *a),
+    ops.bit_cast: lambda r, a, k, s: operations.bit_cast(r, *a),
+    matrix_ops.cast: lambda r, a, k, s: operations.cast(r, *a),
+    matrix_ops.inverse: lambda r, a, k, s: effects.inverse(r, a[0]),
+    ops.select: lambda r, a, k, s: operations.operate(r, "select", *a),
+    ops.ifte: lambda r, a, k, s: operations.where(r, *a),
+    ops.random: lambda r, a, k, s: effects.random(r, a, k),
+    ti.randn: lambda r, a, k, s: call(r, backend.randn_function, a or [backend.default_type(float)], k),
+    ti.loop_config: _loop_config,
+    ti.zero: lambda r, a, k, s: construct.filled_like(r, a[0], 0),
+    ti.one: lambda r, a, k, s: construct.filled_like(r, a[0], 1),
+    ti.Matrix.identity: lambda r, a, k, s: construct.identity(*a),
+    ti.Matrix.zero: lambda r, a, k, s: construct.constant(a[0], 0, *a[1:]),
+    ti.Matrix.one: lambda r, a, k, s: construct.constant(a[0], 1, *a[1:]),
+    ti.Matrix.rows: lambda r, a, k, s: construct.rows(a[0]),
+    ti.Matrix.cols: lambda r, a, k, s: construct.columns(a[0]),
+    ti.Matrix.diag: lambda r, a, k, s: construct.diagonal(*a),
+    **{kind.fill: _fill for kind in (backend.ScalarField, backend.MatrixField)},
+}
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos", "invert")
+_SPECIAL.update({getattr(operator, name): _operator(name) for name in _ARITHMETIC})
+_SPECIAL.update({getattr(operator, name): _operation(name) for name in COMPARISONS})

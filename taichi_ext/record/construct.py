@@ -1,0 +1,129 @@
+"""Vectors, matrices and structs that a recorded kernel makes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.program import Tensor
+from taichi_ext.record.handles import Record, flattened, value_of
+from taichi_ext.record.operations import as_value, cast, convert, tensor, typed_tensor
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.taichi_types import type_of
+
+
+def is_type(function: Any) -> bool:
+    """Whether a callable makes a value of a type."""
+    kinds = (backend.MatrixType, backend.StructType, backend.DataType)
+    return function in (ti.Vector, ti.Matrix, ti.Struct) or isinstance(function, kinds)
+
+
+def construct(r: Recording, kind: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+    """``ti.Vector``, ``ti.Matrix``, ``vec3(...)``, ``ti.f32(...)``, a struct type."""
+    args = [value_of(a) for a in args]
+    if isinstance(kind, backend.DataType):
+        return scalar(r, kind, args[0])
+    if kind is ti.Struct:
+        return struct({**(args[0] if args else {}), **keywords})
+    if kind in (ti.Vector, ti.Matrix):
+        dtype = keywords.get("dt", args[1] if len(args) > 1 else None)
+        rows = keywords.get("arr", args[0] if args else None)
+        return tensor(rows, None if dtype is None else type_of(dtype))
+    if isinstance(kind, backend.StructType):
+        return struct_of_type(r, kind, args, keywords)
+    shape = matrix_shape(kind)
+    if len(args) == 1 and isinstance(args[0], Tensor) and args[0].shape == shape:
+        return args[0]  # as Taichi: the type of the entries stays
+    flat = list(flattened(args))
+    return typed_tensor(flat * math.prod(shape) if len(flat) == 1 else flat, shape, type_of(kind.dtype))
+
+
+def scalar(r: Recording, dtype: Any, x: Any) -> Any:
+    """``ti.f32(x)``: a Python number becomes a literal of exactly this type."""
+    kind = type_of(dtype)
+    if isinstance(x, (int, float)) and not isinstance(x, bool):
+        return r.library.literal(x, kind)
+    return cast(r, x, dtype)
+
+
+def matrix_shape(kind: Any) -> tuple[int, ...]:
+    """The shape of a vector or matrix type."""
+    return (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
+
+
+def struct(members: dict[str, Any]) -> Record:
+    """``ti.Struct``: a dictionary in it is a struct, a list a vector or matrix."""
+    members = dict(members)
+    methods = members.pop("__struct_methods", {})
+    return Record({name: _member(m) for name, m in members.items()}, methods)
+
+
+def _member(value: Any) -> Any:
+    value = value_of(value)
+    if isinstance(value, dict):
+        return struct(value)
+    if isinstance(value, (Tensor, Record)):
+        return value
+    return tensor(value) if isinstance(value, (list, tuple)) else as_value(value)
+
+
+def struct_of_type(r: Recording, kind: Any, args: list[Any], keywords: dict[str, Any]) -> Record:
+    """A struct of a type that the user has declared; members that are not given are 0."""
+    if len(args) == 1 and isinstance(args[0], Record) and list(args[0].members) == list(kind.members):
+        args = list(args[0].members.values())
+    members: dict[str, Any] = {}
+    for n, (name, dtype) in enumerate(kind.members.items()):
+        value = value_of(args[n] if n < len(args) else keywords.get(name, 0))
+        members[name] = typed(r, dtype, value)
+    return Record(members, kind.methods, kind)
+
+
+def typed(r: Recording, kind: Any, value: Any) -> Any:
+    """A value converted to a type: scalar, vector, matrix or struct."""
+    value = value_of(value)
+    if isinstance(kind, backend.StructType):
+        if isinstance(value, (Record, dict)):
+            given = value.members if isinstance(value, Record) else value
+            return struct_of_type(r, kind, [], given)
+        return struct_of_type(r, kind, [value], {})
+    if isinstance(kind, backend.MatrixType):
+        made = construct(r, kind, [value], {})
+        dtype = type_of(kind.dtype)
+        return Tensor(tuple(convert(e, dtype) for e in made.entries), made.shape)
+    return cast(r, value, kind)
+
+
+def rows(vectors: Any) -> Tensor:
+    return tensor([list(flattened(v)) for v in value_of(vectors)])
+
+
+def columns(vectors: Any) -> Tensor:
+    given = [list(flattened(v)) for v in value_of(vectors)]
+    return tensor([list(row) for row in zip(*given, strict=True)])
+
+
+def diagonal(dim: int, val: Any) -> Tensor:
+    return tensor([[val if i == j else 0 for j in range(dim)] for i in range(dim)])
+
+
+def constant(dtype: Any, number: int, n: int, m: int | None = None) -> Tensor:
+    """``ti.Matrix.zero``, ``ti.Matrix.one``."""
+    shape = (n,) if m is None else (n, m)
+    return typed_tensor([number] * math.prod(shape), shape, type_of(dtype))
+
+
+def identity(dtype: Any, n: int) -> Tensor:
+    return typed_tensor([int(i == j) for i in range(n) for j in range(n)], (n, n), type_of(dtype))
+
+
+def filled_like(r: Recording, x: Any, number: int) -> Any:
+    """``ti.zero``, ``ti.one``."""
+    x = value_of(x)
+    if isinstance(x, Record):
+        return Record({k: filled_like(r, m, number) for k, m in x.members.items()}, x.methods, x.kind)
+    if isinstance(x, Tensor):
+        return Tensor(tuple(convert(as_value(number), e.dtype) for e in x.entries), x.shape)
+    return convert(as_value(number), as_value(x).dtype)

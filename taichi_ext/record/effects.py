@@ -1,0 +1,154 @@
+"""Calls that stay calls in a recorded kernel: atomics, lists of dynamic nodes, print, Taichi's own functions."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Atomic, Call, Effect, Local, Op, Read, Tensor, Value
+from taichi_ext.program.types import I32
+from taichi_ext.program.values import Format
+from taichi_ext.record.assignments import cells_of, parts_for
+from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, value_of
+from taichi_ext.record.operations import as_value, native
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.taichi_types import type_of
+
+# Functions of Taichi's library that are recorded as calls: without side effects, on small matrices.
+KEPT_CALLS = {f: f.__name__ for f in (ti.svd, ti.eig, ti.sym_eig, ti.polar_decompose, ti.solve)}
+
+
+def place_of_local(local: Local) -> Any:
+    return Cells(local, (), local.shape) if local.shape else Cell(Read(local))
+
+
+# --- atomics
+
+
+def atomic(r: Recording, name: str, target: Any, value: Any, is_statement: bool) -> Any:
+    """``ti.atomic_add(target, value)`` and the like, entry by entry; returns what was there before."""
+    if not isinstance(target, (Cell, Cells)):
+        raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
+    results: list[Value] = []
+    for cell, part in zip(cells_of(target), parts_for(target, value), strict=True):
+        result = None if is_statement else Local("old", cell.target.dtype, (), "temporary")
+        r.add(Atomic(name, cell.target, part, result, place=r.place()))
+        if result is not None:
+            results.append(Read(result))
+    if is_statement:
+        return None
+    return Tensor(tuple(results), target.shape) if isinstance(target, Cells) and target.shape else Cell(results[0])  # type: ignore[arg-type]
+
+
+# --- dynamic nodes
+
+
+def list_method(r: Recording, cell: DynamicList, name: str, args: list[Any]) -> Any:
+    """``field[i].append(value)``, ``field[i].length()`` and ``field[i].deactivate()``."""
+    if name not in ("append", "length", "deactivate"):
+        raise AttributeError(f"a list of a dynamic node has no method {name!r}")
+    result = {"append": Local("place", I32, (), "temporary"), "length": Local("length", I32, (), "temporary")}.get(name)
+    whole = cell.field if isinstance(cell.field, backend.StructField) else cell.container
+    given = (whole, cell.indices, *(group_of(value_of(a)) for a in args))
+    given = tuple(as_value(a) if isinstance(a, (int, float)) else a for a in given)
+    r.add(Effect(f".{name}", given, () if result is None else (result,), place=r.place()))
+    return None if result is None else Cell(Read(result))
+
+
+# --- texts
+
+
+def format_text(template: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """``template.format(...)`` with all its fields in the order of the text."""
+    text, values, count = "", [], 0
+    for literal, name, spec, _ in string.Formatter().parse(template):
+        text += literal.replace("{", "{{").replace("}", "}}")
+        if name is None:
+            continue
+        key: Any = count if name == "" else int(name) if name.isdigit() else name
+        count += name == ""
+        values.append(value_of(args[key] if isinstance(key, int) else keywords[key]))
+        text += "{:" + spec + "}" if spec else "{}"
+    if not has_values(values):
+        return text.format(*values)
+    return Format(text, tuple(map(group_of, values)))
+
+
+def percent(text: str, values: Any) -> str:
+    """``text % values``, of what is known when the kernel is compiled."""
+    if has_values(values):
+        raise UnsupportedError(f"{text!r} % ... is used with a value of the kernel. Write an f-string, or use format.")
+    return text % values
+
+
+def print_(r: Recording, args: list[Any], keywords: dict[str, Any]) -> None:
+    r.add(Effect("print", tuple(group_of(value_of(a)) for a in args), (), keywords, place=r.place()))
+
+
+# --- functions of Taichi's own
+
+
+def kept_call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+    """``ti.svd`` and the like, kept as a call; its type is that of a call on expressions of the same types."""
+    given = [value_of(a) for a in args] + list(keywords.values())
+    result = backend.native_call(r.context, function, [native(a) for a in given], {})
+    made = result if isinstance(result, tuple) else (result,)
+    name = KEPT_CALLS[function]
+    locals_ = tuple(_result_local(f"{name}_{n}", kind) for n, kind in enumerate(made))
+    types = tuple(type_of(a) if isinstance(a, backend.DataType) else group_of(a) for a in given)
+    r.add(Call(name, types, locals_, place=r.place()))
+    places = tuple(place_of_local(local) for local in locals_)
+    return places if isinstance(result, tuple) else places[0]
+
+
+def inverse(r: Recording, x: Any) -> Any:
+    """The inverse of a matrix, kept as a call."""
+    matrix = value_of(x)
+    made = backend.matrix_ops.inverse(native(matrix))
+    local = _result_local("inverse", made)
+    r.add(Call("inverse", (matrix,), (local,), place=r.place()))
+    return place_of_local(local)
+
+
+def _result_local(name: str, kind: Any) -> Local:
+    kind = backend.Expr(kind) if isinstance(kind, backend.Matrix) else kind
+    if not isinstance(kind, backend.Expr):
+        raise UnsupportedError(f"{name.strip('_0')} gives a {type(kind).__name__}, which a kernel cannot hold.")
+    return Local(name, type_of(backend.dtype_of(kind)), backend.shape_of(kind), "temporary")
+
+
+def opaque(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """A function of Taichi's own that stays a call, in its place; what it gives is found by a call on dummies."""
+    values, named = value_of(args), value_of(keywords)
+    result = backend.native_call(
+        r.context, function, [native(a) for a in values], {k: native(v) for k, v in named.items()}
+    )
+    made = list(result) if isinstance(result, tuple) else [] if result is None or is_statement else [result]
+    is_plain = not any(isinstance(k, (backend.Expr, backend.Matrix)) for k in made)
+    if made and is_plain:
+        return result  # known when the kernel is compiled
+    name = getattr(function, "__name__", "result")
+    locals_ = tuple(_result_local(name, kind) for kind in made)
+    given = tuple(_argument(r, a) for a in values)
+    r.add(Effect(function, given, locals_, {k: _argument(r, v) for k, v in named.items()}, place=r.place()))
+    places = tuple(place_of_local(local) for local in locals_)
+    return places if isinstance(result, tuple) else places[0] if places else None
+
+
+def _argument(r: Recording, x: Any) -> Any:
+    """An argument of a call that stays: a container for a field, else a group or Python value."""
+    if isinstance(x, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
+        return r.container(x)
+    if isinstance(x, backend.DataType):
+        return type_of(x)
+    return group_of(x)
+
+
+def random(r: Recording, args: list[Any], keywords: dict[str, Any]) -> Op:
+    """``ti.random()``, a value of its own each time it is evaluated."""
+    dtype = [*args, *keywords.values(), float][0]
+    return Op("random", (), type_of(dtype), place=r.place())

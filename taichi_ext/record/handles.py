@@ -1,0 +1,142 @@
+"""What names stand for while a kernel is recorded: values, and places that can be stored to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Container, Load, Local, Read, Struct, Target, Tensor, Value, entries
+from taichi_ext.program.values import Format
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A scalar place: a local, or an entry of a vector, field or array."""
+
+    target: Target
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A place of vector or matrix: a local, or an entry of a field or array."""
+
+    base: Local | Container
+    indices: tuple[Value, ...]
+    shape: tuple[int, ...]
+
+    def at(self, index: tuple[int | Value, ...]) -> Cell:
+        if isinstance(self.base, Local):
+            return Cell(Read(self.base, index))
+        return Cell(Load(self.base, self.indices, index))
+
+    def cells(self) -> list[Cell]:
+        return [self.at(tuple(map(int, i))) for i in np.ndindex(self.shape)]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.value())
+
+    def value(self) -> Tensor:
+        return Tensor(tuple(c.target for c in self.cells()), self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """A struct: its members, each a value or a place; ``kind`` is its type, where it has one."""
+
+    members: dict[str, Any]
+    methods: dict[str, Any]
+    kind: Any = None
+
+    def __getattr__(self, name: str) -> Any:  # Python code that a kernel runs reads members so
+        members = self.__dict__.get("members", {})
+        if name in members:
+            return members[name]
+        raise AttributeError(f"a struct with the members {list(members)} has no attribute {name!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class DynamicList:
+    """A list of a dynamic node, ``field[i]`` where each entry is ``field[i, j]``: it is appended to, not read."""
+
+    field: Any
+    container: Container
+    indices: tuple[Value, ...]
+
+
+HANDLES = (Value, Tensor, Cell, Cells, Record, DynamicList, Format)
+
+
+def value_of(x: Any) -> Any:
+    """What a name or place reads as, places in it included."""
+    if isinstance(x, Cell):
+        return x.target
+    if isinstance(x, Cells):
+        return x.value()
+    if isinstance(x, Record):
+        return Record({name: value_of(member) for name, member in x.members.items()}, x.methods, x.kind)
+    if isinstance(x, (list, tuple)):
+        made = [value_of(e) for e in x]
+        return type(x)(*made) if hasattr(x, "_fields") else type(x)(made)
+    if isinstance(x, dict):
+        return {k: value_of(v) for k, v in x.items()}
+    if isinstance(x, backend.Struct):
+        return Record({k: value_of(getattr(x, k)) for k in x.keys}, x.methods)
+    if isinstance(x, backend.Expr):
+        raise UnsupportedError(
+            "A Taichi expression is used that was made outside of what is recorded. Compute it in the kernel, or in a "
+            "@ti.func."
+        )
+    return x
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    return x.shape if isinstance(x, (Tensor, Cells)) else ()
+
+
+def has_values(x: Any) -> bool:
+    """Whether something holds what is only known when the kernel runs."""
+    if isinstance(x, (list, tuple)):
+        return any(map(has_values, x))
+    if isinstance(x, dict):
+        return any(map(has_values, x.values()))
+    return isinstance(x, HANDLES)
+
+
+def group_of(x: Any) -> Any:
+    """A value as a group of a program: structs as such."""
+    if isinstance(x, Record):
+        return Struct({name: group_of(member) for name, member in x.members.items()}, x.kind)
+    if isinstance(x, (list, tuple)):
+        return tuple(map(group_of, x))
+    return x
+
+
+def numbers_of(x: Any) -> Iterator[Value]:
+    """The scalars of a value."""
+    group = group_of(x)
+    if isinstance(group, tuple):
+        for part in group:
+            yield from numbers_of(part)
+    else:
+        yield from entries(group)
+
+
+def flattened(x: Any) -> Iterator[Any]:
+    """The entries of lists, vectors and matrices in each other."""
+    if isinstance(x, (list, tuple)):
+        for e in x:
+            yield from flattened(e)
+    elif isinstance(x, np.ndarray):
+        yield from x.ravel()
+    elif isinstance(x, Tensor):
+        yield from x.entries
+    else:
+        yield x

@@ -1,0 +1,109 @@
+"""Functions that a recorded kernel calls: walked in place, their arguments bound."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Const, For, Local
+from taichi_ext.program.types import I32
+from taichi_ext.record.assignments import assign_to, declare
+from taichi_ext.record.boundaries import ruled_call
+from taichi_ext.record.construct import typed
+from taichi_ext.record.dialect import RecordRewriter
+from taichi_ext.record.handles import Cell, Cells, Record, value_of
+from taichi_ext.record.names import TRACER
+from taichi_ext.record.operations import cast
+from taichi_ext.record.recording import Frame, Recording
+from taichi_ext.record.returns import RETURN_TYPE
+from taichi_ext.record.rewrite import rewrite
+
+MAX_DEPTH = 100
+
+
+def inline_call(r: Recording, func: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+    """A call of a ti.func or real function."""
+    given = backend.process_args(func, tuple(args), keywords)
+    if func not in r.stopped and r.has_rule(func):
+        return ruled_call(r, func, list(given), lambda passed: _returned(r, func, walk_function(r, func, passed)))
+    bound = [_bind(r, func, a, v) for a, v in zip(func.arguments, given, strict=True)]
+    return _returned(r, func, walk_function(r, func, bound))
+
+
+def _bind(r: Recording, func: Any, argument: Any, value: Any) -> Any:
+    """An argument: templates and references as they are, others as copies of the given type."""
+    annotation = argument.annotation
+    if isinstance(annotation, ti.template) or backend.is_reference(annotation):
+        return value
+    if value is None or callable(value) or isinstance(value, (backend.Field, backend.AnyArray, str)):
+        return value
+    if isinstance(annotation, backend.DataType):
+        value = cast(r, value, annotation)
+    elif func.is_real_function and isinstance(annotation, (backend.MatrixType, backend.StructType)):
+        value = typed(r, annotation, value)
+    return declare(r, argument.name, value, "argument")
+
+
+def _returned(r: Recording, func: Any, result: Any) -> Any:
+    kinds = func.return_type
+    if kinds is None or result is None:
+        return result
+    if len(kinds) == 1:
+        return _typed_result(r, result, kinds[0])
+    return tuple(_typed_result(r, v, k) for v, k in zip(result, kinds, strict=True))
+
+
+def _typed_result(r: Recording, value: Any, kind: Any) -> Any:
+    return value if isinstance(kind, (backend.MatrixType, backend.StructType)) else cast(r, value, kind)
+
+
+def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
+    """Record a function in place."""
+    function = func.func
+    scope = {**backend.global_variables(function), TRACER: r.library}
+    kinds = func.return_type or ()
+    if func.is_real_function:
+        scope.update({RETURN_TYPE.format(n): kind for n, kind in enumerate(kinds)})
+    rewritten = rewrite(function, len(kinds) if func.is_real_function else None, RecordRewriter)
+    if len(r.frames) > MAX_DEPTH:
+        raise UnsupportedError(
+            f"Calls of {function.__qualname__!r} nest deeper than {MAX_DEPTH}: its recursion does not end at compile "
+            "time. Write it as a loop."
+        )
+    context = backend.make_context(
+        function, rewritten.source, scope, arguments=bound, places=rewritten.places, is_brief=True
+    )
+    frame = Frame(context, r.place(), backend.is_library(function))
+    tree = rewritten.tree()
+    has_loops = any(isinstance(n, (ast.For, ast.While)) for n in ast.walk(tree))
+    r.frames.append(frame)
+    try:
+        if func.is_real_function and has_loops and len(r.blocks) == 1:
+            return _walk_serially(r, tree, context, kinds)
+        return backend.walk(tree, context)
+    finally:
+        r.frames.pop()
+
+
+def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]) -> Any:
+    """Record a real function called at the top of a kernel: its loops are not the kernel's own parallel ones."""
+    results = [declare(r, "result", typed(r, kind, 0), "temporary") for kind in kinds]
+    once = Local("once", I32, (), "loop")
+    r.open_for(For("range", (once,), (Const(1, I32),), (), place=r.place()))
+    with backend.for_range(1):
+        value = backend.walk(tree, context)
+        values = [value] if len(kinds) == 1 else value or ()
+        for result, v in zip(results, values, strict=True):
+            assign_to(r, result, _matched(result, v))
+    r.end_loop()
+    if not kinds:
+        return None
+    return results[0] if len(kinds) == 1 else tuple(results)
+
+
+def _matched(place: Any, value: Any) -> Any:
+    return value_of(value) if isinstance(place, (Cell, Cells, Record)) else value

@@ -1,0 +1,69 @@
+"""Loops of a recorded kernel: their domains and variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import For, Local, Read, Tensor, Value
+from taichi_ext.program.types import I32
+from taichi_ext.record.handles import Cell, Cells, value_of
+from taichi_ext.record.operations import as_value, native
+from taichi_ext.record.recording import Recording
+
+
+def before_loop(r: Recording, kind: str, domain: tuple[Any, ...]) -> None:
+    """What a loop runs over, and what Taichi is to walk in its place."""
+    given = tuple(value_of(d) for d in domain)
+    if given and backend.is_mesh_domain(given[0]):
+        raise UnsupportedError(
+            "A loop over the elements of a mesh reads and stores attributes in a way that is not differentiated. "
+            "Loop over the fields of the attributes, with indices kept in integer fields."
+        )
+    if kind in ("field", "grouped"):
+        r.domain = given
+        shown: tuple[Any, ...] = (_domain_object(r, given[0]),)
+    else:
+        r.domain = tuple(_native_bound(d) for d in given)
+        shown = tuple(_bound(d) for d in given)
+    r.pending = For(kind, (), shown, (), r.config, place=r.place())
+    r.config = {}
+
+
+def _domain_object(r: Recording, obj: Any) -> Any:
+    if isinstance(obj, backend.StructField):
+        obj = backend.leaf_fields(obj)[0]
+    if isinstance(obj, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
+        return r.container(obj)
+    if isinstance(obj, (Value, Tensor, list, tuple, dict)):
+        raise UnsupportedError(
+            f"A loop runs over a {type(obj).__name__}. Write `for x in ti.static(...)`, or loop over indices."
+        )
+    return obj
+
+
+def _bound(x: Any) -> Any:
+    """A bound as a value; a pair of bounds as a pair."""
+    if isinstance(x, Tensor):
+        return tuple(x.entries)
+    return tuple(map(_bound, x)) if isinstance(x, (list, tuple)) else as_value(x)
+
+
+def _native_bound(x: Any) -> Any:
+    return [native(e) for e in x.entries] if isinstance(x, Tensor) else native(x)
+
+
+def enter_for(r: Recording, names: tuple[str, ...]) -> None:
+    """The body of a loop begins: its variables become locals of the program."""
+    variables = []
+    for name in names:
+        scope = next(s for s in reversed(r.context.local_scopes) if name in s)
+        bound = scope[name]
+        is_matrix = isinstance(bound, backend.Matrix)
+        shape = tuple(bound.get_shape()) if is_matrix else backend.shape_of(bound)
+        local = Local(name, I32, shape, "loop")
+        variables.append(local)
+        scope[name] = Cells(local, (), shape) if shape else Cell(Read(local))
+    loop = r.pending
+    r.open_for(For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))

@@ -1,0 +1,167 @@
+"""Operators, conversions and choices of a recorded kernel: values in, values out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import F16, F32, F64, U1, Call, Const, Local, Op, Tensor, Type, Value
+from taichi_ext.record.handles import Cells, Format, Record, value_of
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.taichi_types import FUNCTIONS, default_types, dummy, promoted, result_type, rounded, type_of
+
+_ROUNDING = ("floor", "ceil", "round")
+
+
+def as_value(x: Any) -> Value:
+    """A scalar value; Python numbers get the types that literals have."""
+    x = value_of(x)
+    if isinstance(x, Value):
+        return x
+    real, integer = default_types()
+    if isinstance(x, (bool, np.bool_)):
+        return Const(bool(x), U1)
+    if isinstance(x, (float, np.floating)):
+        return Const(float(x), real)
+    if isinstance(x, (int, np.integer)):
+        return Const(int(x), integer)
+    if isinstance(x, np.ndarray) and not x.shape:
+        return as_value(x.item())
+    raise UnsupportedError(f"A {described(x)} stands where a number is expected.")
+
+
+def described(x: Any) -> str:
+    if isinstance(x, (Tensor, Cells)):
+        return f"value of shape {x.shape}"
+    if isinstance(x, Record):
+        return f"struct with the members {', '.join(x.members)}"
+    return "text" if isinstance(x, (str, Format)) else f"{type(x).__name__}"
+
+
+def tensor(rows: Any, dtype: Type | None = None) -> Tensor:
+    """A vector of scalars, or a matrix of rows."""
+    rows = list(value_of(rows))
+    is_matrix = bool(rows) and isinstance(rows[0], (list, tuple, Tensor, np.ndarray))
+    flat = [e for r in rows for e in (r.entries if isinstance(r, Tensor) else r)] if is_matrix else rows
+    return typed_tensor(flat, (len(rows), len(flat) // len(rows)) if is_matrix else (len(rows),), dtype)
+
+
+def typed_tensor(flat: list[Any], shape: tuple[int, ...], dtype: Type | None = None) -> Tensor:
+    """A vector or matrix of given entries, of the type that they have in common where none is given."""
+    values = [as_value(e) for e in flat]
+    if len(values) != math.prod(shape):
+        raise ti.TaichiSyntaxError(f"{len(values)} entries are given for a value of shape {shape}")
+    kind = promoted([v.dtype for v in values]) if dtype is None else dtype
+    return Tensor(tuple(convert(v, kind) for v in values), shape)
+
+
+def operate(r: Recording, name: str, *args: Any) -> Any:
+    """An operation, entry by entry on vectors and matrices."""
+    given = [value_of(a) for a in args]
+    given = [tensor(a) if isinstance(a, (list, tuple)) and _is_beside_tensor(given) else a for a in given]
+    shapes = {a.shape for a in given if isinstance(a, Tensor)}
+    if not shapes:
+        return scalar_operation(r, name, given)
+    if len(shapes) > 1:
+        raise ti.TaichiTypeError(f"operands of the shapes {sorted(shapes)} do not fit in {name!r}")
+    (shape,) = shapes
+    if name == "atan2" and any(e.dtype == F64 for a in given if isinstance(a, Tensor) for e in a.entries):
+        return whole_call(r, name, given, shape)
+    parts = [a.entries if isinstance(a, Tensor) else [a] * math.prod(shape) for a in given]
+    made = (as_value(scalar_operation(r, name, list(p))) for p in zip(*parts, strict=True))
+    return Tensor(tuple(made), shape)
+
+
+def _is_beside_tensor(given: list[Any]) -> bool:
+    return any(isinstance(a, Tensor) for a in given)
+
+
+def whole_call(r: Recording, name: str, given: list[Any], shape: tuple[int, ...]) -> Tensor:
+    """An operation on whole vectors, which Taichi computes otherwise than entry by entry."""
+    args = tuple(a if isinstance(a, Tensor) else as_value(a) for a in given)
+    result = Local(name, result_type(name, tuple(a.dtype for a in args)), shape, "temporary")
+    r.add(Call(name, args, (result,), place=r.place()))
+    return Cells(result, (), shape).value()
+
+
+def scalar_operation(r: Recording, name: str, args: list[Any]) -> Any:
+    """An operation on scalars; on Python numbers alone Python computes it, as for Taichi."""
+    if not any(isinstance(a, Value) for a in args):
+        return FUNCTIONS[name](*args)
+    if name in _ROUNDING and len(args) == 2:
+        done = scalar_operation(r, name, args[:1])
+        return done if args[1] is None else convert(as_value(done), type_of(args[1]))
+    values = tuple(map(as_value, args))
+    return Op(name, values, result_type(name, tuple(v.dtype for v in values)), place=r.place())
+
+
+def convert(x: Value, kind: Type) -> Value:
+    """A scalar in another type. A literal first gets the type that literals have."""
+    if x.dtype == kind:
+        return x
+    if isinstance(x, Const) and kind.is_real and not isinstance(x.value, bool) and x.dtype != F16 and kind != F16:
+        return Const(rounded(x.value, F32) if x.dtype == F32 else float(x.value), kind)
+    return Op("cast", (x,), kind, place=x.place)
+
+
+def cast(r: Recording, x: Any, dtype: Any) -> Any:
+    """``ti.cast`` to a scalar type, also of vectors and matrices."""
+    x = value_of(x)
+    kind = type_of(dtype)
+    if isinstance(x, Tensor):
+        return Tensor(tuple(convert(e, kind) for e in x.entries), x.shape)
+    return convert(as_value(x), kind)
+
+
+def bit_cast(r: Recording, x: Any, dtype: Any) -> Any:
+    x, kind = value_of(x), type_of(dtype)
+    if isinstance(x, Tensor):
+        return Tensor(tuple(Op("bit_cast", (e,), kind, place=r.place()) for e in x.entries), x.shape)
+    return Op("bit_cast", (as_value(x),), kind, place=r.place())
+
+
+def compare(r: Recording, names: tuple[str, ...], *operands: Any) -> Any:
+    """A chain of comparisons."""
+    result: Any = None
+    for name, a, b in zip(names, operands, operands[1:], strict=False):
+        now = operate(r, name, a, b)
+        result = now if result is None else operate(r, "logical_and", result, now)
+    return result
+
+
+def bool_op(r: Recording, kind: str, *values: Any) -> Any:
+    """``and``, ``or``: of Python values as in Python, else nested to the right as in Taichi."""
+    given = [value_of(v) for v in values]
+    if r.context.is_in_static_scope() or not any(isinstance(v, (Value, Tensor)) for v in given):
+        result = given[0]
+        for v in given[1:]:
+            result = (result and v) if kind == "and" else (result or v)
+        return result
+    result = given[-1]
+    for v in reversed(given[:-1]):
+        result = operate(r, f"logical_{kind}", v, result)
+    return result
+
+
+def where(r: Recording, condition: Any, then: Any, orelse: Any) -> Any:
+    """``then if condition else orelse``: only the side that is taken is evaluated."""
+    condition, then, orelse = value_of(condition), value_of(then), value_of(orelse)
+    if any(isinstance(x, Tensor) for x in (condition, then, orelse)):
+        return operate(r, "select", condition, then, orelse)
+    if not isinstance(condition, Value):
+        return then if condition else orelse
+    return scalar_operation(r, "ifte", [condition, then, orelse])
+
+
+def native(x: Any) -> Any:
+    """Something of Taichi's own of the same type, for its transformer and its functions to go on with."""
+    if isinstance(x, Value):
+        return dummy(x.dtype)
+    if isinstance(x, Tensor):
+        return backend.tensor([dummy(e.dtype) for e in x.entries], x.shape)
+    return type(x)(map(native, x)) if isinstance(x, (list, tuple)) else x

@@ -1,0 +1,316 @@
+"""Plain Python functions that a kernel calls: run while the kernel is recorded, on its values."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import inspect
+import itertools
+import operator
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Tensor, Value
+from taichi_ext.record.handles import HANDLES, Cell, Cells
+from taichi_ext.record.python_source import is_rewritten, rewritten
+
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_BINARY: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _ARITHMETIC} | {
+    **{"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor},
+    **{"shift_left": operator.lshift, "shift_right": operator.rshift},
+}
+_AUGMENTED = {"bit_and": "iand", "bit_or": "ior", "bit_xor": "ixor", "shift_left": "ilshift", "shift_right": "irshift"}
+_METHODS = {"bit_and": "and", "bit_or": "or", "bit_xor": "xor", "shift_left": "lshift", "shift_right": "rshift"}
+_CONTAINERS = (list, tuple, dict, set, frozenset, str, range)
+# Callables that only put values together or take them apart, whatever they are.
+_STRUCTURE = (
+    *(list, tuple, dict, set, zip, enumerate, reversed, range, iter, next, slice, callable, id, len),
+    *(itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.repeat),
+    *(itertools.cycle, itertools.islice, itertools.zip_longest, itertools.chain.from_iterable, itertools.pairwise),
+)
+_OF_VALUES = (abs, max, min, pow, round, int, float, bool, len, print)  # also of the recorder's own
+_OF_PLAIN_VALUES = (isinstance, type, print, repr, str, hasattr, issubclass)
+
+
+def is_python(function: Any) -> bool:
+    """Whether a callable is plain Python, with a source that can be rewritten."""
+    if isinstance(function, types.FunctionType):
+        is_marked = hasattr(function, "_is_wrapped_kernel") or hasattr(function, "_is_taichi_function")
+        return not is_marked and not backend.is_library(function)
+    if isinstance(function, type):
+        return type(function) is type and function.__module__ != "builtins" and not backend.is_library(function)
+    is_wrapper = isinstance(function, (functools.partial, types.MethodType, functools._lru_cache_wrapper))
+    return is_wrapper or isinstance(inspect.getattr_static(type(function), "__call__", None), types.FunctionType)
+
+
+def call_python(library: Library, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+    """Call a plain Python function, method, class or object as Taichi does while it compiles."""
+    if isinstance(function, functools.partial):
+        return library.call(function.func, *function.args, *args, **{**function.keywords, **keywords})
+    if isinstance(function, functools._lru_cache_wrapper):
+        return library.call(function.__wrapped__, *args, **keywords)
+    if isinstance(function, types.MethodType):
+        return library.call(function.__func__, function.__self__, *args, **keywords)
+    if isinstance(function, type):
+        return _construct(library, function, args, keywords)
+    if not isinstance(function, types.FunctionType):
+        return library.call(type(function).__call__, function, *args, **keywords)
+    if is_rewritten(function):
+        return function(*args, **keywords)
+    if all(map(_is_plain, [*args, *keywords.values()])):
+        try:  # most such functions compute with numbers and indices
+            with backend.sealed():
+                return function(*args, **keywords)
+        except backend.SealedError:
+            pass  # it reads or writes fields, or calls ti.funcs: that is recorded
+    return _run(library, function, args, keywords)
+
+
+def _run(library: Library, function: types.FunctionType, args: list[Any], keywords: dict[str, Any]) -> Any:
+    made = rewritten(function, PythonScope(library), lambda _: {})
+    if made is None:
+        raise UnsupportedError(
+            f"The Python function {function.__qualname__!r} is called in a kernel, and its source is not to be found. "
+            "Define it in a file, or write it as a @ti.func."
+        )
+    return made(*args, **keywords)
+
+
+def _construct(library: Library, kind: type, args: list[Any], keywords: dict[str, Any]) -> Any:
+    """An object of a Python class."""
+    is_record = dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__")
+    if is_record or issubclass(kind, (tuple, list, dict, BaseException)):
+        return kind(*args, **keywords)
+    initialise = kind.__init__
+    if kind.__new__ is not object.__new__ or not isinstance(initialise, types.FunctionType):
+        return _native(library, kind, args, keywords)
+    made = object.__new__(kind)
+    library.call(initialise, made, *args, **keywords)
+    return made
+
+
+def _native(library: Library, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+    if not all(map(_is_plain, [*args, *keywords.values()])):
+        raise UnsupportedError(f"{function!r} is called on a value of the kernel; write it as a @ti.func.")
+    with backend.sealed():
+        return function(*args, **keywords)
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether a value is certain to hold nothing that is only known when the kernel runs."""
+    if isinstance(x, (list, tuple, set)):
+        return all(map(_is_plain, x))
+    if isinstance(x, dict):
+        return all(map(_is_plain, x.values()))
+    return isinstance(x, _NUMBERS) or backend.is_expr(x) or (isinstance(x, np.ndarray) and x.dtype != object)
+
+
+class Library(Protocol):
+    """What the recorder does for Python functions."""
+
+    def call(self, function: Any, *args: Any, **keywords: Any) -> Any: ...
+    def run(self, function: Any, *args: Any, **keywords: Any) -> None: ...
+    def method(self, base: Any, name: str, *args: Any, **keywords: Any) -> Any: ...
+    def load(self, base: Any, index: tuple[Any, ...]) -> Any: ...
+    def attribute(self, base: Any, name: str) -> Any: ...
+    def operate(self, name: str, *args: Any) -> Any: ...
+    def augment(self, target: Any, op: str, value: Any) -> None: ...
+
+
+class PythonScope:
+    """What rewritten Python functions call, as ``<py>``: operations of Python, or of the recorder on its values."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    # --- operators
+
+    def binary(self, name: str, a: Any, b: Any) -> Any:
+        found = self._own_operator(_METHODS.get(name, name), a, b)
+        if found is not NotImplemented:
+            return found
+        if (_is_array(a) and _is_object(b)) or (_is_array(b) and _is_object(a)):
+            arrays = np.broadcast_arrays(*(x if _is_array(x) else _as_array([x], ()) for x in (a, b)))
+            entries = [
+                self.binary(name, _number(x), _number(y)) for x, y in zip(*(r.flat for r in arrays), strict=True)
+            ]
+            return _as_array(entries, arrays[0].shape)
+        if isinstance(a, HANDLES) or isinstance(b, HANDLES):
+            return self.library.operate(name, _number(a), _number(b))
+        return _BINARY[name](a, b)
+
+    def _own_operator(self, name: str, a: Any, b: Any) -> Any:
+        """The result of an operator that a Python class defines; NotImplemented where there is none."""
+        for x, other, method in ((a, b, f"__{name}__"), (b, a, f"__r{name}__")):
+            own = getattr(type(x), method, None)
+            if isinstance(own, types.FunctionType) and not isinstance(x, HANDLES) and not backend.is_library(own):
+                found = self.library.call(own, x, other)
+                if found is not NotImplemented:
+                    return found
+        return NotImplemented
+
+    def unary(self, name: str, x: Any) -> Any:
+        own = getattr(type(x), f"__{name}__", None)
+        if isinstance(x, HANDLES):
+            return self.library.operate(name, x)
+        if isinstance(own, types.FunctionType) and not backend.is_library(own):
+            return self.library.call(own, x)
+        if _is_array(x) and x.dtype == object:
+            return _as_array([self.unary(name, e) for e in x.flat], x.shape)
+        return getattr(operator, name)(x)
+
+    def compare(self, names: tuple[str, ...], *operands: Any) -> Any:
+        result = True
+        for n, name in enumerate(names):
+            a, b = operands[n : n + 2]
+            found = self._own_operator(name, a, b)
+            if found is not NotImplemented:
+                result = found
+            elif isinstance(a, HANDLES) or isinstance(b, HANDLES):
+                result = self.library.operate(name, _number(a), _number(b))
+            else:
+                result = getattr(operator, name)(a, b)
+            if n + 1 < len(names) and not result:
+                break
+        return result
+
+    def augmented(self, target: Any, symbol: str, name: str, value: Any) -> Any:
+        """``target += value``: of a local or an entry of a field, that is changed; else a new object."""
+        if isinstance(target, (Cell, Cells)):
+            self.library.augment(target, name, value)
+            return target
+        if isinstance(target, (Value, Tensor)):
+            raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
+        own = getattr(type(target), f"__i{_METHODS.get(name, name)}__", None)
+        if isinstance(own, types.FunctionType) and not backend.is_library(own):
+            return self.library.call(own, target, value)
+        if isinstance(value, HANDLES) or own is None or (_is_array(target) and _has_objects(value)):
+            return self.binary(name, target, value)
+        return getattr(operator, _AUGMENTED.get(name, f"i{name}"))(target, value)
+
+    def augment_item(self, base: Any, index: Any, symbol: str, name: str, value: Any) -> None:
+        base[index] = self.augmented(self.item(base, index), symbol, name, value)
+
+    def augment_attribute(self, base: Any, attribute: str, symbol: str, name: str, value: Any) -> None:
+        after = self.augmented(self.attribute(base, attribute), symbol, name, value)
+        if not isinstance(base, HANDLES):
+            setattr(base, attribute, after)
+
+    # --- reading
+
+    def slice(self, start: Any, stop: Any, step: Any) -> Any:
+        return slice(start, stop, step)
+
+    def item(self, base: Any, index: Any) -> Any:
+        if isinstance(base, HANDLES):
+            return self.library.load(base, index if isinstance(index, tuple) else (index,))
+        own = getattr(type(base), "__getitem__", None)
+        if isinstance(own, types.FunctionType) and not backend.is_library(own):
+            return self.library.call(own, base, index)
+        return base[index]
+
+    def attribute(self, base: Any, name: str) -> Any:
+        if not isinstance(base, HANDLES):
+            found = inspect.getattr_static(base, name, None)
+            if isinstance(found, property) and isinstance(found.fget, types.FunctionType) and is_python(found.fget):
+                return self.library.call(found.fget, base)
+        return self.library.attribute(base, name) if isinstance(base, HANDLES) else getattr(base, name)
+
+    # --- calls
+
+    def method(self, base: Any, name: str, *args: Any, **keywords: Any) -> Any:
+        if isinstance(base, HANDLES) or (isinstance(base, backend.Field) and name == "fill"):
+            return self.library.method(base, name, *args, **keywords)
+        function = self.attribute(base, name)
+        if isinstance(base, _CONTAINERS) and isinstance(function, types.BuiltinMethodType):
+            return function(*args, **keywords)
+        return self.call(function, *args, **keywords)
+
+    def run(self, function: Any, *args: Any, **keywords: Any) -> None:
+        """A call whose result is not used."""
+        self._call(self.library.run, function, args, keywords)
+
+    def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
+        return self._call(self.library.call, function, args, keywords)
+
+    def _call(self, otherwise: Any, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if function is ti.static:
+            return args[0] if len(args) == 1 else args
+        if any(function is f for f in _OF_PLAIN_VALUES):
+            return function(*args, **keywords)
+        found = self.structure(function, args, keywords)
+        if found is NotImplemented and isinstance(function, types.BuiltinFunctionType | type):
+            found = self._builtin(function, args, keywords)
+        return otherwise(function, *args, **keywords) if found is NotImplemented else found
+
+    def structure(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The result of a callable of Python's that puts values together; NotImplemented for any other."""
+        if function is len and isinstance(args[0], HANDLES):
+            return NotImplemented
+        if any(function is f for f in _STRUCTURE):
+            return function(*args, **keywords)
+        if function is sum:
+            return self.fold(operator.add, args[0], *(args[1:] or keywords.values() or (0,)))
+        if function is functools.reduce:
+            return self.fold(*args)
+        if function is map:
+            return (self.call(args[0], *values) for values in zip(*args[1:], strict=False))
+        if function is filter:
+            return (value for value in args[1] if (value if args[0] is None else self.call(args[0], value)))
+        return NotImplemented
+
+    def _builtin(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The result of another of Python's built-in functions; NotImplemented for what is none."""
+        if getattr(builtins, getattr(function, "__name__", ""), None) is not function:
+            return NotImplemented
+        if function is abs and isinstance(args[0], HANDLES):
+            return self.library.call(abs, args[0])
+        if function is pow and len(args) == 2:
+            return self.binary("pow", *args)
+        if any(isinstance(a, HANDLES) for a in args) and function not in _OF_VALUES:
+            raise UnsupportedError(
+                f"Python's {function.__name__!r} is called on a value of the kernel in a plain Python function. Use "
+                "Taichi's function of that name, or make the function a @ti.func."
+            )
+        return NotImplemented if any(isinstance(a, HANDLES) for a in args) else function(*args, **keywords)
+
+    def fold(self, function: Any, values: Iterable[Any], *first: Any) -> Any:
+        """``functools.reduce``."""
+        iterator = iter(values)
+        total = first[0] if first else next(iterator)
+        for value in iterator:
+            total = self.binary("add", total, value) if function is operator.add else self.call(function, total, value)
+        return total
+
+
+def _is_object(x: Any) -> bool:
+    """Whether an array that is combined with x holds expressions or values with tangents."""
+    return isinstance(x, HANDLES) or backend.is_expr(x) or _has_objects(x)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray)
+
+
+def _has_objects(x: Any) -> bool:
+    return _is_array(x) and x.dtype == object
+
+
+def _as_array(entries: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """An array of objects, which NumPy is kept from looking into."""
+    array = np.empty(len(entries), object)
+    for n, entry in enumerate(entries):
+        array[n] = entry
+    return array.reshape(shape)
+
+
+def _number(x: Any) -> Any:
+    return x.item() if isinstance(x, np.generic) else x

@@ -1,0 +1,253 @@
+"""The recorder: what the rewritten source of a kernel calls, as ``<ad>``, while Taichi walks it once.
+
+Each method hands over to a module of its own; what they share is a ``Recording``. The kernel that Taichi builds on the
+way only serves to find types, and is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import taichi_ext.record.assignments as assignments
+import taichi_ext.record.calls as calls
+import taichi_ext.record.construct as construct
+import taichi_ext.record.effects as effects
+import taichi_ext.record.operations as operations
+import taichi_ext.record.subscripts as subscripts
+from taichi_ext import backend
+from taichi_ext.program import Const, Effect, Jump, Program, Return, Type
+from taichi_ext.program.types import I32
+from taichi_ext.record.arguments import bind_arguments, returned_annotations
+from taichi_ext.record.dialect import RecordRewriter
+from taichi_ext.record.handles import Cells, group_of, has_values, value_of
+from taichi_ext.record.loops import before_loop, enter_for
+from taichi_ext.record.names import TRACER
+from taichi_ext.record.operations import as_value
+from taichi_ext.record.recording import Frame, Recording
+from taichi_ext.record.rewrite import BINARY, rewrite
+from taichi_ext.record.taichi_types import default_types, dummy
+
+_OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n != "matmul"]
+
+
+class Recorder:
+    """The library that one recording calls."""
+
+    def __init__(self, kernel: Any, has_rule: Callable[[Any], bool]) -> None:
+        self.recording = Recording(kernel, self, has_rule)
+
+    # --- functions and control flow
+
+    def begin(self) -> None:
+        """First statement of every function: arguments of the kernel become values and containers."""
+        r = self.recording
+        if len(r.frames) == 1:
+            bind_arguments(r)
+
+    def if_(self, condition: Any) -> Any:
+        self.recording.open_if(as_value(condition))
+        return dummy(I32)
+
+    def orelse(self) -> None:
+        self.recording.open_else()
+
+    def close(self) -> None:
+        self.recording.close()
+
+    def end_if(self) -> None:
+        self.recording.end_if()
+
+    def enter_while(self) -> None:
+        self.recording.open_while()
+
+    def while_(self, _: None, condition: Any) -> Any:
+        self.recording.set_condition(as_value(condition))
+        return dummy(I32)
+
+    def before_loop(self, kind: str, *domain: Any) -> None:
+        before_loop(self.recording, kind, domain)
+
+    def bound(self, number: int | None = None) -> Any:
+        domain = self.recording.domain
+        return domain if number is None else domain[number]
+
+    def enter_for(self, *names: str) -> None:
+        enter_for(self.recording, names)
+
+    def end_loop(self) -> None:
+        self.recording.end_loop()
+
+    def jump(self, kind: str) -> None:
+        r = self.recording
+        if not r.context.is_in_static_for():
+            r.add(Jump(kind, place=r.place()))
+
+    def result(self, value: Any) -> Any:
+        """``return value``."""
+        r, value = self.recording, value_of(value)
+        if len(r.frames) > 1:
+            return value
+        kinds = backend.returned_types(r.kernel)
+        values = [value] if len(kinds) == 1 else list(value)
+        typed = (construct.typed(r, kind, v) for kind, v in zip(kinds, values, strict=True))
+        r.add(Return(tuple(map(group_of, typed)), place=r.place()))
+        return None
+
+    # --- statements
+
+    def let(self, name: str, value: Any) -> None:
+        assignments.let(self.recording, name, value)
+
+    def let_value(self, name: str, value: Any, scopes: int) -> Any:
+        """``(name := value)``, a number of scopes inside its statement."""
+        with assignments.outside(self.recording, scopes):
+            assignments.let(self.recording, name, value)
+        return self.recording.context.get_var_by_name(name)
+
+    def bind_static(self, names: Any, value: Any) -> None:
+        assignments.bind_static(self.recording, names, value)
+
+    def unpack(self, names: tuple[str, ...], value: Any) -> None:
+        assignments.unpack(self.recording, names, value)
+
+    def unpack_to(self, places: tuple[Any, ...], value: Any) -> None:
+        assignments.unpack_to(self.recording, places, value)
+
+    def store(self, base: Any, index: Any, value: Any) -> None:
+        assignments.store(self.recording, base, index, value)
+
+    def update_local(self, name: str, operator: str, op: str, value: Any) -> None:
+        assignments.update_local(self.recording, name, op, value)
+
+    def update(self, base: Any, index: Any, operator: str, op: str, value: Any) -> None:
+        assignments.update_place(self.recording, assignments.place_of(self.recording, base, index), op, value)
+
+    def augment(self, target: Any, op: str, value: Any) -> None:
+        """``target += value`` of a place, in a Python function."""
+        assignments.update_place(self.recording, target, op, value)
+
+    def assert_(self, condition: Any, message: Any) -> None:
+        r, condition = self.recording, value_of(condition)
+        if not has_values(condition) and condition:
+            return  # known when the kernel is compiled
+        r.add(Effect("assert", (as_value(condition), message), place=r.place()))
+
+    # --- values
+
+    def operate(self, name: str, *args: Any) -> Any:
+        return operations.operate(self.recording, name, *args)
+
+    def primal(self, x: Any) -> Any:
+        return value_of(x)
+
+    def pos(self, x: Any) -> Any:
+        return value_of(x)
+
+    def matmul(self, a: Any, b: Any) -> Any:
+        return calls.call(self.recording, backend.matrix_ops.matmul, [a, b], {})
+
+    def percent(self, text: str, values: Any) -> Any:
+        """``text % values``."""
+        return effects.percent(text, value_of(values))
+
+    def compare(self, names: tuple[str, ...], *operands: Any) -> Any:
+        return operations.compare(self.recording, names, *operands)
+
+    def bool_op(self, kind: str, *values: Any) -> Any:
+        return operations.bool_op(self.recording, kind, *values)
+
+    def where(self, condition: Any, then: Any, orelse: Any) -> Any:
+        return operations.where(self.recording, condition, then, orelse)
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        return construct.typed(self.recording, dtype, x)
+
+    def literal(self, x: float, kind: Type) -> Const:
+        """A number of exactly this type."""
+        return Const(x, kind)
+
+    def slice(self, start: Any, stop: Any, step: Any) -> Any:
+        return slice(start, stop, step)
+
+    def load(self, base: Any, index: tuple[Any, ...]) -> Any:
+        return subscripts.load(self.recording, base, index)
+
+    def attribute(self, base: Any, name: str) -> Any:
+        return subscripts.attribute(self.recording, base, name)
+
+    def format(self, template: str, *values: Any, **named: Any) -> Any:
+        return effects.format_text(template, values, named)
+
+    def spread(self, values: Any) -> Any:
+        """``*values`` in a call."""
+        found = value_of(values)
+        return list(found) if not isinstance(values, Cells) else [values.at((n,)) for n in range(values.shape[0])]
+
+    # --- calls
+
+    def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
+        return calls.call(self.recording, function, list(args), keywords)
+
+    def run(self, function: Any, *args: Any, **keywords: Any) -> None:
+        """A call whose result is not used."""
+        calls.call(self.recording, function, list(args), keywords, is_statement=True)
+
+    def method(self, base: Any, name: str, *args: Any, **keywords: Any) -> Any:
+        return calls.method(self.recording, base, name, list(args), keywords, False)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def method(self: Recorder, *args: Any) -> Any:
+        return operations.operate(self.recording, name, *args)
+
+    method.__name__ = name
+    return method
+
+
+for _name in _OPERATORS:
+    setattr(Recorder, _name, _operator(_name))
+for _method in vars(Recorder).values():
+    if callable(_method) and hasattr(_method, "__dict__"):
+        _method._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+
+
+def record(kernel: Any, args: tuple[Any, ...], has_rule: Callable[[Any], bool] = lambda func: False) -> Program:
+    """The program of a kernel, for arguments of the types of these.
+
+    Args:
+        kernel: Taichi's kernel object, ``backend.primal_kernel(k)[0]``.
+        args: all its arguments, in order.
+        has_rule: says of a ti.func whether its calls are to be recorded with a boundary.
+
+    Returns:
+        The program.
+
+    Raises:
+        UnsupportedError: the kernel uses what cannot be recorded; with the user's file, line and source text.
+    """
+    rewritten = rewrite(kernel.func, None, RecordRewriter)
+    recorder = Recorder(kernel, has_rule)
+    r = recorder.recording
+    scope = {**backend.global_variables(kernel.func), TRACER: recorder}
+    for position in kernel.template_slot_locations:
+        scope[kernel.arguments[position].name] = args[position]
+    throwaway = backend.FusedKernel(kernel, [])
+    context = backend.make_context(
+        kernel.func,
+        rewritten.source,
+        scope,
+        kernel=throwaway,
+        arguments=list(args),
+        argument_features=backend.argument_features(kernel, args),
+        places=rewritten.places,
+        is_brief=True,
+    )
+    r.frames.append(Frame(context, None, False))
+    backend.materialize()
+    with backend.deep_recursion():
+        throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
+    containers = (*r.arrays.values(), *r.containers.values())
+    returns = returned_annotations(kernel)
+    file = rewritten.source[0]
+    return Program(kernel.func.__name__, r.arguments, returns, r.body(), containers, file, *default_types())

@@ -1,0 +1,163 @@
+"""The state of one recording: functions that are being walked, open blocks, fields and arrays met so far."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.program import Argument, Body, Container, For, If, Jump, Local, Op, Place, Statement, Value, While
+from taichi_ext.program.types import U1
+from taichi_ext.record.names import TRACER
+from taichi_ext.record.taichi_types import type_of
+
+_POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
+
+
+@dataclass
+class Frame:
+    """A function that is being walked, and where it was called."""
+
+    context: Any
+    caller: Place | None
+    is_library: bool
+
+
+@dataclass
+class Block:
+    """An open block, and the statement that it will be part of once it is closed."""
+
+    owner: str  # kernel, if, while, for
+    statements: list[Statement] = field(default_factory=list)
+    head: Any = None  # If: condition, place and what came before else; While, For: the statement so far
+
+
+class Recording:
+    """What all parts of the recorder share; ``library`` is what the rewritten source calls."""
+
+    def __init__(self, kernel: Any, library: Any, has_rule: Callable[[Any], bool]) -> None:
+        self.kernel = kernel
+        self.arguments: tuple[Argument, ...] = ()
+        self.library = library
+        self.has_rule = has_rule
+        self.frames: list[Frame] = []
+        self.blocks = [Block("kernel")]
+        self.containers: dict[int, Container] = {}
+        self.arrays: dict[int, Container] = {}
+        self.kept: list[Any] = []  # objects that are known by their identity
+        self.pending: Any = None  # the loop whose domain is known and whose body comes next
+        self.domain: tuple[Any, ...] = ()  # what Taichi walks in its place
+        self.config: dict[str, Any] = {}
+        self.copies: dict[Local, Local] = {}  # of locals that were declared as copies of others
+        self.stopped: set[Any] = set()
+        self._places: dict[Any, Place | None] = {}
+
+    # --- functions and places
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @property
+    def context(self) -> Any:
+        return self.frames[-1].context
+
+    def place(self) -> Place | None:
+        """Where in the user's source the statement stands that is being walked."""
+        for frame in reversed(self.frames):
+            if not frame.is_library:
+                break
+            if frame.caller is not None:
+                return frame.caller
+        key = (backend.source_location(), self.frames[-1].caller)
+        if key not in self._places:
+            match = _POSITION.match(key[0])
+            caller = key[1]
+            self._places[key] = (
+                Place(match[1], int(match[2]), match[4].strip("\n"), match[3], caller) if match else caller
+            )
+        return self._places[key]
+
+    # --- statements
+
+    def add(self, statement: Statement) -> None:
+        self.blocks[-1].statements.append(statement)
+
+    def open_if(self, condition: Value) -> None:
+        self.blocks.append(Block("if", head=If(condition, (), place=self.place())))
+
+    def open_else(self) -> None:
+        self.blocks.append(Block("else"))
+
+    def close(self) -> None:
+        """The end of one side of a branch."""
+        block = self.blocks[-1]
+        if block.owner == "else":
+            self.blocks.pop()
+            self.blocks[-1].head = replace(self.blocks[-1].head, orelse=tuple(block.statements))
+        else:
+            block.head = replace(block.head, then=tuple(block.statements))
+
+    def end_if(self) -> None:
+        self.add(self.blocks.pop().head)
+
+    def open_while(self) -> None:
+        self.blocks.append(Block("while", head=While(None, (), place=self.place())))
+
+    def set_condition(self, condition: Value) -> None:
+        """The condition of a while loop; where computing it took statements, the loop is left by a branch."""
+        block = self.blocks[-1]
+        if block.statements:
+            ends = Op("logical_not", (condition,), U1)
+            self.add(If(ends, (Jump("break"),), place=self.place()))
+        else:
+            block.head = replace(block.head, condition=condition)
+
+    def open_for(self, loop: For) -> None:
+        self.blocks.append(Block("for", head=loop))
+
+    def end_loop(self) -> None:
+        block = self.blocks.pop()
+        self.add(replace(block.head, body=tuple(block.statements)))
+
+    def body(self) -> Body:
+        assert len(self.blocks) == 1
+        return tuple(self.blocks[0].statements)
+
+    # --- fields and arrays
+
+    def container(self, obj: Any) -> Container:
+        """The container of a field or array argument."""
+        if id(obj) in self.arrays:
+            return self.arrays[id(obj)]
+        if id(obj) not in self.containers:
+            self.kept.append(obj)
+            element_shape = (obj.n, obj.m)[: obj.ndim] if isinstance(obj, backend.MatrixField) else ()
+            shape, offset = tuple(obj.shape), tuple(backend.field_offset(obj) or ())
+            name = self._name(obj)
+            dtype = type_of(obj.dtype)
+            self.containers[id(obj)] = Container(name, dtype, len(shape), element_shape, obj, False, shape, offset)
+        return self.containers[id(obj)]
+
+    def _name(self, obj: Any) -> str:
+        """What the user calls a field: a variable, a member of a struct field, an attribute."""
+        for scope in (self.context.global_vars, *self.context.local_scopes):
+            for name, value in scope.items():
+                if value is obj and name.isidentifier() and name != TRACER:
+                    return name
+        for scope in (self.context.global_vars, *self.context.local_scopes):
+            for name, value in scope.items():
+                found = _member(value, obj)
+                if found is not None:
+                    return f"{name}_{found}" if isinstance(value, backend.StructField) else found
+        return "field"
+
+
+def _member(owner: Any, obj: Any) -> str | None:
+    if isinstance(owner, (types.ModuleType, type)) or not hasattr(owner, "__dict__"):
+        return None
+    members = owner.field_dict if isinstance(owner, backend.StructField) else vars(owner)
+    return next((name for name, value in members.items() if value is obj and name.isidentifier()), None)

@@ -1,0 +1,68 @@
+"""Statements that compute what nothing uses are dropped."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from taichi_ext.program import (
+    Assign,
+    Body,
+    Call,
+    Declare,
+    For,
+    If,
+    Local,
+    Read,
+    Statement,
+    Update,
+    Value,
+    mapped,
+    statements,
+    values_of,
+    walk,
+)
+from taichi_ext.simplify.usage import is_pure, kept_locals
+
+
+def without_dead_code(body: Body) -> Body:
+    """The block without locals that are never used, and without branches and loops that are empty."""
+    needed = needed_locals(body)
+
+    def change(s: Statement) -> Statement | Body:
+        if _defined(s) is not None and not _defined(s) & needed:  # type: ignore[operator]
+            return ()
+        if isinstance(s, If) and not s.then and not s.orelse and is_pure(s.condition):
+            return ()
+        return () if isinstance(s, For) and not s.body else s
+
+    return mapped(body, change)
+
+
+def needed_locals(body: Body) -> set[Local]:
+    """The locals on which anything depends that a program does."""
+    sources: dict[Local, list[Value]] = defaultdict(list)
+    pending: list[Value] = []
+    for s in statements(body):
+        defined = _defined(s)
+        if defined is None:
+            pending += values_of(s)
+        else:
+            for local in defined:
+                sources[local] += values_of(s)
+    needed = set(kept_locals(body))
+    pending += [v for local in needed for v in sources.pop(local, ())]
+    while pending:
+        for node in walk(pending.pop()):
+            if isinstance(node, Read) and node.local not in needed:
+                needed.add(node.local)
+                pending += sources.pop(node.local, ())
+    return needed
+
+
+def _defined(s: Statement) -> set[Local] | None:
+    """The locals that are all that a statement is for; None for any other statement."""
+    if isinstance(s, Declare) and all(map(is_pure, s.values)):
+        return {s.local}
+    if isinstance(s, (Assign, Update)) and isinstance(s.target, Read) and is_pure(s.value):
+        return {s.target.local}
+    return set(s.results) if isinstance(s, Call) else None

@@ -1,0 +1,123 @@
+"""Copies, constants and temporaries that are used once go into the expressions that use them.
+
+A temporary moves down to its use if nothing in between changes what it is made of, and never into a loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from taichi_ext.program import (
+    Body,
+    Const,
+    Container,
+    Declare,
+    If,
+    Load,
+    Local,
+    Op,
+    Read,
+    Size,
+    Statement,
+    Value,
+    While,
+    bodies,
+    rebuilt,
+    statements,
+    walk,
+    with_bodies,
+    with_values,
+)
+from taichi_ext.simplify.constants import tidied
+from taichi_ext.simplify.usage import all_values, assigned_locals, is_pure, kept_locals, read_counts, written_memory
+
+LONGEST = 12  # operations in a value that moves; longer lines are slow in Taichi's front end
+FOLDED_KINDS = ("argument", "temporary")
+
+
+def folded(body: Body) -> Body:
+    """The block with fewer locals."""
+    return _Folding(body).block(body)
+
+
+class _Folding:
+    def __init__(self, body: Body) -> None:
+        self.changed = assigned_locals(body)
+        self.kept = kept_locals(body)
+        self.written: set[Local | Container] = set()
+        for s in body:
+            self.written |= written_memory(s)
+        self.counts: Counter[Local] = read_counts(body)
+        self.replaced: dict[Local, Value] = {}
+
+    def block(self, body: Body) -> Body:
+        made: list[Statement] = []
+        for n, s in enumerate(body):
+            s = self.statement(s)
+            if isinstance(s, Declare) and self.is_candidate(s):
+                value = s.values[0]
+                if self.is_trivial(value) or self.can_move(s.local, value, body, n):
+                    self.replaced[s.local] = value
+                    continue
+            if bodies(s):
+                s = with_bodies(s, tuple(map(self.block, bodies(s))))
+            made.append(s)
+        return tuple(made)
+
+    def statement(self, s: Statement) -> Statement:
+        memo: dict[Value, Value] = {}
+
+        def change(node: Value) -> Value:
+            if isinstance(node, Read) and node.local in self.replaced and not node.index:
+                return self.replaced[node.local]
+            return tidied(node)
+
+        def rebuild(value: Value) -> Value:
+            return rebuilt(value, change, memo)
+
+        return with_values(s, rebuild)
+
+    def is_candidate(self, s: Declare) -> bool:
+        local = s.local
+        is_free = local.kind in FOLDED_KINDS and local not in self.changed and local not in self.kept
+        return is_free and not local.shape and is_pure(s.values[0])
+
+    def is_trivial(self, value: Value) -> bool:
+        """Whether a value can stand wherever the local is read."""
+        return isinstance(value, (Const, Size)) or (isinstance(value, Read) and not self.sources(value))
+
+    def sources(self, value: Value) -> set[Local | Container]:
+        """What can change of what a value is made of."""
+        found: set[Local | Container] = set()
+        for node in walk(value):
+            if isinstance(node, Read):
+                found.add(node.local)
+            elif isinstance(node, Load):
+                found.add(node.container)
+        return found & self.written
+
+    def can_move(self, local: Local, value: Value, body: Body, n: int) -> bool:
+        """Whether the only use of a local comes later in its block, and the value is still the same there."""
+        if self.counts[local] != 1 or self.size(value) > LONGEST:
+            return False
+        sources = self.sources(value)
+        for s in body[n + 1 :]:
+            if _reads(s, local):
+                return not isinstance(s, While)
+            is_within = any(_reads(inner, local) for inner in statements((s,)))
+            if is_within:
+                return isinstance(s, If) and not sources and self.is_in_branches(s, local)
+            if sources and sources & written_memory(s):
+                return False
+        return False
+
+    def is_in_branches(self, s: If, local: Local) -> bool:
+        """Whether a use is in a statement of a branch itself, not in a loop or branch in it."""
+        return any(_reads(inner, local) and not isinstance(inner, While) for block in bodies(s) for inner in block)
+
+    def size(self, value: Value) -> int:
+        return sum(isinstance(node, Op) for node in walk(value))
+
+
+def _reads(s: Statement, local: Local) -> bool:
+    return any(isinstance(node, Read) and node.local is local for node in all_values(s))

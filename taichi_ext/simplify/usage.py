@@ -1,0 +1,78 @@
+"""Which locals and containers the statements of a program read and write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Container,
+    Effect,
+    Load,
+    Local,
+    Op,
+    Read,
+    Statement,
+    Update,
+    Value,
+    bodies,
+    children,
+    statements,
+    values_of,
+    walk,
+)
+
+
+def assigned_locals(body: Body) -> set[Local]:
+    """Locals that change after their declaration."""
+    return {s.target.local for s in statements(body) if isinstance(s, Store) and isinstance(s.target, Read)}
+
+
+Store = (Assign, Update, Atomic)
+
+
+def all_values(statement: Statement) -> Iterator[Value]:
+    """All nodes in the expressions of a statement, without those in its blocks."""
+    for value in values_of(statement):
+        yield from walk(value)
+
+
+def read_counts(body: Body) -> Counter[Local]:
+    """How often each local is read; a node that occurs twice counts twice."""
+    return Counter(n.local for s in statements(body) for n in all_values(s) if isinstance(n, Read))
+
+
+def kept_locals(body: Body) -> set[Local]:
+    """Locals that a boundary names, so that a rule or an edge can differentiate with respect to them."""
+    found: set[Local] = set()
+    for s in statements(body):
+        if isinstance(s, Boundary):
+            found |= {local for locals_ in s.inner.values() for local in locals_}
+            at = s.given.get("at")
+            found |= {n.local for e in getattr(at, "entries", ()) for n in walk(e) if isinstance(n, Read)}
+    return found
+
+
+def is_pure(value: Value) -> bool:
+    """Whether a value is the same each time that it is evaluated."""
+    if isinstance(value, Op) and value.name == "random":
+        return False
+    return all(map(is_pure, children(value)))
+
+
+def written_memory(statement: Statement) -> set[Local | Container]:
+    """The locals and containers that a statement writes to, blocks in it included."""
+    found: set[Local | Container] = set()
+    if isinstance(statement, Store):
+        target = statement.target
+        found.add(target.container if isinstance(target, Load) else target.local)
+    elif isinstance(statement, Effect):
+        found |= {a for a in statement.args if isinstance(a, Container)}
+    for body in bodies(statement):
+        for inner in body:
+            found |= written_memory(inner)
+    return found

@@ -1,0 +1,573 @@
+"""Kernels that are recorded, simplified, emitted and run leave the same bits behind."""
+
+import linecache
+
+import numpy as np
+import pytest
+import taichi as ti
+import taichi.math as tm
+from conftest import end_program, initialise
+from reemission import Reemission
+
+from taichi_ext import UnsupportedError, backend, mark, replace_gradient, step, stop_gradient
+from taichi_ext.emit import build, emit
+from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements, text, values_of, walk
+from taichi_ext.record import record
+from taichi_ext.simplify import simplify
+
+pytestmark = pytest.mark.cpu_only("the emitted kernels run on every device; their bits are compared on one")
+
+N = 6
+
+
+class Fields:
+    """What all kernels here read and write."""
+
+    def __init__(self):
+        initialise(default_fp=ti.f64, random_seed=3)
+        self.x, self.y = ti.field(ti.f64, N), ti.field(ti.f64, N)
+        self.s, self.n = ti.field(ti.f64, ()), ti.field(ti.i32, N)
+        self.v, self.m = ti.Vector.field(3, ti.f64, N), ti.Matrix.field(2, 2, ti.f64, N)
+        self.p = ti.Struct.field({"a": ti.f64, "b": tm.vec2}, shape=N)
+        self.l = ti.field(ti.i32)
+        self.node = ti.root.dynamic(ti.i, 64, chunk_size=8)
+        self.node.place(self.l)
+        self.all = (self.x, self.y, self.s, self.n, self.v, self.m, self.p.a, self.p.b)
+        rng = np.random.default_rng(0)
+        self.values = [rng.uniform(0.2, 1.5, f.to_numpy().shape) for f in self.all]
+        self.values[3] = rng.integers(0, N, N)
+
+    def fill(self):
+        for field, value in zip(self.all, self.values):
+            field.from_numpy(value.astype(field.to_numpy().dtype))
+        self.node.deactivate_all()
+
+    def bits(self):
+        return [f.to_numpy().tobytes() for f in self.all]
+
+
+@pytest.fixture(scope="module")
+def f():
+    yield Fields()
+    end_program()
+
+
+def compare(f, kernel, *args):
+    """Run a kernel by itself and re-emitted; returns what was recorded and emitted."""
+    results = []
+    reemission = Reemission()
+    for is_plain in (True, False):
+        f.fill()
+        given = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        if is_plain:
+            result = kernel(*given)
+        else:
+            with reemission:
+                result = kernel(*given)
+        results.append((f.bits(), [a for a in given if isinstance(a, np.ndarray)], result))
+    (plain, arrays, value), (emitted, other_arrays, other) = results
+    assert plain == emitted, reemission.text
+    for a, b in zip(arrays, other_arrays):
+        np.testing.assert_array_equal(a, b)
+    if value is not None:
+        assert str(value) == str(other)
+    assert len(reemission.made) == 1
+    return reemission.text
+
+
+def program_of(kernel, *args, **options):
+    return record(backend.primal_kernel(kernel)[0], args, **options)
+
+
+# --- constructs -------------------------------------------------------------------------------------------------------
+
+
+@ti.func
+def changes(a: ti.template(), b):
+    a += b
+    b = b * 2.0
+    return b
+
+
+@ti.func
+def squares(v):
+    return v * v, v.dot(v)
+
+
+@ti.real_func
+def early(a: ti.f64, n: ti.i32) -> ti.f64:
+    total = 0.0
+    for i in range(n):
+        total += a * i
+        if total > 2.0:
+            return total
+    return total - 1.0
+
+
+@ti.real_func
+def doubled(a: ti.ref(ti.f64)):
+    a *= 2.0
+
+
+@ti.dataclass
+class Ball:
+    centre: tm.vec2
+    radius: ti.f64
+
+    @ti.func
+    def level(self, at):
+        return self.radius - (at - self.centre).norm()
+
+
+Pair = ti.types.struct(a=ti.f64, b=ti.types.vector(2, ti.f64))
+
+
+@ti.data_oriented
+class Solver:
+    def __init__(self, f):
+        self.f, self.dt, self.names = f, 0.25, ["a", "b"]
+
+    @ti.kernel
+    def run(self, scale: ti.f64):
+        for i in self.f.x:
+            self.f.y[i] += self.dt * scale * self.rate(i)
+
+    @ti.func
+    def rate(self, i):
+        return ti.sin(self.f.x[i]) * self.f.v[i].z
+
+
+def polynomial(coefficients, t):
+    total = 0.0
+    for c in reversed(coefficients):
+        total = total * t + c
+    return total
+
+
+def kernels(f):
+    """Kernels by what they show, each with the arguments of a call."""
+    x, y, s, n, v, m, p, l = f.x, f.y, f.s, f.n, f.v, f.m, f.p, f.l
+
+    @ti.kernel
+    def locals_and_types():
+        for i in x:
+            k = 1
+            k += 2.7
+            u = ti.u8(250)
+            u += ti.u8(10)
+            a = 3 / 2 + 7 // 2 - 7 % 4 + 2**3
+            b = ti.cast(x[i] * 10, ti.i32) & 6 | 1 << (i % 3)
+            c = ti.cast(0.1, ti.f32) + ti.f32(0.1)
+            a *= -k if b > 3 else b
+            y[i] = a + b + c + k + u + ti.bit_cast(x[i], ti.i64) % 7 + ~b
+
+    @ti.kernel
+    def branches_and_loops():
+        for i in range(1, N - 1):
+            t = x[i]
+            for j in range(i):
+                if j == 2:
+                    continue
+                t += x[j] if t < 2.0 and not j == 1 else -0.5
+                if t > 3.0:
+                    break
+            c = 0
+            while t > 0.3 and c < 5:
+                t *= 0.7
+                c += 1
+                if 0.4 < t <= 0.5:
+                    break
+            else_ = 1.0
+            if t > 0.6:
+                else_ = t
+            elif t > 0.45:
+                else_ = -t
+            else:
+                pass
+            y[i] = t + c * else_
+
+    @ti.kernel
+    def loops_over_everything():
+        for i, j in ti.ndrange(2, (1, 3)):
+            m[i][0, j - 1] = x[i] * x[j]
+        for I in ti.grouped(x):
+            y[I] = v[I][1]
+        for I in ti.grouped(ti.ndrange(3)):
+            y[I[0]] += I.x
+        ti.loop_config(serialize=True)
+        for i in range(5):
+            x[i + 1] += 0.5 * x[i]
+        for i in range(2):
+            for k in ti.static(range(3)):
+                if ti.static(k != 1):
+                    v[i][k] = k * x[i]
+
+    @ti.kernel
+    def sums_at_the_top() -> ti.f64:
+        total, largest = 0.0, -1.0
+        for i in x:
+            total += x[i]
+            ti.atomic_max(largest, x[i])
+        return total + largest
+
+    @ti.kernel
+    def vectors(w: tm.vec3, A: ti.types.matrix(2, 2, ti.f64)):
+        for i in range(N):
+            a = tm.vec3(x[i], y[i], 1.0)
+            a.xz = a.zx + w.xy
+            a, b = a.cross(w), a.normalized()
+            a[i % 3] *= 2.0
+            j = n[i] % 3
+            r = ti.Vector([0.0, 0.0, 0.0])
+            r[j] += b[j]
+            r += ti.max(a, 0.2) * (a > 0.1)
+            v[i] = r
+            m[i] = A @ m[i] + A.transpose() * A.determinant() - a.xy.outer_product(b.yz)
+            m[i] += ti.Matrix.rows([b.xy, a.yz]) * a.sum() + ti.Matrix.cols([b.xy, b.yz])
+            m[i] -= ti.Matrix.identity(ti.f64, 2)
+            s[None] += a.norm() + b.max() + r.min()
+
+    @ti.kernel
+    def structs():
+        for i in p:
+            q = p[i]
+            q.b.y += q.a
+            p[i] = q
+            ball = Ball(centre=q.b, radius=0.5)
+            if ball.level(ti.Vector([0.5, 0.5])) > 0.0:
+                ball.radius = -1.0
+            p[i].a = ball.radius + ball.level(p[i].b)
+
+    @ti.kernel
+    def functions():
+        for i in x:
+            a = x[i]
+            b = changes(a, 0.5)
+            c, d = squares(v[i])
+            e = early(a, n[i]) + early(b, 2)
+            doubled(a)
+            y[i] = a + b * d + c.sum() + e
+
+    @ti.kernel
+    def a_real_function_at_the_top():
+        s[None] = early(0.7, 5)
+
+    @ti.kernel
+    def python_functions():
+        for i in x:
+            y[i] = polynomial([1.0, x[i], 0.5], 2.0)
+
+    @ti.kernel
+    def atomics():
+        ti.loop_config(serialize=True)
+        for i in range(N):
+            old = ti.atomic_add(s[None], x[i])
+            before = ti.atomic_min(v[n[i]], tm.vec3(0.5, x[i], 9.0))
+            k = ti.atomic_or(n[i], 8)
+            y[i] = old * 0.0 + before.sum() * 0.0 + k
+
+    @ti.kernel
+    def library():
+        for i in range(3):
+            U, S, V = ti.svd(m[i])
+            w, Q = ti.sym_eig(m[i] + m[i].transpose())
+            R, P = ti.polar_decompose(m[i])
+            z = ti.solve(m[i] + ti.Matrix.identity(ti.f64, 2) * 3.0, ti.Vector([1.0, x[i]]))
+            m[i] = m[i].inverse() + U @ S @ V.transpose() + Q * w[0] + R @ P
+            v[i] = ti.atan2(v[i], v[i + 1])
+            y[i] = z.sum() + tm.mix(0.1, 0.2, x[i]) + tm.clamp(x[i], 0.1, 0.9)
+
+    @ti.kernel
+    def lists():
+        for i in range(3):
+            k = l.append(i * 2)
+            n[i] = k
+        for i in l:
+            s[None] += l[i]
+        n[5] = l.length()
+
+    @ti.kernel
+    def whole_fields():
+        y.fill(0.25)
+        for i in range(1):
+            s[None] = x.shape[0] + v.n
+
+    @ti.kernel
+    def returns_a_struct(a: ti.f64, k: ti.i32) -> Pair:
+        return Pair(a=a, b=ti.Vector([a, x[k]]))
+
+    @ti.kernel
+    def returns_several(pair: Pair) -> (ti.f64, ti.i32, ti.types.vector(2, ti.f64)):
+        return pair.a, 7, pair.b * 2
+
+    @ti.kernel
+    def arrays(a: ti.types.ndarray(ndim=2), b: ti.types.ndarray(dtype=tm.vec2, ndim=1)):
+        for i, j in a:
+            a[i, j] += b[j % b.shape[0]].x + a.shape[1]
+
+    @ti.kernel
+    def templates(f: ti.template(), k: ti.template()):
+        for i in f:
+            f[i] = f[i] * k
+
+    @ti.kernel
+    def walrus_and_swap():
+        for i in range(N - 1):
+            if (d := x[i] - 0.5) > 0:
+                y[i] = d
+            x[i], y[i] = y[i], x[i]
+            a, b = x[i], y[i + 1]
+            a, b = b, a
+            y[i] += a - 2 * b
+
+    @ti.kernel
+    def texts():
+        for i in range(1):
+            assert x[i] > -1.0, "positive"
+            print(f"x is {x[i]:.3f}", "and {} {k}".format(n[i], k=i), v[i])  # noqa: UP032
+
+    @ti.kernel
+    def boundaries():
+        for i in range(N):
+            px = float(i)
+            y[i] = mark("named", x[i], by=y[i]) * stop_gradient(x[i]) + replace_gradient(ti.round(x[i]), x[i])
+            y[i] += step(px - x[i] * 3.0, at=(px, 0.5 * px))
+
+    given = [
+        (locals_and_types,),
+        (branches_and_loops,),
+        (loops_over_everything,),
+        (sums_at_the_top,),
+        (vectors, ti.Vector([0.3, 0.5, 0.7]), ti.Matrix([[1.0, 0.2], [0.1, 2.0]])),
+        (structs,),
+        (functions,),
+        (a_real_function_at_the_top,),
+        (python_functions,),
+        (atomics,),
+        (library,),
+        (lists,),
+        (whole_fields,),
+        (returns_a_struct, 1.5, 2),
+        (returns_several, Pair(a=3.0, b=[1.0, 2.0])),
+        (arrays, np.ones((2, 3)), np.arange(4.0).reshape(2, 2)),
+        (templates, y, 3),
+        (walrus_and_swap,),
+        (texts,),
+        (boundaries,),
+        (Solver(f).run, 2.0),
+    ]
+    return {getattr(kernel, "__name__", "methods"): (kernel, args) for kernel, *args in given}
+
+
+NAMES = (
+    *("locals_and_types", "branches_and_loops", "loops_over_everything", "sums_at_the_top", "vectors", "structs"),
+    *("functions", "a_real_function_at_the_top", "python_functions", "atomics", "library", "lists", "whole_fields"),
+    *("returns_a_struct", "returns_several", "arrays", "templates", "walrus_and_swap", "texts", "boundaries", "run"),
+)
+
+
+@pytest.fixture(scope="module")
+def made(f):
+    return kernels(f)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bits(f, made, name):
+    kernel, args = made[name]
+    compare(f, kernel, *args)
+
+
+def test_all_kernels_are_compared(made):
+    assert set(made) == set(NAMES)
+
+
+def test_printed_texts(f, made, capfd):
+    compare(f, *made["texts"][:1])
+    ti.sync()
+    plain, emitted = (line for line in capfd.readouterr().out.splitlines() if line.startswith("x is"))
+    assert plain == emitted
+
+
+def test_random_numbers_are_drawn_where_they_were():
+    """``ti.random`` is a value of its own each time it is evaluated, and is neither moved nor computed twice."""
+
+    @ti.func
+    def twice(a: ti.template()):
+        return a - a
+
+    @ti.kernel
+    def k() -> ti.f64:
+        a = ti.random()
+        b = ti.randn() + ti.random(ti.f32)
+        return twice(ti.random()) + a - b
+
+    made = simplify(program_of(k))
+    values = [n for s in statements(made.body) for v in values_of(s) for n in walk(v)]
+    assert sum(isinstance(n, Op) and n.name == "random" for n in values) == 6
+    assert emit(made)[0].count("ti.random(") == 6
+
+
+# --- what the record says ---------------------------------------------------------------------------------------------
+
+
+@ti.func
+def ruled(a, b: ti.template()):
+    return a * b[0], ti.Vector([a, b[1]])
+
+
+def test_functions_with_a_rule(f):
+    @ti.kernel
+    def k():
+        for i in f.x:
+            c, d = ruled(f.x[i], f.v[i])
+            f.y[i] = c + d.sum()
+
+    func = ruled.func
+    program = program_of(k, has_rule=lambda found: found is func)
+    for made in (program, simplify(program)):
+        (boundary,) = (s for s in statements(made.body) if isinstance(s, Boundary))
+        assert (boundary.kind, boundary.target) == ("function", func)
+        assert set(boundary.given) == set(boundary.inner) == {"a", "b"}
+        assert len(boundary.results) == 3
+        declared = [s for s in statements(made.body) if hasattr(s, "local")]
+        copies = [s for s in declared if s.local in {l for group in boundary.inner.values() for l in group}]
+        assert copies and all(s.place.line == boundary.place.line for s in copies)
+    compare(f, k)
+
+
+def test_positions_of_pixels_stay_locals(f):
+    @ti.func
+    def inside(px, py, radius):
+        return step(radius - px - py, at=(px, py))
+
+    @ti.kernel
+    def k():
+        for i in f.x:
+            px = float(i)
+            f.y[i] = inside(px, px * 0.5, f.x[i])
+
+    made = simplify(program_of(k))
+    (boundary,) = (s for s in statements(made.body) if isinstance(s, Boundary))
+    px, py = boundary.given["at"].entries
+    assert px.local.name == "px" and px.local.kind == "user"
+    assert py.local.name == "py"
+
+
+def test_library_calls_stay_calls(f):
+    @ti.kernel
+    def k():
+        for i in f.m:
+            U, S, V = ti.svd(f.m[i])
+            f.m[i] = V @ f.m[i].inverse()
+
+    program = program_of(k)
+    assert [s.function for s in statements(program.body) if isinstance(s, Call)] == ["svd", "inverse"]
+    assert [l.shape for s in statements(program.body) if isinstance(s, Call) for l in s.results] == [(2, 2)] * 4
+
+
+def test_types(f):
+    @ti.kernel
+    def k(n: ti.i32) -> ti.f64:
+        return n / 2
+
+    program = program_of(k, 3)
+    (returned,) = (s for s in program.body if isinstance(s, Return))
+    assert returned.values[0].dtype == F64
+    assert returned.values[0].args[0].dtype == I32
+
+
+def test_places_lead_to_the_user_s_line(f):
+    @ti.kernel
+    def k():
+        for i in f.x:
+            f.y[i] = changes(f.x[i], 1.0)
+
+    program = program_of(k)
+    inner = [s.place for s in statements(program.body) if s.place and s.place.function == "changes"]
+    assert inner and inner[0].file == __file__
+    assert inner[0].text.strip() == "a += b"
+    assert "changes(f.x[i], 1.0)" in inner[0].caller.text
+    assert f"# test_record_emit.py:{inner[0].line}" in emit(program)[0]
+
+
+def test_a_kernel_followed(f):
+    @ti.kernel
+    def k(scale: ti.f64):
+        for i in f.x:
+            a = f.v[i] * scale
+            f.y[i] += a.norm_sqr()
+
+    program = program_of(k, 2.0)
+    assert "a: f64[3] = [(v[i][0] * scale), (v[i][1] * scale), (v[i][2] * scale)]" in text(program)
+    assert emit(simplify(program), has_comments=False)[0].splitlines()[6:-2] == [
+        "",
+        "def make(x, v, y):",
+        "    @ti.kernel",
+        "    def k(scale: ti.f64):",
+        "        for i in x:",
+        "            a_x = v[i][0] * scale",
+        "            a_y = v[i][1] * scale",
+        "            a_z = v[i][2] * scale",
+        "            y[i] += a_x * a_x + a_y * a_y + a_z * a_z",
+    ]
+
+
+def test_the_text_is_known_to_messages(f):
+    @ti.kernel
+    def k():
+        f.s[None] = 1.0
+
+    emitted = build(program_of(k))
+    file = emitted.kernel._primal.func.__code__.co_filename
+    assert linecache.getline(file, 11).strip().startswith("s[None] = 1.0  # test_record_emit.py:")
+    del emitted
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_refusals_name_the_place(f):
+    table = [1.0, 2.0]
+
+    @ti.kernel
+    def list_at_run_time():
+        for i in f.x:
+            f.y[i] = table[i]
+
+    @ti.kernel
+    def numpy_function():
+        for i in f.x:
+            f.y[i] = np.sin(f.x[i])
+
+    @ti.func
+    def endless(a):
+        return endless(a)
+
+    @ti.kernel
+    def recursion():
+        f.s[None] = endless(f.s[None])
+
+    for kernel, words in [
+        (list_at_run_time, "A Python list is indexed"),
+        (numpy_function, "NumPy's sin"),
+        (recursion, "nest deeper than"),
+    ]:
+        with pytest.raises(UnsupportedError, match=words) as caught:
+            program_of(kernel)
+        assert "test_record_emit.py" in str(caught.value)
+
+
+def test_quantised_types_are_refused():
+    initialise()
+    field = ti.field(ti.types.quant.int(5))
+    bits = ti.BitpackedFields(max_num_bits=32)
+    bits.place(field)
+    ti.root.dense(ti.i, 4).place(bits)
+
+    @ti.kernel
+    def k():
+        for i in range(4):
+            field[i] = i
+
+    with pytest.raises(UnsupportedError, match="quantised"):
+        program_of(k)
