@@ -598,6 +598,33 @@ def test_sqrt_edge_along_the_axes():
     assert np.isfinite(by_p).all()
 
 
+def test_sqrt_edge_within_an_edge_of_the_same_level():
+    """The mean of the root is one over the whole pixel: the edge must not weigh it once more."""
+    p, image = gradient_field([*DISC, 2.7, 20.1, 12.2, 6.4]), gradient_field(np.zeros((W, H, 5)))
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(W, H):
+            px = float(i)
+            py = float(j)
+            s = 14.0 + 0.1 * px * p[3]
+            level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
+            other = p[6] ** 2 - (px - p[4]) ** 2 - (py - p[5]) ** 2
+            image[i, j, 0] = edge(level, s, 0.0, at=(px, py), antialias=True) - sqrt_edge(level, at=(px, py))
+            image[i, j, 1] = edge(level, s - sqrt_edge(level, at=(px, py)), 0.0, at=(px, py), antialias=True)
+            near = s - sqrt_edge(p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2, at=(px, py))
+            image[i, j, 2] = edge(level, near, 0.0, at=(px, py), antialias=True)
+            image[i, j, 3] = edge(other, near, 0.0, at=(px, py), antialias=True)
+            image[i, j, 4] = coverage(other, at=(px, py)) * near
+
+    J = check_transpose(k, p, image)
+    value = read(image)
+    for n in (1, 2):
+        assert_allclose(value[..., n], value[..., 0], rtol=1e-12, atol=1e-12)
+        assert_allclose(J[..., n, :], J[..., 0, :], rtol=1e-10, atol=1e-10)
+    assert_allclose(J[..., 3, :], J[..., 4, :], rtol=1e-10, atol=1e-10)  # another level: as if independent
+
+
 # --- values, shapes, types --------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,10 @@ class Bookkeeping(ControlFlow):
             key = self.origins[key]
         elif key[:-1] in self.origins:  # an entry of a vector
             key = (*self.origins[key[:-1]], key[-1])
+        return self.extra_seed(key)
+
+    def extra_seed(self, key: Any) -> Seed:
+        """A seed beyond the last column: that of a position, or of something that an edge looks for."""
         if key not in self.facts.spatial:
             self.facts.spatial.append(key)
             self.facts.changed = True

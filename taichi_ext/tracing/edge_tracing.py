@@ -125,9 +125,21 @@ def trace_edge(tracer: Any, function: Any, args: list[Any], keywords: dict[str, 
         else:
             value = area * a + (1 - area) * b
             weights = (area, 1 - area)
+        at_level = height * chord
+        within = [_roots_within(tracer, v, pixel) for v in (value_in, value_out)]
+        if any(of_both := [*within[0], *within[1]]):
+            # the mean of a root of this level is one over the whole pixel already, and the root is 0 on the edge
+            root = backend.variable(ops.sqrt(ops.max(pixel.level, pixel.level * 0)))
+            inner, outer = (sum((is_same * factor for is_same, factor in roots), none) for roots in within)
+            beyond = backend.variable((1 - weights[0]) * inner + (1 - weights[1]) * outer)
+            at_level = at_level + beyond * pixel.half_inverse_root()
+            if own_jump is None:
+                at_level = at_level - (inner - outer) * root * chord
+            if all(isinstance(factor, (int, float)) for _, factor in of_both):
+                value = value + beyond * root
         kept = backend.variable(value)
         # a side that does not count may have an infinite tangent: it is frozen into its own form and weighed there
-        parts = [(level, height * chord), (value_in, weights[0]), (value_out, weights[1])]
+        parts = [(level, at_level), (value_in, weights[0]), (value_out, weights[1])]
         nodes.append(_with_partials(tracer, kept, parts))
     return _shaped(nodes, inside)
 
@@ -137,7 +149,24 @@ def trace_sqrt(tracer: Any, function: Any, args: list[Any], keywords: dict[str, 
     given = inspect.signature(sqrt_edge).bind(*args, **keywords).arguments
     level, pixel = _pixel(tracer, "sqrt_edge", tracer.value_of(given["level"]), given.get("at"))
     value = backend.variable(ops.sqrt(ops.max(pixel.level, pixel.level * 0)))
-    return _with_partials(tracer, value, [(level, pixel.half_inverse_root())])
+    seed = tracer.extra_seed(("root", tracer.path, tracer.line()))
+    tracer.roots[seed] = (pixel.level, tracer.block)
+    found = _with_partials(tracer, value, [(level, pixel.half_inverse_root())])
+    if tracer.is_reverse:
+        return Scalar(found, form={seed: 1})
+    return tracer.operate("add", found, Scalar(value * 0, form={seed: 1}))
+
+
+def _roots_within(tracer: Any, value: Any, pixel: Pixel) -> list[tuple[Any, Any]]:
+    """The ``sqrt_edge`` that a value holds: whether each is one of the level of this pixel, and its factor."""
+    form = linearize(tracer, value) if tracer.roots else {}
+    found = []
+    for seed, (level, block) in tracer.roots.items():
+        factor = _column(tracer, form, seed)
+        if block in tracer.blocks and not (isinstance(factor, (int, float)) and factor == 0):
+            is_same = backend.variable(ops.select(level == pixel.level, pixel.a * 0 + 1, pixel.a * 0))
+            found.append((is_same, factor))
+    return found
 
 
 def trace_segment(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:

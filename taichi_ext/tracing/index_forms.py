@@ -64,6 +64,7 @@ class IndexForms:
         self.watch: Any = None  # called with each value whose tangent is kept
         self.is_reverse = is_reverse  # compiled for Taichi's reverse mode, which takes the derivative itself
         self.origins: dict[Any, Any] = {}
+        self.roots: dict[Seed, tuple[Any, Any]] = {}  # marks of sqrt_edge: the level, and the block that it is known in
         self.plan = plan
         self.contexts: list[Any] = []
         self.path: tuple[Any, ...] = ()
