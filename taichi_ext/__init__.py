@@ -2,6 +2,7 @@
 
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.products import jvp, vjp
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
 from taichi_ext.boundary.layers import layers, nearest
@@ -10,6 +11,7 @@ from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.rule_check import check_rule
 from taichi_ext.errors import CheckError, DerivativeWarning, InvalidArgumentError, InvalidRuleError, UnsupportedError
 from taichi_ext.interop.torch_function import torch_function
+from taichi_ext.solvers.operator import linear_operator
 
 __all__ = [
     "CheckError",
@@ -24,7 +26,9 @@ __all__ = [
     "coverage",
     "edge",
     "jacobian",
+    "jvp",
     "layers",
+    "linear_operator",
     "mark",
     "nearest",
     "registry",
@@ -35,4 +39,5 @@ __all__ = [
     "stop_gradient",
     "torch_function",
     "value_and_jacobian",
+    "vjp",
 ]

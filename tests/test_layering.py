@@ -29,6 +29,7 @@ DISTRICTS = (
     "runtime",
     "api",
     "checks",
+    "solvers",
     "interop",
     "demo",
     "__main__",

@@ -4,90 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target, refuse_inactive, refuse_unread
+from taichi_ext.api.columns import Columns, by_parameter, direct, lay_out
+from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import progress_bar
 from taichi_ext.api.replay import Replay
 from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.labels import Label
-from taichi_ext.record.variables import Variable
-from taichi_ext.runtime.memory import FieldTable, available_memory, numpy_dtype
-from taichi_ext.runtime.session import Session, warn_at_user
+from taichi_ext.runtime.host_values import warn_at_user
+from taichi_ext.runtime.memory import available_memory, numpy_dtype
+from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.state import OverBudgetError, State
 from taichi_ext.stages import Stages
 from taichi_ext.tracing.trace import RETURN, Fused
-
-_MOST_SIZES = 256  # combinations of shapes that are remembered
-_Columns = list[tuple[int, tuple[int, ...]]]  # of each parameter: the first column and the shape
-
-
-@dataclass
-class Prepared:
-    """Everything that the calls of one Jacobian share, whatever the thread: nothing in it belongs to one call.
-
-    Attributes:
-        params: the parameters.
-        outputs: the outputs.
-        rebuild_params: puts the blocks of one output into the structure of the parameters.
-        rebuild_outputs: puts what belongs to each output into the structure of the outputs.
-        limit: bytes for tangents other than J; None for a share of what is free.
-        strategy: how tangents of locals are stored.
-        fields: the fields that the kernels use.
-        fused: the kernels with tangents.
-        chunk_size: how many columns are computed in one run at most; None for all of them.
-        blocks: in how many runs the columns are computed at least.
-        sizes_that_fit: the shapes of arguments for which a call has been within the memory that was free.
-        layout: the version of the layout of all fields that the kernels were built for.
-        is_checked: whether a run has shown that every parameter is read and every output written.
-        rules_seen: the version of the registry at the last check of its marks.
-        replay: the shortest way to repeat a launch, where there is one.
-        format: of sparse Jacobians; None for dense ones.
-        dense_reason: why rows of all columns are computed although the result is sparse; empty where they are not.
-        in_rows: the parameters, by number, whose columns rows of tangents hold.
-        composed: the fields whose entries are columns of their own, and their sizes.
-    """
-
-    params: list[Target]
-    outputs: list[Target]
-    rebuild_params: Callable[[list[Any]], Any]
-    rebuild_outputs: Callable[[list[Any]], Any]
-    limit: float | None
-    strategy: str
-    fields: FieldTable
-    fused: dict[Any, Fused] = field(default_factory=dict)
-    chunk_size: int | None = None
-    blocks: int = 1
-    layout: int = 0
-    sizes_that_fit: set[Any] = field(default_factory=set)
-    is_checked: bool = False
-    rules_seen: int = -1
-    replay: Replay | None = None
-    format: str | None = None
-    dense_reason: str = ""
-    in_rows: set[int] = field(default_factory=set)
-    composed: dict[Any, int] = field(default_factory=dict)
-
-    def result(self, blocks: list[list[Any]]) -> Any:
-        """``[output][parameter]`` in the structure that was asked for."""
-        return self.rebuild_outputs([self.rebuild_params(row) for row in blocks])
-
-    def note_fit(self, sizes: Any) -> None:
-        """Remember that a call with arrays of these shapes was within the memory that was free."""
-        if len(self.sizes_that_fit) >= _MOST_SIZES:
-            self.sizes_that_fit = set()
-        self.sizes_that_fit.add(sizes)
-
-    def skeleton(self) -> Any:
-        """Something of the structure of the result."""
-        return self.result([[0] * len(self.params) for _ in self.outputs])
 
 
 class Evaluation:
@@ -114,6 +51,8 @@ class Evaluation:
         self._state = state
         self._watch = watch
         self._progress = progress
+        self._directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry
+        self._runs = 0
         self._params = [call.current(target) for target in prepared.params]
         self._outputs = [call.current(target) for target in prepared.outputs]
         self._blocks = prepared.blocks
@@ -138,6 +77,46 @@ class Evaluation:
             values = values_of(self._prepared, self.call, self.returned)
         return self._prepared.rebuild_outputs(values), result
 
+    def along(self, directions: np.ndarray) -> Evaluation:
+        """Let the columns be those of products with J: the parameters' tangents, a row for each entry, are given."""
+        self._directions = directions
+        return self
+
+    def columns(self, first: int, count: int) -> list[np.ndarray]:
+        """Some columns of each output, a row for each entry, from a run of their own.
+
+        Every run but the first begins at the state in which the first one began.
+        """
+        with self._whole(), backend.suspend_following():
+            is_partial = first > 0 or count < self.column_count()
+            if self._state is None and (is_partial or (self.call.kernel is None and self._max_memory() < math.inf)):
+                self._state = State(self.call.labels)
+            if self._runs:
+                assert self._state is not None
+                self._state.restore()
+            self._runs += 1
+            session, _ = self._new_session(first, count)
+            outputs = [self._open_output(session, target, None) for target in self._outputs]
+            try:
+                self._launch(session, [key for key, _ in outputs])
+            except (InvalidArgumentError, UnsupportedError):
+                if self._state is not None:
+                    self._state.undo()
+                raise
+            return [session.tangents(key) for key, _ in outputs]
+
+    def column_blocks(self, count: int) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """All columns, so many at a time at most, or as many as memory allows: the first one, and them by output."""
+        first, total = 0, self.column_count()
+        while first < total:
+            try:
+                found = self.columns(first, count)
+            except OverBudgetError:
+                count = -(-min(count, total) // 2)
+                continue
+            yield first, found
+            first += found[0].shape[1]
+
     def blocks(self) -> list[list[np.ndarray]]:
         """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""
         with self._whole(), Stages(f"Jacobian of {self.call.name}"):
@@ -158,8 +137,26 @@ class Evaluation:
         return backend.exclusive if self.call.kernel is not None else contextlib.nullcontext()
 
     def column_count(self) -> int:
-        """How many columns J has."""
-        return sum(math.prod(shape) for _, shape in self._new_session(0, None)[1])
+        """How many columns are computed: those of J, or the directions that are given."""
+        if self._directions is not None:
+            return self._directions.shape[1]
+        return sum(map(math.prod, self.parameter_shapes()))
+
+    def parameter_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parameters, those of their elements included."""
+        session = Session(self._prepared.fields, self._prepared.fused, self.call.kernel is not None)
+        return [shape for _, shape in lay_out(self.call, self._params, partial(self._container, session)).columns]
+
+    def output_shapes(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """The shapes of the outputs, those of their elements included, and their types."""
+        session, found = Session(self._prepared.fields, self._prepared.fused, self.call.kernel is not None), []
+        for target in self._outputs:
+            if target.kind == "return":
+                found.append((self.call.return_shape(), numpy_dtype(self.call.return_dtype())))
+            else:
+                key, shape = self._container(session, target)
+                found.append((shape, numpy_dtype(session.info(key).dtype)))
+        return found
 
     def _run_within_memory(self) -> list[list[np.ndarray]]:
         while True:
@@ -196,7 +193,7 @@ class Evaluation:
         for n in range(1, len(full)):  # an output that is named twice gets memory of its own
             if any(np.may_share_memory(full[n][0], values) for values, _ in full[:n]):
                 full[n] = (full[n][0].copy(), full[n][1])
-        return [_by_parameter(values, shape, columns) for values, shape in full]
+        return [by_parameter(values, shape, columns) for values, shape in full]
 
     def _run_all_blocks(self) -> list[list[np.ndarray]]:
         with progress_bar(self._progress, f"Columns of J, {self.call.name}", self.column_count()) as advance:
@@ -209,7 +206,7 @@ class Evaluation:
             if first:
                 assert self._state is not None
                 self._state.restore()
-            session, columns = self._new_session(first, self._blocks)
+            session, columns = self._new_session(first, -(-self.column_count() // self._blocks))
             end = sum(math.prod(shape) for _, shape in columns)
             session.is_repeated = first + session.columns < end
             outputs = [self._open_output(session, target, None) for target in self._outputs]
@@ -219,7 +216,7 @@ class Evaluation:
             first += session.columns
             advance(session.columns)
         joined = [np.concatenate(values, axis=1) for values in zip(*parts, strict=True)]
-        return [_by_parameter(values, shape, columns) for values, (_, shape) in zip(joined, outputs, strict=True)]
+        return [by_parameter(values, shape, columns) for values, (_, shape) in zip(joined, outputs, strict=True)]
 
     def _is_repeatable(self, session: Session, outputs: list[Any]) -> bool:
         """Whether one kernel without arguments has one parameter and one output, which are different fields."""
@@ -227,7 +224,7 @@ class Evaluation:
         is_single = len(self._params) == len(outputs) == len(self._prepared.fused) == 1
         return is_simple and is_single and self._outputs[0].kind == "field" and outputs[0][0] not in session.params
 
-    def _new_replay(self, session: Session, outputs: list[Any], columns: _Columns) -> Replay | None:
+    def _new_replay(self, session: Session, outputs: list[Any], columns: Columns) -> Replay | None:
         (key, shape), (_, inner) = outputs[0], columns[0]
         (fused,) = self._prepared.fused.values()
         if not Replay.is_possible(fused, key):
@@ -236,48 +233,26 @@ class Evaluation:
 
     # --- parameters and outputs
 
-    def _new_session(self, first: int, blocks: int | None) -> tuple[Session, _Columns]:
-        """Give every parameter its columns: the first one and the shape of each.
-
-        With ``blocks``, the session computes the columns from ``first`` on that one of so many balanced blocks has.
-        """
-        columns: _Columns = []
-        seeds: dict[Any, int] = {}
-        arguments: dict[str, int] = {}
-        names: dict[Any, Label | str] = {}
-        constants: dict[Any, tuple[Variable, int]] = {}
+    def _new_session(self, first: int, count: int | None) -> tuple[Session, Columns]:
+        """A session for some columns, from ``first`` on; and of each parameter the first column and the shape."""
         session = self._session()
-        total = 0
-        for target in self._params:
-            if target.variable is not None:
-                shape = target.shape
-                if target.variable.key in constants:
-                    raise InvalidArgumentError(f"{target.name} is given twice among params.")
-                constants[target.variable.key] = (target.variable, total)
-            elif self.call.is_value(target):
-                shape = self.call.value_shape(target)
-                if target.argument in arguments:
-                    raise InvalidArgumentError(f"{target.name} is given twice among params.")
-                arguments[target.argument] = total
-            else:
-                key, shape = self._container(session, target)
-                if key in seeds:
-                    raise InvalidArgumentError(f"{target.name} is given twice among params.")
-                seeds[key] = total
-                names[key] = target.name
-            columns.append((total, shape))
-            total += math.prod(shape)
+        parameters = lay_out(self.call, self._params, partial(self._container, session))
+        columns = parameters.columns if self._directions is None else [(0, (self._directions.shape[1],))]
+        total = sum(math.prod(shape) for _, shape in columns)
         session.first_column = first
-        count = total - first if blocks is None else min(-(-total // blocks), total - first)
+        count = total - first if count is None else min(count, total - first)
         session.columns = max(1, count)  # without parameters' entries there is one that nothing carries
         session.max_memory = self._max_memory()
         session.state = self._state
         session.watch = self._watch
         session.strategy = self._prepared.strategy
-        session.seed(seeds)
-        session.params = names
-        session.argument_columns = arguments
-        session.constants = tuple(constants.values())
+        if self._directions is not None:
+            direct(session, parameters, self._directions)
+        session.seed(parameters.seeds)
+        if self._directions is None:
+            session.params = parameters.names
+        session.argument_columns = parameters.arguments
+        session.constants = tuple(parameters.constants.values())
         session.wants_return = any(target.kind == "return" for target in self._outputs)
         return session, columns
 
@@ -344,7 +319,7 @@ class Evaluation:
         leaves = by_path(self._out, self._prepared.skeleton())
         return [in_place(target, list(self.call.args)) for _, target in leaves]
 
-    def _check_out(self, session: Session, outputs: list[Any], columns: _Columns) -> None:
+    def _check_out(self, session: Session, outputs: list[Any], columns: Columns) -> None:
         if self._out is not None:
             wanted = [((*shape, *p), session.dtype(key)) for key, shape in outputs for _, p in columns]
             leaves = by_path(self._out, self._prepared.skeleton())
@@ -396,21 +371,10 @@ class Evaluation:
         for target, key in zip(self._outputs, outputs, strict=True):
             if session.is_fresh(key):
                 warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
-            elif self._blocks == 1 and not session.overwritten and not session.tangents(key).any():
+            elif self._is_whole(session) and not session.tangents(key).any():
                 warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
 
-
-def values_of(prepared: Prepared, call: KernelCall, returned: Any) -> list[Any]:
-    """A copy of each output as it is now; a return value is what was returned."""
-    return [
-        returned
-        if target.kind == "return"
-        else backend.copy_of(target.field if target.kind == "field" else call.value(target))
-        for target in map(call.current, prepared.outputs)
-    ]
-
-
-def _by_parameter(values: np.ndarray, shape: tuple[int, ...], columns: _Columns) -> list[np.ndarray]:
-    """The Jacobian of one output, cut into its parameters."""
-    full = values.reshape((*shape, values.shape[1]))
-    return [full[..., first : first + math.prod(s)].reshape((*shape, *s)) for first, s in columns]
+    def _is_whole(self, session: Session) -> bool:
+        """Whether a session has all columns of J, and nothing has been said about a parameter."""
+        is_all = self._directions is None and session.columns == max(1, self.column_count())
+        return is_all and not session.overwritten

@@ -86,7 +86,7 @@ def jacobian(
                [12.,  8.]], dtype=float32)
     """
     check_progress(progress)
-    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
+    plan = prepared_form(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
     return plan.start(args, out, progress=progress).jacobian()
 
 
@@ -123,14 +123,16 @@ def value_and_jacobian(
         (15.0, [5.0, 3.0])
     """
     check_progress(progress)
-    plan = _prepared(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
+    plan = prepared_form(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
     return plan.start(args, out, progress=progress).value_and_jacobian()
 
 
-def _prepared(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Jacobian:
-    """The prepared form, from the cache where there is one for the same kernel, params and outputs."""
+def prepared_form(
+    kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...], use: str = "jacobian"
+) -> Jacobian:
+    """The prepared form, from the cache where there is one for the same kernel, params, outputs and use."""
     anchor = anchor_of(kernel)
-    key = (identity(kernel), structure_key(params, args), structure_key(outputs, args), options)
+    key = (identity(kernel), structure_key(params, args), structure_key(outputs, args), options, use)
     with backend.exclusive:
         store = getattr(anchor, "__dict__", {}).get(_CACHE) if anchor is not None else None
         if store is not None:

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, flatten
-from taichi_ext.api.evaluation import Evaluation, Prepared, values_of
+from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.explain import explain
 from taichi_ext.api.options import checked_options
+from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import check_progress
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError

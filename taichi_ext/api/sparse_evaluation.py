@@ -71,8 +71,8 @@ class SparseEvaluation(Evaluation):
             return super()._session()
         return SparseSession(prepared.fields, prepared.fused, self.call.kernel is not None, Columns())
 
-    def _new_session(self, first: int, blocks: int | None) -> tuple[Any, Any]:
-        session, columns = super()._new_session(first, blocks)
+    def _new_session(self, first: int, count: int | None) -> tuple[Any, Any]:
+        session, columns = super()._new_session(first, count)
         if isinstance(session, SparseSession):
             keys = [self._key(session, target) for target in self._params]
             sizes = {key: math.prod(shape) for key, (_, shape) in zip(keys, columns, strict=True)}

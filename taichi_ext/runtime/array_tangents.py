@@ -24,10 +24,11 @@ _OTHER_TYPE = ", but not the type of their elements; pass copies, or one array."
 class Columns(Protocol):
     """The columns that are computed, and where memory for them comes from."""
 
-    first_column: int
     columns: int
 
     def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow: ...
+
+    def sow(self, shadow: Shadow, column: int, rows: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class ArrayTangents:
             dtype = backend.named_type(region.layout.dtype)
             region.shadow = columns.new_shadow(region.name, region.layout.size, dtype)
         for view, column in region.seeds.items():
-            region.shadow.set_identity(column - columns.first_column, region.rows(view))
+            columns.sow(region.shadow, column, region.rows(view))
         region.seeds.clear()
         return region.shadow
 

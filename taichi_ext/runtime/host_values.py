@@ -7,12 +7,14 @@ as those do.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.errors import DerivativeWarning
 
 
 class ActiveFloat(float):
@@ -91,3 +93,12 @@ for _class, _names in _METHODS.items():
         _wrapped += ["__neg__", "__pos__", "__abs__", "__round__"]
     for _name in _wrapped:
         setattr(_class, _name, _marking(getattr(_base, _name)))
+
+
+def warn_at_user(message: str) -> None:
+    """A warning at the line of the user's code that led here."""
+    frame = backend.user_frame()
+    if frame is None:
+        warnings.warn(message, DerivativeWarning, stacklevel=3)
+    else:
+        warnings.warn_explicit(message, DerivativeWarning, frame.f_code.co_filename, frame.f_lineno)

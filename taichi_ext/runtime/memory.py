@@ -17,7 +17,7 @@ from taichi_ext.tracing.trace import ContainerInfo
 _INDEX_LIMIT = 2**31 - 1
 _ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
 _ADVICE = (
-    "Use fewer parameters at a time; or a product v J instead (torch_function with reverse=True needs no J); or, for "
+    "Use fewer parameters at a time; or products with J, which do not keep it (jvp, vjp, linear_operator); or, for "
     "sparse rows, J of a part of the output by the parameters that it depends on."
 )
 
@@ -143,8 +143,11 @@ class Shadow:
 
     def set_identity(self, first_column: int, rows: slice | np.ndarray = slice(None)) -> None:
         """Let rows be their own seeds, from a column on (negative: the first ones belong to another block)."""
-        count = len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
-        self.set_rows(rows, np.eye(count, self.shape[1], k=first_column, dtype=self.dtype))
+        self.set_rows(rows, np.eye(self.row_count(rows), self.shape[1], k=first_column, dtype=self.dtype))
+
+    def row_count(self, rows: slice | np.ndarray) -> int:
+        """How many rows are meant."""
+        return len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
 
     def clear_rows(self, rows: Any) -> None:
         """Set the tangents of some entries to zero."""

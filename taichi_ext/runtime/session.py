@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +10,11 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.errors import DerivativeWarning, InvalidArgumentError, UnsupportedError
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
-from taichi_ext.runtime.host_values import as_active, is_active_on_host
+from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.reachable import reachable_arrays
@@ -49,6 +48,8 @@ class Session(LaunchHooks):
         self.shadows: dict[Any, Shadow] = {}  # of fields
         self.arrays = ArrayTangents()
         self.argument_columns: dict[str, int] = {}
+        self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
+        self.values_dtype: Any = None  # of the tangents that arguments and Python numbers are given
         self.constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters
         self.wants_return = False
         self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
@@ -78,6 +79,8 @@ class Session(LaunchHooks):
                 self.arrays.seed(key, column)
             else:
                 self.seeds[key] = column
+            if self.directions is not None:
+                self.shadow(key)
 
     def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
         """Make the shadow of an output, in the memory of ``place`` where that is given."""
@@ -99,8 +102,15 @@ class Session(LaunchHooks):
             self.shadows[key] = self.new_shadow(info.name, info.size, info.dtype)
         shadow = self.shadows[key]
         if key in self.seeds:
-            shadow.set_identity(self.seeds.pop(key) - self.first_column)
+            self.sow(shadow, self.seeds.pop(key), slice(None))
         return shadow
+
+    def sow(self, shadow: Shadow, column: int, rows: Any) -> None:
+        """Give the rows of a parameter their tangents: its columns, or those that are given."""
+        if self.directions is None:
+            shadow.set_identity(column - self.first_column, rows)
+        else:
+            shadow.set_rows(rows, self.directions[column : column + shadow.row_count(rows)])
 
     def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow:
         """A shadow that counts against the limit on memory."""
@@ -273,10 +283,9 @@ class Session(LaunchHooks):
             else:
                 fused = None
         if fused is None:
-            columns = self.argument_columns if self.is_direct else {}
-            wants_return = self.is_direct and self.wants_return
+            columns, wants_return = (self.argument_columns, self.wants_return) if self.is_direct else ({}, False)
             backend.materialize()  # fields that the pipeline has just made
-            options = (wants_return, self.first_column, self.watch, self.strategy, self.constants)
+            options = (wants_return, self.first_column, self.watch, self.strategy, self.constants, self.values_dtype)
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, columns, *options)
             self._complete(launch, binding.outer)
             fused = trace.fuse(launch)
@@ -416,15 +425,6 @@ class Session(LaunchHooks):
                 f"{self.params[key]} is a parameter that is overwritten before it is read: nothing depends on what it "
                 "held before."
             )
-
-
-def warn_at_user(message: str) -> None:
-    """A warning at the line of the user's code that led here."""
-    frame = backend.user_frame()
-    if frame is None:
-        warnings.warn(message, DerivativeWarning, stacklevel=3)
-    else:
-        warnings.warn_explicit(message, DerivativeWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
 backend.compile_with(lambda kernel, args: trace.trace_plain(kernel, args, FieldTable(Labels(kernel))))

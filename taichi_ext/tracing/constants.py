@@ -11,12 +11,12 @@ import contextlib
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.derivative.linear_form import Affine, Seed
+from taichi_ext.derivative.linear_form import Form
 from taichi_ext.derivative.values import Scalar, entries_of, make_tensor
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.variables import (
@@ -46,8 +46,7 @@ class Constants:
         tracer: the trace.
         columns: by the key of the variable.
         variables: the variables, in the order of the parameters.
-        first: of the block of columns that is computed.
-        count: of the columns in this block.
+        seed: gives the tangent of a column.
         arguments: the names of arguments that are parameters.
         read: the keys that have been read.
         namesakes: other variables of the same name that hold the same number, by the key of the parameter.
@@ -57,8 +56,7 @@ class Constants:
     tracer: Any
     columns: dict[Any, int]
     variables: tuple[Variable, ...]
-    first: int
-    count: int
+    seed: Callable[[int], Form]
     arguments: frozenset[str] = frozenset()
     read: set[Any] = field(default_factory=set)
     namesakes: dict[Any, list[Variable]] = field(default_factory=dict)
@@ -142,7 +140,7 @@ class Constants:
                 "derivative. Read it outside of ti.static."
             )
         self.read.add(variable.key)
-        column = self.columns[variable.key] - self.first
+        column = self.columns[variable.key]
         if is_number(value):
             return self._scalar(value, column)
         if isinstance(value, (list, tuple)):
@@ -152,7 +150,7 @@ class Constants:
         return make_tensor([self._scalar(entry, column + n) for n, entry in enumerate(entries_of(value))], shape)
 
     def _scalar(self, value: Any, column: int) -> Scalar:
-        return Scalar(value, form={Seed(Affine((), column)): 1} if 0 <= column < self.count else {})
+        return Scalar(value, form=self.seed(column))
 
     # --- Python code that runs while the kernel is traced
 

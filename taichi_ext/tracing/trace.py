@@ -13,7 +13,7 @@ import numpy as np
 
 from taichi_ext import backend, stages
 from taichi_ext.boundary.registry import registry
-from taichi_ext.derivative.linear_form import Affine, Seed, as_expression, is_row
+from taichi_ext.derivative.linear_form import Affine, Form, Seed, as_expression, is_row
 from taichi_ext.derivative.rows import rows_loop
 from taichi_ext.derivative.storage import SPARSE, STRATEGIES, row_sum
 from taichi_ext.derivative.values import Scalar, TensorValue, entries_of, linearize, primal_of
@@ -24,15 +24,16 @@ from taichi_ext.record.nesting import loops_by_number
 from taichi_ext.record.rewrite import Rewritten, rewrite
 from taichi_ext.record.variables import Variable
 from taichi_ext.tracing.constants import Constants
-from taichi_ext.tracing.containers import Container, broadcast, columns_only
+from taichi_ext.tracing.containers import Container, ShadowRow, broadcast, columns_only
 from taichi_ext.tracing.entry_sites import Site
 from taichi_ext.tracing.facts import Facts
-from taichi_ext.tracing.sparse_columns import LAST_SPARSE, Columns
+from taichi_ext.tracing.sparse_columns import Columns
 from taichi_ext.tracing.sparse_containers import sink_returned, sparse_container
 from taichi_ext.tracing.sparse_sink import Sink
 from taichi_ext.tracing.tracer import Tracer
 
 RETURN = ("return",)
+VALUES = ("values",)  # the tangents of arguments and Python numbers, where they are given
 MAX_TRACES = 400
 
 
@@ -81,6 +82,7 @@ class Launch:
     watch: Any = None
     strategy: str = "auto"  # a key of STRATEGIES
     constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters, each with its first column
+    values_dtype: Any = None  # where arguments and numbers have tangents in a shadow of their own: its type
     sparse: Columns | None = None  # of a sparse Jacobian
     sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
 
@@ -170,10 +172,22 @@ class _Bindings:
             if name in scope:
                 scope[name] = value
 
+    def seed_form(self, column: int) -> Form:
+        """The tangent of one number that is an argument or Python's: its column, or a given row of tangents."""
+        dtype = self.launch.values_dtype
+        if dtype is None:
+            column -= self.launch.first_column
+            is_here = self.sparse is not None or 0 <= column < self.launch.columns
+            return {Seed(Affine((), column)): 1} if is_here else {}
+        self.facts.note(self.facts.shadowed, VALUES)
+        shadow = self.shadow_arrays.get(VALUES)
+        if shadow is None:
+            return {}  # in the first trace
+        rows = Container(VALUES, "values", (1,), (), (), dtype, self.launch.columns, shadow=shadow)
+        return {ShadowRow(rows, VALUES, Affine((), column), column): 1}
+
     def _seeded(self, expression: Any, column: int) -> Scalar:
-        column -= self.launch.first_column
-        is_here = self.sparse is not None or 0 <= column < self.launch.columns
-        scalar = Scalar(expression, form={Seed(Affine((), column)): 1} if is_here else {})
+        scalar = Scalar(expression, form=self.seed_form(column))
         scalar.variable = expression  # an argument does not change
         return scalar
 
@@ -370,10 +384,9 @@ def _constants(launch: Launch, tracer: Tracer, facts: Facts, sparse: Columns | N
     columns = {variable.key: first for variable, first in launch.constants}
     variables = tuple(variable for variable, _ in launch.constants)
     arguments = frozenset(launch.argument_columns)
-    first, count = launch.first_column, launch.columns
     if sparse is not None:
-        columns, first, count = {key: sparse.first(key) or 0 for key in columns}, 0, LAST_SPARSE
-    return Constants(tracer, columns, variables, first, count, arguments, facts.read, facts.namesakes)
+        columns = {key: sparse.first(key) or 0 for key in columns}
+    return Constants(tracer, columns, variables, tracer.plan.seed_form, arguments, facts.read, facts.namesakes)
 
 
 def _is_settled(facts: Facts, tracer: Tracer, bindings: _Bindings) -> bool:
@@ -404,6 +417,8 @@ def _is_settled(facts: Facts, tracer: Tracer, bindings: _Bindings) -> bool:
 def _shadow_dtype(launch: Launch, key: Any) -> Any:
     if key == RETURN:
         return backend.return_dtype(launch.kernel)
+    if key == VALUES:
+        return launch.values_dtype
     if key[0] == "scratch":
         return backend.named_type(key[1])
     if key[0] == "site":

@@ -1,0 +1,84 @@
+"""Which columns of J belong to which parameter, and tangents that are given in place of columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.labels import Label
+from taichi_ext.record.variables import Variable
+from taichi_ext.runtime.memory import Shadow
+from taichi_ext.runtime.session import Session
+from taichi_ext.tracing.trace import VALUES
+
+Columns = list[tuple[int, tuple[int, ...]]]  # of each parameter: the first column and the shape
+
+
+@dataclass
+class Parameters:
+    """Which columns belong to which parameter: by key, and for each the first one and the shape."""
+
+    columns: Columns = field(default_factory=list)
+    seeds: dict[Any, int] = field(default_factory=dict)  # fields and arrays
+    names: dict[Any, Label | str] = field(default_factory=dict)  # of them
+    arguments: dict[str, int] = field(default_factory=dict)
+    constants: dict[Any, tuple[Variable, int]] = field(default_factory=dict)
+
+
+def lay_out(
+    call: KernelCall, targets: list[Target], container: Callable[[Target], tuple[Any, tuple[int, ...]]]
+) -> Parameters:
+    """Give every parameter its columns; ``container`` gives the key and shape of a field or array."""
+    found, total = Parameters(), 0
+    for target in targets:
+        group: dict[Any, Any]
+        place: Any = total
+        if target.variable is not None:
+            group, key, shape = found.constants, target.variable.key, target.shape
+            place = (target.variable, total)
+        elif call.is_value(target):
+            group, key, shape = found.arguments, target.argument, call.value_shape(target)
+        else:
+            group = found.seeds
+            key, shape = container(target)
+            found.names[key] = target.name
+        if key in group:
+            raise InvalidArgumentError(f"{target.name} is given twice among params.")
+        group[key] = place
+        found.columns.append((total, shape))
+        total += math.prod(shape)
+    return found
+
+
+def direct(session: Session, parameters: Parameters, directions: np.ndarray) -> None:
+    """Let the tangents of the parameters be ``directions`` from the session's first column on: a row for each entry."""
+    first, session.first_column = session.first_column, 0
+    session.directions = directions[:, first : first + session.columns]
+    sizes = {at: math.prod(shape) for at, shape in parameters.columns}
+    rows: list[np.ndarray] = []
+    count = 0
+    for name, at in parameters.arguments.items():
+        parameters.arguments[name] = count
+        rows.append(session.directions[at : at + sizes[at]])
+        count += sizes[at]
+    for key, (variable, at) in parameters.constants.items():
+        parameters.constants[key] = (variable, count)
+        rows.append(session.directions[at : at + sizes[at]])
+        count += sizes[at]
+    if rows:
+        session.values_dtype = backend.default_type(float)
+        session.shadows[VALUES] = Shadow("the numbers", count, session.columns, session.values_dtype)
+        session.shadows[VALUES].set_rows(slice(None), np.concatenate(rows))
+
+
+def by_parameter(values: np.ndarray, shape: tuple[int, ...], columns: Columns) -> list[np.ndarray]:
+    """The Jacobian of one output, cut into its parameters."""
+    full = values.reshape((*shape, values.shape[1]))
+    return [full[..., first : first + math.prod(s)].reshape((*shape, *s)) for first, s in columns]

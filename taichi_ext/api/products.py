@@ -1,0 +1,231 @@
+"""``jvp`` and ``vjp``: products with the Jacobian, which is not kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.api.arguments import flatten
+from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.options import checked_options
+from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.results import as_torch
+from taichi_ext.errors import InvalidArgumentError, shown
+
+BLOCK = 2**26  # bytes of J that a product of its rows keeps at a time, where they hold a column or more
+
+
+def jvp(
+    kernel: Any,
+    params: Any,
+    tangents: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    max_memory: int | None = None,
+    chunk_size: int | None = None,
+) -> Any:
+    """The product J t of the Jacobian with tangents of the parameters, without J.
+
+    It costs one launch with one column per tangent, whatever the number of parameters.  The call has the side effects
+    of one plain run of the kernel.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        tangents: structured like ``params``; for each parameter an array of its shape and element shape, or several
+            of them along a leading axis, as many for every parameter.
+        outputs: see ``jacobian``.
+        args: see ``jacobian``.
+        max_memory: see ``jacobian``.
+        chunk_size: the largest number of tangents in one run; by default all.
+
+    Returns:
+        An array for each output, of its shape, element shape and type, with the leading axis of the tangents if they
+        have one; structured like ``outputs``; torch tensors if all outputs are torch tensors.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        UnsupportedError: the derivative of a construct is not known.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import jvp
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f32, shape=3), ti.field(ti.f32, shape=3)
+        >>> @ti.kernel
+        ... def square():
+        ...     for i in x:
+        ...         y[i] = x[i] ** 2
+        >>> x.from_numpy(np.array([1, 2, 3], dtype=np.float32))
+        >>> jvp(square, x, np.array([1.0, 0.0, 1.0]), y)
+        array([2., 0., 6.], dtype=float32)
+    """
+    options = checked_options(max_memory, "auto", chunk_size, None)
+    plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None), "products")
+    evaluation = plan.start(args)
+    given, count = _matrices(tangents, params, "tangents", evaluation.parameter_shapes())
+    result = directional(evaluation, np.concatenate(given).astype(np.float64), options[2])
+    shapes = [shape for shape, _ in evaluation.output_shapes()]
+    return in_structure(
+        plan, evaluation, [_shaped(v, s, count) for v, s in zip(result, shapes, strict=True)], "outputs"
+    )
+
+
+def vjp(
+    kernel: Any,
+    params: Any,
+    outputs: Any,
+    cotangents: Any,
+    *,
+    args: tuple[Any, ...] = (),
+    max_memory: int | None = None,
+    chunk_size: int | None = None,
+) -> Any:
+    """The product v J of cotangents of the outputs with the Jacobian, without keeping J.
+
+    J is computed a block of columns at a time, 64 MiB of it by default; what the kernels wrote is restored between the
+    runs, so that the call has the side effects of one plain run.  It is exact wherever ``jacobian`` is, and costs what
+    J costs, and one run of the kernel for each block.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``; None means the kernel's return value.
+        cotangents: structured like ``outputs``; for each output an array of its shape and element shape, or several of
+            them along a leading axis, as many for every output.
+        args: see ``jacobian``.
+        max_memory: see ``jacobian``.
+        chunk_size: the largest number of columns of J in one run.
+
+    Returns:
+        An array for each parameter, of its shape and element shape, with the leading axis of the cotangents if they
+        have one; structured like ``params``.  The type is that of the outputs.  Torch tensors if all outputs are.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        UnsupportedError: the derivative of a construct is not known.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import vjp
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f32, shape=3), ti.field(ti.f32, shape=3)
+        >>> @ti.kernel
+        ... def square():
+        ...     for i in x:
+        ...         y[i] = x[i] ** 2
+        >>> x.from_numpy(np.array([1, 2, 3], dtype=np.float32))
+        >>> vjp(square, x, y, np.array([1.0, 1.0, 0.5], np.float32))
+        array([2., 4., 3.], dtype=float32)
+    """
+    options = checked_options(max_memory, "auto", chunk_size, None)
+    plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None))
+    evaluation = plan.start(args)
+    shapes = evaluation.output_shapes()
+    given, count = _matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
+    found = transposed(evaluation, [v.T for v in given], options[2])
+    columns, at = [], 0
+    for shape in evaluation.parameter_shapes():
+        size = math.prod(shape)
+        columns.append(_shaped(found[:, at : at + size].T, shape, count))
+        at += size
+    return in_structure(plan, evaluation, columns, "params")
+
+
+# --- the products, of matrices ----------------------------------------------------------------------------------------
+
+
+def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int | None) -> list[np.ndarray]:
+    """J times the columns of ``directions``: for each output a row for each entry."""
+    total = directions.shape[1]
+    evaluation.along(directions)
+    parts = [found for _, found in evaluation.column_blocks(chunk_size or max(1, total))]
+    if not parts:
+        return [np.zeros((math.prod(shape), 0), dtype) for shape, dtype in evaluation.output_shapes()]
+    return [np.concatenate(values, axis=1) for values in zip(*parts, strict=True)]
+
+
+def transposed(evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None) -> np.ndarray:
+    """Rows of cotangents, a matrix for each output, times J: a row for each, a column for each parameter's entry."""
+    total = evaluation.column_count()
+    dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
+    rows = [np.ascontiguousarray(v, dtype) for v in cotangents]
+    result = np.zeros((len(rows[0]), total), dtype)
+    for first, found in evaluation.column_blocks(chunk_size or block_size(evaluation, BLOCK)):
+        block = sum(v @ J for v, J in zip(rows, found, strict=True))
+        result[:, first : first + found[0].shape[1]] = block
+    return result
+
+
+def block_size(evaluation: Evaluation, memory: float) -> int:
+    """How many columns of J fit into so many bytes, at least one; blocks of about the same size."""
+    total = evaluation.column_count()
+    column = sum(math.prod(shape) * dtype.itemsize for shape, dtype in evaluation.output_shapes())
+    blocks = -(-total // max(1, int(memory // max(1, column))))
+    return max(1, -(-total // max(1, blocks)))
+
+
+# --- what is given and returned ---------------------------------------------------------------------------------------
+
+
+def _matrices(given: Any, like: Any, what: str, shapes: list[tuple[int, ...]]) -> tuple[list[np.ndarray], int | None]:
+    """For each target a matrix with a row for each entry, and how many columns there are; None for no leading axis."""
+    leaves = dict(flatten(given, what)[0]) if _is_structure(like) else {"": given}
+    paths = [path for path, _ in flatten(like)[0]] if _is_structure(like) else [""]
+    if set(leaves) != set(paths):
+        wanted = ", ".join(f"{what}{path}" for path in paths)
+        raise InvalidArgumentError(f"{what} has another structure than {_LIKE[what]}; expected {wanted}.")
+    found: list[np.ndarray] = []
+    counts: set[int | None] = set()
+    for path, shape in zip(paths, shapes, strict=True):
+        values = _as_array(leaves[path], f"{what}{path}")
+        if values.shape == shape:
+            counts.add(None)
+        elif values.shape[1:] == shape and values.ndim == len(shape) + 1:
+            counts.add(values.shape[0])
+        else:
+            raise InvalidArgumentError(
+                f"{what}{path} has shape {values.shape}; expected {shape}, or (n, *{shape}) for n of them at once."
+            )
+        found.append(values.reshape(1 if values.shape == shape else len(values), math.prod(shape)).T)
+    if len(counts) > 1:
+        raise InvalidArgumentError(f"{what} differ in their number: give as many for each, along a leading axis.")
+    return found, counts.pop()
+
+
+_LIKE = {"tangents": "params", "cotangents": "outputs"}
+
+
+def _is_structure(tree: Any) -> bool:
+    return isinstance(tree, (list, tuple, dict)) or len(flatten(tree)[0]) > 1
+
+
+def _as_array(value: Any, place: str) -> np.ndarray:
+    values = value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    try:
+        found = np.asarray(values)
+        is_real = found.dtype.kind in "fiu"
+    except ValueError:  # a list of lists of different lengths
+        found, is_real = np.empty(0), False
+    if not is_real:
+        raise InvalidArgumentError(f"{place} is {shown(value)}; expected an array of real numbers.")
+    return found
+
+
+def _shaped(values: np.ndarray, shape: tuple[int, ...], count: int | None) -> np.ndarray:
+    """Columns as arrays of a shape, along a leading axis if there are several."""
+    return np.ascontiguousarray(values.T).reshape(shape if count is None else (count, *shape))
+
+
+def in_structure(plan: Jacobian, evaluation: Evaluation, values: list[np.ndarray], what: str) -> Any:
+    """Arrays in the structure of the params or the outputs, as tensors where the outputs are."""
+    prepared = plan._prepared
+    rebuild = prepared.rebuild_outputs if what == "outputs" else prepared.rebuild_params
+    return as_torch(rebuild(values), evaluation.call, prepared.outputs)

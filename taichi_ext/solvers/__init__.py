@@ -1,0 +1,1 @@
+"""What solvers take: linear operators, normal equations, least squares."""

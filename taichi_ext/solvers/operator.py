@@ -1,0 +1,164 @@
+"""``linear_operator``: J as something that multiplies, for SciPy's iterative solvers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.options import checked_options
+from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.products import directional, transposed
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.state import State
+from taichi_ext.solvers.extra import require_scipy
+
+_MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for their number
+
+
+def linear_operator(
+    kernel: Any,
+    params: Any,
+    outputs: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    max_memory: int | None = None,
+    chunk_size: int | None = None,
+) -> Any:
+    """The Jacobian as a ``scipy.sparse.linalg.LinearOperator``, which multiplies without keeping J.
+
+    A product is taken at the state of that moment: J is that of the fields as they are when it is computed.  What the
+    kernels write in it is put back, so that products do not disturb each other.  ``A @ x`` costs one launch with one
+    column, ``A.T @ y`` what ``vjp`` costs, ``A @ X`` one launch for up to 32 columns of X.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``.
+        args: see ``jacobian``; the operator keeps them.
+        max_memory: see ``jacobian``.
+        chunk_size: the largest number of columns of J in one run of ``A.T @ y``.
+
+    Returns:
+        The operator, of shape (numbers in the outputs, numbers in the params): both raveled in C order, one after the
+        other in the order of their structure.  ``A.materialize()`` is the matrix, a NumPy array.
+
+    Raises:
+        ImportError: SciPy is not installed (the extra ``sparse``).
+        InvalidArgumentError: an argument is invalid, or ``ti.init`` has been called since; in a product, the kernel
+            draws random numbers or changes a field in a sparse layout, so that its state cannot be put back.
+        UnsupportedError: in a product, the derivative of a construct is not known.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import linear_operator
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f32, shape=3), ti.field(ti.f32, shape=2)
+        >>> @ti.kernel
+        ... def sums():
+        ...     for i in y:
+        ...         y[i] = x[i] * x[i + 1]
+        >>> x.from_numpy(np.array([1, 2, 3], dtype=np.float32))
+        >>> A = linear_operator(sums, x, y)
+        >>> A @ np.array([1.0, 1.0, 1.0])
+        array([3., 5.])
+        >>> A.materialize()
+        array([[2., 1., 0.],
+               [0., 3., 2.]], dtype=float32)
+    """
+    operator = _operator_class()
+    memory, _, chunk_size, _ = checked_options(max_memory, "auto", chunk_size, None)
+    return operator(_Products(kernel, params, outputs, args, memory, chunk_size))
+
+
+class _Products:
+    """The prepared forms of J, and of J times given directions, and one state for both."""
+
+    def __init__(
+        self, kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], memory: int | None, chunk_size: int | None
+    ) -> None:
+        self._whole = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
+        self._along = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
+        self._chunk_size = chunk_size
+        evaluation = self._whole.start()
+        self.dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
+        self.rows = [math.prod(shape) for shape, _ in evaluation.output_shapes()]
+        self.shape = (sum(self.rows), evaluation.column_count())
+
+    def times(self, vectors: np.ndarray) -> np.ndarray:
+        """J times the columns of a matrix."""
+        evaluation, state = self._start(self._along)
+        try:
+            found = directional(evaluation, np.asarray(vectors, np.float64), _MOST_VECTORS)
+        finally:
+            self._put_back(state)
+        return np.concatenate(found)
+
+    def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
+        """The transpose of J times the columns of a matrix."""
+        evaluation, state = self._start(self._whole)
+        parts = np.split(vectors.T, np.cumsum(self.rows)[:-1], axis=1)
+        try:
+            return transposed(evaluation, parts, self._chunk_size).T
+        finally:
+            self._put_back(state)
+
+    def matrix(self) -> np.ndarray:
+        evaluation, state = self._start(self._whole)
+        try:
+            blocks = evaluation.blocks()
+        finally:
+            self._put_back(state)
+        rows = [[b.reshape(count, -1) for b in row] for count, row in zip(self.rows, blocks, strict=True)]
+        return np.block(rows).astype(self.dtype, copy=False)
+
+    def _start(self, plan: Jacobian) -> tuple[Evaluation, State]:
+        plan._refuse_ended()
+        state = State(plan._call.labels)
+        return plan.start(state=state), state
+
+    def _put_back(self, state: State) -> None:
+        if state.has_random:
+            state.undo()
+            raise InvalidArgumentError(
+                "The kernel draws random numbers, so that each product would be with another J. Read the numbers from "
+                "a field that is filled before."
+            )
+        state.restore()
+
+
+@functools.cache
+def _operator_class() -> Any:
+    base = require_scipy("sparse.linalg", "linear_operator").LinearOperator
+
+    class JacobianOperator(base):  # type: ignore[misc, valid-type]
+        """J, which multiplies vectors; see ``linear_operator``."""
+
+        def __init__(self, products: _Products) -> None:
+            super().__init__(products.dtype, products.shape)
+            self._products = products
+
+        def _matvec(self, x: np.ndarray) -> np.ndarray:
+            return self._result(self._products.times(x.reshape(-1, 1)), x).reshape(-1)
+
+        def _rmatvec(self, x: np.ndarray) -> np.ndarray:
+            return self._result(self._products.transposed_times(x.reshape(-1, 1)), x).reshape(-1)
+
+        def _matmat(self, X: np.ndarray) -> np.ndarray:
+            return self._result(self._products.times(X), X)
+
+        def _rmatmat(self, X: np.ndarray) -> np.ndarray:
+            return self._result(self._products.transposed_times(X), X)
+
+        def _result(self, values: np.ndarray, given: np.ndarray) -> np.ndarray:
+            return values.astype(np.result_type(self.dtype, given.dtype), copy=False)
+
+        def materialize(self) -> np.ndarray:
+            """The matrix, of shape ``A.shape``: a NumPy array."""
+            return self._products.matrix()
+
+    return JacobianOperator

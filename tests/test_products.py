@@ -1,0 +1,225 @@
+"""Products with J: ``jvp``, ``vjp``, ``linear_operator``, compared with J itself."""
+
+import math
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, read, scalars, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, jacobian, jvp, linear_operator, vjp
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+rng = np.random.default_rng(5)
+rate = 1.5
+
+
+@ti.data_oriented
+class Program:
+    """Fields, an array, an argument and a Python number; a loop, in-place steps, a returned value."""
+
+    def __init__(self):
+        self.x, self.z = scalars([0.5, 1.0, 2.0, 1.5]), vectors([[1.0, 2.0], [0.5, 1.0], [2.0, 0.3]])
+        self.y, self.u = outputs(4), outputs(2)
+        self.array = np.linspace(1.0, 2.0, 4)
+        self.params = {"fields": [self.x, self.z], "array": self.array, "w": "w", "rate": "rate"}
+        self.shapes = [(4,), (3, 2), (4,), (), ()]
+
+    @ti.kernel
+    def run(self, w: ti.f64, a: ti.types.ndarray(ti.f64, ndim=1)) -> ti.f64:
+        total = 0.0
+        for i in self.x:
+            h = rate * self.x[i]
+            for j in range(3):
+                h += self.z[j].norm() * w * a[i]
+            self.y[i] += h * h
+        for i in self.u:
+            self.u[i] = self.y[i] * self.y[i + 1]
+        for i in range(4):
+            total += ti.sin(self.y[i])
+        return total
+
+    @property
+    def args(self):
+        return (0.75, self.array)
+
+    def J(self, wanted):
+        """J of outputs as one matrix, and the state as it was."""
+        before = [read(f) for f in (self.y, self.u)]
+        blocks = jacobian(self.run, self.params, wanted, args=self.args)
+        self.y.from_numpy(before[0])
+        self.u.from_numpy(before[1])
+        rows = [[*b["fields"], b["array"], b["w"], b["rate"]] for b in blocks]
+        return np.block([[np.reshape(b, (rows[n][3].size, -1)) for b in row] for n, row in enumerate(rows)])
+
+    def tangents(self, *lead):
+        parts = [rng.standard_normal((*lead, *shape)) for shape in self.shapes]
+        given = {"fields": parts[:2], "array": parts[2], "w": parts[3], "rate": parts[4]}
+        return given, np.concatenate([p.reshape(*lead, math.prod(p.shape[len(lead) :])) for p in parts], axis=-1)
+
+
+@pytest.fixture(scope="module")
+def program(ti64):
+    return Program()
+
+
+class TestJvp:
+    def test_one(self, program):
+        J = program.J([program.y, program.u])
+        before = read(program.y)
+        given, flat = program.tangents()
+        y, u = jvp(program.run, program.params, given, [program.y, program.u], args=program.args)
+        assert_allclose(np.concatenate([y, u]), J @ flat, rtol=1e-12)
+        after = read(program.y)
+        assert not np.array_equal(before, after)  # the kernel has run
+        program.y.from_numpy(before)
+        program.run(*program.args)
+        assert_allclose(read(program.y), after, rtol=1e-14)  # once
+
+    @pytest.mark.parametrize("chunk_size", [None, 2])
+    def test_several(self, program, chunk_size):
+        J = program.J([program.y, program.u])
+        given, flat = program.tangents(3)
+        options = {"args": program.args, "chunk_size": chunk_size}
+        y, u = jvp(program.run, program.params, given, [program.y, program.u], **options)
+        assert y.shape == (3, 4)
+        assert_allclose(np.concatenate([y, u], axis=1), flat @ J.T, rtol=1e-12)
+
+    def test_none(self, program):
+        given, _ = program.tangents(0)
+        assert jvp(program.run, program.params, given, program.u, args=program.args).shape == (0, 2)
+
+    def test_returned_value(self, program):
+        before = read(program.y)
+        wanted = jacobian(program.run, "w", args=program.args)
+        program.y.from_numpy(before)
+        assert_allclose(jvp(program.run, "w", 2.0, args=program.args), 2 * wanted)
+
+    def test_parameter_that_is_overwritten(self):
+        x = scalars([1.0, 2.0])
+
+        @ti.kernel
+        def step():
+            for i in x:
+                x[i] = x[i] ** 2
+
+        def run():
+            step()
+            step()
+
+        assert_allclose(jvp(run, x, np.array([1.0, 0.5]), x), [4.0, 0.5 * 32])
+        x.from_numpy(np.array([1.0, 2.0]))
+        assert_allclose(vjp(run, x, x, np.array([1.0, 0.5])), [4.0, 0.5 * 32])
+        assert_allclose(read(x), [1.0, 16.0])  # one run
+
+
+class TestVjp:
+    @pytest.mark.parametrize("chunk_size", [None, 3])
+    def test_one(self, program, chunk_size):
+        J = program.J([program.y, program.u])
+        v = rng.standard_normal(6)
+        options = {"args": program.args, "chunk_size": chunk_size}
+        before = read(program.y)
+        found = vjp(program.run, program.params, [program.y, program.u], [v[:4], v[4:]], **options)
+        after = read(program.y)
+        parts = [*found["fields"], found["array"], found["w"], found["rate"]]
+        assert [p.shape for p in parts] == program.shapes
+        assert_allclose(np.concatenate([p.reshape(-1) for p in parts]), v @ J, rtol=1e-11)
+        program.y.from_numpy(before)
+        program.run(*program.args)
+        assert_allclose(read(program.y), after, rtol=1e-14)
+
+    def test_several(self, program):
+        J = program.J([program.y])
+        v = rng.standard_normal((2, 4))
+        found = vjp(program.run, program.params, program.y, v, args=program.args)
+        parts = [*found["fields"], found["array"], found["w"], found["rate"]]
+        assert_allclose(np.concatenate([p.reshape(2, -1) for p in parts], axis=1), v @ J, rtol=1e-11)
+
+    def test_torch(self):
+        torch = pytest.importorskip("torch")
+        x, y = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+
+        @ti.kernel
+        def cube(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in b:
+                b[i] = a[i] ** 3
+
+        t = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        for product in (jvp(cube, x, t, y, args=(x, y)), vjp(cube, x, y, t, args=(x, y))):
+            assert isinstance(product, torch.Tensor)
+            assert_allclose(product.numpy(), [3.0, -12.0])
+
+
+class TestOperator:
+    def test_products(self, program):
+        J = program.J([program.y, program.u])
+        A = linear_operator(program.run, program.params, [program.y, program.u], args=program.args, chunk_size=5)
+        before = [read(program.y), read(program.u)]
+        assert A.shape == J.shape
+        assert_allclose(A.materialize(), J, rtol=1e-12)
+        x, X = rng.standard_normal(16), rng.standard_normal((16, 3))
+        assert_allclose(A @ x, J @ x, rtol=1e-11)
+        assert_allclose(A @ X, J @ X, rtol=1e-11)
+        u, U = rng.standard_normal(6), rng.standard_normal((6, 2))
+        assert_allclose(A.T @ u, J.T @ u, rtol=1e-11)
+        assert_allclose(A.rmatmat(U), J.T @ U, rtol=1e-11)
+        assert abs(u @ (A @ x) - x @ (A.T @ u)) < 1e-12 * np.abs(J).max() * 100  # scipy's dot test
+        for field, values in zip((program.y, program.u), before):
+            assert_array_equal(read(field), values)  # products leave the state as it was
+
+    def test_in_a_solver(self):
+        linalg = pytest.importorskip("scipy.sparse.linalg")
+        x, r = scalars([0.5, 0.1, 0.2]), outputs(5)
+
+        @ti.kernel
+        def residuals():
+            for i in r:
+                t = 0.2 * i
+                r[i] = x[0] + x[1] * t + x[2] * t * t - ti.exp(t)
+
+        residuals()
+        value = read(r)
+        A = linear_operator(residuals, x, r)
+        step = linalg.lsqr(A, -value, atol=1e-14, btol=1e-14)[0]
+        assert_allclose(step, np.linalg.lstsq(A.materialize(), -value, rcond=None)[0], rtol=1e-8)
+
+    def test_random_numbers(self):
+        x, y = scalars([1.0]), outputs(1)
+
+        @ti.kernel
+        def draw():
+            y[0] = x[0] * ti.random()
+
+        with pytest.raises(InvalidArgumentError, match="random numbers, so that each product"):
+            linear_operator(draw, x, y) @ np.ones(1)
+
+
+class TestBadInput:
+    def test_shapes_and_structures(self, program):
+        args = program.args
+        for tangents, words in [
+            (np.ones(3), r"tangents has shape \(3,\); expected \(4,\), or \(n, \*\(4,\)\)"),
+            ("w", "tangents is 'w'; expected an array of real numbers"),
+            ([[1.0], [1.0, 2.0]], "tangents has another|expected an array"),
+        ]:
+            with pytest.raises(InvalidArgumentError, match=words):
+                jvp(program.run, program.x, tangents, program.y, args=args)
+        with pytest.raises(InvalidArgumentError, match="tangents has another structure than params"):
+            jvp(program.run, [program.x, "w"], np.ones(4), program.y, args=args)
+        with pytest.raises(InvalidArgumentError, match="tangents differ in their number"):
+            jvp(program.run, [program.x, "w"], [np.ones((2, 4)), 1.0], program.y, args=args)
+        with pytest.raises(InvalidArgumentError, match=r"cotangents\[1\] has shape \(3,\)"):
+            vjp(program.run, program.x, [program.y, program.u], [np.ones(4), np.ones(3)], args=args)
+        with pytest.raises(InvalidArgumentError, match="chunk_size is 0"):
+            vjp(program.run, program.x, program.y, np.ones(4), args=args, chunk_size=0)
+
+    def test_scipy_is_missing(self, program, monkeypatch):
+        import taichi_ext.solvers.operator as operator
+
+        operator._operator_class.cache_clear()
+        monkeypatch.setitem(__import__("sys").modules, "scipy.sparse.linalg", None)
+        with pytest.raises(ImportError, match=r"linear_operator needs SciPy.*taichi-ext\[sparse\]"):
+            linear_operator(program.run, program.x, program.y, args=program.args)
