@@ -37,6 +37,7 @@ def numpy_image(volume: np.ndarray, position: np.ndarray) -> np.ndarray:
     return image
 
 
+@pytest.mark.cpu_only("Mesa's llvmpipe leaves loops after 65536 iterations in all")
 def test_image_and_directional_derivatives_are_those_of_numpy(ti64):
     volume = example.densities()
     program = example.VolumeRenderer(volume)
@@ -53,6 +54,7 @@ def test_image_and_directional_derivatives_are_those_of_numpy(ti64):
         assert_allclose(along[0], (high - low) / (2 * h), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.cpu_only("Mesa's llvmpipe leaves loops after 65536 iterations in all")
 def test_float32(ti32):
     program = example.VolumeRenderer(example.densities(), ti.f32)
     image, J = value_and_jacobian(program.run, program.density, program.image)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from differences import outputs, scalars
 from numpy.testing import assert_allclose
 
@@ -91,21 +92,23 @@ class TestArgumentsOfOtherSizes:
         return run
 
     def check(self, plan, n):
-        x = np.linspace(1, 2, n)
-        start, y = x.copy(), np.ones(n)
+        x = real(np.linspace(1, 2, n))
+        start, y = x.copy(), real(np.ones(n))
         assert_allclose(plan(args=(x, y)), np.diag(8 * start), atol=1e-12)
         assert_allclose(x, 2 * start)
         assert_allclose(y, 1 + 4 * start**2)
 
     def test_chunk_size_is_kept(self, pipeline):
-        plan = Jacobian(pipeline, "x", "y", args=(np.ones(2), np.zeros(2)), chunk_size=2)
+        plan = Jacobian(pipeline, "x", "y", args=(real(np.ones(2)), real(np.zeros(2))), chunk_size=2)
         for n, runs in ((2, 1), (6, 3), (11, 6), (3, 2)):
             pipeline.calls = 0
             self.check(plan, n)
             assert pipeline.calls == runs
 
     def test_memory_that_no_longer_suffices_in_the_middle(self, pipeline):
-        plan = Jacobian(pipeline, "x", "y", args=(np.ones(2), np.zeros(2)), max_memory=400)
+        plan = Jacobian(
+            pipeline, "x", "y", args=(real(np.ones(2)), real(np.zeros(2))), max_memory=50 * real(0.0).itemsize
+        )
         self.check(plan, 2)
         pipeline.calls = 0
         self.check(plan, 7)  # the tangents of x fit, those of t do not: x has been doubled by then

@@ -8,6 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from differences import outputs, scalars
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, check_jacobian, jacobian
@@ -139,7 +140,7 @@ def test_explain_and_warnings():
 
 
 def test_arrays_of_a_pipeline():
-    positions, speeds, other = np.ones(3), np.zeros(3), np.zeros(4)
+    positions, speeds, other = real(np.ones(3)), real(np.zeros(3)), real(np.zeros(4))
 
     @ti.kernel
     def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
