@@ -22,7 +22,7 @@ def _filled(values: Any, rank: int, dtype: Any) -> Any:
     values = np.asarray(values, dtype=np.float32 if dtype == ti.f32 else np.float64)
     split = values.ndim - rank
     field = pool.take(values.shape[split:], dtype, values.shape[:split])
-    field.from_numpy(np.array(values, order="C"))
+    write(field, values)
     return field
 
 
@@ -62,13 +62,15 @@ def read(container: Any) -> np.ndarray:
         return container.copy()
     if isinstance(container, ti.StructField):
         raise TypeError("name the members of a struct field")
-    return container.to_numpy()
+    memory = pool.memory(container)
+    return container.to_numpy() if memory is None else memory.copy()
 
 
 def write(container: Any, values: np.ndarray) -> None:
     """Set what a field or array holds."""
-    if isinstance(container, np.ndarray):
-        container[...] = values
+    memory = container if isinstance(container, np.ndarray) else pool.memory(container)
+    if memory is not None:
+        memory[...] = values
     else:
         container.from_numpy(np.array(values, order="C"))
 

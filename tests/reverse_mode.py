@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import taichi as ti
 from differences import read, write
+from field_pool import pool
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian
@@ -17,13 +18,8 @@ def gradient_field(values: Any, rank: int = 0, dtype: Any = ti.f64) -> Any:
     """A field with a gradient that holds the values; the last ``rank`` axes are the vector or matrix."""
     values = np.asarray(values, np.float32 if dtype == ti.f32 else np.float64)
     shape, element = values.shape[: values.ndim - rank], values.shape[values.ndim - rank :]
-    if rank == 0:
-        field = ti.field(dtype, shape, needs_grad=True)
-    elif rank == 1:
-        field = ti.Vector.field(*element, dtype, shape, needs_grad=True)
-    else:
-        field = ti.Matrix.field(*element, dtype, shape, needs_grad=True)
-    field.from_numpy(values)
+    field = pool.take(element, dtype, shape, needs_grad=True)
+    write(field, values)
     return field
 
 
