@@ -31,6 +31,14 @@ def scalars(values: Any, dtype: Any = ti.f64) -> Any:
     return _filled(values, 0, dtype)
 
 
+def integers(values: Any) -> Any:
+    """A scalar field of integers that holds the values."""
+    values = np.asarray(values, dtype=np.int32)
+    field = pool.take((), ti.i32, values.shape)
+    write(field, values)
+    return field
+
+
 def vectors(values: Any, dtype: Any = ti.f64) -> Any:
     """A vector field that holds the values; their last axis is the vector."""
     return _filled(values, 1, dtype)

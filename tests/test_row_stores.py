@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import check_jacobian, outputs, scalars
+from differences import check_jacobian, integers, outputs, scalars
 from numpy.testing import assert_array_equal
 
 from taichi_ext import Jacobian
@@ -373,8 +373,7 @@ def make_kernels(x, y, order):
 )
 def test_terms_are_stored_where_no_two_meet_and_else_added(name, size):
     """Beyond 512 columns rows are in scratch memory, which holds what the last launch left there."""
-    x, y, order = scalars(np.linspace(0.3, 0.9, size)), outputs(4), ti.field(ti.i32, shape=20)
-    order.from_numpy(np.arange(20, dtype=np.int32) // 3)
+    x, y, order = scalars(np.linspace(0.3, 0.9, size)), outputs(4), integers(np.arange(20) // 3)
     k = make_kernels(x, y, order)[name]
     check_jacobian(k, x, y)
     plan = Jacobian(k, x, y)

@@ -79,9 +79,9 @@ def _sum(value: Any, *tangents: Any) -> Any:
 
 
 def forget_reverse_kernels() -> None:
-    """Compile kernels for reverse mode anew when they are next used."""
+    """Compile kernels for reverse mode again when they are next used."""
     for kernel in impl.get_runtime().kernels:
-        if kernel.autodiff_mode == AutodiffMode.REVERSE:
+        if kernel.compiled_kernels and kernel.autodiff_mode == AutodiffMode.REVERSE:
             kernel.compiled_kernels.clear()
 
 
