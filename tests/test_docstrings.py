@@ -40,7 +40,7 @@ def examples_of(name):
 EXAMPLES = [(name, test.name) for name in MODULES for test in examples_of(name)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def few_threads(monkeypatch):
     """Examples call ti.init as users do; these set what tests need."""
     monkeypatch.setenv("TI_CPU_MAX_NUM_THREADS", "2")
@@ -51,6 +51,7 @@ def few_threads(monkeypatch):
 
 
 @pytest.mark.parametrize(("module", "name"), EXAMPLES, ids=[name.removeprefix("taichi_ext.") for _, name in EXAMPLES])
+@pytest.mark.usefixtures("few_threads")
 def test_example(module, name, capsys):
     if module.startswith("interop.torch"):
         pytest.importorskip("torch")

@@ -15,18 +15,18 @@ from taichi_ext.derivative.storage import STRATEGIES
 pytestmark = pytest.mark.usefixtures("ti64")
 
 TANGENTS = ("auto", "sparse", "dense")
-N = 7
+N, BLOBS = 7, 4
 
 
 def make_sum_of_blobs():
     """Index expressions that add up in a loop."""
-    x, y = scalars(np.linspace(0.2, 1.3, 3 * N)), outputs(5)
+    x, y = scalars(np.linspace(0.2, 1.3, 3 * BLOBS)), outputs(5)
 
     @ti.kernel
     def k():
         for i in y:
             total = 0.0
-            for n in range(N):
+            for n in range(BLOBS):
                 d = x[3 * n + 1] - 0.1 * i
                 total += x[3 * n] * ti.exp(-d * d * x[3 * n + 2])
             y[i] = total
