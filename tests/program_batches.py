@@ -3,6 +3,7 @@
     python tests/program_batches.py 2000                       # the programs of seeds 0 to 1999
     python tests/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
     python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
+    python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
 
 Every program that is not right is appended to the log, one line of JSON each; the counts come last.
@@ -25,6 +26,7 @@ import program_pipelines
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
+from taichi_ext.backend import kernels
 from taichi_ext.derivative.storage import STRATEGIES
 
 PER_PROCESS = 50
@@ -49,13 +51,9 @@ def run_batch(generator: str, first: int, count: int, is_reducing: bool) -> None
         print(json.dumps({"seed": seed, "kind": kind, "message": message}), flush=True)
 
 
-def run_process(
-    generator: str, first: int, count: int, is_reducing: bool, tangents: str, kind: str
-) -> list[dict[str, Any]]:
+def run_process(first: int, count: int, how: list[str]) -> list[dict[str, Any]]:
     """The verdicts of a batch; where the process dies, that of its last seed says so and ends the list."""
-    command = [sys.executable, __file__, str(count), "--first", str(first), "--here", "--tangents", tangents]
-    command += ["--generator", generator, "--format", kind]
-    command += ["--reduce"] * is_reducing
+    command = [sys.executable, __file__, str(count), "--first", str(first), "--here", *how]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST * count)
         output, errors, end = done.stdout, done.stderr, f"exit status {done.returncode}"
@@ -69,14 +67,12 @@ def run_process(
     return verdicts
 
 
-def run_all(
-    generator: str, first: int, count: int, is_reducing: bool, tangents: str, kind: str, log: IO[str]
-) -> collections.Counter[str]:
+def run_all(first: int, count: int, how: list[str], log: IO[str]) -> collections.Counter[str]:
     """The counts of what came out, of which the log tells more."""
     counts: collections.Counter[str] = collections.Counter()
     start, seed = time.time(), first
     while seed < first + count:
-        verdicts = run_process(generator, seed, min(PER_PROCESS, first + count - seed), is_reducing, tangents, kind)
+        verdicts = run_process(seed, min(PER_PROCESS, first + count - seed), how)
         seed = verdicts[-1]["seed"] + 1
         for found in verdicts:
             counts[found["kind"]] += 1
@@ -95,17 +91,21 @@ def main() -> int:
     parser.add_argument("--reduce", action="store_true", help="cut down what fails")
     parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
     parser.add_argument("--format", choices=("dense", "csr"), default="dense", help="of the Jacobians, default dense")
+    parser.add_argument(
+        "--setting", action="append", default=[], metavar="NAME=True", help="of ti.init, for fused kernels alone"
+    )
     parser.add_argument("--here", action="store_true", help="one batch in this process")
     options = parser.parse_args()
     STRATEGIES["auto"] = STRATEGIES[options.tangents]
     program_check.FORMAT = None if options.format == "dense" else options.format
+    kernels.SETTINGS.update({name: value == "True" for name, value in (s.split("=") for s in options.setting)})
     if options.here:
         run_batch(options.generator, options.first, options.count, options.reduce)
         return 0
+    how = ["--generator", options.generator, "--tangents", options.tangents, "--format", options.format]
+    how += [f"--setting={setting}" for setting in options.setting] + ["--reduce"] * options.reduce
     with options.log.open("a") as log:
-        counts = run_all(
-            options.generator, options.first, options.count, options.reduce, options.tangents, options.format, log
-        )
+        counts = run_all(options.first, options.count, how, log)
     return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
 
 

@@ -28,6 +28,7 @@ def expressions(text):
     return [e.strip() for line in text.splitlines() for e in line.split(";")]
 
 
+@pytest.mark.cpu_only("two types of real numbers, one of which json writes")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_numbers_compute_as_without_a_derivative():
     x, y, z = scalars([0.3, 0.8, 0.5, 0.7]), outputs(4), outputs(4, dtype=ti.f32)

@@ -195,6 +195,7 @@ def test_arguments_passed_on_to_functions():
     def k(a: ti.f64, b: ti.f64):
         y[0] = f(a, b) * a
         c = a
+        ti.loop_config(serialize=True)
         for _ in range(3):
             c = f(c, b)
         y[1] = c

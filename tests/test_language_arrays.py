@@ -84,6 +84,7 @@ def test_single_precision_fields_and_arguments():
     @ti.kernel
     def k(a: ti.f32):
         s = x[0]
+        ti.loop_config(serialize=True)
         for i in range(3):
             s = s * x[1] + a * i
             y[i] = s * s
@@ -99,6 +100,7 @@ def test_single_precision_fields_and_arguments():
     assert_allclose(J[1], np.array(tangents)[:, 2], rtol=1e-5)
 
 
+@pytest.mark.cpu_only("two types of real numbers")
 def test_double_output_of_single_parameters():
     x, y = scalars([0.5, 0.75], ti.f32), outputs(2)
 

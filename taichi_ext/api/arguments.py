@@ -276,9 +276,9 @@ class KernelCall:
         elif backend.is_scalar_type(kind):
             dtype, shape = kind, ()
         else:
+            what = "is a struct" if isinstance(kind, backend.StructType) else f"has the type {type(kind).__name__}"
             raise InvalidArgumentError(
-                f"{target.name} is a {type(kind).__name__}; only scalar, vector, matrix and array arguments can be "
-                "parameters."
+                f"{target.name} {what}; only scalar, vector, matrix and array arguments can be parameters."
             )
         if not backend.is_real(backend.cook_dtype(dtype)):
             raise InvalidArgumentError(f"{target.name} is an integer; only real numbers have a derivative.")

@@ -53,7 +53,7 @@ def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: 
 
 
 def is_mesh_domain(x: Any) -> bool:
-    """Whether a loop over something is one over the elements of a mesh, or those beside an element."""
+    """Whether a loop over something is one over the elements of a mesh, or those next to an element."""
     return isinstance(x, (mesh.MeshElementField, mesh.MeshRelationAccessProxy))
 
 

@@ -71,7 +71,7 @@ def taichi_func(function: Any) -> Func | None:
 
 
 class _Context(ASTTransformerContext):
-    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines anew."""
+    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines."""
 
     def __init__(self, places: dict[Any, str], **options: Any) -> None:
         super().__init__(**options)
@@ -150,10 +150,11 @@ def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
     return ctx.return_data
 
 
-_FAULTY_PASSES = (
-    "cache_loop_invariant_global_vars",  # keeps S[0] in a register over a serial loop although S[j] is stored to in it
-    "cfg_optimization",  # drops a store to a local vector that is read after an inner loop
-)
+# how fused kernels are compiled, whatever the settings of the program are
+SETTINGS = {
+    "cache_loop_invariant_global_vars": False,  # keeps S[0] in a register over a serial loop that stores to S[j]
+    "cfg_optimization": False,  # drops a store to a local vector that is read after an inner loop
+}
 
 
 @contextlib.contextmanager
@@ -243,7 +244,7 @@ class FusedKernel(Kernel):
         """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong."""
         prog = self.runtime.prog
         if self.compiled is None:
-            settings = dict.fromkeys(_FAULTY_PASSES, False)
+            settings = dict(SETTINGS)
             if self.has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
                 settings["force_scalarize_matrix"] = True
             with _settings(prog.config(), settings):

@@ -172,7 +172,7 @@ def fit_sphere(scene: Scene) -> Fit:
 
 
 def print_jacobians(fused: np.ndarray, columns: np.ndarray) -> None:
-    """Print a pixel of both Jacobians and their column sums beside the values of the closed form."""
+    """Print a pixel of both Jacobians and their column sums next to the values of the closed form."""
     tables = (
         (f"J[{PIXEL[0]}, {PIXEL[1]}]", REFERENCE_PIXEL, fused[PIXEL], columns[PIXEL], "12.6f"),
         ("column sums", REFERENCE_SUMS, column_sums(fused), column_sums(columns), "12.3f"),

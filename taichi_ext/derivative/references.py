@@ -1,4 +1,4 @@
-"""Expressions that are passed by reference: evaluated anew at each use."""
+"""Expressions that are passed by reference: evaluated again at each use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from taichi_ext.derivative.values import Scalar, TensorValue, primal_of
 
 
 class ByReference:
-    """An expression that was passed by reference: evaluated anew at each use, as Taichi does."""
+    """An expression that was passed by reference: evaluated again at each use, as Taichi does."""
 
     _data_oriented = True
 

@@ -1,6 +1,6 @@
 """Values of a traced kernel that carry a tangent.
 
-A ``Scalar`` is lazy within a statement: it holds the operation and its arguments, and beside them the primal expression
+A ``Scalar`` is lazy within a statement: it holds the operation and its arguments, and also the primal expression
 exactly as Taichi would build it.  When the statement ends (a store, a declaration, a call), ``linearize`` accumulates
 the derivative in reverse from the result to the leaves, so that each operation costs the same whatever the number of
 seeds; between statements tangents go forward as linear forms.

@@ -24,7 +24,7 @@ def require_torch() -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """What a call passes through torch beside its tensors.
+    """What a call passes through torch in addition to its tensors.
 
     ``function`` is the ``TorchFunction``: it says what to run, and what its inputs and outputs are.
     """
@@ -255,7 +255,7 @@ def _product(compute: Callable[..., tuple[Any, ...]]) -> Any:
 
 
 def _transposed(call: Call, tensors: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
-    """``v J`` by Taichi's reverse mode, held against forward mode along a random direction.
+    """``v J`` by Taichi's reverse mode, compared with forward mode along a random direction.
 
     Taichi's reverse mode is silently wrong for kernels that overwrite what they have read.  For the right ``g = v J``
     and any direction u, ``g u = v (J u)``; for a wrong one the two differ at a random u, with probability 1 but for

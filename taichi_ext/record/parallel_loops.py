@@ -1,6 +1,6 @@
 """What becomes of parallel loops on the CPU: pieces that LLVM vectorises, short ones spread over all threads.
 
-A store to an array argument reads the array's address anew, and LLVM cannot tell that the stores before it have left
+A store to an array argument reads the array's address again, and LLVM cannot tell that the stores before it have left
 that address alone. So it vectorises no loop that stores to J. A loop over a field whose body is arithmetic therefore
 runs in pieces: one piece stores its rows of J to a local array, and copies that to J when it is done. What the body
 reads at a fixed place is read before the piece, for the same reason.

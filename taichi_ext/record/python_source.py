@@ -28,7 +28,7 @@ _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __fut
 def rewritten(
     function: types.FunctionType, scope: Any, replaced: Callable[[types.FunctionType], dict[str, Any]]
 ) -> Callable[..., Any] | None:
-    """The function with its operators and calls on ``scope``; None where its source is not to be found.
+    """The function with its operators and calls on ``scope``; None where its source cannot be found.
 
     ``replaced`` says which names of its closure and module stand for something else.
     """

@@ -48,7 +48,7 @@ class Bookkeeping(ControlFlow):
         return self.sweeps
 
     def note_sweep(self, node: Any, sweep: int) -> None:
-        """An accumulation comes by a local whose tangent is left to the place of its use."""
+        """An accumulation reads a local whose tangent is computed where it is used."""
         if node.block is not self.block or (node.sweep and node.sweep != sweep):
             self.facts.note(self.facts.accumulated, node.local)
         node.sweep = sweep

@@ -29,10 +29,6 @@ from taichi_ext.errors import refuse_baked
 # --- operators without tangents ---------------------------------------------------------------------------------------
 
 
-def _pos(a: Any) -> Any:
-    return a
-
-
 PLAIN_OPERATORS: dict[str, Callable[..., Any]] = {
     "bit_and": operator.and_,
     "bit_or": operator.or_,

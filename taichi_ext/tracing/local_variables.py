@@ -84,7 +84,7 @@ class Local:
         return linearize(self.tracer, self.current)
 
     def seed(self, seeds: Form) -> None:
-        """Let the local be a seed of its own, beside what it depends on."""
+        """Let the local be a seed of its own, in addition to what it depends on."""
         form: Form = {}
         accumulate(form, self.storage.form() if self.storage is not None else self._current_form())
         form.update(seeds)

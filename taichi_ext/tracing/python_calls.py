@@ -86,7 +86,7 @@ def _run(tracer: Any, function: types.FunctionType, args: list[Any], keywords: d
     made = rewritten(function, PythonScope(tracer), tracer.replaced_names)
     if made is None:
         raise UnsupportedError(
-            f"The Python function {function.__qualname__!r} is called in a kernel, and its source is not to be found. "
+            f"The Python function {function.__qualname__!r} is called in a kernel, and its source cannot be found. "
             "Define it in a file, or write it as a @ti.func."
         )
     path = tracer.path
