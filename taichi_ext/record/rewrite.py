@@ -60,6 +60,7 @@ class Rewritten:
 
 
 _cache: weakref.WeakKeyDictionary[Any, dict[type, Rewritten]] = weakref.WeakKeyDictionary()
+_shared: weakref.WeakValueDictionary[Any, Rewritten] = weakref.WeakValueDictionary()  # of functions made by one def
 
 
 def rewrite(
@@ -93,7 +94,9 @@ def rewrite(
         ast.fix_missing_locations(tree)
         loads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
         names = frozenset(n.id for n in loads)
-        known[kind] = Rewritten(source, pickle.dumps(tree), readable_text(tree, taken), names)
+        new = Rewritten(source, pickle.dumps(tree), readable_text(tree, taken), names)
+        shared = _shared.setdefault((kind, function.__code__, new.pickled), new)
+        known[kind] = shared if shared.source == source else new
     return known[kind]
 
 
