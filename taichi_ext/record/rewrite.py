@@ -84,19 +84,16 @@ def rewrite(
             ) from error
         tree = ast.parse(textwrap.dedent("\n".join(source[1])))
         taken = names_in(tree)
-        made = kind(backend.global_variables(function))
         definition = tree.body[0]
         assert isinstance(definition, ast.FunctionDef)
         if returned_values is not None and has_early_return(definition):
             lower_returns(definition, returned_values)
-        made.rewrite_function(definition)
+        kind(backend.global_variables(function)).rewrite_function(definition)
         _count_scopes(definition, 0)
         ast.fix_missing_locations(tree)
-        loads = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-        names = frozenset(n.id for n in loads)
+        names = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
         new = Rewritten(source, pickle.dumps(tree), readable_text(tree, taken), names)
-        shared = _shared.setdefault((kind, function.__code__, new.pickled), new)
-        known[kind] = shared if shared.source == source else new
+        known[kind] = _shared.setdefault((kind, source[0], source[2], new.pickled), new)
     return known[kind]
 
 
