@@ -11,6 +11,8 @@ from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.rule_check import check_rule
 from taichi_ext.errors import CheckError, DerivativeWarning, InvalidArgumentError, InvalidRuleError, UnsupportedError
 from taichi_ext.interop.torch_function import torch_function
+from taichi_ext.solvers.least_squares import least_squares
+from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
 from taichi_ext.solvers.operator import linear_operator
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidRuleError",
     "Jacobian",
+    "NormalEquations",
     "UnsupportedError",
     "boundary_gradient",
     "check_jacobian",
@@ -28,9 +31,11 @@ __all__ = [
     "jacobian",
     "jvp",
     "layers",
+    "least_squares",
     "linear_operator",
     "mark",
     "nearest",
+    "normal_equations",
     "registry",
     "replace_gradient",
     "segment_edge",

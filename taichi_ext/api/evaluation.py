@@ -109,13 +109,20 @@ class Evaluation:
         """All columns, so many at a time at most, or as many as memory allows: the first one, and them by output."""
         first, total = 0, self.column_count()
         while first < total:
-            try:
-                found = self.columns(first, count)
-            except OverBudgetError:
-                count = -(-min(count, total) // 2)
-                continue
+            found = self.columns_within_memory(first, count)
             yield first, found
-            first += found[0].shape[1]
+            count = min(count, found[0].shape[1])
+            first += count
+
+    def columns_within_memory(self, first: int, count: int) -> list[np.ndarray]:
+        """The same as ``columns``, or fewer of them where the tangents of intermediates do not fit into memory."""
+        while True:
+            try:
+                return self.columns(first, count)
+            except OverBudgetError:
+                count = -(-min(count, self.column_count() - first) // 2)
+                if self._state is None:  # one kernel, which has not been launched
+                    self._state = State(self.call.labels)
 
     def blocks(self) -> list[list[np.ndarray]]:
         """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""

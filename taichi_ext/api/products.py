@@ -68,7 +68,7 @@ def jvp(
     options = checked_options(max_memory, "auto", chunk_size, None)
     plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None), "products")
     evaluation = plan.start(args)
-    given, count = _matrices(tangents, params, "tangents", evaluation.parameter_shapes())
+    given, count = matrices(tangents, params, "tangents", evaluation.parameter_shapes())
     result = directional(evaluation, np.concatenate(given).astype(np.float64), options[2])
     shapes = [shape for shape, _ in evaluation.output_shapes()]
     return in_structure(
@@ -128,7 +128,7 @@ def vjp(
     plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None))
     evaluation = plan.start(args)
     shapes = evaluation.output_shapes()
-    given, count = _matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
+    given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
     found = transposed(evaluation, [v.T for v in given], options[2])
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():
@@ -174,13 +174,14 @@ def block_size(evaluation: Evaluation, memory: float) -> int:
 # --- what is given and returned ---------------------------------------------------------------------------------------
 
 
-def _matrices(given: Any, like: Any, what: str, shapes: list[tuple[int, ...]]) -> tuple[list[np.ndarray], int | None]:
+def matrices(given: Any, like: Any, what: str, shapes: list[tuple[int, ...]]) -> tuple[list[np.ndarray], int | None]:
     """For each target a matrix with a row for each entry, and how many columns there are; None for no leading axis."""
-    leaves = dict(flatten(given, what)[0]) if _is_structure(like) else {"": given}
-    paths = [path for path, _ in flatten(like)[0]] if _is_structure(like) else [""]
+    is_nested = like is not None and _is_structure(like)
+    leaves = dict(flatten(given, what)[0]) if is_nested else {"": given}
+    paths = [path for path, _ in flatten(like)[0]] if is_nested else [""]
     if set(leaves) != set(paths):
         wanted = ", ".join(f"{what}{path}" for path in paths)
-        raise InvalidArgumentError(f"{what} has another structure than {_LIKE[what]}; expected {wanted}.")
+        raise InvalidArgumentError(f"{what} has another structure than {_LIKE.get(what, 'params')}; expected {wanted}.")
     found: list[np.ndarray] = []
     counts: set[int | None] = set()
     for path, shape in zip(paths, shapes, strict=True):
@@ -199,7 +200,13 @@ def _matrices(given: Any, like: Any, what: str, shapes: list[tuple[int, ...]]) -
     return found, counts.pop()
 
 
-_LIKE = {"tangents": "params", "cotangents": "outputs"}
+_LIKE = {
+    "tangents": "params",
+    "cotangents": "outputs",
+    "weights": "residuals",
+    "bounds[0]": "params",
+    "bounds[1]": "params",
+}
 
 
 def _is_structure(tree: Any) -> bool:

@@ -1,0 +1,215 @@
+"""``least_squares``: SciPy's solver on a kernel's residuals, with value and J from one launch per point."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import numbers
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import Target, flatten
+from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.products import matrices
+from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.runtime.state import State
+from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.stacked import residual_vector, stacked
+
+_OWN = ("fun", "x0", "jac", "kwargs", "jac_sparsity")  # of SciPy's, which are given here in another way
+
+
+def least_squares(
+    kernel: Any,
+    params: Any,
+    residuals: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    bounds: tuple[Any, Any] = (-np.inf, np.inf),
+    loss: Any = "linear",
+    format: str | None = None,
+    progress: bool | Callable[[int, float], None] | None = None,
+    **options: Any,
+) -> Any:
+    """Minimise half the sum of the squares of a kernel's residuals by ``scipy.optimize.least_squares``.
+
+    It starts at what the parameters hold.  Each point costs one launch, which gives the residuals and J.  Every run
+    begins at the state in which the call began.  Afterwards, the solution is in the parameters, and everything else is
+    as after one plain run there.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: fields and arrays, see ``jacobian``; no names of numbers.
+        residuals: see ``outputs`` of ``jacobian``; None means the kernel's return value.
+        args: see ``jacobian``.
+        bounds: the least and the largest values: two numbers, or two structures like ``params`` with, for each
+            parameter, a number or an array of its shape.  SciPy's method ``"lm"`` takes none.
+        loss: see SciPy: ``"linear"``, ``"soft_l1"``, ``"huber"``, ``"cauchy"``, ``"arctan"`` or a function.
+        format: "csr" for a sparse J, see ``jacobian``.
+        progress: True prints a line for each iteration on stderr: its number, half the sum of the squares, and the
+            seconds since the start.  A function is called with the first two.  None logs the line at level INFO.
+        **options: others of SciPy's: ``method``, ``ftol``, ``xtol``, ``gtol``, ``max_nfev``, ``x_scale``, ``f_scale``,
+            ``tr_solver``, ``tr_options``, ``verbose``.
+
+    Returns:
+        SciPy's result: ``x`` (all parameters as one vector), ``cost``, ``fun``, ``jac``, ``nfev``, ``success``, ...
+
+    Raises:
+        ImportError: SciPy is not installed (the extra ``sparse``).
+        InvalidArgumentError: an argument is invalid; or the kernel draws random numbers or changes a field in a sparse
+            layout, so that it cannot run again from the same state.
+        UnsupportedError: the derivative of a construct is not known.
+        ValueError: SciPy refuses an option, or the residuals are not finite at the start.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import least_squares
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> line, r = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=3)
+        >>> @ti.kernel
+        ... def compare():
+        ...     for i in r:
+        ...         r[i] = line[0] + line[1] * i - (1.0 + 2.0 * i)
+        >>> result = least_squares(compare, line, r)
+        >>> line.to_numpy().round(6).tolist()
+        [1.0, 2.0]
+        >>> bool(result.success)
+        True
+    """
+    scipy_optimize = require_scipy("optimize", "least_squares")
+    known = set(inspect.signature(scipy_optimize.least_squares).parameters) - {*_OWN, "args", "bounds", "loss"}
+    for name in options:
+        if name not in known:
+            raise InvalidArgumentError(
+                f"{name!r} is no option of least_squares; expected one of {', '.join(sorted(known))}."
+            )
+    if not (progress is None or isinstance(progress, bool) or callable(progress)):
+        raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False, None or a function.")
+    if format not in (None, "csr"):
+        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+    problem = _Problem(Jacobian(kernel, params, residuals, args=args, format=format), progress)
+    low, high = _bounds(bounds, params, problem.shapes)
+    try:
+        result = scipy_optimize.least_squares(
+            problem.residuals, problem.start, problem.jacobian, bounds=(low, high), loss=loss, **options
+        )
+    except BaseException:
+        problem.give_up()
+        raise
+    problem.finish(result.x)
+    return result
+
+
+class _Problem:
+    """The residuals and J as functions of one vector, each point computed once."""
+
+    def __init__(self, plan: Jacobian, progress: Any) -> None:
+        self._plan = plan
+        self._call = plan._call
+        self._targets = [self._call.current(t) for t in plan._prepared.params]
+        for target in self._targets:
+            if self._call.is_value(target):
+                raise InvalidArgumentError(
+                    f"{target.name} is a number that is passed or captured by value, in which no solution can be "
+                    "stored; put it in a field."
+                )
+        self._state = State(self._call.labels)
+        for target in self._targets:
+            self._state.save(self._container(target))
+        self.shapes = plan.start().parameter_shapes()
+        self.start = np.concatenate([self._values(t).astype(np.float64).reshape(-1) for t in self._targets])
+        self._progress = progress
+        self._began = time.perf_counter()
+        self._iterations = 0
+        self._point: np.ndarray | None = None
+        self._r = np.empty(0)
+        self._J: Any = None
+
+    def residuals(self, x: np.ndarray) -> np.ndarray:
+        self._evaluate(x)
+        return self._r
+
+    def jacobian(self, x: np.ndarray) -> Any:
+        self._evaluate(x)
+        self._tell(0.5 * float(self._r @ self._r))
+        return self._J
+
+    def finish(self, x: np.ndarray) -> None:
+        """One plain run at the solution, which is in the parameters afterwards."""
+        self._set(x)
+        self._call.function(*self._call.args)
+        self._store(x)
+
+    def give_up(self) -> None:
+        """Everything as it was."""
+        self._state.undo()
+
+    def _evaluate(self, x: np.ndarray) -> None:
+        if self._point is not None and np.array_equal(x, self._point):
+            return
+        self._set(x)
+        evaluation = self._plan.start(state=self._state)
+        blocks = evaluation.blocks()
+        self._r = residual_vector(evaluation)
+        J = stacked(evaluation, blocks)
+        self._J = J.astype(np.float64, copy=False)
+        self._point = x.copy()
+
+    def _set(self, x: np.ndarray) -> None:
+        """The state at the start, but for the parameters."""
+        self._state.restore()
+        for target in self._targets:
+            self._state.save(self._container(target))  # while it holds what it did: it is changed now
+        self._store(x)
+
+    def _store(self, x: np.ndarray) -> None:
+        at = 0
+        for target, shape in zip(self._targets, self.shapes, strict=True):
+            size = math.prod(shape)
+            container, values = self._container(target), x[at : at + size].reshape(shape)
+            values = np.ascontiguousarray(values, self._values(target).dtype)
+            is_torch = backend.is_torch_tensor(container)
+            backend.put_back(container, backend.torch_from_numpy(values, container.device) if is_torch else values)
+            at += size
+
+    def _container(self, target: Target) -> Any:
+        return target.field if target.kind == "field" else self._call.value(target)
+
+    def _values(self, target: Target) -> np.ndarray:
+        copy = backend.copy_of(self._container(target))
+        return copy.cpu().numpy() if backend.is_torch_tensor(copy) else np.asarray(copy)
+
+    def _tell(self, cost: float) -> None:
+        line = f"iteration {self._iterations}: cost {cost:.6e}, {time.perf_counter() - self._began:.2f} s"
+        if self._progress is True:
+            print(line, file=sys.stderr, flush=True)
+        elif callable(self._progress):
+            self._progress(self._iterations, cost)
+        elif self._progress is None:
+            logging.getLogger("taichi_ext").info(line)
+        self._iterations += 1
+
+
+def _bounds(bounds: Any, params: Any, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
+    """Two numbers or two vectors."""
+    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
+        raise InvalidArgumentError(f"bounds is {shown(bounds)}; expected a pair: the least and the largest values.")
+    return _bound(bounds[0], params, shapes, "bounds[0]"), _bound(bounds[1], params, shapes, "bounds[1]")
+
+
+def _bound(given: Any, params: Any, shapes: list[tuple[int, ...]], what: str) -> Any:
+    if isinstance(given, numbers.Real):
+        return float(given)
+    leaves, rebuild = flatten(given, what)
+    is_nested = len(flatten(params)[0]) > 1 or isinstance(params, (list, tuple, dict))
+    if is_nested and len(leaves) == len(shapes):  # a number stands for all entries of its parameter
+        pairs = zip(leaves, shapes, strict=True)
+        given = rebuild([np.full(s, v) if isinstance(v, numbers.Real) else v for (_, v), s in pairs])
+    return np.concatenate(matrices(given, params, what, shapes)[0]).reshape(-1).astype(np.float64)

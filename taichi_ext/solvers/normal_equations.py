@@ -1,0 +1,239 @@
+"""``normal_equations``: what a Gauss-Newton step needs, without J."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.options import checked_options, is_positive
+from taichi_ext.api.products import block_size, matrices
+from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.stacked import residual_vector, stacked
+
+_MEMORY = 2**28  # bytes of J that are kept at a time
+_ROWS = 16384  # of J that are multiplied at a time
+
+
+@dataclass(frozen=True)
+class NormalEquations:
+    """The normal equations of weighted least squares at one point; P is the number of entries of the parameters.
+
+    Attributes:
+        JtJ: the matrix J^T W J, of shape (P, P): a NumPy array, or a ``scipy.sparse`` array.
+        Jtr: the vector J^T W r, of shape (P,).
+        rtr: the sum r^T W r of the weighted squares of the residuals.
+    """
+
+    JtJ: Any
+    Jtr: np.ndarray
+    rtr: float
+    _split: Callable[[np.ndarray], Any]
+
+    def split(self, vector: np.ndarray) -> Any:
+        """A vector of P numbers as arrays of the shapes of the parameters, structured like ``params``."""
+        values = np.asarray(vector)
+        if values.shape != self.Jtr.shape:
+            raise InvalidArgumentError(f"vector has shape {values.shape}; expected {self.Jtr.shape}.")
+        return self._split(values)
+
+
+def normal_equations(
+    kernel: Any,
+    params: Any,
+    residuals: Any = None,
+    weights: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    dtype: Any = None,
+    format: str | None = None,
+    max_memory: float | None = None,
+) -> NormalEquations:
+    """J^T W J, J^T W r and r^T W r of residuals r, without keeping J.
+
+    Where J takes more than ``max_memory``, two blocks of its columns are kept at a time, and some are computed again:
+    P columns in B blocks take about B * B / 2 runs of a B-th of the columns.  What the kernels wrote is restored
+    between the runs, so that the call has the side effects of one plain run.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        residuals: see ``outputs`` of ``jacobian``; None means the kernel's return value.
+        weights: the weight of each residual, not negative, structured like ``residuals``; None for 1.
+        args: see ``jacobian``.
+        dtype: the type in which products are added up: by default that of the residuals, ``np.float64`` on request.
+        format: "csr" computes J and J^T W J as sparse arrays (extra ``sparse``); None computes them dense.
+        max_memory: bytes of J that are kept at a time, by default 256 MiB.
+
+    Returns:
+        The equations: ``JtJ``, ``Jtr``, ``rtr``, and ``split(vector)``, which gives a step the shapes of the params.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        UnsupportedError: the derivative of a construct is not known.
+        ImportError: ``format`` is given and SciPy is not installed.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import normal_equations
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> line, r = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=3)
+        >>> @ti.kernel
+        ... def compare():
+        ...     for i in r:
+        ...         r[i] = line[0] + line[1] * i - (1.0 + 2.0 * i)
+        >>> equations = normal_equations(compare, line, r)
+        >>> equations.JtJ
+        array([[3., 3.],
+               [3., 5.]])
+        >>> step = np.linalg.solve(equations.JtJ, -equations.Jtr)
+        >>> equations.split(step).round(6).tolist()
+        [1.0, 2.0]
+    """
+    if max_memory is not None and not is_positive(max_memory):
+        raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
+    if format not in (None, "csr"):
+        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+    plan = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
+    evaluation = plan.start(args)
+    shapes = evaluation.output_shapes()
+    w = _weights(weights, residuals, [shape for shape, _ in shapes])
+    kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
+    if format is None:
+        JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
+    else:
+        JtJ, Jtr, r = _sparse(evaluation, w)
+    rtr = float(r @ r if w is None else r @ (w * r))
+    sizes = [(shape, math.prod(shape)) for shape in evaluation.parameter_shapes()]
+
+    def split(vector: np.ndarray) -> Any:
+        parts = np.split(vector, np.cumsum([size for _, size in sizes])[:-1])
+        return plan._prepared.rebuild_params([p.reshape(s) for p, (s, _) in zip(parts, sizes, strict=True)])
+
+    return NormalEquations(JtJ, Jtr, rtr, split)
+
+
+def _weights(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
+    if weights is None:
+        return None
+    parts, count = matrices(weights, residuals, "weights", shapes)
+    if count is not None:
+        raise InvalidArgumentError("weights has a leading axis; give one weight for each residual.")
+    found = np.concatenate(parts).reshape(-1).astype(np.float64)
+    if not (np.isfinite(found).all() and (found >= 0).all()):
+        raise InvalidArgumentError("weights has entries that are negative or not finite.")
+    return found
+
+
+def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:
+    if dtype is None:
+        return default
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found not in (np.dtype(np.float32), np.dtype(np.float64)):
+        raise InvalidArgumentError(f"dtype is {shown(dtype)}; expected np.float32, np.float64 or None.")
+    return found
+
+
+# --- dense ------------------------------------------------------------------------------------------------------------
+
+
+def _dense(
+    evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype, memory: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    total = evaluation.column_count()
+    JtJ, Jtr = np.zeros((total, total), kind), np.zeros(total, kind)
+    width = block_size(evaluation, memory)
+    if width < total:
+        width = block_size(evaluation, memory / 2)  # two at a time
+    starts = list(range(0, total, width))
+    columns = _Blocks(evaluation, width)
+    held = columns.compute(starts[0]) if starts else None
+    r = residual_vector(evaluation)
+    wr = (r if w is None else w * r).astype(kind)
+    done: set[int] = set()
+    pending = starts[1:]
+    while held is not None:
+        first, parts = held
+        held = None
+        if first not in done:
+            done.add(first)
+            _add(JtJ, Jtr, (first, parts), (first, parts), w, wr)
+        for n, start in enumerate(pending):
+            other = columns.compute(start)
+            _add(JtJ, Jtr, (first, parts), other, w, wr)
+            if start not in done:
+                done.add(start)
+                _add(JtJ, Jtr, other, other, w, wr)
+            held = other if n == len(pending) - 1 else None
+            del other
+        del parts
+        pending = pending[-2::-1]  # from the one that is kept back to the first
+    return JtJ, Jtr, r
+
+
+class _Blocks:
+    """Blocks of columns of J, each computed by a run of its own."""
+
+    def __init__(self, evaluation: Evaluation, width: int) -> None:
+        self._evaluation = evaluation
+        self._width = width
+
+    def compute(self, first: int) -> tuple[int, list[np.ndarray]]:
+        """The columns from one on: for each output its rows."""
+        total = self._evaluation.column_count()
+        count = min(self._width, total - first)
+        parts: list[list[np.ndarray]] = []
+        while count:
+            found = self._evaluation.columns_within_memory(first + sum(p[0].shape[1] for p in parts), count)
+            parts.append(found)
+            count -= found[0].shape[1]
+        return first, parts[0] if len(parts) == 1 else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+
+
+def _add(
+    JtJ: np.ndarray,
+    Jtr: np.ndarray,
+    a: tuple[int, list[np.ndarray]],
+    b: tuple[int, list[np.ndarray]],
+    w: np.ndarray | None,
+    wr: np.ndarray,
+) -> None:
+    """Add the products of two blocks of columns, some rows at a time."""
+    rows = slice(a[0], a[0] + a[1][0].shape[1])
+    columns = slice(b[0], b[0] + b[1][0].shape[1])
+    product = np.zeros((rows.stop - rows.start, columns.stop - columns.start), JtJ.dtype)
+    at = 0
+    for left, right in zip(a[1], b[1], strict=True):
+        is_direct = w is None and left.dtype == JtJ.dtype  # in one go, which is quicker
+        step = max(1, len(left) if is_direct else _ROWS)
+        for first in range(0, len(left), step):
+            part, here = slice(first, first + step), slice(at + first, at + min(first + step, len(left)))
+            A = left[part].astype(JtJ.dtype, copy=False)
+            B = A if left is right else right[part].astype(JtJ.dtype, copy=False)
+            if left is right:
+                Jtr[rows] += A.T @ wr[here]
+            product += (A if w is None else A * w[here, None].astype(JtJ.dtype)).T @ B
+        at += len(left)
+    JtJ[rows, columns] = product
+    JtJ[columns, rows] = product.T
+
+
+# --- sparse -----------------------------------------------------------------------------------------------------------
+
+
+def _sparse(evaluation: Evaluation, w: np.ndarray | None) -> tuple[Any, np.ndarray, np.ndarray]:
+    sparse = require_scipy("sparse", "normal_equations with format='csr'")
+    J = stacked(evaluation, evaluation.blocks())
+    r = residual_vector(evaluation)
+    weighted = J if w is None else sparse.diags_array(w) @ J
+    return sparse.csr_array(weighted.T @ J), np.asarray(weighted.T @ r), r

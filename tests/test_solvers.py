@@ -1,0 +1,240 @@
+"""``normal_equations`` and ``least_squares``, compared with J, and with SciPy on functions written by hand."""
+
+import logging
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, read, scalars, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, least_squares, normal_equations, value_and_jacobian
+
+optimize = pytest.importorskip("scipy.optimize")
+sparse = pytest.importorskip("scipy.sparse")
+pytestmark = pytest.mark.usefixtures("ti64")
+
+TIMES = np.linspace(0.0, 2.0, 12)
+DATA = 2.5 * np.exp(-1.3 * TIMES) + 0.01 * np.sin(40 * TIMES)
+
+
+class Fit:
+    """A decay with an offset; the kernel adds to its residuals, so that a second run needs them cleared."""
+
+    def __init__(self, offset=0.3):
+        self.decay, self.shift = scalars([1.0, 0.5]), scalars([offset])
+        self.r, self.runs = outputs(12), outputs()
+        times, data = scalars(TIMES), scalars(DATA)
+        decay, shift, r, runs = self.decay, self.shift, self.r, self.runs
+
+        @ti.kernel
+        def compare():
+            for i in r:
+                r[i] += decay[0] * ti.exp(-decay[1] * times[i]) + shift[0] - data[i]
+            runs[None] += 1
+
+        self.kernel = compare
+        self.params = [self.decay, self.shift]
+
+    @staticmethod
+    def residuals(x):
+        return x[0] * np.exp(-x[1] * TIMES) + x[2] - DATA
+
+    @staticmethod
+    def jacobian(x):
+        e = np.exp(-x[1] * TIMES)
+        return np.stack([e, -TIMES * x[0] * e, np.ones(12)], axis=1)
+
+
+@pytest.fixture(scope="module")
+def fit(ti64):
+    return Fit()
+
+
+@pytest.fixture(autouse=True)
+def start(fit):
+    fit.decay.from_numpy(np.array([1.0, 0.5]))
+    fit.shift.from_numpy(np.array([0.3]))
+    fit.r.fill(0.0)
+    fit.runs[None] = 0.0
+
+
+class TestNormalEquations:
+    @pytest.mark.parametrize("max_memory", [None, 2 * 12 * 8 * 2, 12 * 8 * 2, 1])
+    def test_dense(self, fit, max_memory):
+        x = np.array([1.0, 0.5, 0.3])
+        J, r = fit.jacobian(x), fit.residuals(x)
+        found = normal_equations(fit.kernel, fit.params, fit.r, max_memory=max_memory)
+        assert_allclose(found.JtJ, J.T @ J, rtol=1e-12)
+        assert_allclose(found.Jtr, J.T @ r, rtol=1e-12)
+        assert_allclose(found.rtr, r @ r)
+        assert_allclose(read(fit.r), r)  # one run
+        assert float(fit.runs[None]) == 1.0
+        decay, shift = found.split(np.arange(3.0))
+        assert_array_equal(decay, [0.0, 1.0])
+        assert_array_equal(shift, [2.0])
+
+    def test_weights_and_types(self, fit):
+        x = np.array([1.0, 0.5, 0.3])
+        J, r = fit.jacobian(x), fit.residuals(x)
+        w = np.linspace(0.0, 2.0, 12)
+        for format in (None, "csr"):
+            fit.r.fill(0.0)
+            found = normal_equations(fit.kernel, fit.params, fit.r, w, dtype=np.float64, format=format)
+            JtJ = found.JtJ.toarray() if format else found.JtJ
+            assert_allclose(JtJ, J.T @ (w[:, None] * J), rtol=1e-12)
+            assert_allclose(found.Jtr, J.T @ (w * r), rtol=1e-12)
+            assert_allclose(found.rtr, r @ (w * r))
+
+    def test_several_blocks_of_several_outputs(self):
+        """Five blocks: each pair of columns is met once, whatever the order."""
+        p, a, b = scalars(np.linspace(0.5, 2.0, 9)), outputs(4), vectors(np.zeros((3, 2)))
+
+        @ti.kernel
+        def k():
+            for i in a:
+                a[i] = p[i] * p[i + 5] + p[8]
+            for i in b:
+                b[i] = ti.Vector([p[i] ** 2, p[i + 1] * p[i + 6]])
+
+        (va, vb), (Ja, Jb) = value_and_jacobian(k, p, [a, b])
+        J, r = np.concatenate([Ja, Jb.reshape(6, 9)]), np.concatenate([va, vb.reshape(-1)])
+        for columns in (1, 2, 4):
+            found = normal_equations(k, p, [a, b], max_memory=2 * columns * 10 * 8)
+            assert_allclose(found.JtJ, J.T @ J, rtol=1e-12)
+            assert_allclose(found.Jtr, J.T @ r, rtol=1e-12)
+
+    def test_single_precision(self):
+        p, r = scalars([1.0, 2.0], dtype=ti.f32), outputs(3, dtype=ti.f32)
+
+        @ti.kernel
+        def k():
+            for i in r:
+                r[i] = p[0] * (i + 1) + p[1]
+
+        assert normal_equations(k, p, r).JtJ.dtype == np.float32
+        assert normal_equations(k, p, r, dtype=np.float64).JtJ.dtype == np.float64
+
+    def test_bad_input(self, fit):
+        for kwargs, words in [
+            ({"weights": np.ones(5)}, r"weights has shape \(5,\)"),
+            ({"weights": -np.ones(12)}, "weights has entries that are negative"),
+            ({"weights": np.ones((2, 12))}, "weights has a leading axis"),
+            ({"dtype": int}, "dtype is <class 'int'>"),
+            ({"format": "coo"}, "format is 'coo'"),
+            ({"max_memory": 0}, "max_memory is 0"),
+        ]:
+            with pytest.raises(InvalidArgumentError, match=words):
+                normal_equations(fit.kernel, fit.params, fit.r, **kwargs)
+        with pytest.raises(InvalidArgumentError, match=r"vector has shape \(2,\); expected \(3,\)"):
+            normal_equations(fit.kernel, fit.params, fit.r).split(np.ones(2))
+
+
+class TestLeastSquares:
+    @pytest.mark.parametrize("options", [{}, {"method": "lm"}, {"format": "csr", "tr_solver": "lsmr"}], ids=str)
+    def test_solution(self, fit, options):
+        wanted = optimize.least_squares(fit.residuals, [1.0, 0.5, 0.3], fit.jacobian)
+        result = least_squares(fit.kernel, fit.params, fit.r, **options)
+        assert result.success
+        assert_allclose(result.x, wanted.x, rtol=1e-5)
+        assert_array_equal(np.concatenate([read(p) for p in fit.params]), result.x)
+        assert_allclose(read(fit.r), fit.residuals(result.x), atol=1e-13)  # one plain run there
+        assert float(fit.runs[None]) == 1.0
+
+    def test_bounds_and_losses(self, fit):
+        start = [1.0, 0.5, 0.3]
+        wanted = optimize.least_squares(
+            fit.residuals, start, fit.jacobian, bounds=([-np.inf, -np.inf, 0.1], [2.0, 2.0, 1.0]), loss="soft_l1"
+        )
+        bounds = ([-np.inf, np.array([0.1])], [np.array([2.0, 2.0]), 1.0])
+        result = least_squares(fit.kernel, fit.params, fit.r, bounds=bounds, loss="soft_l1")
+        assert_allclose(result.x, wanted.x, rtol=1e-6)
+        assert result.active_mask.any()
+
+    def test_each_point_is_one_run(self, fit):
+        runs = []
+
+        def run():
+            runs.append(None)
+            fit.kernel()
+
+        result = least_squares(run, fit.params, fit.r)
+        assert len(runs) == result.nfev + 1  # and one at the end
+
+    def test_progress(self, fit, capsys, caplog):
+        told = []
+        result = least_squares(fit.kernel, fit.params, fit.r, progress=lambda n, cost: told.append((n, cost)))
+        assert [n for n, _ in told] == list(range(result.njev))
+        assert_allclose(told[-1][1], result.cost, rtol=1e-6)
+        start_values = [np.array([1.0, 0.5]), np.array([0.3])]
+        for field, values in zip(fit.params, start_values):
+            field.from_numpy(values)
+        fit.r.fill(0.0)
+        least_squares(fit.kernel, fit.params, fit.r, progress=True)
+        assert "iteration 0: cost" in capsys.readouterr().err
+        with caplog.at_level(logging.INFO, "taichi_ext"):
+            least_squares(fit.kernel, fit.params, fit.r)
+        assert "iteration 0: cost" in caplog.text
+
+    def test_parameters_that_the_kernel_changes(self):
+        x, target = scalars([0.5, 0.2]), scalars([4.0, 9.0])
+
+        @ti.kernel
+        def square():
+            for i in x:
+                x[i] = x[i] ** 2
+
+        r = outputs(2)
+
+        @ti.kernel
+        def compare():
+            for i in r:
+                r[i] = x[i] - target[i]
+
+        def run():
+            square()
+            compare()
+
+        least_squares(run, x, r)
+        assert_allclose(read(x), [2.0, 3.0], rtol=1e-6)
+
+    def test_arrays(self):
+        x, r = np.array([0.5, 0.2]), np.zeros(2)
+
+        @ti.kernel
+        def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in b:
+                b[i] = a[i] ** 2 - 4.0 - 5.0 * i
+
+        least_squares(k, x, r, args=(x, r))
+        assert_allclose(x, [2.0, 3.0], rtol=1e-6)
+
+    def test_a_failure_leaves_the_state_as_it_was(self, fit):
+        fit.decay.from_numpy(np.array([np.inf, 0.5]))
+        with pytest.raises(ValueError, match="finite"):
+            least_squares(fit.kernel, fit.params, fit.r)
+        assert_array_equal(read(fit.r), np.zeros(12))
+        assert_array_equal(read(fit.decay), [np.inf, 0.5])
+
+    def test_bad_input(self, fit):
+        for kwargs, words in [
+            ({"bounds": 3}, "bounds is 3; expected a pair"),
+            ({"bounds": ([0.0, np.ones(4)], np.inf)}, r"bounds\[0\]\[1\] has shape \(4,\)"),
+            ({"jac": "2-point"}, "'jac' is no option of least_squares"),
+            ({"progress": "yes"}, "progress is 'yes'"),
+            ({"format": "bsr"}, "format is 'bsr'"),
+        ]:
+            with pytest.raises(InvalidArgumentError, match=words):
+                least_squares(fit.kernel, fit.params, fit.r, **kwargs)
+
+        @ti.kernel
+        def k(a: ti.f64) -> ti.f64:
+            return a * a
+
+        with pytest.raises(InvalidArgumentError, match=r"argument 'a'\) is a number .*put it in a field"):
+            least_squares(k, "a", args=(1.0,))
+
+    def test_scipy_is_missing(self, fit, monkeypatch):
+        monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
+        with pytest.raises(ImportError, match=r"least_squares needs SciPy.*taichi-ext\[sparse\]"):
+            least_squares(fit.kernel, fit.params, fit.r)
