@@ -33,7 +33,7 @@ class Reemission:
             args = backend.process_args(kernel, args, keywords)
             emitted = self.emitted(kernel, args)
             given = zip(args, kernel.arguments, strict=True)
-            return emitted.kernel(*[a for a, k in given if not isinstance(k.annotation, ti.template)])
+            return emitted(*[a for a, k in given if not isinstance(k.annotation, ti.template)])
 
         Kernel.__call__ = call
         return self

@@ -65,6 +65,7 @@ from taichi_ext.backend.calling import (
 )
 from taichi_ext.backend.captures import first_captures, frozen
 from taichi_ext.backend.compiling import NeedsTracing, compile_with, compiled_anew
+from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.expressions import (
     DataType,
     array_type,
@@ -122,6 +123,7 @@ from taichi_ext.backend.kernels import (
     array_feature,
     array_positions,
     as_function,
+    careful_compilation,
     deactivated_node,
     deep_recursion,
     eig_function,
@@ -136,7 +138,6 @@ from taichi_ext.backend.kernels import (
     is_reverse,
     is_scalar_type,
     loop_unique,
-    make_context,
     module_of,
     numpy_dtype_of_annotation,
     primal_kernel,
@@ -151,7 +152,6 @@ from taichi_ext.backend.kernels import (
     short_name,
     source_of,
     taichi_func,
-    walk,
 )
 from taichi_ext.backend.lifetime import ended_problem, layout_version, refuse_ended
 from taichi_ext.backend.reverse_mode import (
@@ -195,6 +195,7 @@ __all__ = [
     "atomic_add",
     "augassign",
     "call_with_rule",
+    "careful_compilation",
     "cast",
     "child_numbers",
     "compile_with",

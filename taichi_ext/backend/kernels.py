@@ -26,12 +26,10 @@ from taichi.lang.matrix import MatrixType
 from taichi.lang.struct import StructType
 from taichi.lang.util import cook_dtype, to_numpy_type
 from taichi.types import ndarray_type, primitive_types
-from taichi.types.annotations import template
 
 from taichi_ext.backend.calling import no_position
 from taichi_ext.backend.captures import Captures, noting
-from taichi_ext.backend.expressions import builder, is_host_arch
-from taichi_ext.backend.lifetime import refuse_ended
+from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.threads import exclusive
 
 STATIC_CALLS = (impl.static, impl.static_assert, impl.grouped, ndrange_function)
@@ -70,86 +68,6 @@ def taichi_func(function: Any) -> Func | None:
     return None
 
 
-class _Context(ASTTransformerContext):
-    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines."""
-
-    def __init__(self, places: dict[Any, str], **options: Any) -> None:
-        super().__init__(**options)
-        self._places = places
-
-    def get_var_by_name(self, name: str) -> Any:
-        value = super().get_var_by_name(name)
-        refuse_ended(value, f"The field {name}")
-        return value
-
-    def get_pos_info(self, node: Any) -> str:
-        body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
-        key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)
-        if key not in self._places:
-            self._places[key] = super().get_pos_info(node)
-        return self._places[key]
-
-
-class _BriefContext(_Context):
-    """Places are file, line and the source line, without marks: those take longer to write than all else."""
-
-    def get_pos_info(self, node: Any) -> str:
-        line = node.lineno
-        if line not in self._places:
-            text = self.src[line - 1].rstrip()
-            place = f'File "{self.file}", line {line + self.lineno_offset}, in {self.func.func.__name__}:'
-            self._places[line] = f"{place}\n{text}\n"
-        return self._places[line]
-
-
-def make_context(
-    function: types.FunctionType,
-    source: tuple[str, list[str], int],
-    scope: dict[str, Any],
-    *,
-    kernel: Any = None,
-    arguments: list[Any] | None = None,
-    argument_features: Any = None,
-    places: dict[Any, str],
-    is_brief: bool = False,
-) -> ASTTransformerContext:
-    """The state of one walk over a function's tree: of ``kernel``, or of a function inlined with ``arguments``.
-
-    ``places`` keeps the texts of places in the source from one walk to the next. With ``is_brief``, these texts are
-    file, line and source line, without marks.
-    """
-    file, lines, start = source
-    if kernel is None:
-        names = list(inspect.signature(function).parameters)
-        owner = types.SimpleNamespace(
-            func=function,
-            arguments=[KernelArgument(template(), name, inspect.Parameter.empty) for name in names],
-            return_type=None,
-            has_print=False,
-        )
-    else:
-        owner = kernel
-    return (_BriefContext if is_brief else _Context)(
-        places,
-        excluded_parameters=() if kernel is None else kernel.template_slot_locations,
-        is_kernel=kernel is not None,
-        func=owner,
-        arg_features=argument_features,
-        global_vars=scope,
-        argument_data=arguments,
-        src=lines,
-        start_lineno=start,
-        file=file,
-        ast_builder=builder() if kernel is None else None,
-    )
-
-
-def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
-    """Trace a rewritten tree; returns what the function returns."""
-    transform_tree(tree, ctx)
-    return ctx.return_data
-
-
 # how fused kernels are compiled, whatever the settings of the program are
 SETTINGS = {
     "cache_loop_invariant_global_vars": False,  # keeps S[0] in a register over a serial loop that stores to S[j]
@@ -169,6 +87,17 @@ def _settings(config: Any, values: dict[str, bool]) -> Iterator[None]:
         finally:
             for name, value in before.items():
                 setattr(config, name, value)
+
+
+def careful_compilation(has_vectors: bool) -> contextlib.AbstractContextManager[None]:
+    """Kernels that are compiled in the meantime avoid what Taichi 1.7.4 gets wrong.
+
+    ``has_vectors`` says whether array arguments have vectors or matrices as elements.
+    """
+    settings = dict(SETTINGS)
+    if has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
+        settings["force_scalarize_matrix"] = True
+    return _settings(impl.get_runtime().prog.config(), settings)
 
 
 class _DroppedError(Exception):
@@ -244,10 +173,7 @@ class FusedKernel(Kernel):
         """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong."""
         prog = self.runtime.prog
         if self.compiled is None:
-            settings = dict(SETTINGS)
-            if self.has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
-                settings["force_scalarize_matrix"] = True
-            with _settings(prog.config(), settings):
+            with careful_compilation(self.has_vectors):
                 self.compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), self.cpp)
         return self.compiled
 

@@ -160,7 +160,8 @@ class Expressions:
             case Type():
                 return self.type(x)
             case Format(template=template, args=args):
-                return f"{template!r}.format({', '.join(map(self.argument, args))})"
+                given = ", ".join(map(self.argument, args))
+                return f"{template!r} % ({given},)" if x.is_percent else f"{template!r}.format({given})"
             case tuple() | list():
                 return f"[{', '.join(map(self.argument, x))}]"
             case int() | float() | str() | None:

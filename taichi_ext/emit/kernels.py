@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from taichi_ext import backend
 from taichi_ext.emit.module import emit
 from taichi_ext.program import Program
 
@@ -22,6 +23,12 @@ class Emitted:
     kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
     text: str
     objects: dict[str, Any]
+    has_vectors: bool  # as elements of array arguments
+
+    def __call__(self, *args: Any) -> Any:
+        """Run it, compiled without what Taichi gets wrong."""
+        with backend.careful_compilation(self.has_vectors):
+            return self.kernel(*args)
 
 
 def build(program: Program, *, has_comments: bool = True) -> Emitted:
@@ -33,4 +40,5 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     exec(compile(text, file, "exec", dont_inherit=True), scope)
     kernel = scope["make"](**objects)
     weakref.finalize(kernel, linecache.cache.pop, file, None)
-    return Emitted(kernel, text, objects)
+    has_vectors = any(c.is_argument and c.element_shape for c in program.containers)
+    return Emitted(kernel, text, objects, has_vectors)

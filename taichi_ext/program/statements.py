@@ -265,7 +265,7 @@ def with_values(statement: Statement, change: Callable[[Value], Value]) -> State
         if isinstance(x, (Tensor, Struct)):
             return regrouped(x, tuple(map(change, entries(x))))
         if isinstance(x, Format):
-            return Format(x.template, deep(x.args))
+            return replace(x, args=deep(x.args))
         if isinstance(x, (tuple, list)):
             return type(x)(deep(e) for e in x)
         return {k: deep(v) for k, v in x.items()} if isinstance(x, Mapping) else x

@@ -154,10 +154,11 @@ class Struct:
 
 @dataclass(frozen=True, eq=False)
 class Format:
-    """Text with values in it, as ``template.format(*args)`` makes it."""
+    """Text with values in it, as ``template.format(*args)`` makes it, or ``template % args``."""
 
     template: str
     args: tuple[Any, ...]
+    is_percent: bool = False
 
 
 Group = Value | Tensor | Struct  # what a function takes or gives
@@ -183,12 +184,14 @@ def regrouped(like: Group, values: tuple[Value, ...]) -> Group:
 
 def children(value: Value) -> tuple[Value, ...]:
     """The operands of a node; indices are operands."""
-    if isinstance(value, Op):
-        return value.args
-    if isinstance(value, Read):
-        return tuple(i for i in value.index if isinstance(i, Value)) if value.index else ()
-    if isinstance(value, Load):
-        return tuple(i for i in (*value.indices, *value.component) if isinstance(i, Value))
+    kind = type(value)
+    if kind is Op:
+        return value.args  # type: ignore[attr-defined]
+    if kind is Read:
+        return tuple([i for i in value.index if isinstance(i, Value)]) if value.index else ()  # type: ignore[attr-defined]
+    if kind is Load:
+        component = value.component  # type: ignore[attr-defined]
+        return (*value.indices, *[i for i in component if isinstance(i, Value)])  # type: ignore[attr-defined]
     return ()
 
 
@@ -203,7 +206,7 @@ def with_children(value: Value, change: Callable[[Value], Value]) -> Value:
     """The node with changed operands; itself where none changes."""
     old = children(value)
     new = tuple(map(change, old))
-    if all(a is b for a, b in zip(old, new, strict=True)):
+    if old == new:  # nodes are equal only to themselves
         return value
     if isinstance(value, Op):
         return Op(value.name, new, value.dtype, place=value.place)
@@ -227,8 +230,9 @@ def rebuilt(value: Value, change: Callable[[Value], Value], memo: dict[Value, Va
     known: dict[Value, Value] = {} if memo is None else memo
 
     def go(node: Value) -> Value:
-        if node not in known:
-            known[node] = change(with_children(node, go))
-        return known[node]
+        new = known.get(node)
+        if new is None:
+            new = known[node] = change(with_children(node, go))
+        return new
 
     return go(value)

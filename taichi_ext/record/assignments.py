@@ -13,7 +13,8 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Assign, Declare, Load, Local, Read, Tensor, Update, Value, walk
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, value_of
-from taichi_ext.record.operations import as_value, convert, described, operate, tensor
+from taichi_ext.record.literals import as_value, convert, described
+from taichi_ext.record.operations import operate, tensor
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.subscripts import load
 

@@ -15,7 +15,8 @@ from taichi_ext.program import Boundary, Local, Read, Tensor, Value, entries, re
 from taichi_ext.program.values import Struct
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.handles import Cell, Cells, Record, group_of, numbers_of, shape_of, value_of
-from taichi_ext.record.operations import as_value, described, operate, typed_tensor
+from taichi_ext.record.literals import as_value, described
+from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Recording
 
 EDGES = ("edge", "step", "coverage")

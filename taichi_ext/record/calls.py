@@ -23,8 +23,9 @@ from taichi_ext.record.boundaries import boundary_call
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
 from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.known_calls import BY_CLASS
+from taichi_ext.record.literals import captured
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.subscripts import attribute, captured
+from taichi_ext.record.subscripts import attribute
 from taichi_ext.record.taichi_types import COMPARISONS, NAME_OF
 
 Handler = Callable[[Recording, list[Any], dict[str, Any], bool], Any]
@@ -85,7 +86,7 @@ def call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any],
 
 def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
     """A callable of Python's or Taichi's own without a meaning of its own here."""
-    if backend.module_of(function).startswith("taichi"):
+    if backend.is_library(function):
         return effects.opaque(r, function, args, keywords, is_statement)
     if not has_values(args) and not has_values(keywords):
         with backend.sealed():

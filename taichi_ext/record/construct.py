@@ -10,7 +10,8 @@ import taichi as ti
 from taichi_ext import backend
 from taichi_ext.program import Tensor
 from taichi_ext.record.handles import Record, flattened, value_of
-from taichi_ext.record.operations import as_value, cast, convert, tensor, typed_tensor
+from taichi_ext.record.literals import as_value, convert
+from taichi_ext.record.operations import cast, tensor, typed_tensor
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
 

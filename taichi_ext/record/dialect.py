@@ -5,11 +5,27 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from taichi_ext.record.names import TRACER
 from taichi_ext.record.rewrite import COMPARE, Rewriter
 
 
 class RecordRewriter(Rewriter):
     """Turns a function into calls of the recorder; blocks are opened and closed by calls of their own."""
+
+    def library(self, name: str, node: ast.AST, *args: ast.expr, keywords: Any = ()) -> ast.Call:
+        """``<ad>.name(*args)``, the function under one name: each node of a tree costs time."""
+        function = ast.Name(id=f"{TRACER}.{name}", ctx=ast.Load())
+        call = ast.Call(func=function, args=list(args), keywords=list(keywords))
+        return ast.copy_location(call, ast.copy_location(function, node))
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        if isinstance(node.value, ast.Constant):
+            return node
+        node.value = self.visit(node.value)
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == f"{TRACER}.call":
+            called.id = f"{TRACER}.run"  # the result is not used
+        return node
 
     # --- branches and loops
 

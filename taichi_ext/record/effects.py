@@ -14,7 +14,8 @@ from taichi_ext.program.types import I32
 from taichi_ext.program.values import Format
 from taichi_ext.record.assignments import cells_of, parts_for
 from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, value_of
-from taichi_ext.record.operations import as_value, native
+from taichi_ext.record.literals import as_value
+from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
 
@@ -78,11 +79,11 @@ def format_text(template: str, args: tuple[Any, ...], keywords: dict[str, Any]) 
     return Format(text, tuple(map(group_of, values)))
 
 
-def percent(text: str, values: Any) -> str:
-    """``text % values``, of what is known when the kernel is compiled."""
-    if has_values(values):
-        raise UnsupportedError(f"{text!r} % ... is used with a value of the kernel. Write an f-string, or use format.")
-    return text % values
+def percent(text: str, values: Any) -> Any:
+    """``text % values``; Taichi takes it with values of the kernel as the message of an assertion."""
+    if not has_values(values):
+        return text % values
+    return Format(text, tuple(map(group_of, values if isinstance(values, tuple) else (values,))), is_percent=True)
 
 
 def print_(r: Recording, args: list[Any], keywords: dict[str, Any]) -> None:

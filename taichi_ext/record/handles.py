@@ -12,6 +12,7 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Load, Local, Read, Struct, Target, Tensor, Value, entries
 from taichi_ext.program.values import Format
+from taichi_ext.record.literals import matrix_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,8 @@ def value_of(x: Any) -> Any:
         return type(x)(*made) if hasattr(x, "_fields") else type(x)(made)
     if isinstance(x, dict):
         return {k: value_of(v) for k, v in x.items()}
+    if isinstance(x, backend.Matrix):
+        return matrix_value(x)
     if isinstance(x, backend.Struct):
         return Record({k: value_of(getattr(x, k)) for k in x.keys}, x.methods)
     if isinstance(x, backend.Expr):

@@ -16,7 +16,6 @@ from taichi_ext.record.boundaries import ruled_call
 from taichi_ext.record.construct import typed
 from taichi_ext.record.dialect import RecordRewriter
 from taichi_ext.record.handles import Cell, Cells, Record, value_of
-from taichi_ext.record.names import TRACER
 from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Frame, Recording
 from taichi_ext.record.returns import RETURN_TYPE
@@ -64,7 +63,7 @@ def _typed_result(r: Recording, value: Any, kind: Any) -> Any:
 def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
     """Record a function in place."""
     function = func.func
-    scope = {**backend.global_variables(function), TRACER: r.library}
+    scope = {**backend.global_variables(function), **r.library_names}
     kinds = func.return_type or ()
     if func.is_real_function:
         scope.update({RETURN_TYPE.format(n): kind for n, kind in enumerate(kinds)})
@@ -77,16 +76,18 @@ def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
     context = backend.make_context(
         function, rewritten.source, scope, arguments=bound, places=rewritten.places, is_brief=True
     )
-    frame = Frame(context, r.place(), backend.is_library(function))
-    tree = rewritten.tree()
-    has_loops = any(isinstance(n, (ast.For, ast.While)) for n in ast.walk(tree))
-    r.frames.append(frame)
+    r.frames.append(Frame(context, r.place(), backend.is_library(function)))
     try:
-        if func.is_real_function and has_loops and len(r.blocks) == 1:
-            return _walk_serially(r, tree, context, kinds)
-        return backend.walk(tree, context)
+        with rewritten.borrowed_tree() as tree:
+            if func.is_real_function and len(r.blocks) == 1 and _has_loops(tree):
+                return _walk_serially(r, tree, context, kinds)
+            return backend.walk(tree, context)
     finally:
         r.frames.pop()
+
+
+def _has_loops(tree: ast.Module) -> bool:
+    return any(isinstance(n, (ast.For, ast.While)) for n in ast.walk(tree))
 
 
 def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]) -> Any:

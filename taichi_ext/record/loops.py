@@ -9,7 +9,8 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import For, Local, Read, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.record.handles import Cell, Cells, value_of
-from taichi_ext.record.operations import as_value, native
+from taichi_ext.record.literals import as_value
+from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
 
 

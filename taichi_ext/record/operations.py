@@ -9,38 +9,13 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import F16, F32, F64, U1, Call, Const, Local, Op, Tensor, Type, Value
-from taichi_ext.record.handles import Cells, Format, Record, value_of
+from taichi_ext.program import F64, Call, Local, Op, Tensor, Type, Value
+from taichi_ext.record.handles import Cells, value_of
+from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.taichi_types import FUNCTIONS, default_types, dummy, promoted, result_type, rounded, type_of
+from taichi_ext.record.taichi_types import FUNCTIONS, dummy, promoted, result_type, type_of
 
 _ROUNDING = ("floor", "ceil", "round")
-
-
-def as_value(x: Any) -> Value:
-    """A scalar value; Python numbers get the types that literals have."""
-    x = value_of(x)
-    if isinstance(x, Value):
-        return x
-    real, integer = default_types()
-    if isinstance(x, (bool, np.bool_)):
-        return Const(bool(x), U1)
-    if isinstance(x, (float, np.floating)):
-        return Const(float(x), real)
-    if isinstance(x, (int, np.integer)):
-        return Const(int(x), integer)
-    if isinstance(x, np.ndarray) and not x.shape:
-        return as_value(x.item())
-    raise UnsupportedError(f"A {described(x)} stands where a number is expected.")
-
-
-def described(x: Any) -> str:
-    if isinstance(x, (Tensor, Cells)):
-        return f"value of shape {x.shape}"
-    if isinstance(x, Record):
-        return f"struct with the members {', '.join(x.members)}"
-    return "text" if isinstance(x, (str, Format)) else f"{type(x).__name__}"
 
 
 def tensor(rows: Any, dtype: Type | None = None) -> Tensor:
@@ -98,15 +73,6 @@ def scalar_operation(r: Recording, name: str, args: list[Any]) -> Any:
         return done if args[1] is None else convert(as_value(done), type_of(args[1]))
     values = tuple(map(as_value, args))
     return Op(name, values, result_type(name, tuple(v.dtype for v in values)), place=r.place())
-
-
-def convert(x: Value, kind: Type) -> Value:
-    """A scalar in another type. A literal first gets the type that literals have."""
-    if x.dtype == kind:
-        return x
-    if isinstance(x, Const) and kind.is_real and not isinstance(x.value, bool) and x.dtype != F16 and kind != F16:
-        return Const(rounded(x.value, F32) if x.dtype == F32 else float(x.value), kind)
-    return Op("cast", (x,), kind, place=x.place)
 
 
 def cast(r: Recording, x: Any, dtype: Any) -> Any:

@@ -21,9 +21,9 @@ from taichi_ext.program.types import I32
 from taichi_ext.record.arguments import bind_arguments, returned_annotations
 from taichi_ext.record.dialect import RecordRewriter
 from taichi_ext.record.handles import Cells, group_of, has_values, value_of
+from taichi_ext.record.literals import as_value
 from taichi_ext.record.loops import before_loop, enter_for
 from taichi_ext.record.names import TRACER
-from taichi_ext.record.operations import as_value
 from taichi_ext.record.recording import Frame, Recording
 from taichi_ext.record.rewrite import BINARY, rewrite
 from taichi_ext.record.taichi_types import default_types, dummy
@@ -35,7 +35,8 @@ class Recorder:
     """The library that one recording calls."""
 
     def __init__(self, kernel: Any, has_rule: Callable[[Any], bool]) -> None:
-        self.recording = Recording(kernel, self, has_rule)
+        names = {f"{TRACER}.{name}": getattr(self, name) for name in dir(type(self)) if not name.startswith("__")}
+        self.recording = Recording(kernel, self, names, has_rule)
 
     # --- functions and control flow
 
@@ -229,7 +230,7 @@ def record(kernel: Any, args: tuple[Any, ...], has_rule: Callable[[Any], bool] =
     rewritten = rewrite(kernel.func, None, RecordRewriter)
     recorder = Recorder(kernel, has_rule)
     r = recorder.recording
-    scope = {**backend.global_variables(kernel.func), TRACER: recorder}
+    scope = {**backend.global_variables(kernel.func), **r.library_names}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = args[position]
     throwaway = backend.FusedKernel(kernel, [])

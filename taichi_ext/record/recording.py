@@ -11,7 +11,6 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.program import Argument, Body, Container, For, If, Jump, Local, Op, Place, Statement, Value, While
 from taichi_ext.program.types import U1
-from taichi_ext.record.names import TRACER
 from taichi_ext.record.taichi_types import type_of
 
 _POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
@@ -38,8 +37,11 @@ class Block:
 class Recording:
     """What all parts of the recorder share; ``library`` is what the rewritten source calls."""
 
-    def __init__(self, kernel: Any, library: Any, has_rule: Callable[[Any], bool]) -> None:
+    def __init__(
+        self, kernel: Any, library: Any, library_names: dict[str, Any], has_rule: Callable[[Any], bool]
+    ) -> None:
         self.kernel = kernel
+        self.library_names = library_names  # what each name in a rewritten source stands for
         self.arguments: tuple[Argument, ...] = ()
         self.library = library
         self.has_rule = has_rule
@@ -146,7 +148,7 @@ class Recording:
         """What the user calls a field: a variable, a member of a struct field, an attribute."""
         for scope in (self.context.global_vars, *self.context.local_scopes):
             for name, value in scope.items():
-                if value is obj and name.isidentifier() and name != TRACER:
+                if value is obj and name.isidentifier():
                     return name
         for scope in (self.context.global_vars, *self.context.local_scopes):
             for name, value in scope.items():

@@ -15,7 +15,6 @@ import pickle
 import textwrap
 import types
 import weakref
-from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend
@@ -23,6 +22,7 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.record.names import TRACER, names_in, readable_text
 from taichi_ext.record.nesting import plain_bound
 from taichi_ext.record.returns import has_early_return, lower_returns
+from taichi_ext.record.trees import Rewritten
 
 BINARY = {
     ast.Add: "add",
@@ -42,21 +42,6 @@ BINARY = {
 _ENTRIES = frozenset("xyzwrgbastpq")  # attributes that name one entry of a vector
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Not: "logical_not", ast.Invert: "invert"}
 COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
-
-
-@dataclass(frozen=True)
-class Rewritten:
-    """A function ready to be traced."""
-
-    source: tuple[str, list[str], int]
-    pickled: bytes
-    text: str
-    names: frozenset[str]  # that are read
-    places: dict[Any, str] = field(default_factory=dict)  # texts of places in the source, as messages cite them
-
-    def tree(self) -> ast.Module:
-        """A fresh copy: Taichi writes into the tree that it walks."""
-        return pickle.loads(self.pickled)
 
 
 _cache: weakref.WeakKeyDictionary[Any, dict[type, Rewritten]] = weakref.WeakKeyDictionary()
@@ -92,7 +77,8 @@ def rewrite(
         _count_scopes(definition, 0)
         ast.fix_missing_locations(tree)
         names = frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
-        new = Rewritten(source, pickle.dumps(tree), readable_text(tree, taken), names)
+        text = readable_text(tree, taken) if kind is Rewriter else ""
+        new = Rewritten(source, pickle.dumps(tree), text, names)
         known[kind] = _shared.setdefault((kind, source[0], source[2], new.pickled), new)
     return known[kind]
 
@@ -107,8 +93,9 @@ def _count_scopes(node: ast.AST, scopes: int) -> None:
             if not isinstance(child, ast.AST):
                 continue
             inner = 0 if isinstance(child, ast.stmt) else scopes + opens
-            is_walrus = isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute)
-            if is_walrus and child.func.attr == "let_value":
+            called = child.func if isinstance(child, ast.Call) else None
+            if getattr(called, "attr", getattr(called, "id", "")).endswith("let_value"):
+                assert isinstance(child, ast.Call)
                 child.args.append(ast.copy_location(ast.Constant(value=inner), child))
             _count_scopes(child, inner)
 

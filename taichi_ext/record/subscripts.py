@@ -12,7 +12,7 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, Declare, Local, Size, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, value_of
-from taichi_ext.record.operations import as_value, convert
+from taichi_ext.record.literals import as_value, captured
 from taichi_ext.record.recording import Recording
 
 
@@ -44,7 +44,7 @@ def load(r: Recording, base: Any, index: Any) -> Any:
     if isinstance(base, (backend.Field, backend.AnyArray)):
         return _load_container(r, base, index_list(index))
     if isinstance(base, backend.Matrix):
-        base = value_of(_plain_matrix(base))
+        return _item(r, base, index_list(index))
     if isinstance(base, (Tensor, Cells)):
         return entry(r, base, index_list(index))
     if isinstance(base, Record):
@@ -60,20 +60,14 @@ def load(r: Recording, base: Any, index: Any) -> Any:
     return base[key]
 
 
-def _plain_matrix(x: Any) -> Any:
-    """A matrix of Python numbers, which a kernel captures, as a value."""
-    from_rows = x.to_list()
-    flat = [e for row in from_rows for e in (row if isinstance(row, list) else [row])]
-    shape = (x.n,) if x.ndim == 1 else (x.n, x.m)
-    values = [as_value(e) for e in flat]
-    kinds = {v.dtype for v in values}
-    kind = next((k for k in kinds if k.is_real), values[0].dtype)
-    return Tensor(tuple(convert(v, kind) for v in values), shape)
-
-
-def captured(x: Any) -> Any:
-    """A matrix or struct of Python numbers as a value; anything else as it is."""
-    return _plain_matrix(x) if isinstance(x, backend.Matrix) else x
+def _item(r: Recording, matrix: Any, index: list[Any]) -> Any:
+    """An entry of a matrix of Python numbers: a Python number where the index is known."""
+    if any(isinstance(i, (Value, slice)) for i in index):
+        return entry(r, captured(matrix), index)
+    found = matrix.to_list()
+    for i in index:
+        found = found[i]
+    return found
 
 
 def _load_container(r: Recording, base: Any, index: list[Any]) -> Any:
@@ -133,6 +127,9 @@ def attribute(r: Recording, base: Any, name: str) -> Any:
     if isinstance(base, backend.AnyArray) and name == "shape":
         c = r.container(base)
         return [Size(c, axis) for axis in range(c.ndim)]
+    numbers = backend.swizzle_indices(name) if isinstance(base, backend.Matrix) else None
+    if numbers is not None and len(numbers) == 1:
+        return _item(r, base, numbers)
     base = captured(base)
     if isinstance(base, (Tensor, Cells)):
         return _tensor_attribute(r, base, name)

@@ -29,12 +29,23 @@ NAME_OF |= {getattr(ops, f"cmp_{n}"): n for n in COMPARISONS}
 
 _NUMPY = {F16: np.float16, F32: np.float32, F64: np.float64}
 _known: dict[Any, Type] = {}
+_types: dict[Any, Type] = {}
 
 
 def type_of(dtype: Any) -> Type:
     """The type of a program for a scalar type of Taichi's."""
     if dtype is float or dtype is int:
         dtype = backend.default_type(dtype)
+    try:
+        found = _types.get(dtype)
+    except RuntimeError:  # quantised types have no hash
+        return _named(dtype)
+    if found is None:
+        found = _types[dtype] = _named(dtype)
+    return found
+
+
+def _named(dtype: Any) -> Type:
     if dtype is bool:
         return U1
     name = backend.cook_dtype(dtype).to_string()

@@ -1,0 +1,106 @@
+"""How Taichi walks a tree: the state of a walk, and the texts of places in the source that its messages cite."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from typing import Any
+
+from taichi.lang.ast import ASTTransformerContext, transform_tree
+from taichi.lang.kernel_arguments import KernelArgument
+from taichi.lang.matrix import Matrix
+from taichi.types.annotations import template
+
+from taichi_ext.backend.expressions import builder
+from taichi_ext.backend.lifetime import refuse_ended
+
+
+class _Context(ASTTransformerContext):
+    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines anew."""
+
+    def __init__(self, places: dict[Any, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._places = places
+
+    def get_var_by_name(self, name: str) -> Any:
+        value = super().get_var_by_name(name)
+        refuse_ended(value, f"The field {name}")
+        return value
+
+    def get_pos_info(self, node: Any) -> str:
+        body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
+        key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)
+        if key not in self._places:
+            self._places[key] = super().get_pos_info(node)
+        return self._places[key]
+
+
+class _BriefContext(_Context):
+    """Places are file, line and the source line, without marks: those take longer to write than all else.
+
+    A matrix of Python numbers stays one, where Taichi would make an expression of it.
+    """
+
+    def get_var_by_name(self, name: str) -> Any:
+        for scope in reversed(self.local_scopes):
+            if name in scope:
+                return scope[name]
+        value = self.global_vars.get(name)
+        return value if isinstance(value, Matrix) else super().get_var_by_name(name)
+
+    def get_pos_info(self, node: Any) -> str:
+        line = node.lineno
+        if line not in self._places:
+            text = self.src[line - 1].rstrip()
+            place = f'File "{self.file}", line {line + self.lineno_offset}, in {self.func.func.__name__}:'
+            self._places[line] = f"{place}\n{text}\n"
+        return self._places[line]
+
+
+def make_context(
+    function: types.FunctionType,
+    source: tuple[str, list[str], int],
+    scope: dict[str, Any],
+    *,
+    kernel: Any = None,
+    arguments: list[Any] | None = None,
+    argument_features: Any = None,
+    places: dict[Any, str],
+    is_brief: bool = False,
+) -> ASTTransformerContext:
+    """The state of one walk over a function's tree: of ``kernel``, or of a function inlined with ``arguments``.
+
+    ``places`` keeps the texts of places in the source from one walk to the next. With ``is_brief``, these texts are
+    file, line and source line, without marks.
+    """
+    file, lines, start = source
+    if kernel is None:
+        names = list(inspect.signature(function).parameters)
+        owner = types.SimpleNamespace(
+            func=function,
+            arguments=[KernelArgument(template(), name, inspect.Parameter.empty) for name in names],
+            return_type=None,
+            has_print=False,
+        )
+    else:
+        owner = kernel
+    return (_BriefContext if is_brief else _Context)(
+        places,
+        excluded_parameters=() if kernel is None else kernel.template_slot_locations,
+        is_kernel=kernel is not None,
+        func=owner,
+        arg_features=argument_features,
+        global_vars=scope,
+        argument_data=arguments,
+        src=lines,
+        start_lineno=start,
+        file=file,
+        ast_builder=builder() if kernel is None else None,
+    )
+
+
+def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
+    """Trace a rewritten tree; returns what the function returns."""
+    transform_tree(tree, ctx)
+    return ctx.return_data
