@@ -1,6 +1,6 @@
 """Many calls from many threads, many calls of one plan, many new kernels: all results are right, and memory stays.
 
-    python tests/stress_calls.py                    # 8 threads x 1000 calls, 20000 calls, 3000 new kernels: about ten minutes
+    python tests/stress_calls.py                    # 8 threads x 1000 calls, 20000 calls, 3000 new kernels: some 15 minutes
     python tests/stress_calls.py threads --count 200
     python tests/stress_calls.py kernels --plain    # what new kernels cost in Taichi alone, without a Jacobian
 
