@@ -10,6 +10,7 @@ from taichi_ext.boundary.registry import boundary_gradient, registry
 from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.rule_check import check_rule
 from taichi_ext.errors import CheckError, DerivativeWarning, InvalidArgumentError, InvalidRuleError, UnsupportedError
+from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
@@ -36,6 +37,8 @@ __all__ = [
     "mark",
     "nearest",
     "normal_equations",
+    "plot_jacobian",
+    "plot_sparsity",
     "registry",
     "replace_gradient",
     "segment_edge",

@@ -55,6 +55,10 @@ def few_threads(monkeypatch):
 def test_example(module, name, capsys):
     if module.startswith("interop.torch"):
         pytest.importorskip("torch")
+    if module == "interop.plots":
+        pytest.importorskip("matplotlib").use("Agg")
+    if module.startswith("solvers."):
+        pytest.importorskip("scipy")
     (test,) = [t for t in examples_of(module) if t.name == name]
     report = []
     with capsys.disabled():

@@ -37,6 +37,7 @@ DISTRICTS = (
 LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
+    "plots": {"matplotlib", "matplotlib.pyplot"},
     "progress": {"rich", "rich.console", "rich.progress"},
     "sparse_results": {"torch"},
     "sparse_rows": {"scipy.sparse", "scipy"},
