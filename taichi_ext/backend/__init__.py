@@ -66,6 +66,7 @@ from taichi_ext.backend.calling import (
 from taichi_ext.backend.captures import first_captures, frozen
 from taichi_ext.backend.compiling import NeedsTracing, compile_with, compiled_anew
 from taichi_ext.backend.contexts import make_context, walk
+from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.expressions import (
     DataType,
     array_type,
@@ -168,6 +169,7 @@ from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
 __all__ = [
     "AnyArray",
     "DataType",
+    "EmittedKernel",
     "Expr",
     "Field",
     "FieldEntry",

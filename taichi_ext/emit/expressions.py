@@ -117,6 +117,9 @@ class Expressions:
     def _random(self, op: Op) -> Text:
         return f"ti.random({self.type(op.dtype)})", _ATOM
 
+    def _global_thread_idx(self, op: Op) -> Text:
+        return "ti.cast(ti.global_thread_idx(), ti.i32)", _ATOM
+
     def _bit_cast(self, op: Op) -> Text:
         return f"ti.bit_cast({self.text(op.args[0])}, {self.type(op.dtype)})", _ATOM
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext import backend
+from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
@@ -288,7 +288,7 @@ class Session(LaunchHooks):
             options = (wants_return, self.first_column, self.watch, self.strategy, self.constants, self.values_dtype)
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, columns, *options)
             self._complete(launch, binding.outer)
-            fused = trace.fuse(launch)
+            fused = engine.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)
             if self.before_launch is not None:
                 self.before_launch(fused, binding.outer)

@@ -1,0 +1,1 @@
+"""Questions about programs, each answered by a function of the program alone."""

@@ -1,0 +1,63 @@
+"""Which containers a program reads and writes, and whether it draws random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Container,
+    Effect,
+    Load,
+    Op,
+    Update,
+    Value,
+    statements,
+    values_of,
+    walk,
+)
+
+
+def _values(body: Body) -> Iterator[Value]:
+    for s in statements(body):
+        for value in values_of(s):
+            yield from walk(value)
+
+
+def read_containers(body: Body) -> set[Container]:
+    """The containers of which an entry is read; what is added to an entry does not read it."""
+    found = {v.container for v in _values(body) if isinstance(v, Load)}
+    for s in statements(body):
+        is_sum = isinstance(s, Update) and s.op in ("add", "sub")
+        is_read = (isinstance(s, Update) and not is_sum) or isinstance(s, Atomic)
+        if is_read and isinstance(s.target, Load):  # type: ignore[union-attr]
+            found.add(s.target.container)  # type: ignore[union-attr]
+    return found
+
+
+def stored_containers(body: Body) -> set[Container]:
+    """The containers that are stored to, in whatever way."""
+    found: set[Container] = set()
+    for s in statements(body):
+        if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load):
+            found.add(s.target.container)
+        elif isinstance(s, Effect):
+            found.update(_containers(s.args))
+    return found
+
+
+def _containers(x: object) -> Iterator[Container]:
+    if isinstance(x, Container):
+        yield x
+    elif isinstance(x, (tuple, list)):
+        for e in x:
+            yield from _containers(e)
+
+
+def draws_random_numbers(body: Body) -> bool:
+    """Whether two runs may differ."""
+    if any(isinstance(v, Op) and v.name == "random" for v in _values(body)):
+        return True
+    return any(isinstance(s, Effect) and getattr(s.function, "__name__", "") == "randn" for s in statements(body))

@@ -1,0 +1,96 @@
+"""Which locals and containers carry tangents: those that a parameter reaches through operations on real numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Boundary,
+    Call,
+    Const,
+    Container,
+    Declare,
+    Load,
+    Local,
+    Op,
+    Program,
+    Read,
+    Statement,
+    Update,
+    Value,
+    entries,
+    statements,
+    values_of,
+)
+
+# The derivative of these is zero wherever it exists.
+CONSTANT = frozenset(("floor", "ceil", "round", "floordiv", "random", "bit_cast"))
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What carries tangents."""
+
+    locals: frozenset[Local]
+    containers: frozenset[Container]
+
+    def has(self, value: Value) -> bool:
+        """Whether a value carries a tangent."""
+        match value:
+            case Const():
+                return False
+            case Read(local=local):
+                return local in self.locals
+            case Load(container=container):
+                return container in self.containers and container.dtype.is_real
+            case Op(name=name, args=args, dtype=dtype):
+                return dtype.is_real and name not in CONSTANT and any(map(self.has, args))
+        return False
+
+
+def find_activity(program: Program, containers: Iterable[Container], locals_: Iterable[Local] = ()) -> Activity:
+    """What carries tangents when those containers and locals (arguments) do at the start: a fixed point."""
+    found = Activity(frozenset(locals_), frozenset(containers))
+    everything = list(statements(program.body))
+    while True:
+        locals_now, containers_now = set(found.locals), set(found.containers)
+        for statement in everything:
+            _spread(statement, found, locals_now, containers_now)
+        new = Activity(frozenset(locals_now), frozenset(containers_now))
+        if new == found:
+            return found
+        found = new
+
+
+def _spread(s: Statement, found: Activity, locals_: set[Local], containers: set[Container]) -> None:
+    match s:
+        case Declare(local=local, values=values):
+            if local.dtype.is_real and any(map(found.has, values)):
+                locals_.add(local)
+        case Assign(target=target, value=value) | Update(target=target, value=value):
+            _store(target, found.has(value), locals_, containers)
+        case Atomic(target=target, value=value, result=result):
+            _store(target, found.has(value), locals_, containers)
+            if result is not None and result.dtype.is_real and found.has(target):
+                locals_.add(result)
+        case Call(results=results):
+            if any(map(found.has, values_of(s))):
+                locals_.update(r for r in results if r.dtype.is_real)
+        case Boundary(kind=kind, values=values, results=results):
+            if kind == "stop_gradient":
+                return
+            groups = values if isinstance(values, tuple) else (values,)
+            if any(found.has(e) for g in groups for e in entries(g)) or any(map(found.has, values_of(s))):
+                locals_.update(r for r in results if r.dtype.is_real)
+
+
+def _store(target: Read | Load, is_active: bool, locals_: set[Local], containers: set[Container]) -> None:
+    if not is_active or not target.dtype.is_real:
+        return
+    if isinstance(target, Read):
+        locals_.add(target.local)
+    else:
+        containers.add(target.container)

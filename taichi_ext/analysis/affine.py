@@ -1,0 +1,106 @@
+"""Integer expressions in the normal form ``sum(factor * variable) + constant``: equal indices look equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.analysis.changes import changed_locals
+from taichi_ext.program import I32, Body, Const, Declare, Local, Op, Read, Value, declared, statements
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``sum(factor * atom) + constant``; atoms are unchanging integer locals, or values without a normal form."""
+
+    terms: tuple[tuple[Any, int], ...] = ()
+    constant: int = 0
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.terms
+
+    def __add__(self, other: Affine) -> Affine:
+        factors = dict(self.terms)
+        for atom, factor in other.terms:
+            factors[atom] = factors.get(atom, 0) + factor
+        return Affine(_sorted(factors), self.constant + other.constant)
+
+    def __mul__(self, factor: int) -> Affine:
+        if factor == 0:
+            return Affine()
+        return Affine(tuple((a, f * factor) for a, f in self.terms), self.constant * factor)
+
+
+def _sorted(factors: Mapping[Any, int]) -> tuple[tuple[Any, int], ...]:
+    return tuple(sorted(((a, f) for a, f in factors.items() if f), key=lambda term: id(term[0])))
+
+
+class Indices:
+    """The normal forms of a program's integer expressions."""
+
+    def __init__(self, body: Body) -> None:
+        self.forms: dict[Any, Affine] = {}  # of integer locals
+        self.vectors: set[Any] = set()  # of integers, that do not change
+        changed = changed_locals(body)
+        for statement in statements(body):
+            for local in declared(statement):
+                if local in changed or not local.dtype.is_integer:
+                    continue
+                if local.shape:
+                    self.vectors.add(local)
+                    continue
+                known = None
+                if isinstance(statement, Declare) and local.dtype == I32:
+                    known = self.form(statement.values[0])
+                self.forms[local] = Affine(((local, 1),)) if known is None else known
+
+    def name(self, local: Any) -> Affine:
+        """A local that does not change as a normal form of its own."""
+        return self.forms.setdefault(local, Affine(((local, 1),)))
+
+    def form(self, index: Any) -> Affine | None:
+        """The normal form of an expression, None where there is none."""
+        if isinstance(index, int):
+            return Affine((), index)
+        match index:
+            case Const(value=value):
+                return Affine((), int(value))
+            case Read(local=local, index=()):
+                if local in self.forms:
+                    return self.forms[local]
+                return self.name(local) if local.kind == "parameter" and local.dtype.is_integer else None
+            case Read(local=local, index=index) if local in self.vectors or local.kind == "parameter":
+                if local.dtype.is_integer and all(isinstance(i, int) for i in index):
+                    return Affine((((local, *index), 1),))
+                return None
+            case Op(name="add" | "sub" | "mul" as name, args=(a, b), dtype=dtype) if dtype == I32:
+                return _combined(name, self.form(a), self.form(b))
+            case Op(name="cast", args=(a,), dtype=dtype) if dtype == I32 and a.dtype == I32:
+                return self.form(a)
+        return None
+
+    def site(self, index: Any) -> Affine:
+        """The normal form; what has none is an atom of its own, equal to nothing else."""
+        known = self.form(index)
+        return Affine(((index, 1),)) if known is None else known
+
+
+def _combined(name: str, a: Affine | None, b: Affine | None) -> Affine | None:
+    if a is None or b is None:
+        return None
+    if name == "add":
+        return a + b
+    if name == "sub":
+        return a + b * -1
+    if a.is_constant:
+        return b * a.constant
+    return a * b.constant if b.is_constant else None
+
+
+def atom_value(atom: Any) -> Value:
+    """What an atom stands for: a local, an entry of an integer vector, or a value."""
+    if isinstance(atom, Local):
+        return Read(atom)
+    return Read(atom[0], tuple(atom[1:])) if isinstance(atom, tuple) else atom

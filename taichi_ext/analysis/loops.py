@@ -1,0 +1,114 @@
+"""The loops of a program: which run in parallel, over what, and what stands in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.analysis.changes import written
+from taichi_ext.program import Body, Const, Container, For, If, Jump, Statement, While, bodies
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """One loop: ``atoms`` are its variables as index expressions name them, ``bounds`` what they run over, if known."""
+
+    statement: For | While
+    is_parallel: bool
+    atoms: tuple[Any, ...] = ()
+    bounds: tuple[tuple[int, int], ...] | None = None
+    is_interrupted: bool = False  # by a continue or break: not all of its body may be reached
+    changes: frozenset[Any] = frozenset()  # locals and containers written in it
+
+    @property
+    def iterations(self) -> int | None:
+        """How often it runs."""
+        return None if self.bounds is None else math.prod(end - first for first, end in self.bounds)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape that it runs over from zero on."""
+        if self.bounds is None or any(first for first, _ in self.bounds):
+            return None
+        return tuple(end for _, end in self.bounds)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The indices of a container: a shape from an offset on; ``is_full`` where a loop over it visits all of them."""
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    is_full: bool = True
+
+
+Extents = Mapping[Container, Extent]
+
+
+def find_loops(body: Body, extents: Extents, serial: frozenset[Statement] = frozenset()) -> dict[Statement, Loop]:
+    """All loops of a kernel; those at its top run in parallel, but for those in ``serial``."""
+    found: dict[Statement, Loop] = {}
+
+    def visit(block: Body, is_top: bool) -> None:
+        for s in block:
+            if isinstance(s, (For, While)):
+                found[s] = _loop(s, extents, is_top and s not in serial)
+            for inner in bodies(s):
+                visit(inner, False)
+
+    visit(body, True)
+    return found
+
+
+def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
+    changes, is_interrupted = frozenset(written(s.body)), _has_jump(s.body)
+    if isinstance(s, While):
+        return Loop(s, False, is_interrupted=is_interrupted, changes=changes)
+    is_parallel = is_top and not s.config.get("serialize", False) and s.config.get("parallelize") != 1
+    return Loop(s, is_parallel, _atoms(s), _bounds(s, extents), is_interrupted, changes)
+
+
+def _atoms(s: For) -> tuple[Any, ...]:
+    if len(s.variables) == 1 and s.variables[0].shape:
+        (vector,) = s.variables
+        return tuple((vector, n) for n in range(vector.shape[0]))
+    return s.variables
+
+
+def _bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
+    if s.kind in ("field", "grouped"):
+        (domain,) = s.domain
+        extent = extents.get(domain) if isinstance(domain, Container) else None
+        if extent is None or not extent.is_full:
+            return None
+        offset = extent.offset or (0,) * len(extent.shape)
+        return tuple((first, first + n) for first, n in zip(offset, extent.shape, strict=True))
+    if s.kind == "range":
+        numbers = [_number(d) for d in s.domain]
+        if None in numbers or len(numbers) > 2:
+            return None
+        first, end = (0, numbers[0]) if len(numbers) == 1 else numbers
+        return ((first, max(first, end)),)  # type: ignore[arg-type, type-var]
+    pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in s.domain]
+    bounds = [(_number(a), _number(b)) for a, b in pairs]
+    if any(a is None or b is None for a, b in bounds):
+        return None
+    return tuple((a, max(a, b)) for a, b in bounds)  # type: ignore[misc, type-var]
+
+
+def _number(x: Any) -> int | None:
+    if isinstance(x, Const):
+        x = x.value
+    return int(x) if isinstance(x, int) else None
+
+
+def _has_jump(body: Body) -> bool:
+    """Whether a statement leaves the loop whose body this is, or ends its iteration."""
+    for s in body:
+        if isinstance(s, Jump):
+            return True
+        if isinstance(s, If) and (_has_jump(s.then) or _has_jump(s.orelse)):
+            return True
+    return False

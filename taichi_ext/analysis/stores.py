@@ -1,0 +1,209 @@
+"""Which entries of containers a program writes, and where: what is written once, in full, or by one iteration alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.loops import Extents, Loop
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Const,
+    Container,
+    Load,
+    Op,
+    Program,
+    Read,
+    Statement,
+    Update,
+    Value,
+    bodies,
+)
+
+WHOLE = None  # in place of a component: all of them
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One store or accumulation: its indices in normal form, the component (None for all), and where it stands."""
+
+    container: Container
+    indices: tuple[Affine, ...]
+    component: Affine | None
+    loops: tuple[Loop, ...]
+    depth: int  # blocks around it
+    is_store: bool
+
+    def covers(self, atoms: Any) -> bool:
+        """Whether each variable stands alone in one index, so that different iterations touch different entries."""
+        bare = {i.terms[0][0] for i in self.indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
+        return set(atoms) <= bare
+
+    def is_disjoint_from(self, other: Site) -> bool:
+        """Whether the two never name the same entry."""
+        pairs = list(zip(self.indices, other.indices, strict=True))
+        if self.component is not None and other.component is not None:
+            pairs.append((self.component, other.component))
+        return any(a.terms == b.terms and a.constant != b.constant and a.is_constant for a, b in pairs)
+
+
+class Stores:
+    """All stores of a program."""
+
+    def __init__(self, program: Program, indices: Indices, loops: dict[Statement, Loop], extents: Extents) -> None:
+        self.extents = extents
+        self.sites: dict[Container, list[Site]] = {}
+        self.of: dict[Statement, Site] = {}
+        self._indices = indices
+        self._loops = loops
+        self._visit(program.body, (), 0)
+
+    def _visit(self, body: Body, around: tuple[Loop, ...], depth: int) -> None:
+        for group in grouped(body):
+            first = group[0]
+            if isinstance(first, (Assign, Update, Atomic)) and isinstance(first.target, Load):
+                self._add(group, first.target, around, depth)
+            for s in group:
+                loops = (*around, self._loops[s]) if s in self._loops else around
+                for block in bodies(s):
+                    self._visit(block, loops, depth + 1)
+
+    def _add(self, group: tuple[Statement, ...], target: Load, around: tuple[Loop, ...], depth: int) -> None:
+        component = None
+        if target.component and len(group) == 1 and len(group) != _count(target.container):
+            component = self.component(target)
+        indices = tuple(map(self._indices.site, target.indices))
+        site = Site(target.container, indices, component, around, depth, isinstance(group[0], Assign))
+        self.sites.setdefault(target.container, []).append(site)
+        for s in group:
+            self.of[s] = site
+
+    def component(self, target: Load) -> Affine:
+        """The number of a component."""
+        total = Affine()
+        for i, n in zip(target.component, target.container.element_shape, strict=True):
+            total = total * n + self._indices.site(i)
+        return total
+
+    # --- what follows from them
+
+    def is_only_store(self, site: Site) -> bool:
+        return len(self.sites[site.container]) == 1
+
+    def covers(self, site: Site) -> bool:
+        """Whether every entry of the container is stored, once, whatever the values are: by a loop over all of it."""
+        if not self.is_only_store(site) or not site.is_store or site.component is not WHOLE:
+            return False
+        if site.depth != 1 or len(site.loops) != 1:
+            return False
+        (loop,) = site.loops
+        extent = self.extents.get(site.container)
+        if extent is None or any(extent.offset) or loop.is_interrupted or loop.shape != extent.shape:
+            return False
+        return site.indices == tuple(Affine(((a, 1),)) for a in loop.atoms)
+
+    def is_first(self, site: Site) -> bool:
+        """Whether no other store, nor another iteration of this one, can have been to the same entry before."""
+        others = [s for s in self.sites[site.container] if s is not site]
+        if any(not loop.atoms or not site.covers(loop.atoms) for loop in site.loops):
+            return False
+        return all(site.is_disjoint_from(other) for other in others)
+
+    def is_untouched(self, site: Site) -> bool:
+        """Whether nothing can have been stored to the container before this first run of the store."""
+        sites = self.sites[site.container]
+        if sites[0] is not site:
+            return False
+        own = site.loops[:1]
+        return not own or all(other.loops[:1] != own for other in sites[1:])
+
+    def is_private(self, site: Site) -> bool:
+        """Whether no other iteration of the surrounding parallel loop writes to the entry."""
+        if not site.loops or not site.loops[0].is_parallel:
+            return True
+        loop = site.loops[0]
+        sites = [s for s in self.sites[site.container] if s.loops and s.loops[0] is loop]
+        if not loop.atoms or not sites[0].covers(loop.atoms):
+            return False
+        own = set(loop.atoms)
+        dims = [n for n, a in enumerate(sites[0].indices) if len(a.terms) == 1 and a.terms[0][0] in own]
+        return all(s.indices[d] == sites[0].indices[d] for s in sites for d in dims)
+
+
+def _count(container: Container) -> int:
+    count = 1
+    for n in container.element_shape:
+        count *= n
+    return count
+
+
+def grouped(body: Body) -> list[tuple[Statement, ...]]:
+    """The statements of a block; stores to all components of an entry, one after the other, as one."""
+    found: list[tuple[Statement, ...]] = []
+    k = 0
+    while k < len(body):
+        length = _whole_length(body, k)
+        found.append(body[k : k + length])
+        k += length
+    return found
+
+
+def _whole_length(body: Body, start: int) -> int:
+    first = body[start]
+    if not isinstance(first, (Assign, Update)) or not isinstance(first.target, Load) or not first.target.component:
+        return 1
+    count = _count(first.target.container)
+    group = body[start : start + count]
+    if len(group) != count:
+        return 1
+    for n, s in enumerate(group):
+        if type(s) is not type(first) or getattr(s, "op", "") != getattr(first, "op", ""):
+            return 1
+        target = s.target  # type: ignore[attr-defined]
+        if not isinstance(target, Load) or target.container is not first.target.container:
+            return 1
+        if _flat(target) != n or not all(map(is_equal, target.indices, first.target.indices)):
+            return 1
+        if n and any(_reads(v, target.container) for v in (s.value,)):  # type: ignore[attr-defined]
+            return 1
+    return count
+
+
+def _flat(target: Load) -> int | None:
+    number = 0
+    for i, n in zip(target.component, target.container.element_shape, strict=True):
+        i = i.value if isinstance(i, Const) else i
+        if not isinstance(i, int):
+            return None
+        number = number * n + i
+    return number
+
+
+def _reads(value: Value, container: Container) -> bool:
+    if isinstance(value, Load) and value.container is container:
+        return True
+    children = value.args if isinstance(value, Op) else ()
+    return any(_reads(c, container) for c in children)
+
+
+def is_equal(a: Any, b: Any) -> bool:
+    """Whether two values are written alike, so that they are equal where nothing changes in between."""
+    if a is b:
+        return True
+    if isinstance(a, int) or isinstance(b, int) or type(a) is not type(b):
+        return a == b if isinstance(a, int) and isinstance(b, int) else False
+    match a:
+        case Const():
+            return a.value == b.value and a.dtype == b.dtype
+        case Read():
+            return a.local is b.local and len(a.index) == len(b.index) and all(map(is_equal, a.index, b.index))
+        case Load():
+            same = a.container is b.container and len(a.component) == len(b.component)
+            return same and all(map(is_equal, (*a.indices, *a.component), (*b.indices, *b.component)))
+        case Op():
+            same = a.name == b.name and a.dtype == b.dtype and len(a.args) == len(b.args) and a.name != "random"
+            return same and all(map(is_equal, a.args, b.args))
+    return False

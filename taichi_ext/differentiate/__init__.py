@@ -1,0 +1,1 @@
+"""From a program to the program that computes its tangents too."""

@@ -1,0 +1,60 @@
+"""The arguments that a differentiated kernel takes behind the user's: shadows, and scratch memory for long rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext.analysis.affine import atom_value
+from taichi_ext.differentiate.build import add, cast, multiply
+from taichi_ext.program import I32, Container, Local, Op, Program
+
+
+class Arguments:
+    """The arguments of one walk: what each is for, and the array."""
+
+    def __init__(self, program: Program) -> None:
+        self.given: list[tuple[Any, Container]] = []
+        self.scratch_sizes: dict[Any, int] = {}
+        self._scratch: dict[Any, Container] = {}
+        self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
+
+    def add(self, what: Any, name: str, dtype: Any) -> Container:
+        """A new array of one dimension, under a name that nothing else has."""
+        unique, count = name, 1
+        while unique in self._taken:
+            unique, count = f"{name}_{count}", count + 1
+        self._taken.add(unique)
+        argument = Container(unique, dtype, 1, is_argument=True)
+        self.given.append((what, argument))
+        return argument
+
+    def reserve_scratch(self, size: int, dtype: Any, forward: Any) -> tuple[Container, Any]:
+        """Memory for a row: the array, and where the row starts.
+
+        There is a part for each thread, or for each iteration where those are fewer or threads have no number.
+        """
+        key = ("scratch", dtype.name)
+        if key not in self._scratch:
+            self._scratch[key] = self.add(key, f"scratch_{dtype.name}", dtype)
+        parts, own = _part(forward)
+        start = self.scratch_sizes.get(key, 0)
+        self.scratch_sizes[key] = start + size * parts
+        return self._scratch[key], add(multiply(own, size), start)
+
+
+def _part(forward: Any) -> tuple[int, Any]:
+    """Into how many parts scratch memory is cut, and the number of the iteration's own."""
+    loop, seeds = forward.parallel_loop(), forward.seeds
+    if loop is None:
+        return 1, 0
+    is_numbered = not seeds.is_host and all(not isinstance(a, Local) or a not in forward.changed for a in loop.atoms)
+    iterations = loop.iterations if is_numbered else None
+    if iterations is not None and (not seeds.threads or iterations < seeds.threads):
+        number: Any = 0
+        for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
+            number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
+        return iterations, number
+    if not seeds.threads:
+        forward.keep_order()  # in one thread, then
+        return 1, 0
+    return seeds.threads, Op("global_thread_idx", (), I32)

@@ -1,0 +1,200 @@
+"""Values and statements that are put together: operations with their types, temporaries, blocks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from taichi_ext.program import (
+    F32,
+    I32,
+    U1,
+    Assign,
+    Const,
+    Declare,
+    For,
+    If,
+    Local,
+    Op,
+    Place,
+    Read,
+    Statement,
+    Type,
+    Update,
+    Value,
+)
+
+Number = int | float
+Coefficient = Any  # a Python number, or a Value
+
+_TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))
+
+
+def promoted(a: Type, b: Type) -> Type:
+    """The type of an operation on two types."""
+    return max(a, b, key=lambda t: (t.is_real, t.bits, not t.is_signed))
+
+
+def literal(x: Number, dtype: Type) -> Const:
+    return Const(float(x) if dtype.is_real else int(x), dtype)
+
+
+def operation(name: str, *args: Value | Number) -> Value:
+    """An operation; a number takes the type of what it is combined with."""
+    folded = _of_integers(name, args)
+    if folded is not None:
+        return folded
+    types = [a.dtype for a in args if isinstance(a, Value) and a.dtype != U1]
+    dtype = types[0] if types else F32
+    for other in types[1:]:
+        dtype = promoted(dtype, other)
+    values = tuple(a if isinstance(a, Value) else literal(a, dtype) for a in args)
+    return Op(name, values, U1 if name in _TRUTHS else dtype)
+
+
+def _of_integers(name: str, args: tuple[Any, ...]) -> Const | None:
+    """A sum or product of integers that are known."""
+    known = [a for a in args if isinstance(a, Const) and a.dtype == I32]
+    if not known or name not in ("add", "sub", "mul"):
+        return None
+    a, b = (x.value if isinstance(x, Const) else x for x in args)
+    if isinstance(a, Value) or isinstance(b, Value) or isinstance(a, float) or isinstance(b, float):
+        return None
+    return Const({"add": a + b, "sub": a - b, "mul": a * b}[name], I32)
+
+
+def cast(x: Value | Number, dtype: Type) -> Value:
+    if not isinstance(x, Value):
+        return literal(x, dtype)
+    return x if x.dtype == dtype else Op("cast", (x,), dtype)
+
+
+# --- arithmetic that folds 0 and 1 ------------------------------------------------------------------------------------
+
+
+def is_number(c: Any, value: Number) -> bool:
+    if isinstance(c, Const):
+        c = c.value
+    return isinstance(c, (int, float)) and c == value
+
+
+def multiply(a: Coefficient, b: Coefficient) -> Coefficient:
+    if is_number(a, 0) or is_number(b, 0):
+        return 0
+    if is_number(a, 1):
+        return b
+    if is_number(b, 1):
+        return a
+    if not isinstance(a, Value) and not isinstance(b, Value):
+        return a * b
+    if is_number(a, -1):
+        return negative(b)
+    if is_number(b, -1):
+        return negative(a)
+    if isinstance(a, Op) and a.name == "neg":
+        return negative(multiply(a.args[0], b))
+    if isinstance(b, Op) and b.name == "neg":
+        return negative(multiply(a, b.args[0]))
+    return operation("mul", a, b)
+
+
+def add(a: Coefficient, b: Coefficient) -> Coefficient:
+    if is_number(a, 0):
+        return b
+    if is_number(b, 0):
+        return a
+    if not isinstance(a, Value) and not isinstance(b, Value):
+        return a + b
+    if isinstance(b, Op) and b.name == "neg":
+        return operation("sub", a, b.args[0])
+    if isinstance(a, Op) and a.name == "neg":
+        return operation("sub", b, a.args[0])
+    return operation("add", a, b)
+
+
+def subtract(a: Coefficient, b: Coefficient) -> Coefficient:
+    return add(a, negative(b))
+
+
+def negative(a: Coefficient) -> Coefficient:
+    if not isinstance(a, Value):
+        return -a
+    if isinstance(a, Const):
+        return Const(-a.value, a.dtype)
+    return a.args[0] if isinstance(a, Op) and a.name == "neg" else operation("neg", a)
+
+
+def select(condition: Value, a: Coefficient, b: Coefficient) -> Value:
+    return operation("select", condition, a, b)
+
+
+# --- statements -------------------------------------------------------------------------------------------------------
+
+
+class Builder:
+    """Statements that are being put together, block within block."""
+
+    def __init__(self) -> None:
+        self.body: list[Statement] = []
+        self.place: Place | None = None  # in the user's source
+        self.frozen: set[Local] = set()  # locals that are never assigned to
+
+    def emit(self, statement: Statement) -> None:
+        self.body.append(statement)
+
+    def block(self, fill: Callable[[], None]) -> tuple[Statement, ...]:
+        """The statements that ``fill`` emits."""
+        with self.collecting() as body:
+            fill()
+        return tuple(body)
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[list[Statement]]:
+        before, self.body = self.body, []
+        try:
+            yield self.body
+        finally:
+            self.body = before
+
+    def declare(self, name: str, x: Value | Number, dtype: Type | None = None) -> Read:
+        """A local that may be assigned to."""
+        value = cast(x, dtype) if dtype is not None else x
+        assert isinstance(value, Value)
+        local = Local(name, value.dtype)
+        self.emit(Declare(local, (value,), place=self.place))
+        return Read(local)
+
+    def array(self, name: str, size: int, dtype: Type) -> Local:
+        """A local array of zeros."""
+        local = Local(name, dtype, (size,))
+        self.emit(Declare(local, (literal(0, dtype),) * size, place=self.place))
+        return local
+
+    def keep(self, x: Any, name: str = "t") -> Any:
+        """The value as it is now: itself where it cannot change, else a temporary."""
+        if not isinstance(x, Value) or isinstance(x, Const):
+            return x
+        if isinstance(x, Read) and x.local in self.frozen and not x.index:
+            return x
+        local = Local(name, x.dtype, (), "temporary")
+        self.frozen.add(local)
+        self.emit(Declare(local, (x,), place=self.place))
+        return Read(local)
+
+    def assign(self, target: Any, value: Any) -> None:
+        self.emit(Assign(target, cast(value, target.dtype), place=self.place))
+
+    def update(self, target: Any, value: Any, op: str = "add") -> None:
+        """``target += value``; atomic on containers."""
+        self.emit(Update(target, op, cast(value, target.dtype), place=self.place))
+
+    def loop(self, count: Any, body: Callable[[Value], None], name: str = "k") -> None:
+        """``for k in range(count): body(k)``."""
+        variable = Local(name, I32, (), "loop")
+        self.frozen.add(variable)
+        count = literal(count, I32) if isinstance(count, int) else count
+        self.emit(For("range", (variable,), (count,), self.block(lambda: body(Read(variable))), place=self.place))
+
+    def choose(self, condition: Value, then: Callable[[], None], orelse: Callable[[], None]) -> None:
+        self.emit(If(condition, self.block(then), self.block(orelse), place=self.place))

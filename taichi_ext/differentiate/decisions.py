@@ -1,0 +1,55 @@
+"""What is asked of a differentiation, what it decides, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext.analysis.loops import Extents
+from taichi_ext.differentiate.shadows import Role
+from taichi_ext.differentiate.storage import Limits, StorageFacts
+from taichi_ext.program import Container, Local, Program, Statement
+
+RETURN = ("return",)
+
+
+@dataclass
+class Decisions:
+    """What the walks have found out; it only grows."""
+
+    storages: dict[Any, StorageFacts] = field(default_factory=dict)
+    accumulated: set[Local] = field(default_factory=set)  # used more than once: their tangent is accumulated at once
+    own_rows: set[Local] = field(default_factory=set)  # their tangent is a row that changes while they are used
+    serial: set[Statement] = field(default_factory=set)  # parallel loops whose iterations must keep their order
+    shadowed: set[Container] = field(default_factory=set)  # containers that need a shadow
+    indexed: set[Local] = field(default_factory=set)  # vectors that do not change, indexed at run time
+    olds: dict[Statement, Local] = field(default_factory=dict)  # what was there before an atomic operation
+    walks: int = 0
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """What is asked for: roles of containers, first columns of arguments, the number of columns."""
+
+    columns: int
+    roles: dict[Container, Role]
+    extents: Extents
+    arguments: dict[Local, int] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    wants_return: bool = False
+    by_column: bool = False  # columns of shadows lie together in memory
+    is_host: bool = True  # a CPU
+    has_rule: Callable[[Any], bool] = lambda target: False  # whether a function or mark has a user's rule
+    threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """A program with tangents: its shadows in order, and what is known of its containers."""
+
+    program: Program
+    shadows: tuple[tuple[Any, Container], ...]  # what for (a container, "return", "scratch"), and the argument
+    covered: frozenset[Container]  # of which all tangents are written, whatever they were
+    scratch_sizes: dict[Any, int]  # of scratch memory, by what it is for
+    walks: int

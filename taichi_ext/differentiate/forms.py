@@ -1,0 +1,153 @@
+"""Tangents as sparse linear forms ``{leaf: coefficient}``.
+
+A leaf is a ``Seed``, one column of the Jacobian, given by a number or an index expression in normal form; or a *row*:
+the tangent of something stored, one number per column. Coefficients are numbers or values that do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.build import Builder, add, is_number, literal, multiply, operation, select
+from taichi_ext.program import Type, Value
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One column of the Jacobian."""
+
+    column: Affine
+
+    @property
+    def is_constant(self) -> bool:
+        return self.column.is_constant
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of an entry of a container's shadow, or of a local's: ``source`` says of what, ``key`` of which entry."""
+
+    source: Any  # a Container or a Local
+    key: Any = None
+    rows: Any = field(compare=False, default=None)  # what reads it: an object with entry(index, column)
+    index: Any = field(compare=False, default=0)
+    version: int = 0  # of the source when this was read
+    loops: tuple[Any, ...] = ()  # around the place where this was read
+    owner: Any = None  # the local whose tangent this is
+
+    def entry(self, column: Any) -> Value:
+        return self.rows.entry(self.index, column)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A coefficient of a row that may be infinite: where the row is zero, so is the product."""
+
+    factor: Any
+
+
+Form = dict[Any, Any]
+
+
+def is_row(leaf: Any) -> bool:
+    return isinstance(leaf, Row)
+
+
+def times(a: Any, b: Any) -> Any:
+    """A product of coefficients."""
+    if isinstance(a, Guarded) or isinstance(b, Guarded):
+        return Guarded(multiply(_bare(a), _bare(b)))
+    return multiply(a, b)
+
+
+def plus(a: Any, b: Any) -> Any:
+    """A sum of coefficients."""
+    if isinstance(a, Guarded) or isinstance(b, Guarded):
+        return Guarded(add(_bare(a), _bare(b)))
+    return add(a, b)
+
+
+def _bare(c: Any) -> Any:
+    return c.factor if isinstance(c, Guarded) else c
+
+
+def coefficient(c: Any, dtype: Type) -> Value:
+    """A coefficient as a value."""
+    c = _bare(c)
+    return c if isinstance(c, Value) else literal(c, dtype)
+
+
+def times_entry(c: Any, entry: Value) -> Any:
+    """A coefficient times one entry of a row."""
+    if isinstance(c, Guarded):
+        zero = literal(0, entry.dtype)
+        return select(operation("eq", entry, 0.0), zero, multiply(c.factor, entry))
+    return multiply(c, entry)
+
+
+def accumulate(into: Form, form: Form, weight: Any = 1) -> None:
+    """``into += weight * form``."""
+    for leaf, c in form.items():
+        product = times(weight, c)
+        if not is_number(product, 0):
+            into[leaf] = plus(into.get(leaf, 0), product)
+
+
+def negated(form: Form) -> Form:
+    result: Form = {}
+    accumulate(result, form, -1)
+    return result
+
+
+def guarded_scale(form: Form, weight: Any) -> Form:
+    """``weight * form`` where a tangent that is zero stays zero although the weight is infinite."""
+    scaled: Form = {}
+    for leaf, c in form.items():
+        factor = _bare(c)
+        product = multiply(weight, factor)
+        if isinstance(weight, Value) and isinstance(factor, Value) and isinstance(product, Value):
+            product = select(operation("eq", factor, 0.0), literal(0, product.dtype), product)
+        scaled[leaf] = Guarded(product) if is_row(leaf) else product
+    return scaled
+
+
+def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type) -> Form:
+    """The form of the first argument whose condition holds; the last condition is None (otherwise)."""
+    conditions = list(picks)
+    result: Form = {}
+    for leaf in dict.fromkeys(leaf for form in forms for leaf in form):
+        coefficients = [form.get(leaf, 0) for form in forms]
+        value = coefficient(coefficients[-1], dtype)
+        for condition, c in zip(reversed(conditions[:-1]), reversed(coefficients[:-1]), strict=True):
+            value = select(condition, coefficient(c, dtype), value)
+        result[leaf] = Guarded(value) if any(isinstance(c, Guarded) for c in coefficients) else value
+    return result
+
+
+def settled(builder: Builder, form: Form) -> Form:
+    """The form with its coefficients evaluated now."""
+    result: Form = {}
+    for leaf, c in form.items():
+        if isinstance(c, Guarded):
+            result[leaf] = Guarded(builder.keep(c.factor, "w"))
+        elif not is_number(c, 0):
+            result[leaf] = builder.keep(c, "w")
+    return result
+
+
+def row_sum(form: Form, column: Value) -> Any:
+    """One column of the rows of a form, None when it has no rows."""
+    total = None
+    for leaf, c in form.items():
+        if is_row(leaf):
+            term = times_entry(c, leaf.entry(column))
+            total = term if total is None else add(total, term)
+    return total
+
+
+def columns_only(form: Form, columns: int) -> Form:
+    """The form without the positions of pixels and the seeds of rules, which have no column in a shadow."""
+    return {s: c for s, c in form.items() if is_row(s) or not s.is_constant or 0 <= s.column.constant < columns}

@@ -1,0 +1,273 @@
+"""Forward differentiation: from a program to the program that computes its tangents too.
+
+The walk goes over the statements once. What it finds out too late (a local that needs storage, a tangent that is used
+twice) is added to the ``Decisions``, and the walk is repeated; decisions only grow, so it ends.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from taichi_ext.analysis.activity import Activity, find_activity
+from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.changes import changed_locals
+from taichi_ext.analysis.loops import Loop, find_loops
+from taichi_ext.analysis.stores import Stores, grouped
+from taichi_ext.differentiate import special
+from taichi_ext.differentiate.arguments import Arguments
+from taichi_ext.differentiate.branches import with_branches
+from taichi_ext.differentiate.build import Builder
+from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
+from taichi_ext.differentiate.forms import Form, Seed
+from taichi_ext.differentiate.linearize import Linearizer
+from taichi_ext.differentiate.local_tangents import LocalTangents
+from taichi_ext.differentiate.naming import Block, Naming
+from taichi_ext.differentiate.shadows import Role, Tangents
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Boundary,
+    Call,
+    Container,
+    Declare,
+    Effect,
+    For,
+    If,
+    Load,
+    Local,
+    Op,
+    Program,
+    Read,
+    Return,
+    Statement,
+    Update,
+    Value,
+    While,
+    entries,
+    values_of,
+)
+
+MOST_WALKS = 100
+# Calls without tangents that neither read nor write what carries one; by name
+HARMLESS = frozenset(("print", "assert", "randn", "is_active", "length", ".length", "activate", "rescale_index"))
+
+
+def differentiate(program: Program, seeds: Seeds) -> Differentiated:
+    """The program that computes what ``program`` does, and its tangents."""
+    decisions = Decisions()
+    start = {c for c, role in seeds.roles.items() if role.first_column is not None or not role.is_fresh}
+    program = with_branches(program, find_activity(program, start, seeds.arguments))
+    activity = find_activity(program, start, seeds.arguments)
+    written = set(Stores(program, Indices(program.body), find_loops(program.body, seeds.extents), seeds.extents).sites)
+    for container in activity.containers:
+        role = seeds.roles.get(container, Role())
+        if role.first_column is None or container in written:
+            decisions.shadowed.add(container)
+    while decisions.walks < MOST_WALKS:
+        decisions.walks += 1
+        walk = Forward(program, seeds, decisions, activity)
+        result = walk.run()
+        if not walk.has_news:
+            return result
+    raise UnsupportedError(f"The analysis of {program.name} did not settle in {MOST_WALKS} walks. Split it in two.")
+
+
+class Forward:
+    """One walk over the statements of a program."""
+
+    def __init__(self, program: Program, seeds: Seeds, decisions: Decisions, activity: Activity) -> None:
+        self.program = program
+        self.seeds = seeds
+        self.columns = seeds.columns
+        self.width = seeds.columns
+        self.limits = seeds.limits
+        self.decisions = decisions
+        self.activity = activity
+        self.has_news = False
+        self.builder = Builder()
+        self.indices = Indices(program.body)
+        self.changed = changed_locals(program.body)
+        self.loop_table = find_loops(program.body, seeds.extents, frozenset(decisions.serial))
+        self.stores = Stores(program, self.indices, self.loop_table, seeds.extents)
+        self.linearizer = Linearizer(self)
+        self.arguments = Arguments(program)
+        self.locals = LocalTangents(self)
+        self.block = Block(None)
+        self.loops: list[Loop] = []
+        self.read: set[Container] = set()  # containers whose tangents have been read
+        self.covering: list[Tangents] = []
+        self.covered: set[Container] = set()
+        self.tangents = {c: self._new_tangents(c) for c in activity.containers}
+        parameters = {
+            t.container.name: (t.role.first_column, t.size)
+            for t in self.tangents.values()
+            if t.role.first_column is not None
+        }
+        self.naming = Naming(self.builder, self.indices, self.primal, parameters)
+
+    def _new_tangents(self, container: Container) -> Tangents:
+        role = self.seeds.roles.get(container, Role())
+        shadow = None
+        if container in self.decisions.shadowed:
+            shadow = self.arguments.add(container, f"d_{container.name}", container.dtype)
+        return Tangents(self, container, role, shadow)
+
+    def run(self) -> Differentiated:
+        """Walk over the program."""
+        for argument in self.program.arguments:
+            if argument.value is not None and not isinstance(argument.value, Container):
+                reads = (v for v in entries(argument.value) if isinstance(v, Read))
+                self.builder.frozen.update(v.local for v in reads if not v.index)
+        for local, column in self.seeds.arguments.items():
+            self._seed_argument(local, column)
+        body = (*self.builder.body, *self._body(self.program.body))
+        program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
+        covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
+        return Differentiated(program, tuple(self.arguments.given), covered, sizes, self.decisions.walks)
+
+    def _seed_argument(self, local: Local, column: int) -> None:
+        columns = range(column, column + math.prod(local.shape))
+        seeds = [{Seed(Affine((), n)): 1} if 0 <= n < self.columns else {} for n in columns]
+        if local.shape:
+            self.locals.set_entries(local, seeds)
+        else:
+            self.locals.forms[local] = seeds[0]
+
+    # --- what the parts ask for
+
+    def found_news(self) -> None:
+        self.has_news = True
+
+    def is_active(self, value: Value) -> bool:
+        return self.activity.has(value)
+
+    def loop_sites(self) -> tuple[Loop, ...]:
+        return tuple(self.loops)
+
+    def parallel_loop(self) -> Loop | None:
+        return self.loops[0] if self.loops and self.loops[0].is_parallel else None
+
+    def primal(self, value: Value) -> Value:
+        return self.linearizer.primal(value)
+
+    def form(self, value: Value) -> Form:
+        return self.linearizer.form(value)
+
+    def form_of(self, value: Read | Load) -> Form:
+        """The tangent of what is read."""
+        if isinstance(value, Read):
+            return self.locals.form(value)
+        self.read.add(value.container)
+        return self.tangents[value.container].form(value)
+
+    def note_covered(self, tangents: Tangents) -> None:
+        """The loop that is walked over writes all tangents of a container, which nothing has accessed before."""
+        self.covering.append(tangents)
+
+    def keep_order(self) -> None:
+        """The order of the iterations matters here: the surrounding parallel loop must run serially."""
+        loop = self.parallel_loop()
+        if loop is not None and loop.statement not in self.decisions.serial:
+            self.decisions.serial.add(loop.statement)
+            self.found_news()
+
+    # --- blocks
+
+    def _body(
+        self, body: tuple[Statement, ...], loop: Loop | None = None, variables: Any = ()
+    ) -> tuple[Statement, ...]:
+        outer, self.block = self.block, Block(self.block, loop)
+        self.block.declared.update(variables)
+        with self.builder.collecting() as collected:
+            for group in grouped(body):
+                self.builder.place = group[0].place
+                self.linearizer.begin_statement()
+                self.statement(group)
+        self.block = outer
+        return tuple(collected)
+
+    def statement(self, group: tuple[Statement, ...]) -> None:
+        s = group[0]
+        match s:
+            case Declare():
+                self.locals.declare(s)
+            case Assign(target=Read()) | Update(target=Read()):
+                self.locals.assign(s)
+            case Assign(target=Load(container=c)) | Update(target=Load(container=c)) if c in self.tangents:
+                self._store(group)
+            case Atomic(target=target) if self._is_place_active(target):
+                special.atomic(self, s)
+            case If(condition=condition, then=then, orelse=orelse):
+                then, orelse = self._body(then), self._body(orelse)
+                self.builder.emit(replace(s, condition=condition, then=then, orelse=orelse))
+            case For() | While():
+                self._loop(s)
+            case Return():
+                special.returned(self, s)
+            case Boundary():
+                special.boundary(self, s)
+            case Call() if any(map(self.is_active, values_of(s))):
+                special.call(self, s)
+            case Effect():
+                self._effect(s)
+            case _:
+                for one in group:
+                    self.builder.emit(one)
+
+    def _effect(self, s: Effect) -> None:
+        """A call that stays as it is."""
+        name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
+        if name not in HARMLESS:
+            raise NotImplementedError(f"a call of {name}")
+        if name not in ("print", "assert") and any(map(self.is_active, values_of(s))):
+            special.refuse_effect(self, s)
+        self.builder.emit(s)
+
+    def _loop(self, s: For | While) -> None:
+        loop = self.loop_table[s]
+        self.loops.append(loop)
+        variables = s.variables if isinstance(s, For) else ()
+        for v in variables:
+            if v not in self.changed:
+                self.builder.frozen.add(v)
+        body = self._body(s.body, loop, [v for v in variables if v not in self.changed])
+        self.loops.pop()
+        if not self.loops:
+            self._accept_covering()
+        new = replace(s, body=body)
+        if isinstance(new, For) and s in self.decisions.serial:
+            new = replace(new, config={**new.config, "serialize": True})
+        self.builder.emit(new)
+
+    def _accept_covering(self) -> None:
+        """At the end of a parallel loop: what it covers need not be cleared before, unless it reads it as well."""
+        self.covered |= {t.container for t in self.covering if t.container not in self.read}
+        self.covering.clear()
+
+    # --- containers
+
+    def _is_place_active(self, target: Read | Load) -> bool:
+        if isinstance(target, Read):
+            return target.local in self.activity.locals
+        return target.container in self.tangents
+
+    def _store(self, group: tuple[Statement, ...]) -> None:
+        s = group[0]
+        assert isinstance(s, (Assign, Update))
+        assert isinstance(s.target, Load)
+        tangents, site = self.tangents[s.target.container], self.stores.of[s]
+        if isinstance(s, Assign):
+            tangents.store(site, group)
+        elif s.op in ("add", "sub"):
+            tangents.add(site, group, 1 if s.op == "add" else -1)
+        else:
+            self.read.add(s.target.container)
+            kept = [
+                Assign(u.target, Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place), place=u.place)  # type: ignore[attr-defined]
+                for u in group
+            ]
+            for u in kept:
+                tangents.store(replace(site, component=tangents.component(u.target)), (u,))

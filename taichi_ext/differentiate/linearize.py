@@ -1,0 +1,248 @@
+"""The tangent of an expression as a linear form: reverse accumulation over smooth operations, forward over the others.
+
+Each smooth operation costs one product per argument, whatever the number of columns. Choices, and operations whose
+partial can be infinite, go forward: what was not picked is not touched, and a tangent that is zero stays zero.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.differentiate.build import cast
+from taichi_ext.differentiate.forms import Form, accumulate, chosen, guarded_scale, is_row, plus, times
+from taichi_ext.differentiate.table import Rule, rule_of
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Load, Op, Read, Value, with_children
+
+
+@dataclass(eq=False)
+class Deferred:
+    """A local that is used once: its tangent is accumulated where it is used, over the partials kept here."""
+
+    local: Any
+    root: Value  # its definition
+    block: Any
+    sweep: int = 0
+
+
+class Linearizer:
+    """Forms of expressions; ``forward`` is the walk over the program, which knows locals and containers."""
+
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+        self.builder = forward.builder
+        self.kept: dict[Value, Value] = {}  # operations of the current statement that are in temporaries
+        self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
+        self.tapes: dict[Value, list[tuple[Value, Any]]] = {}
+        self.lasting: dict[Value, Any] = {}  # tapes and forms within the definitions of deferred locals
+        self.sweeps = 0
+
+    def begin_statement(self) -> None:
+        """Forget what was evaluated for the statement before."""
+        self.kept.clear()
+        self.forms.clear()
+        self.tapes.clear()
+
+    def prepare(self, root: Value) -> bool:
+        """Evaluate the partials of a definition; False where they depend on what may change before they are used."""
+        nodes, found = [root], {}
+        while nodes:
+            node = nodes.pop()
+            if node in self.lasting or node in found or self._deferred(node) is not None:
+                continue
+            if self._is_smooth(node):
+                found[node] = self.tape(node)
+                nodes.extend(a for a, _ in found[node])
+                continue
+            form = {leaf: self._kept(c) for leaf, c in self.leaf_form(node).items()}
+            if any(is_row(leaf) for leaf in form):
+                return False
+            found[node] = form
+        self.lasting.update(found)
+        return True
+
+    # --- primal values
+
+    def primal(self, node: Value) -> Value:
+        """The value, built on the temporaries that hold parts of it."""
+        if node in self.kept:
+            return self.kept[node]
+        return with_children(node, self.primal)
+
+    def keep(self, node: Value, dtype: Any = None) -> Value:
+        """The value in a temporary, or a local, that does not change."""
+        if node not in self.kept:
+            value = self.builder.keep(self.primal(node))
+            if not isinstance(node, Read) or node.index or node.local not in self.builder.frozen:
+                self.kept[node] = value
+            else:
+                return value if dtype is None else cast(value, dtype)
+        value = self.kept[node]
+        return value if dtype is None else cast(value, dtype)
+
+    # --- forms
+
+    def form(self, node: Value) -> Form:
+        """The tangent of a value; its coefficients are not yet evaluated."""
+        if not self.forward.is_active(node):
+            return {}
+        if self._rule(node) is not None and self._is_smooth(node):
+            return self._accumulated(node)
+        return self.leaf_form(node)
+
+    def _definition(self, node: Value) -> Value:
+        """The definition of a local that does not change, for what is known of its sign."""
+        if isinstance(node, Read) and not node.index:
+            return self.forward.locals.definitions.get(node.local, node)
+        return node
+
+    def _rule(self, node: Value) -> Rule | None:
+        return rule_of(node, self._definition) if isinstance(node, Op) else None
+
+    def _is_smooth(self, node: Value) -> bool:
+        rule = self._rule(node)
+        return rule is not None and rule.kind == "smooth"
+
+    def leaf_form(self, node: Value) -> Form:
+        """The form of what reverse accumulation stops at."""
+        if node in self.lasting:
+            return self.lasting[node]
+        if isinstance(node, (Read, Load)):
+            deferred = self._deferred(node)
+            return self._accumulated(node) if deferred is not None else self.forward.form_of(node)
+        if node not in self.forms:
+            self.forms[node] = self._forward(node)
+        return self.forms[node]
+
+    def _deferred(self, node: Value) -> Deferred | None:
+        return self.forward.locals.deferred.get(node.local) if isinstance(node, Read) and not node.index else None
+
+    def _accumulated(self, root: Value) -> Form:
+        self.sweeps += 1
+        order, leaves = self._order(root)
+        weights: dict[Any, Any] = {self._name(root): 1}
+        form: Form = {}
+        for node in reversed(order):
+            weight = weights.pop(self._name(node), 0)
+            tape = self.tape(node)
+            if len(tape) > 1:
+                weight = self.builder.keep(weight, "w")
+            for arg, partial in tape:
+                product = times(weight, partial)
+                name = self._name(arg)
+                if name in leaves:
+                    leaf = leaves[name]
+                    if len(leaf) > 1:
+                        product = self.builder.keep(product, "w") if isinstance(product, Value) else product
+                    accumulate(form, leaf, product)
+                else:
+                    weights[name] = plus(weights.get(name, 0), product)
+        return form
+
+    def _name(self, node: Value) -> Any:
+        """What identifies a node in an accumulation: for a deferred local, the local."""
+        return node.local if self._deferred(node) is not None else node  # type: ignore[attr-defined]
+
+    def _order(self, root: Value) -> tuple[list[Value], dict[Any, Form]]:
+        """Smooth nodes, arguments first, and the forms of what they end at."""
+        order: list[Value] = []
+        leaves: dict[Any, Form] = {}
+        seen: set[Any] = set()
+        stack: list[tuple[Value, bool]] = [(root, False)]
+        while stack:
+            node, is_done = stack.pop()
+            if is_done:
+                order.append(node)
+                continue
+            name = self._name(node)
+            if name in seen:
+                continue
+            seen.add(name)
+            deferred = self._deferred(node)
+            if deferred is not None:
+                self.forward.locals.note_sweep(deferred, self.sweeps)
+                stack.append((node, True))
+                stack.append((deferred.root, False))
+            elif self._is_smooth(node):
+                stack.append((node, True))
+                stack.extend((a, False) for a, _ in self.tape(node))
+            else:
+                leaves[name] = self.leaf_form(node)
+        return order, leaves
+
+    def tape(self, node: Value) -> list[tuple[Value, Any]]:
+        """The arguments that carry tangents, each with its partial."""
+        deferred = self._deferred(node)
+        if deferred is not None:
+            return [(deferred.root, 1)]
+        if node in self.lasting:
+            return self.lasting[node]
+        if node not in self.tapes:
+            assert isinstance(node, Op)
+            self.tapes[node] = self._partials(node)
+        return self.tapes[node]
+
+    def _partials(self, node: Op) -> list[tuple[Value, Any]]:
+        rule = self._rule(node)
+        assert rule is not None
+        values: list[Any] | None = None
+        found: list[tuple[Value, Any]] = []
+        for arg, partial in zip(node.args, rule.partials, strict=False):
+            if not self.forward.is_active(arg):
+                continue
+            if callable(partial):
+                if values is None:
+                    promotes = node.name != "pow"
+                    needs = "a" in rule.takes
+                    values = [self.keep(a, node.dtype if promotes else None) if needs else None for a in node.args]
+                    if len(values) == 1 and rule.name == "square":
+                        values = values * 2
+                    values.append(self.keep(node) if "o" in rule.takes else None)
+                partial = partial(*values)
+            if not _is_zero(partial):
+                found.append((arg, self.builder.keep(partial, "partial")))
+        return found
+
+    def _forward(self, node: Value) -> Form:
+        rule = self._rule(node)
+        if rule is None or not isinstance(node, Op):
+            _refuse(node)
+            return {}
+        if rule.kind == "choice":
+            return self._choice(node, rule)
+        form: Form = {}
+        for arg, partial in self._partials(node):
+            accumulate(form, guarded_scale(self._settled(arg), partial))
+        return form
+
+    def _settled(self, node: Value) -> Form:
+        from_node = self.form(node)
+        return {leaf: self._kept(c) for leaf, c in from_node.items()}
+
+    def _kept(self, c: Any) -> Any:
+        if isinstance(c, Value):
+            return self.builder.keep(c, "w")
+        return type(c)(self.builder.keep(c.factor, "w")) if hasattr(c, "factor") else c
+
+    def _choice(self, node: Op, rule: Rule) -> Form:
+        args = node.args[1:] if node.name == "select" else node.args
+        forms = [self._settled(a) for a in args]
+        if node.name == "select":
+            picks: tuple[Any, ...] = (self.keep(node.args[0]), None)
+        else:
+            assert rule.picks is not None
+            values = [self.keep(a, node.dtype) for a in args]
+            picks = tuple(p if p is None else self.builder.keep(p, "is_first") for p in rule.picks(*values))
+        return chosen(picks, forms, node.dtype)
+
+
+def _is_zero(c: Any) -> bool:
+    return isinstance(c, (int, float)) and c == 0
+
+
+def _refuse(node: Value) -> None:
+    """Raise: an operation whose derivative is not known."""
+    place = "" if node.place is None else node.place.message() + "\n"
+    name = node.name if isinstance(node, Op) else type(node).__name__
+    raise UnsupportedError(f"{place}The derivative of {name!r} is not known.")

@@ -1,0 +1,188 @@
+"""Locals that carry tangents: deferred to their use, kept as a form, or stored where they change."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from taichi_ext.differentiate.build import add, multiply
+from taichi_ext.differentiate.forms import Form, is_row, negated, settled
+from taichi_ext.differentiate.linearize import Deferred
+from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, ScratchRow, Storage, StorageFacts
+from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
+
+
+class LocalTangents:
+    """The tangents of the locals of one walk."""
+
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+        self.builder = forward.builder
+        self.decisions = forward.decisions
+        self.definitions: dict[Local, Value] = {}  # of locals that do not change
+        self.deferred: dict[Local, Deferred] = {}
+        self.forms: dict[Local, Form] = {}
+        self.entry_forms: dict[Local, list[Form]] = {}  # of vectors and matrices that do not change
+        self.storages: dict[Local, Storage] = {}
+
+    # --- reading
+
+    def form(self, value: Read) -> Form:
+        """The tangent of a local, or of one of its entries."""
+        local = value.local
+        if local in self.storages:
+            return self.storages[local].form(self._flat_index(value))
+        if local in self.entry_forms:
+            index = self._flat_index(value)
+            if isinstance(index, int):
+                return self.entry_forms[local][index]
+            self.decisions.indexed.add(local)
+            self.forward.found_news()
+            return {}
+        form = self.forms.get(local, {})
+        for leaf in form:
+            if is_row(leaf):
+                self._check_fresh(leaf, local)
+        return form
+
+    def _flat_index(self, value: Read) -> Any:
+        if not value.index:
+            return 0
+        flat: Any = 0
+        for i, n in zip(value.index, value.local.shape, strict=True):
+            i = i if isinstance(i, int) else self.forward.naming.settled_index(i)
+            flat = add(multiply(flat, n), i)
+        if isinstance(flat, Value):
+            affine = self.forward.indices.form(flat)
+            return self.builder.keep(flat, "index") if affine is None else self.forward.naming.value_of(affine)
+        return flat
+
+    def _check_fresh(self, leaf: Any, local: Local) -> None:
+        """A row that may have changed since a local took it on: that local needs a copy of its own."""
+        source = leaf.source
+        now = self.storages[source].version if isinstance(source, Local) else self.forward.tangents[source].version
+        entered = [loop for loop in self.forward.loops if loop not in leaf.loops]
+        is_stale = leaf.version != now or any(source in loop.changes for loop in entered)
+        if is_stale and local not in self.decisions.own_rows:
+            self.decisions.own_rows.add(local)
+            self.forward.found_news()
+
+    def note_sweep(self, deferred: Deferred, sweep: int) -> None:
+        """An accumulation uses a local whose tangent is left to the place of its use."""
+        is_second = deferred.block is not self.forward.block or (deferred.sweep and deferred.sweep != sweep)
+        if is_second and deferred.local not in self.decisions.accumulated:
+            self.decisions.accumulated.add(deferred.local)
+            self.forward.found_news()
+        deferred.sweep = sweep
+
+    # --- declarations and assignments
+
+    def declare(self, s: Declare, source: Value | None = None) -> None:
+        """A new local; its tangent is that of its value, or of ``source``."""
+        local = s.local
+        if local not in self.forward.changed and not local.shape:
+            self.builder.frozen.add(local)
+            self.definitions[local] = s.values[0]
+        if local.dtype.is_integer and local not in self.forward.changed:
+            self.forward.block.declared.add(local)
+        if local not in self.forward.activity.locals:
+            self.builder.emit(with_values(s, self.forward.primal))
+            return
+        if local.shape:
+            self._declare_array(s)
+            return
+        value = s.values[0] if source is None else source
+        if local in self.forward.changed or local in self.decisions.own_rows:
+            self.declare_stored(s, value)
+        elif source is not None or local in self.decisions.accumulated or not self._defer(s, value):
+            self.declare_fixed(s, value)
+
+    def _defer(self, s: Declare, value: Value) -> bool:
+        """Let the tangent be accumulated where the local is used."""
+        value = _copied(value)
+        with self.builder.collecting() as body:
+            is_deferred = self.forward.linearizer.prepare(value)
+            primal = self.forward.primal(value)
+        if not is_deferred:
+            self.forward.linearizer.begin_statement()
+            return False
+        for inner in body:
+            self.builder.emit(inner)
+        self.builder.emit(replace(s, values=(primal,)))
+        self.deferred[s.local] = Deferred(s.local, value, self.forward.block)
+        return True
+
+    def declare_fixed(self, s: Declare, value: Value) -> None:
+        form = settled(self.builder, self.forward.form(value))
+        self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
+        self.forms[s.local] = form
+
+    def declare_stored(self, s: Declare, value: Value) -> None:
+        form = settled(self.builder, self.forward.form(value))
+        self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
+        storage = self._new_storage(s.local)
+        storage.write([form], [0])
+
+    def _new_storage(self, local: Local) -> Storage:
+        facts = self.decisions.storages.setdefault(local, StorageFacts())
+        storage = self.storages[local] = Storage(self.forward, local, facts)
+        return storage
+
+    def _declare_array(self, s: Declare) -> None:
+        forms = [settled(self.builder, self.forward.form(v)) for v in s.values]
+        self.builder.emit(with_values(s, self.forward.primal))
+        storage = self._new_storage(s.local)
+        if any(forms):
+            storage.write(forms, list(range(len(forms))))
+        storage.is_zero = False  # what follows may stand in a loop
+
+    def assign(self, s: Assign | Update) -> None:
+        assert isinstance(s.target, Read)
+        local = s.target.local
+        if local not in self.forward.activity.locals:
+            self.builder.emit(replace(s, value=self.forward.primal(s.value)))
+            return
+        storage = self.storages[local]
+        target = s.target
+        if target.index:
+            kept = tuple(i if isinstance(i, int) else self.forward.naming.settled_index(i) for i in target.index)
+            target = Read(local, kept, place=target.place)
+        index = self._flat_index(target)
+        if isinstance(s, Update) and s.op in ("add", "sub"):
+            form = settled(self.builder, self.forward.form(s.value))
+            self.builder.emit(replace(s, target=target, value=self.forward.primal(s.value)))
+            storage.add(form if s.op == "add" else negated(form), index)
+            return
+        value = s.value
+        if isinstance(s, Update):
+            value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
+        form = settled(self.builder, self.forward.form(value))
+        self.builder.emit(Assign(target, self.forward.primal(value), place=s.place))
+        storage.write([form], [index])
+
+    def set_entries(self, local: Local, forms: list[Form]) -> None:
+        """The tangents of the entries of a vector or matrix that does not change."""
+        if local in self.decisions.indexed:
+            self._new_storage(local).write(forms, list(range(len(forms))))
+        else:
+            self.entry_forms[local] = forms
+
+    def new_row(self, storage: Storage) -> Any:
+        """Memory for a row of a storage."""
+        size = storage.size * self.forward.width
+        if size <= MAX_LOCAL_ARRAY:
+            return LocalRow(self.builder, f"d_{storage.local.name}", size, storage.dtype)
+        return ScratchRow(self.forward, size, storage.dtype)
+
+
+def _copied(value: Value) -> Value:
+    """The same expression of nodes of its own: a recorded node can occur in several statements."""
+    known: dict[Value, Value] = {}
+
+    def copy(node: Value) -> Value:
+        if node not in known:
+            new = with_children(node, copy)
+            known[node] = replace(node) if new is node else new  # type: ignore[type-var]
+        return known[node]
+
+    return copy(value)

@@ -1,0 +1,107 @@
+"""Columns and indices by name: integer locals that do not change, and the blocks in which they can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine, Indices, atom_value
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply
+from taichi_ext.differentiate.forms import Seed
+from taichi_ext.program import I32, Local, Read, Value
+
+
+class Block:
+    """A block of control flow: what is declared in it can be named in it."""
+
+    def __init__(self, outer: Block | None, loop: Loop | None = None) -> None:
+        self.outer = outer
+        self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
+        self.loop = loop
+        self.declared: set[Any] = set()
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether this is the block of the kernel itself, whose locals iterations of a parallel loop share."""
+        return self.depth <= 1
+
+    def can_name(self, atom: Any) -> bool:
+        block: Block | None = self
+        while block is not None:
+            if atom in block.declared:
+                return True
+            block = block.outer
+        return False
+
+
+class Naming:
+    """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        indices: Indices,
+        primal: Callable[[Value], Value],
+        parameters: Mapping[str, tuple[int, int]],
+    ) -> None:
+        self.builder = builder
+        self.indices = indices
+        self.owners: dict[Any, Any] = {}  # of columns that were read from slots
+        self._primal = primal
+        self._parameters = parameters
+
+    def named(self, column: Any, owner: Any = None) -> Affine:
+        """A column that is known in a local, as a normal form."""
+        if isinstance(column, Read):
+            if owner is not None:
+                self.owners[column.local] = owner
+            return self.indices.name(column.local)
+        return Affine((), int(column.value if isinstance(column, Value) else column))
+
+    def slot_owner(self, atom: Any) -> Any:
+        return self.owners.get(atom)
+
+    def normal(self, index: Any) -> Affine:
+        """An index in normal form; what is not linear in unchanging locals is evaluated now and named."""
+        known = self.indices.form(index)
+        if known is not None:
+            return known
+        return self.named(self.builder.keep(self._primal(index), "index"))
+
+    def settled_index(self, index: Value) -> Value:
+        """An index that does not change."""
+        if self.indices.form(index) is not None:
+            return index
+        kept = self.builder.keep(self._primal(index), "index")
+        self.named(kept)
+        return kept
+
+    def value_of(self, affine: Affine) -> Any:
+        """A normal form as a value."""
+        total: Any = None
+        for atom, factor in affine.terms:
+            term = multiply(factor, cast(atom_value(atom), I32))
+            total = term if total is None else add(total, term)
+        if total is None:
+            return literal(affine.constant, I32)
+        return add(total, affine.constant)
+
+    def column(self, seed: Seed) -> Any:
+        return self.value_of(seed.column)
+
+    def is_visible(self, seed: Seed, block: Block) -> bool:
+        """Whether a seed can be named in a block."""
+        return all(block.can_name(atom[0] if isinstance(atom, tuple) else atom) for atom, _ in seed.column.terms)
+
+    def seed_name(self, seed: Seed) -> str:
+        """What a register for a seed is called, after the parameter."""
+        if seed.is_constant:
+            for name, (first, size) in self._parameters.items():
+                number = seed.column.constant - first
+                if 0 <= number < size:
+                    return f"{name}_{number}" if size > 1 else name
+            return str(seed.column.constant).replace("-", "rule_")
+        atoms = [a for a, _ in seed.column.terms]
+        names = [a.name if isinstance(a, Local) else a[0].name for a in atoms if not isinstance(a, Value)]
+        return "_".join([*names, str(seed.column.constant)])

@@ -1,0 +1,215 @@
+"""Fields and arrays in a differentiated program: seeds that are read, shadows that are read and stored to.
+
+A parameter that is only read is its own seed. Whatever else carries tangents has a *shadow*: a matrix with one row per
+scalar entry (C order, components last) and one column per seed. An output's shadow is its Jacobian.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.stores import Site
+from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply, negative, operation, select
+from taichi_ext.differentiate.forms import Form, Row, Seed, coefficient, columns_only, is_row, row_sum, settled
+from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
+
+MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a container carries when the kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
+
+    first_column: int | None = None
+    is_fresh: bool = True  # its tangents are zero at the start
+    by_column: bool = False  # columns of the shadow lie together in memory
+
+
+class Tangents:
+    """The tangents of one container."""
+
+    def __init__(self, forward: Any, container: Container, role: Role, shadow: Container | None) -> None:
+        self.forward = forward
+        self.builder = forward.builder
+        self.container = container
+        self.role = role
+        self.shadow = shadow
+        self.version = 0
+        self.accesses = 0  # to single tangents
+        self.components = math.prod(container.element_shape)
+        self.extent = forward.seeds.extents[container]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.extent.shape) * self.components
+
+    # --- reading
+
+    def row_number(self, indices: tuple[Value, ...], component: Affine) -> tuple[Affine, Value]:
+        """The number of an entry's row, in normal form and as a value."""
+        affine, c = Affine(), self.container
+        offsets = self.extent.offset or (0,) * c.ndim
+        for index, size, offset in zip(indices, self.extent.shape, offsets, strict=True):
+            affine = affine * size + self.forward.naming.normal(index) + Affine((), -offset)
+        affine = affine * self.components + component
+        return affine, self.forward.naming.value_of(affine)
+
+    def component(self, load: Load) -> Affine:
+        total = Affine()
+        for i, n in zip(load.component, self.container.element_shape, strict=True):
+            total = total * n + self.forward.naming.normal(i)
+        return total
+
+    def entry(self, row: Any, column: Any) -> Load:
+        """One entry of the shadow.
+
+        Shadows have one index: with two, Taichi keeps S[i, i] in a register while S[i, j] is stored to.
+        """
+        self.accesses += 1
+        assert self.shadow is not None
+        outer, length, inner = row, self.forward.columns, column
+        if self.role.by_column:
+            outer, length, inner = column, self.size, row
+        return Load(self.shadow, (add(multiply(outer, length), inner),))
+
+    def form(self, load: Load) -> Form:
+        """The tangent of an entry as it is now."""
+        affine, index = self.row_number(load.indices, self.component(load))
+        if self.shadow is None:
+            assert self.role.first_column is not None
+            return self._seed(affine + Affine((), self.role.first_column))
+        index = self.builder.keep(index, "row")
+        return {Row(self.container, affine, self, index, self.version, self.forward.loop_sites()): 1}
+
+    def _seed(self, column: Affine) -> Form:
+        """The seed of a column, nothing where it is outside the block of columns that is computed."""
+        first, end = self.role.first_column, self.forward.columns
+        assert first is not None
+        if column.is_constant:
+            return {Seed(column): 1} if 0 <= column.constant < end else {}
+        if first >= 0 and first + self.size <= end:
+            return {Seed(column): 1}
+        k = self.builder.keep(self.forward.naming.value_of(column), "column")
+        is_inside = self.builder.keep(
+            operation("logical_and", operation("ge", k, 0), operation("lt", k, end)), "is_inside"
+        )
+        within = self.forward.naming.named(self.builder.keep(select(is_inside, k, 0), "column"))
+        one, zero = literal(1, self.container.dtype), literal(0, self.container.dtype)
+        return {Seed(within): select(is_inside, one, zero)}
+
+    # --- writing
+
+    def store(self, site: Site, group: tuple[Statement, ...]) -> None:
+        """``entry = value``, primal and tangent; of several components at once."""
+        targets, forms, values = self._prepared(group)
+        for s, target, value in zip(group, targets, values, strict=True):
+            self.builder.emit(Assign(target, value, place=s.place))
+        stores = self.forward.stores
+        if any(forms) or not (self.role.is_fresh and stores.is_untouched(site)):
+            self._store_forms(site, targets, forms)
+
+    def _prepared(self, group: tuple[Statement, ...]) -> tuple[list[Load], list[Form], list[Value]]:
+        """Indices, forms and values, evaluated before anything is stored."""
+        targets: list[Load] = []
+        for s in group:
+            load = s.target  # type: ignore[attr-defined]
+            indices = (
+                targets[0].indices if targets else tuple(self.forward.naming.settled_index(i) for i in load.indices)
+            )
+            component = tuple(i if isinstance(i, int) else self.forward.naming.settled_index(i) for i in load.component)
+            targets.append(Load(self.container, indices, component, place=load.place))
+        raw = [s.value for s in group]  # type: ignore[attr-defined]
+        forms = [self.forward.form(v) for v in raw]
+        forms = [settled(self.builder, columns_only(f, self.forward.columns)) for f in forms]
+        values = [self.forward.primal(v) for v in raw]
+        if len(values) > 1:
+            values = [self.builder.keep(v) for v in values]
+        return targets, forms, values
+
+    def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+        forward = self.forward
+        covers = forward.stores.covers(site)
+        if covers and not self.accesses and not any(self._is_own(leaf) for f in forms for leaf in f):
+            forward.note_covered(self)
+        if covers and forward.columns <= MOST_WRITTEN_OUT:
+            forms = [_written_out(form, forward.columns) for form in forms]
+        is_complete = covers and all(_is_complete(form, forward.columns) for form in forms)
+        rows = [self.row_number(t.indices, self.component(t)) for t in targets]
+        fresh = is_complete or (self.role.is_fresh and forward.stores.is_first(site) and not covers)
+        kept = [self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True)]
+        has_rows = any(is_row(leaf) for form in forms for leaf in form)
+        if not all(kept) and (has_rows or not fresh):
+            self.builder.loop(forward.columns, lambda k: self._store_column(rows, forms, k))
+        for (_, index), form in zip(rows, forms, strict=True):
+            # constant columns differ from each other; index expressions may meet them and one another
+            for seed in sorted(
+                (s for s in form if not is_row(s)), key=lambda s: (not s.is_constant, s.column.constant)
+            ):
+                entry = self.entry(index, forward.naming.column(seed))
+                value = coefficient(form[seed], self.container.dtype)
+                is_alone = fresh and not has_rows and (seed.is_constant or len(form) == 1)
+                self.builder.assign(entry, value if is_alone else add(entry, value))
+        self.version += 1
+
+    def _store_column(self, rows: list[Any], forms: list[Form], k: Value) -> None:
+        dtype = self.container.dtype
+        sums = [row_sum(form, k) for form in forms]
+        values = [literal(0, dtype) if s is None else cast(s, dtype) for s in sums]
+        if len(values) > 1:
+            values = [self.builder.keep(v) for v in values]
+        for (_, index), value in zip(rows, values, strict=True):
+            self.builder.assign(self.entry(index, k), value)
+
+    def _is_own(self, leaf: Any) -> bool:
+        return is_row(leaf) and leaf.source is self.container
+
+    def _keeps_row(self, form: Form, row: Affine) -> bool:
+        """Whether the rows of the form are just the entry's own row, once."""
+        rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
+        return len(rows) == 1 and is_number(rows[0][1], 1) and self._is_own(rows[0][0]) and rows[0][0].key == row
+
+    def add(self, site: Site, group: tuple[Statement, ...], sign: int) -> None:
+        """``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic, primal and tangent."""
+        targets, forms, values = self._prepared(group)
+        for s, target, value in zip(group, targets, values, strict=True):
+            self.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
+        is_private = self.forward.stores.is_private(site)
+        rows = [self.row_number(t.indices, self.component(t))[1] for t in targets]
+
+        def plus(row: Any, column: Any, value: Any) -> None:
+            entry = self.entry(row, column)
+            value = value if sign > 0 else negative(value)
+            if is_private:
+                self.builder.assign(entry, add(entry, cast(value, entry.dtype)))
+            else:
+                self.builder.update(entry, value)
+
+        if any(is_row(leaf) for form in forms for leaf in form):
+
+            def body(k: Value) -> None:
+                sums = [row_sum(form, k) for form in forms]
+                kept = [None if s is None else self.builder.keep(cast(s, self.container.dtype)) for s in sums]
+                for row, s in zip(rows, kept, strict=True):
+                    if s is not None:
+                        plus(row, k, s)
+
+            self.builder.loop(self.forward.columns, body)
+        for row, form in zip(rows, forms, strict=True):
+            for seed, c in form.items():
+                if not is_row(seed):
+                    plus(row, self.forward.naming.column(seed), coefficient(c, self.container.dtype))
+        self.version += 1
+
+
+def _written_out(form: Form, columns: int) -> Form:
+    """A form over constant columns with its zeros."""
+    if all(not is_row(s) and s.is_constant for s in form):
+        return {Seed(Affine((), k)): form.get(Seed(Affine((), k)), 0) for k in range(columns)}
+    return form
+
+
+def _is_complete(form: Form, columns: int) -> bool:
+    return all(not is_row(s) and s.is_constant for s in form) and len(form) == columns

@@ -1,0 +1,152 @@
+"""Statements of their own kind: atomics, returned values, library calls, boundaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import Any
+
+from taichi_ext.differentiate.build import add, literal, multiply
+from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.differentiate.decompositions import partials_of
+from taichi_ext.differentiate.forms import Form, accumulate, coefficient, columns_only, is_row, row_sum, settled
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import (
+    I32,
+    Assign,
+    Atomic,
+    Boundary,
+    Call,
+    Declare,
+    Effect,
+    Load,
+    Local,
+    Op,
+    Read,
+    Return,
+    Statement,
+    Tensor,
+    Update,
+    Value,
+    entries,
+    regrouped,
+    with_values,
+)
+
+
+def atomic(f: Any, s: Atomic) -> None:
+    """An atomic operation whose result is used, or that selects: value and tangent change one after the other."""
+    name = s.function.removeprefix("atomic_")
+    target = s.target
+    if name in ("add", "sub") and s.result is None:
+        update = Update(target, name, s.value, place=s.place)
+        if s in f.stores.of:
+            f.stores.of[update] = f.stores.of[s]
+        f.statement((update,))
+        return
+    if isinstance(target, Load):
+        f.read.add(target.container)
+        if not f.stores.is_private(f.stores.of[s]):
+            f.keep_order()
+    elif f.parallel_loop() is not None and f.locals.storages[target.local].block.is_kernel:
+        f.keep_order()
+    old = s.result or f.decisions.olds.setdefault(s, Local("old", target.dtype, (), "temporary"))
+    f.builder.frozen.add(old)
+    f.activity = dataclasses.replace(f.activity, locals=f.activity.locals | {old})
+    declaration = Declare(old, (target,), place=s.place)
+    declare = f.locals.declare_stored if old in f.decisions.own_rows else f.locals.declare_fixed
+    declare(declaration, target)
+    was: Value = Read(old)
+    # the right-hand operand wins a tie: here what was there before
+    value = Op(name, (was, s.value) if name in ("add", "sub", "mul") else (s.value, was), target.dtype)
+    f.linearizer.begin_statement()
+    if isinstance(target, Load):
+        site = f.stores.of[s]
+        tangents = f.tangents[target.container]
+        tangents.store(site, (Assign(target, value, place=s.place),))
+    else:
+        f.locals.assign(Assign(target, value, place=s.place))
+
+
+def returned(f: Any, s: Return) -> None:
+    if f.seeds.wants_return:
+        _store_returned(f, [e for group in s.values for e in entries(group)])
+    f.builder.emit(with_values(s, f.primal))
+
+
+def _store_returned(f: Any, values: list[Value]) -> None:
+    """The tangents of what the kernel returns: one row each."""
+    shadow = f.arguments.add(RETURN, "d_result", values[0].dtype)
+    by_column = f.seeds.by_column
+
+    def entry(row: int, column: Any) -> Load:
+        outer, length, inner = (column, len(values), row) if by_column else (row, f.columns, column)
+        index = add(multiply(outer, length), inner)
+        return Load(shadow, (index if isinstance(index, Value) else literal(index, I32),))
+
+    for n, value in enumerate(values):
+        form = settled(f.builder, columns_only(f.form(value), f.columns))
+        if any(is_row(leaf) for leaf in form):
+            f.builder.loop(f.columns, lambda k, n=n, form=form: f.builder.assign(entry(n, k), row_sum(form, k)))
+        for seed, c in form.items():
+            if not is_row(seed):
+                target = entry(n, f.naming.column(seed))
+                f.builder.assign(target, add(target, coefficient(c, value.dtype)))
+
+
+def call(f: Any, s: Call) -> None:
+    """A function of Taichi's library: its results have the tangents that its equations give."""
+    args = [entries(a) for a in s.args if isinstance(a, (Value, Tensor))]
+    kept = [tuple(f.linearizer.keep(e) for e in group) for group in args]
+    forms = [settled(f.builder, f.form(e)) for group in args for e in group]
+    rest = iter(kept)
+    given = tuple(regrouped(a, next(rest)) if isinstance(a, (Value, Tensor)) else a for a in s.args)
+    f.builder.emit(replace(s, args=given))
+    partials = partials_of(f.builder, s, kept)
+    if partials is None:
+        raise UnsupportedError(f"{_text(s)}The derivative of {s.function!r} is not known.")
+    totals: list[Form] = [{} for r in s.results for _ in range(math.prod(r.shape))]
+    for n, form in enumerate(forms):
+        if not form:
+            continue
+        for total, partial in zip(totals, partials(n), strict=True):
+            if partial is not None:
+                accumulate(total, form, f.builder.keep(partial.value, "partial"))
+    for result in s.results:
+        count = math.prod(result.shape)
+        own, totals = totals[:count], totals[count:]
+        f.locals.set_entries(result, [settled(f.builder, form) for form in own])
+
+
+def boundary(f: Any, s: Boundary) -> None:
+    """Values whose derivative is stopped, replaced, or given by a rule; without a rule, that of the values."""
+    groups = s.values if isinstance(s.values, tuple) else (s.values,)
+    values = [e for group in groups for e in entries(group)]
+    sources: list[Value | None] = list(values)
+    if s.kind == "stop_gradient":
+        sources = [None] * len(values)
+    elif s.kind == "replace_gradient":
+        sources = list(entries(s.given["surrogate"]))
+    elif s.kind not in ("mark", "function") or f.seeds.has_rule(s.target):
+        raise NotImplementedError(f"a boundary of kind {s.kind}")
+    for result, value, source in zip(s.results, values, sources, strict=True):
+        if result not in f.activity.locals or source is None:
+            f.builder.emit(Declare(result, (f.primal(value),), place=s.place))
+            f.builder.frozen.add(result)
+            continue
+        f.locals.declare(Declare(result, (value,), place=s.place), source)
+
+
+def refuse_effect(f: Any, s: Effect) -> None:
+    """Raise: a call that is passed on as it is gets a value with a tangent."""
+    name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
+    raise UnsupportedError(
+        f"{_text(s)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
+        "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
+    )
+
+
+def _text(s: Statement) -> str:
+    """The place of a statement as the first lines of a message."""
+    return "" if s.place is None else s.place.message() + "\n"

@@ -1,0 +1,264 @@
+"""Tangents of locals that change: registers, slots or a row.
+
+* *registers*: one number per seed that can be named where the local is declared;
+* *slots*: pairs of a column and a coefficient, for a few seeds known only inside (``if t < nearest: nearest = t``);
+* a *row*: one number per column, where seeds add up (a sum over a loop) or are too many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
+from taichi_ext.differentiate.forms import Form, Row, Seed, accumulate, coefficient, is_row, row_sum, settled
+from taichi_ext.program import I32, Load, Local, Read, Type, Value
+
+MAX_LOCAL_ARRAY = 512
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many coefficients a stored tangent may have before it becomes a row of all columns."""
+
+    registers: int = 24
+    slots: int = 8
+
+
+STRATEGIES = {"auto": Limits(), "sparse": Limits(registers=1 << 30, slots=64), "dense": Limits(0, 0)}
+
+
+@dataclass
+class StorageFacts:
+    """What is known of the tangents that reach one local: it only ever grows."""
+
+    seeds: dict[Seed, None] = field(default_factory=dict)  # that can be named where the local is declared
+    slots: int = 0
+    has_row: bool = False
+
+    def add(self, form: Form, visible: Any, limits: Limits, *, grows: bool) -> bool:
+        """Take note of a form that is written; True if that is news."""
+        before = (len(self.seeds), self.slots, self.has_row)
+        inner = 0
+        for leaf in form:
+            if is_row(leaf):
+                self.has_row = True
+            elif leaf.is_constant or visible(leaf):
+                self.seeds[leaf] = None
+            else:
+                inner += 1
+        self.slots = max(self.slots, inner)
+        if self.slots > limits.slots or (grows and inner) or self.is_full(limits):
+            self.has_row = True
+        return before != (len(self.seeds), self.slots, self.has_row)
+
+    def is_full(self, limits: Limits) -> bool:
+        """Whether there are more seeds than registers; the seeds of a user's rule (negative) are no columns."""
+        return sum(not s.is_constant or s.column.constant >= 0 for s in self.seeds) > limits.registers
+
+
+class Storage:
+    """Where the tangent of a local, or of each entry of a local array, is kept."""
+
+    def __init__(self, forward: Any, local: Local, facts: StorageFacts, owner: Any = None) -> None:
+        self.forward = forward
+        self.builder = forward.builder
+        self.local = local
+        self.dtype: Type = local.dtype
+        self.size = local.shape[0] if local.shape else 1
+        self.size *= local.shape[1] if len(local.shape) > 1 else 1
+        self.is_array = bool(local.shape)
+        self.facts = facts
+        self.limits: Limits = forward.limits
+        self.version = 0
+        self.is_zero = True
+        self.loops = forward.loop_sites()
+        self.block = forward.block
+        self.row: Any = None
+        self.registers: dict[Seed, Any] = {}
+        self.slots: list[tuple[Read, Read]] = []
+        if facts.has_row or (self.is_array and facts.slots):
+            self.row = forward.locals.new_row(self)
+        if not facts.is_full(self.limits):
+            for seed in facts.seeds:
+                self.registers[seed] = self._new_register(seed)
+        if self.row is None:
+            for n in range(facts.slots):
+                column = self.builder.declare(f"column_{n}", literal(0, I32))
+                self.slots.append((column, self.builder.declare(f"d_{local.name}_{n}", literal(0, self.dtype))))
+
+    def _new_register(self, seed: Seed) -> Any:
+        name = f"d_{self.local.name}_{self.forward.naming.seed_name(seed)}"
+        if self.is_array:
+            return self.builder.array(name, self.size, self.dtype)
+        return self.builder.declare(name, literal(0, self.dtype)).local
+
+    def _register(self, seed: Seed, index: Any) -> Read:
+        return Read(self.registers[seed], (index,) if self.is_array else ())
+
+    # --- reading
+
+    def entry(self, index: Any, column: Any) -> Value:
+        """One entry of the row."""
+        return self.row.entry(self._row_index(index, column))
+
+    def _row_index(self, index: Any, column: Any) -> Any:
+        if isinstance(index, int):
+            return column if index == 0 else add(column, index * self.forward.width)
+        return add(multiply(index, self.forward.width), column)
+
+    def form(self, index: Any = 0) -> Form:
+        """The tangent as it is now, of one element."""
+        key = index if isinstance(index, int) else self.forward.indices.site(index)
+        form: Form = {seed: self._register(seed, index) for seed in self.registers}
+        if self.row is not None:
+            form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
+        for column, value in self.slots:
+            form[Seed(self.forward.naming.named(self.builder.keep(column, "column"), self))] = value
+        return form
+
+    # --- writing
+
+    def _note(self, form: Form, *, grows: bool) -> None:
+        if self.facts.add(form, self._is_visible, self.limits, grows=grows):
+            self.forward.found_news()
+
+    def _is_visible(self, seed: Seed) -> bool:
+        return self.forward.naming.is_visible(seed, self.block)
+
+    def write(self, forms: list[Form], indices: list[Any]) -> None:
+        """Replace the tangents of several elements at once, all read before any is written."""
+        for form in forms:
+            self._note(form, grows=self._refers_to_itself(form) and self.forward.loop_sites() != self.loops)
+        forms = [settled(self.builder, form) for form in forms]
+        if self.row is not None:
+            self._write_rows(forms, indices)
+        for form, index in zip(forms, indices, strict=True):
+            self._write_registers(form, index)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self.is_zero = False
+
+    def _refers_to_itself(self, form: Form) -> bool:
+        """Whether a form refers to what this held before, together with other index expressions."""
+        inner = [s for s in form if not is_row(s) and not s.is_constant]
+        own = [s for s in inner if any(self.forward.naming.slot_owner(a) is self for a, _ in s.column.terms)]
+        return bool(own) and len(own) < len(inner)
+
+    def _write_registers(self, form: Form, index: Any) -> None:
+        for seed in self.registers:
+            self.builder.assign(self._register(seed, index), coefficient(form.get(seed, 0), self.dtype))
+        if not self.slots:
+            return
+        inner = [(s, c) for s, c in form.items() if not is_row(s) and s not in self.registers][: len(self.slots)]
+        columns = [self.builder.keep(self.forward.naming.column(s)) for s, _ in inner]
+        for n, (column, value) in enumerate(self.slots):
+            if n < len(inner):
+                self.builder.assign(column, columns[n])
+                self.builder.assign(value, coefficient(inner[n][1], self.dtype))
+            else:
+                self.builder.assign(value, literal(0, self.dtype))
+
+    def _write_rows(self, forms: list[Form], indices: list[Any]) -> None:
+        has_rows = any(is_row(leaf) for form in forms for leaf in form)
+        keeps = all(self._keeps_row(f, i) for f, i in zip(forms, indices, strict=True))
+        if (has_rows or not self.is_zero) and not keeps:
+            self.builder.loop(self.forward.columns, lambda k: self._write_column(forms, indices, k))
+            for k in range(self.forward.columns, self.forward.width):  # positions of pixels: of locals only
+                own = [{s: c for s, c in f.items() if is_row(s) and isinstance(s.source, Local)} for f in forms]
+                self._write_column(own, indices, literal(k, I32))
+        for form, index in zip(forms, indices, strict=True):
+            for seed, c in form.items():
+                if not is_row(seed) and seed not in self.registers:
+                    target = self.entry(index, self.forward.naming.column(seed))
+                    self.builder.assign(target, add(target, coefficient(c, self.dtype)))
+
+    def _write_column(self, forms: list[Form], indices: list[Any], k: Value) -> None:
+        sums = [row_sum(f, k) for f in forms]
+        values = [literal(0, self.dtype) if s is None else cast(s, self.dtype) for s in sums]
+        if len(values) > 1:
+            values = [self.builder.keep(v) for v in values]
+        for index, value in zip(indices, values, strict=True):
+            self.builder.assign(self.entry(index, k), value)
+
+    def _keeps_row(self, form: Form, index: Any) -> bool:
+        """Whether the rows of the form are just the element itself, once."""
+        rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
+        if len(rows) != 1 or not is_number(rows[0][1], 1) or not isinstance(index, int):
+            return False
+        return rows[0][0].source is self.local and rows[0][0].key == index
+
+    def add(self, form: Form, index: Any = 0) -> None:
+        """Add to the tangent of one element."""
+        self._note(form, grows=self.forward.loop_sites() != self.loops)
+        if self.row is None and self.slots:
+            # a few index expressions, in straight-line code: old and new terms side by side
+            total = dict(self.form(index))
+            accumulate(total, form)
+            self.write([total], [index])
+            return
+        form = settled(self.builder, form)
+        for seed, c in form.items():
+            if seed in self.registers:
+                self.builder.update(self._register(seed, index), coefficient(c, self.dtype))
+        if self.row is not None:
+            if any(is_row(leaf) for leaf in form):
+                self._add_rows(form, index)
+            for seed, c in form.items():
+                if not is_row(seed) and seed not in self.registers:
+                    place = self._row_index(index, self.forward.naming.column(seed))
+                    self.row.add(place, coefficient(c, self.dtype), is_shared=self._is_shared())
+        self._changed()
+
+    def _is_shared(self) -> bool:
+        """Whether iterations of a parallel loop meet in this local."""
+        return self.block.is_kernel and self.forward.parallel_loop() is not None
+
+    def _add_rows(self, form: Form, index: Any) -> None:
+        def add_column(k: Value, form: Form = form) -> None:
+            total = row_sum(form, k)
+            if total is not None:
+                self.row.add(self._row_index(index, k), cast(total, self.dtype), is_shared=self._is_shared())
+
+        self.builder.loop(self.forward.columns, add_column)
+        own = {s: c for s, c in form.items() if is_row(s) and isinstance(s.source, Local)}
+        for k in range(self.forward.columns, self.forward.width):
+            add_column(literal(k, I32), own)
+
+
+class LocalRow:
+    """A row in a local array: the fastest to reach, slow to compile when it is long."""
+
+    def __init__(self, builder: Any, name: str, size: int, dtype: Type) -> None:
+        self.builder = builder
+        self.array = builder.array(name, size, dtype)
+
+    def entry(self, index: Any) -> Read:
+        return Read(self.array, (index,))
+
+    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
+        target = self.entry(index)
+        if is_shared:
+            self.builder.update(target, value)
+        else:
+            self.builder.assign(target, add(target, value))
+
+
+class ScratchRow:
+    """A row in an extra argument of the kernel: a part of its own for each thread or iteration of a parallel loop."""
+
+    def __init__(self, forward: Any, size: int, dtype: Type) -> None:
+        self.builder = forward.builder
+        self.array, start = forward.arguments.reserve_scratch(size, dtype, forward)
+        self.start = self.builder.keep(start, "start") if isinstance(start, Value) else start
+        self.builder.loop(size, lambda k: self.builder.assign(self.entry(k), literal(0, dtype)))
+
+    def entry(self, index: Any) -> Load:
+        place = add(self.start, index)
+        return Load(self.array, (place if isinstance(place, Value) else literal(place, I32),))
+
+    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
+        target = self.entry(index)
+        self.builder.assign(target, add(target, value))

@@ -1,0 +1,192 @@
+"""The engine on one page: a kernel is recorded, simplified, differentiated and emitted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend, stages
+from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, stored_containers
+from taichi_ext.analysis.loops import Extent
+from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
+from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.differentiate.shadows import Role
+from taichi_ext.differentiate.storage import STRATEGIES
+from taichi_ext.emit import build
+from taichi_ext.program import (
+    Argument,
+    Assign,
+    Atomic,
+    Container,
+    For,
+    Load,
+    Program,
+    Update,
+    entries,
+    mapped,
+    rebuilt,
+    with_values,
+)
+from taichi_ext.record import record
+from taichi_ext.simplify import simplify
+from taichi_ext.tracing import trace
+from taichi_ext.tracing.facts import Facts
+from taichi_ext.tracing.trace import ContainerInfo, Fused, Launch
+
+# Whether kernels go through this engine where it can take them. Until it can take all of them, the tracer is used.
+IS_CHOSEN = os.environ.get("TAICHI_EXT_ENGINE") == "program"
+
+
+def fuse(launch: Launch) -> Fused:
+    """The kernel that does what ``launch.kernel`` does, and its tangents: by this engine, or by the tracer."""
+    is_plain = launch.watch is None and not launch.constants and launch.sparse is None and launch.columns > 0
+    if IS_CHOSEN and is_plain and not backend.is_reverse(launch.kernel):
+        with contextlib.suppress(NotImplementedError):  # what is still missing
+            return fuse_program(launch)
+    return trace.fuse(launch)
+
+
+def fuse_program(launch: Launch) -> Fused:
+    """The kernel with tangents, emitted from its record.
+
+    Raises:
+        NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
+    """
+    start = time.perf_counter()
+    recorded = record(launch.kernel, launch.args, lambda func: registry.rule_for(func) is not None)
+    recorded, infos = with_whole_fields(recorded, launch)
+    program = simplify(recorded)
+    differentiated = differentiate(program, seeds_of(program, launch, infos))
+    result = simplify(with_arguments(differentiated))
+    emitted = build(result)
+    kernel = compiled(launch, emitted.kernel._primal, differentiated)
+    stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
+    facts = _facts(recorded, differentiated, infos, launch)
+    shadows = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
+    facts.shadowed = set(shadows)
+    sizes = differentiated.scratch_sizes
+    return Fused(launch.kernel, kernel, shadows, facts, emitted.text, sizes, registry.version, launch.columns)
+
+
+def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[Container, ContainerInfo]]:
+    """What is known outside of the kernel of its fields and arrays, each field being one container.
+
+    A component of a vector field that the kernel names by itself becomes an entry of the field.
+    """
+    infos: dict[Container, ContainerInfo] = {}
+    whole: dict[Any, Container] = {}
+    parts: dict[Container, tuple[Container, tuple[int, ...]]] = {}
+    positions = {a.name: n for n, a in enumerate(launch.kernel.arguments)}
+    for c in program.containers:
+        info = launch.arrays.get(positions[c.name]) if c.is_argument else launch.fields.field(c.object)
+        if info is None:
+            continue
+        component = None if c.is_argument else launch.fields.component(c.object)
+        if info.key not in whole:
+            is_part = component is not None
+            name = c.name.removesuffix("_component") if is_part else c.name
+            whole[info.key] = replace(c, name=name, element_shape=info.element_shape, object=info.obj) if is_part else c
+            infos[whole[info.key]] = info
+        if whole[info.key] is not c:
+            index = () if component is None else tuple(map(int, np.unravel_index(component, info.element_shape)))
+            parts[c] = whole[info.key], index
+    if not parts:
+        return program, infos
+
+    def change(value: Any) -> Any:
+        if isinstance(value, Load) and value.container in parts:
+            container, index = parts[value.container]
+            return Load(container, value.indices, index or value.component, place=value.place)
+        return value
+
+    body = mapped(program.body, lambda s: _with_targets(with_values(s, lambda v: rebuilt(v, change)), change, parts))
+    containers = tuple(dict.fromkeys(parts[c][0] if c in parts else c for c in program.containers))
+    return replace(program, body=body, containers=containers), infos
+
+
+def _with_targets(s: Any, change: Any, parts: Any) -> Any:
+    """The statement with its target, and the domain of its loop, changed."""
+    if isinstance(s, (Assign, Update, Atomic)):
+        return replace(s, target=change(s.target))
+    if isinstance(s, For):
+        return replace(s, domain=tuple(parts[d][0] if isinstance(d, Container) and d in parts else d for d in s.domain))
+    return s
+
+
+def seeds_of(program: Program, launch: Launch, infos: dict[Container, ContainerInfo]) -> Seeds:
+    """What is asked for, in the words of the program."""
+    roles, extents = {}, {}
+    by_column = backend.stores_by_column()
+    for c, info in infos.items():
+        role = launch.roles.get(info.key, trace.Role())
+        first = None if role.first_column is None else role.first_column - launch.first_column
+        is_fresh = first is None and (role.is_fresh or not role.has_shadow)
+        roles[c] = Role(first, is_fresh, by_column)
+        extents[c] = Extent(info.shape, info.offset, c.is_argument or backend.is_dense(c.object))
+    arguments = {}
+    for argument in program.arguments:
+        if argument.name in launch.argument_columns and argument.value is not None:
+            (local,) = {value.local for value in entries(argument.value)}  # type: ignore[arg-type, union-attr]
+            arguments[local] = launch.argument_columns[argument.name] - launch.first_column
+    return Seeds(
+        launch.columns,
+        roles,
+        extents,
+        arguments,
+        STRATEGIES[launch.strategy],
+        launch.wants_return,
+        by_column,
+        backend.is_host_arch(),
+        lambda target: registry.rule_for(target) is not None,
+        backend.thread_count(),
+    )
+
+
+def with_arguments(differentiated: Differentiated) -> Program:
+    """The program with its shadows as arguments, under names that no other argument has."""
+    program = differentiated.program
+    annotation = "ti.types.ndarray(dtype=ti.{}, ndim=1)"
+    shadows = (Argument(c.name, annotation.format(c.dtype), c) for _, c in differentiated.shadows)
+    return replace(program, arguments=(*program.arguments, *shadows))
+
+
+def compiled(launch: Launch, kernel: Any, differentiated: Differentiated) -> Any:
+    """The emitted kernel, traced once."""
+    positions = [n for n, a in enumerate(launch.kernel.arguments) if not isinstance(a.annotation, backend.ti.template)]
+    features = backend.argument_features(launch.kernel, launch.args)
+    shadows = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for _, c in differentiated.shadows)
+    count = len(launch.args)
+    given = [launch.args[p] for p in positions]
+    return backend.EmittedKernel(
+        kernel,
+        [*positions, *range(count, count + len(shadows))],
+        given + [None] * len(shadows),
+        (*(features[p] for p in positions), *shadows),
+        has_vectors=any(c.is_argument and c.element_shape for c in differentiated.program.containers),
+    )
+
+
+def _facts(recorded: Program, d: Differentiated, infos: dict[Container, ContainerInfo], launch: Launch) -> Facts:
+    """What a session has to know of the kernel."""
+    facts = Facts()
+    for c in read_containers(recorded.body):
+        if c in infos:
+            facts.read.add(infos[c].key)
+    stored = stored_containers(recorded.body)
+    for c in stored:
+        if c in infos:
+            facts.written.add(infos[c].key)
+        elif not c.is_argument:
+            facts.other_fields[id(c.object)] = c.object
+    facts.covered = {infos[c].key for c in d.covered}
+    facts.read |= {("argument", name) for name in launch.argument_columns}
+    facts.has_random = draws_random_numbers(recorded.body)
+    if launch.wants_return:
+        facts.written.add(RETURN)
+    return facts

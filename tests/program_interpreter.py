@@ -1,0 +1,125 @@
+"""Runs programs of the engine in Python, one statement after the other: an oracle for what is derived from them."""
+
+import math
+import operator
+
+import numpy as np
+
+from taichi_ext.program import (
+    Assign,
+    Const,
+    Container,
+    Declare,
+    For,
+    If,
+    Jump,
+    Load,
+    Op,
+    Read,
+    Update,
+    While,
+)
+
+OPERATIONS = {
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv},
+    **{"neg": operator.neg, "pow": operator.pow, "floordiv": operator.floordiv, "mod": operator.mod},
+    **{"gt": operator.gt, "lt": operator.lt, "ge": operator.ge, "le": operator.le, "eq": operator.eq},
+    **{"sin": math.sin, "cos": math.cos, "exp": math.exp, "log": math.log, "sqrt": math.sqrt, "tanh": math.tanh},
+    **{"max": lambda a, b: a if a > b else b, "min": lambda a, b: a if a < b else b, "abs": abs},
+    "select": lambda c, a, b: a if c else b,
+    "logical_and": lambda a, b: a and b,
+    "logical_not": operator.not_,
+    "floor": math.floor,
+}
+
+
+class _Jumped(Exception):  # noqa: N818  (it is no error)
+    pass
+
+
+class Interpreter:
+    """The state of one run: ``arrays`` are the contents of containers."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+        self.locals = {}
+
+    def run(self, body):
+        for statement in body:
+            self.statement(statement)
+
+    def statement(self, s):
+        match s:
+            case Declare(local=local, values=values):
+                found = [self.value(v) for v in values]
+                self.locals[local] = np.array(found).reshape(local.shape) if local.shape else found[0]
+            case Assign(target=target, value=value):
+                self.store(target, self.value(value))
+            case Update(target=target, op=op, value=value):
+                self.store(target, OPERATIONS[op](self.value(target), self.value(value)))
+            case If(condition=condition, then=then, orelse=orelse):
+                self.run(then if self.value(condition) else orelse)
+            case For(kind="range", variables=(variable,), domain=domain, body=body):
+                self.loop(variable, range(*[self.value(d) for d in domain]), body)
+            case For(kind="field", variables=variables, domain=(container,), body=body):
+                for index in np.ndindex(self.arrays[container].shape[: container.ndim]):
+                    self.locals.update(zip(variables, index, strict=True))
+                    self.run(body)
+            case While(condition=condition, body=body):
+                while condition is None or self.value(condition):
+                    try:
+                        self.run(body)
+                    except _Jumped as jump:
+                        if jump.args[0] == "break":
+                            break
+            case Jump(kind=kind):
+                raise _Jumped(kind)
+            case _:
+                raise NotImplementedError(type(s).__name__)
+
+    def loop(self, variable, numbers, body):
+        for n in numbers:
+            self.locals[variable] = n
+            try:
+                self.run(body)
+            except _Jumped as jump:
+                if jump.args[0] == "break":
+                    break
+
+    def index(self, index):
+        return tuple(i if isinstance(i, int) else self.value(i) for i in index)
+
+    def place(self, target):
+        """The array that an entry is in, and its index."""
+        if isinstance(target, Load):
+            return self.arrays[target.container], (*self.index(target.indices), *self.index(target.component))
+        return self.locals[target.local], self.index(target.index)
+
+    def store(self, target, value):
+        if isinstance(target, Read) and not target.index:
+            self.locals[target.local] = value
+            return
+        array, index = self.place(target)
+        array[index] = value
+
+    def value(self, v):
+        match v:
+            case int():
+                return v
+            case Const(value=value):
+                return value
+            case Read(local=local, index=()):
+                return self.locals[local]
+            case Read() | Load():
+                array, index = self.place(v)
+                assert all(0 <= i < n for i, n in zip(index, array.shape, strict=False)), f"index {index}"
+                return array[index]
+            case Op(name="cast", args=(a,), dtype=dtype):
+                return float(self.value(a)) if dtype.is_real else int(self.value(a))
+            case Op(name="ifte", args=(c, a, b)):
+                return self.value(a) if self.value(c) else self.value(b)
+            case Op(name=name, args=args):
+                return OPERATIONS[name](*map(self.value, args))
+            case Container():
+                return v
+        raise NotImplementedError(type(v).__name__)

@@ -1,0 +1,198 @@
+"""The next engine on programs written by hand, without Taichi: run by an interpreter, held against differences."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from program_interpreter import Interpreter
+
+from taichi_ext.analysis.activity import find_activity
+from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.loops import Extent, find_loops
+from taichi_ext.analysis.stores import Stores
+from taichi_ext.differentiate.decisions import Seeds
+from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.differentiate.shadows import Role
+from taichi_ext.differentiate.storage import STRATEGIES
+from taichi_ext.program import (
+    F64,
+    I32,
+    U1,
+    Assign,
+    Const,
+    Container,
+    Declare,
+    For,
+    If,
+    Load,
+    Local,
+    Op,
+    Program,
+    Read,
+    Update,
+)
+
+P, M = 4, 3
+x = Container("x", F64, 1, shape=(P,))
+y = Container("y", F64, 1, shape=(M,))
+z = Container("z", F64, 1, shape=(M,))
+i, j, n = (Local(name, I32, kind="loop") for name in "ijn")
+a, b, s = (Local(name, F64) for name in "abs")
+EXTENTS = {c: Extent(c.shape, ()) for c in (x, y, z)}
+
+
+def f(value):
+    return Const(float(value), F64)
+
+
+def c(value):
+    return Const(value, I32)
+
+
+def op(name, *args):
+    is_truth = name in ("gt", "lt", "ge", "le", "eq")
+    return Op(name, args, U1 if is_truth else args[-1].dtype)
+
+
+def at(container, index):
+    return Load(container, (index,))
+
+
+def over(container, body, variable=i):
+    return For("field", (variable,), (container,), tuple(body))
+
+
+def times(count, variable, body):
+    return For("range", (variable,), (c(count),), tuple(body))
+
+
+def straight_line():
+    """Constant columns, a local that is used twice, a choice."""
+    first = Declare(a, (op("mul", at(x, c(0)), at(x, c(1))),))
+    second = Declare(b, (op("add", op("sin", Read(a)), op("mul", Read(a), at(x, c(3)))),))
+    return [over(y, [first, second, Assign(at(y, Read(i)), op("max", op("mul", Read(b), f(0.5)), at(x, c(2))))])]
+
+
+def symbolic_columns():
+    """A column that is known at run time: x[i + 1]."""
+    return [over(y, [Assign(at(y, Read(i)), op("exp", op("mul", at(x, op("add", Read(i), c(1))), at(x, c(0)))))])]
+
+
+def sum_over_a_loop():
+    """A sum of columns that a loop counts: a row."""
+    inner = Update(Read(s), "add", op("mul", at(x, Read(n)), at(x, Read(n))))
+    body = [Declare(s, (f(0),)), times(P, n, [inner]), Assign(at(y, Read(i)), op("sqrt", Read(s)))]
+    return [over(y, body)]
+
+
+def nearest():
+    """A local that takes another column in a branch: a slot."""
+    branch = If(op("lt", at(x, Read(n)), Read(s)), (Assign(Read(s), at(x, Read(n))),))
+    body = [Declare(s, (f(10),)), times(P, n, [branch]), Assign(at(y, Read(i)), op("mul", Read(s), Read(s)))]
+    return [over(y, body)]
+
+
+def intermediate():
+    """A field that is written in one loop, read in the next and changed while what was read is in use."""
+    first = over(z, [Assign(at(z, Read(i)), op("mul", at(x, Read(i)), at(x, c(3))))])
+    read = Declare(a, (op("mul", at(z, c(1)), f(2)),))
+    change = Assign(at(z, c(1)), op("sin", at(x, c(0))))
+    second = over(y, [read, change, Assign(at(y, Read(j)), op("add", Read(a), at(z, Read(j))))], j)
+    return [first, times(1, n, [second])]
+
+
+def conditional_expression():
+    """Only the side that is taken has a derivative."""
+    value = op("ifte", op("gt", at(x, c(0)), f(0)), op("log", at(x, c(0))), op("sqrt", at(x, c(1))))
+    return [over(y, [Update(at(y, Read(i)), "add", op("mul", value, at(x, Read(i))))])]
+
+
+PROGRAMS = [straight_line, symbolic_columns, sum_over_a_loop, nearest, intermediate, conditional_expression]
+
+
+def values_after(body, given):
+    arrays = {x: given.copy(), y: np.zeros(M), z: np.zeros(M)}
+    Interpreter(arrays).run(body)
+    return arrays[y]
+
+
+@pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tangents_are_those_of_differences(make, strategy):
+    body = tuple(make())
+    program = Program(make.__name__, (), (), body, (x, y, z))
+    roles = {x: Role(first_column=0), y: Role(), z: Role()}
+    made = differentiate(program, Seeds(P, roles, EXTENTS, limits=STRATEGIES[strategy]))
+    given = np.array([0.7, 0.4, 0.3, 1.1])
+    arrays = {x: given.copy(), y: np.zeros(M), z: np.zeros(M)}
+    shadows = {what: shadow for what, shadow in made.shadows}
+    for container, shadow in shadows.items():
+        size = P * container.shape[0]
+        arrays[shadow] = np.full(size, 1e9) if container in made.covered else np.zeros(size)
+    Interpreter(arrays).run(made.program.body)
+    truth = np.zeros((M, P))
+    for k in range(P):
+        step = np.eye(P)[k] * 1e-6
+        truth[:, k] = (values_after(body, given + step) - values_after(body, given - step)) / 2e-6
+    assert_allclose(arrays[y], values_after(body, given))
+    assert_allclose(arrays[shadows[y]].reshape(M, P), truth, rtol=1e-7, atol=1e-9)
+
+
+# --- analyses ---------------------------------------------------------------------------------------------------------
+
+
+def test_normal_forms_of_indices():
+    k = Local("k", I32)
+    twice = op("mul", c(2), Read(i))
+    indices = Indices((times(3, i, [Declare(k, (op("add", twice, c(1)),))]),))
+    assert indices.form(op("sub", Read(k), c(3))) == Affine(((i, 2),), -2)
+    assert indices.form(op("sub", op("add", Read(k), Read(i)), Read(k))) == Affine(((i, 1),))
+    assert indices.form(op("mul", Read(i), Read(i))) is None
+
+
+def test_an_index_that_changes_has_no_normal_form():
+    k = Local("k", I32)
+    indices = Indices((Declare(k, (c(0),)), times(3, i, [Assign(Read(k), Read(i))])))
+    assert indices.form(Read(k)) is None
+
+
+def test_activity_goes_through_locals_and_containers():
+    body = (
+        over(z, [Assign(at(z, Read(i)), at(x, Read(i)))]),
+        over(y, [Declare(a, (at(z, c(0)),)), Declare(b, (op("floor", Read(a)),)), Assign(at(y, Read(i)), Read(b))]),
+    )
+    found = find_activity(Program("k", (), (), body, (x, y, z)), [x])
+    assert found.containers == {x, z}
+    assert found.locals == {a}
+
+
+def sites_of(*body):
+    indices, loops = Indices(body), find_loops(body, EXTENTS)
+    stores = Stores(Program("k", (), (), body, (x, y, z)), indices, loops, EXTENTS)
+    return stores, [site for sites in stores.sites.values() for site in sites]
+
+
+def test_a_store_in_a_loop_over_the_container_covers_it():
+    stores, (site,) = sites_of(over(y, [Assign(at(y, Read(i)), f(1))]))
+    assert stores.covers(site)
+    assert stores.is_first(site)
+    assert stores.is_private(site)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [Update(at(y, Read(i)), "add", f(1))],
+        [If(op("gt", at(x, c(0)), f(0)), (Assign(at(y, Read(i)), f(1)),))],
+        [Assign(at(y, c(0)), f(1))],
+        [Assign(at(y, Read(i)), f(1)), Assign(at(y, c(0)), f(2))],
+    ],
+    ids=["sum", "branch", "one entry", "second store"],
+)
+def test_other_stores_do_not_cover(body):
+    stores, sites = sites_of(over(y, body))
+    assert not any(stores.covers(site) for site in sites)
+
+
+def test_entries_that_iterations_share_are_not_private():
+    stores, (site,) = sites_of(over(x, [Update(at(y, c(0)), "add", at(x, Read(i)))]))
+    assert not stores.is_private(site)
