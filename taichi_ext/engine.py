@@ -59,13 +59,17 @@ def fuse_program(launch: Launch) -> Fused:
         NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
     """
     start = time.perf_counter()
-    recorded = record(launch.kernel, launch.args, lambda func: registry.rule_for(func) is not None)
+    captures = backend.Captures()
+    recorded = record(launch.kernel, launch.args, lambda func: registry.rule_for(func) is not None, captures)
     recorded, infos = with_whole_fields(recorded, launch)
     program = simplify(recorded)
     differentiated = differentiate(program, seeds_of(program, launch, infos))
     result = simplify(with_arguments(differentiated))
     emitted = build(result)
     kernel = compiled(launch, emitted.kernel._primal, differentiated)
+    kernel.captures = captures
+    features = backend.argument_features(launch.kernel, launch.args)
+    trace.refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
     facts = _facts(recorded, differentiated, infos, launch)
     shadows = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)

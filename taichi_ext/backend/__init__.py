@@ -63,7 +63,7 @@ from taichi_ext.backend.calling import (
     sealed,
     thread_functions,
 )
-from taichi_ext.backend.captures import first_captures, frozen
+from taichi_ext.backend.captures import Captures, first_captures, frozen
 from taichi_ext.backend.compiling import NeedsTracing, compile_with, compiled_anew
 from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
@@ -168,6 +168,7 @@ from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
 
 __all__ = [
     "AnyArray",
+    "Captures",
     "DataType",
     "EmittedKernel",
     "Expr",

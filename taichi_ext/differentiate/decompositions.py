@@ -182,15 +182,18 @@ def _inverse(c: _Context) -> Partials:
 
 def _atan2(c: _Context) -> Partials:
     """Entry by entry; Taichi computes it of vectors in float32, so that it stays a call on vectors."""
-    count = len(c.args[0])
-    pairs = [(c.entry(a).kept(), c.entry(b).kept()) for a, b in zip(*c.args, strict=True)]
+    first, second = ([c.entry(v).kept() for v in group] for group in c.args)
+    count = max(len(first), len(second))
 
     def differential(entry: int) -> list[Any]:
-        is_first, k = entry < count, entry % count
-        a, b = pairs[k]
-        over = 1.0 / (a * a + b * b)
-        partial = b * over if is_first else -(a * over)
-        return [partial if n == k else None for n in range(count)]
+        group, is_first = (first, True) if entry < len(first) else (second, False)
+        k = entry if is_first else entry - len(first)
+        partials: list[Any] = [None] * count
+        for n in range(count) if len(group) == 1 else [k]:
+            a, b = first[n % len(first)], second[n % len(second)]
+            over = 1.0 / (a * a + b * b)
+            partials[n] = b * over if is_first else -(a * over)
+        return partials
 
     return differential
 

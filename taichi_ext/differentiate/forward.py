@@ -239,7 +239,11 @@ class Forward:
             self._accept_covering()
         new = replace(s, body=body)
         if isinstance(new, For) and s in self.decisions.serial:
-            new = replace(new, config={**new.config, "serialize": True})
+            is_over_field = new.kind in ("field", "grouped")
+            if is_over_field and not self.seeds.is_host:
+                raise NotImplementedError("a loop over a field that keeps its order, on a GPU")
+            # Taichi does not heed serialize=True in loops over fields
+            new = replace(new, config={**new.config, **({"parallelize": 1} if is_over_field else {"serialize": True})})
         self.builder.emit(new)
 
     def _accept_covering(self) -> None:

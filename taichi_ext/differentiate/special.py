@@ -46,6 +46,10 @@ def atomic(f: Any, s: Atomic) -> None:
         f.statement((update,))
         return
     if isinstance(target, Load):
+        if name == "mul":
+            raise UnsupportedError(
+                f"{_text(s)}ti.atomic_mul on a field or array: Taichi aborts on it; use x[i] *= value."
+            )
         f.read.add(target.container)
         if not f.stores.is_private(f.stores.of[s]):
             f.keep_order()

@@ -213,13 +213,19 @@ for _method in vars(Recorder).values():
         _method._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 
-def record(kernel: Any, args: tuple[Any, ...], has_rule: Callable[[Any], bool] = lambda func: False) -> Program:
+def record(
+    kernel: Any,
+    args: tuple[Any, ...],
+    has_rule: Callable[[Any], bool] = lambda func: False,
+    captures: backend.Captures | None = None,
+) -> Program:
     """The program of a kernel, for arguments of the types of these.
 
     Args:
         kernel: Taichi's kernel object, ``backend.primal_kernel(k)[0]``.
         args: all its arguments, in order.
         has_rule: says of a ti.func whether its calls are to be recorded with a boundary.
+        captures: takes the Python values that become part of the program.
 
     Returns:
         The program.
@@ -234,6 +240,7 @@ def record(kernel: Any, args: tuple[Any, ...], has_rule: Callable[[Any], bool] =
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = args[position]
     throwaway = backend.FusedKernel(kernel, [])
+    throwaway.captures = captures or throwaway.captures
     context = backend.make_context(
         kernel.func,
         rewritten.source,

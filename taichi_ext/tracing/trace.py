@@ -109,7 +109,7 @@ class Fused:
 
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""
-        _refuse_changed(self.primal, self.kernel.captures.changed_number())
+        refuse_changed(self.primal, self.kernel.captures.changed_number())
 
     def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
         """Run it; ``shadows`` are the arrays, in the order of the keys."""
@@ -309,7 +309,7 @@ def fuse(launch: Launch) -> Fused:
         if not facts.changed:
             for rule in facts.used_rules:
                 rule.uses += 1
-            _refuse_changed(kernel, backend.first_captures(kernel, features, fused.kernel.captures).changed())
+            refuse_changed(kernel, backend.first_captures(kernel, features, fused.kernel.captures).changed())
             stages.note(f"{backend.short_name(kernel)} analysed in {count} traces", start)
             return fused
     code = kernel.func.__code__
@@ -319,7 +319,7 @@ def fuse(launch: Launch) -> Fused:
     )
 
 
-def _refuse_changed(kernel: Any, changed: Any) -> None:
+def refuse_changed(kernel: Any, changed: Any) -> None:
     """Raise where a Python value is another one than when the kernel was first compiled."""
     if changed is not None:
         values = f" from {changed.value!r} to {changed.current()!r}" if changed.is_number else ""
