@@ -160,7 +160,7 @@ def kernels(f):
             b = ti.cast(x[i] * 10, ti.i32) & 6 | 1 << (i % 3)
             c = ti.cast(0.1, ti.f32) + ti.f32(0.1)
             a *= -k if b > 3 else b
-            y[i] = a + b + c + k + u + ti.bit_cast(x[i], ti.i64) % 7 + ~b
+            y[i] = a + b + c + k + u + ti.bit_cast(x[i], ti.i64) % 7 + ~b + tm.popcnt(ti.u32(7)) + tm.clz(ti.i32(1))
 
     @ti.kernel
     def branches_and_loops():

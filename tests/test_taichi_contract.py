@@ -1319,3 +1319,73 @@ def test_fields_are_found_in_the_layout_by_the_addresses_of_their_expressions():
     assert place.is_place()
     assert place.get_expr().get_underlying_ptr_address() == x.vars[0].ptr.get_underlying_ptr_address()
     tree.destroy()
+
+
+def test_types_of_operations_are_those_of_expressions_on_dummies():
+    """``record.taichi_types`` finds them while a kernel is traced, and remembers them by names of types."""
+    found = []
+
+    @ti.kernel
+    def k():
+        found.append(ops.truediv(Expr(1), Expr(2)).ptr.get_rvalue_type().to_string())
+        found.append((Expr(1, dtype=ti.u8) + Expr(1.0, dtype=ti.f32)).ptr.get_rvalue_type().to_string())
+
+    found.append(core.promoted_type(ti.i32, ti.f64).to_string())
+    k()
+    assert found == ["f64", impl.get_runtime().default_fp.to_string(), "f32"]
+    assert all(getattr(ti, name).to_string() == name for name in "f16 f32 f64 i8 i16 i32 i64 u1 u8 u16 u32 u64".split())
+
+
+def test_element_types_of_array_arguments():
+    """``backend.array_type`` reads them."""
+    kinds = []
+
+    def note(a):
+        kind = a.get_type().element_type
+        kinds.append((kind.element_type().to_string(), tuple(kind.shape())))
+
+    note._is_wrapped_kernel = True
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(dtype=tm.vec3, ndim=1), b: ti.types.ndarray(dtype=ti.i32, ndim=1)):
+        note(a)
+        note(b)
+
+    k(np.zeros((2, 3), np.float32), np.zeros(2, np.int32))
+    assert kinds == [("f32", (3,)), ("i32", ())]
+
+
+def test_the_function_behind_randn():
+    assert isinstance(ti.randn.__globals__["_randn"].func, Func)
+
+
+def test_nodes_that_have_been_walked_keep_nothing_but_ptr():
+    """``Rewritten.borrowed_tree`` lets trees be walked again; ``root`` is what ``backend.captures`` leaves."""
+    tree = ast.parse("def f(a):\n    b = a[0] + g(a, 1)\n    return b\n")
+    before = [set(node.__dict__) for node in ast.walk(tree)]
+    owner = types.SimpleNamespace(func=lambda a: None, arguments=[KernelArgument(ti.template(), "a")], return_type=None)
+    seen = []
+
+    def walk():
+        context = ASTTransformerContext(
+            is_kernel=False,
+            func=owner,
+            arg_features=None,
+            global_vars={"g": lambda a, n: seen.append(n) or 2.0},
+            argument_data=[[1.0]],
+            src=[""] * 3,
+            start_lineno=1,
+            file="f",
+            ast_builder=impl.get_runtime().compiling_callable.ast_builder(),
+        )
+        transform_tree(tree, context)
+
+    walk._is_wrapped_kernel = True
+
+    @ti.kernel
+    def k():
+        walk()
+
+    k()
+    assert seen == [1]
+    assert [set(node.__dict__) - {"ptr", "root"} for node in ast.walk(tree)] == before

@@ -107,7 +107,7 @@ class Expressions:
             return f"({texts[0]} {INFIX[op.name][0]} ({texts[1]}))", _ATOM
         if op.name in PREFIX:
             return f"({PREFIX[op.name][0]}{texts[0]})", _ATOM
-        return f"ti.{op.name}({', '.join(texts)})", _ATOM
+        return f"{self._function(op.name)}({', '.join(texts)})", _ATOM
 
     def _function(self, name: str) -> str:
         if name in _BUILTIN:

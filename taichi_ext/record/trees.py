@@ -33,5 +33,6 @@ class Rewritten:
         yield tree
         nodes = list(ast.walk(tree)) if nodes is None else nodes
         for node in nodes:
-            node.__dict__.pop("ptr", None)  # what Taichi has left
+            node.__dict__.pop("ptr", None)  # what Taichi has left, and captures
+            node.__dict__.pop("root", None)
         self.free.append((tree, nodes))
