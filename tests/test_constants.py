@@ -328,6 +328,29 @@ class TestRefusals:
 
         self.refuse(make, "(whole number|index) is computed here from a Python number", "whole")
 
+    def test_stores_to_whole_numbers(self):
+        counts = ti.field(ti.i32, shape=2)
+
+        def store(x, y):
+            @ti.kernel
+            def k():
+                counts[0] = gravity
+                y[0] = gravity * x[0]
+
+            return k
+
+        def assign(x, y):
+            @ti.kernel
+            def k():
+                n = 1
+                n = 2 * gravity
+                y[0] = gravity * x[n]
+
+            return k
+
+        for make in (store, assign):
+            self.refuse(make, "whole number is computed here from a Python number")
+
     def test_choices_of_python_functions(self):
         s = Solver()
         with pytest.raises(UnsupportedError, match="A choice is computed here from a Python number"):

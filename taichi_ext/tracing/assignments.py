@@ -15,12 +15,13 @@ from taichi_ext.derivative.values import (
     TensorValue,
     entries_of,
     is_active,
+    is_python_number,
     is_tensor_like,
     make_tensor,
     primal_of,
     shape_of,
 )
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.tracing import subscripts
 from taichi_ext.tracing.bookkeeping import Bookkeeping
 from taichi_ext.tracing.containers import Ref
@@ -201,6 +202,8 @@ class Assignments(Bookkeeping):
             backend.assign(target, primal_of(value))
 
     def _note_native_assignment(self, target: Any, value: Any) -> None:
+        if is_python_number(value) and backend.is_expr(target) and backend.is_integer(backend.dtype_of(target)):
+            refuse_baked("A whole number")
         known = self.declarations.get(id(target))
         if known is None:
             self.refuse_in_rule()
