@@ -174,7 +174,7 @@ class _Problem:
         for target, shape in zip(self._targets, self.shapes, strict=True):
             size = math.prod(shape)
             container, values = self._container(target), x[at : at + size].reshape(shape)
-            values = np.ascontiguousarray(values, self._values(target).dtype)
+            values = np.array(values, self._values(target).dtype, order="C")  # a copy, of no axes too
             is_torch = backend.is_torch_tensor(container)
             backend.put_back(container, backend.torch_from_numpy(values, container.device) if is_torch else values)
             at += size
