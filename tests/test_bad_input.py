@@ -519,13 +519,13 @@ def test_wrong_type_or_shape_of_a_value(scene, refused, position, value, words):
 def test_wrong_arrays(scene, refused):
     a, o, k = real(np.ones(3)), real(np.zeros(3)), scene.arrays
     refused(k, "a", o, "args[0] ('a' of", "is a list", "expected a NumPy array", args=([1.0, 2.0, 3.0], o))
-    refused(k, "a", o, "args[0] ('a' of", "has 2 dimensions", "expected 1", args=(np.ones((3, 2)), o))
+    refused(k, "a", o, "args[0] ('a' of", "has 2 dimensions", "expected 1", args=(real(np.ones((3, 2))), o))
     refused(k, "a", o, "'a'", "i32", f"{ti.f64}", error=ValueError, args=(np.ones(3, np.int32), o))
     words = "args[0] ('a' of", "not contiguous", "np.ascontiguousarray"
-    refused(k, "a", o, *words, args=(np.ones((3, 2))[:, 0], o))
+    refused(k, "a", o, *words, args=(real(np.ones((3, 2)))[:, 0], o))
     plan = Jacobian(k, "a", "o", args=(a, o))
     with pytest.raises(InvalidArgumentError, match="not contiguous"):
-        plan(args=(a, np.zeros((3, 2))[:, 1]))
+        plan(args=(a, real(np.zeros((3, 2)))[:, 1]))
     assert_array_equal(o, 0)
 
 
@@ -600,6 +600,7 @@ def test_the_same_array_twice_is_one_array(scene):
     assert_allclose(a, [0.39, 0.65])
 
 
+@pytest.mark.cpu_only("tensors of float64")
 def test_torch_tensors_that_cannot_be_used(scene, refused):
     torch = pytest.importorskip("torch")
     o, k = torch.zeros(3, dtype=torch.float64), scene.arrays

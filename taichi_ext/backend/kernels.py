@@ -72,6 +72,7 @@ def taichi_func(function: Any) -> Func | None:
 SETTINGS = {
     "cache_loop_invariant_global_vars": False,  # keeps S[0] in a register over a serial loop that stores to S[j]
     "cfg_optimization": False,  # drops a store to a local vector that is read after an inner loop
+    "real_matrix_scalarize": True,  # without it, vectors in a fused kernel hold what was never stored in them
 }
 
 
