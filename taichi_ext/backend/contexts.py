@@ -52,6 +52,7 @@ class _BriefContext(_Context):
     def get_pos_info(self, node: Any) -> str:
         line = node.lineno
         if line not in self._places:
+            assert self.src is not None
             text = self.src[line - 1].rstrip()
             place = f'File "{self.file}", line {line + self.lineno_offset}, in {self.func.func.__name__}:'
             self._places[line] = f"{place}\n{text}\n"
