@@ -6,6 +6,8 @@ from taichi_ext.api.products import jvp, vjp
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
 from taichi_ext.boundary.layers import layers, nearest
+from taichi_ext.boundary.meshes import mesh_edges, visible_edge
+from taichi_ext.boundary.rays import ray_level
 from taichi_ext.boundary.registry import boundary_gradient, registry
 from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.rule_check import check_rule
@@ -35,10 +37,12 @@ __all__ = [
     "least_squares",
     "linear_operator",
     "mark",
+    "mesh_edges",
     "nearest",
     "normal_equations",
     "plot_jacobian",
     "plot_sparsity",
+    "ray_level",
     "registry",
     "replace_gradient",
     "segment_edge",
@@ -47,5 +51,6 @@ __all__ = [
     "stop_gradient",
     "torch_function",
     "value_and_jacobian",
+    "visible_edge",
     "vjp",
 ]

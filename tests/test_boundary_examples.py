@@ -17,8 +17,10 @@ ARGUMENTS = {
     "silhouette": ["--starts", "1"],
     "occlusion": ["--samples", "24"],
     "triangle": ["--samples", "32"],
+    "meshes": ["--samples", "12", "--mesh", "box"],
+    "signed_distance": ["--samples", "12"],
 }
-CHECKS = {"silhouette": 15, "occlusion": 8, "triangle": 4}
+CHECKS = {"silhouette": 15, "occlusion": 8, "triangle": 4, "meshes": 2, "signed_distance": 2}
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
         array([-3.35, -3.25])
     """
     require_kernel("segment_edge", start)
-    start, end = ends_of(start, end)
+    start, end = ends_of("segment_edge", start, end)
     at = position_of("segment_edge", at)
     if not backend.is_gradient_kernel():
         return jump * 0.0
@@ -260,12 +260,12 @@ def alike(what: str, inside: Any, outside: Any) -> tuple[Any, Any]:
     return inside, make_tensor([outside] * math.prod(shapes[0]), shapes[0])
 
 
-def ends_of(start: Any, end: Any) -> tuple[list[Any], list[Any]]:
+def ends_of(what: str, start: Any, end: Any) -> tuple[list[Any], list[Any]]:
     """The coordinates of both ends of a side."""
     for name, value in (("start", start), ("end", end)):
         if shape_of(value) != (2,):
             raise UnsupportedError(
-                f"segment_edge: {name} must be a vector of 2, x and y in pixels; {described(value)} is given. "
+                f"{what}: {name} must be a vector of 2, x and y in pixels; {described(value)} is given. "
                 "Write ti.Vector([x, y])."
             )
     return entries_of(start), entries_of(end)

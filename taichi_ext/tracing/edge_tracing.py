@@ -22,7 +22,9 @@ from taichi_ext.boundary.edges import (
     step,
 )
 from taichi_ext.boundary.layers import layers, level_gradient, mean_of_shapes, nearest, shape_at
+from taichi_ext.boundary.meshes import visible_edge, visible_parts
 from taichi_ext.boundary.pixel import Pixel, segment_partials
+from taichi_ext.boundary.rays import level_along, ray_level
 from taichi_ext.derivative.linear_form import Form, Seed, as_expression, is_row, multiply
 from taichi_ext.derivative.rules import Rule
 from taichi_ext.derivative.values import (
@@ -172,7 +174,7 @@ def _roots_within(tracer: Any, value: Any, pixel: Pixel) -> list[tuple[Any, Any]
 def trace_segment(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
     """``segment_edge`` in a kernel that the engine traces."""
     given = inspect.signature(segment_edge).bind(*args, **keywords).arguments
-    ends = ends_of(tracer.value_of(given["start"]), tracer.value_of(given["end"]))
+    ends = ends_of("segment_edge", tracer.value_of(given["start"]), tracer.value_of(given["end"]))
     values = [[keep(e) for e in entries] for entries in ends]
     at = position_of("segment_edge", tracer.primal(given["at"]))
     jump = tracer.primal(given["jump"])
@@ -182,6 +184,36 @@ def trace_segment(tracer: Any, function: Any, args: list[Any], keywords: dict[st
         zero = backend.variable(partials[0] * 0)
         nodes.append(_with_partials(tracer, zero, list(zip([*ends[0], *ends[1]], partials, strict=True))))
     return _shaped(nodes, jump)
+
+
+def trace_visible(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``visible_edge`` in a kernel that the engine traces."""
+    given = inspect.signature(visible_edge).bind(*args, **keywords).arguments
+    _check_function(tracer, "visible_edge", "seen", given["seen"], "x and y")
+    start, end = tracer.value_of(given["start"]), tracer.value_of(given["end"])
+    ends_of("visible_edge", start, end)
+    at = position_of("visible_edge", tracer.value_of(given["at"]))
+    return tracer.call(visible_parts, given["seen"], start, end, *_real_position(tracer, at))
+
+
+def trace_ray(tracer: Any, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """``ray_level`` in a kernel that the engine traces."""
+    given = inspect.signature(ray_level).bind(*args, **keywords).arguments
+    _check_function(tracer, "ray_level", "distance", given["distance"], "a position")
+    return tracer.call(level_along, *(given[name] for name in ("distance", "origin", "direction", "near", "far")))
+
+
+def _check_function(tracer: Any, what: str, name: str, given: Any, takes: str) -> None:
+    """Raise unless a ti.func is given, and in reverse mode."""
+    if tracer.is_reverse:
+        raise UnsupportedError(f"{what} has no derivative in Taichi's reverse mode; use taichi_ext.jacobian.")
+    if backend.taichi_func(getattr(given, "__func__", given)) is None:
+        raise UnsupportedError(f"{what}: {name} is {given!r}; expected a ti.func that takes {takes}.")
+
+
+def _real_position(tracer: Any, at: list[Any]) -> list[Any]:
+    """The coordinates of a pixel, as real numbers."""
+    return [cast(tracer, c, backend.default_type(float)) if _is_whole(c) else c for c in at]
 
 
 @dataclass
@@ -199,12 +231,8 @@ def trace_layers(tracer: Any, function: Any, args: list[Any], keywords: dict[str
     """``layers`` and ``nearest`` in a kernel that the engine traces."""
     given = inspect.signature(function).bind(*args, **keywords).arguments
     what, shape, background = function.__name__, given["shape"], tracer.value_of(given["background"])
-    if tracer.is_reverse:
-        raise UnsupportedError(f"{what} has no derivative in Taichi's reverse mode; use taichi_ext.jacobian.")
-    if backend.taichi_func(getattr(shape, "__func__", shape)) is None:
-        raise UnsupportedError(f"{what}: shape is {shape!r}; expected a ti.func that takes n, x and y.")
-    at = position_of(what, tracer.value_of(given["at"]))
-    x, y = (cast(tracer, c, backend.default_type(float)) if _is_whole(c) else c for c in at)
+    _check_function(tracer, what, "shape", shape, "n, x and y")
+    x, y = _real_position(tracer, position_of(what, tracer.value_of(given["at"])))
     shapes = Shapes(what, shape, shape_of(background), function is nearest)
     return tracer.call(mean_of_shapes, shapes, given["count"], background, x, y, shapes.has_depth)
 
@@ -251,6 +279,8 @@ SPECIAL = {
     coverage: trace_edge,
     sqrt_edge: trace_sqrt,
     segment_edge: trace_segment,
+    visible_edge: trace_visible,
+    ray_level: trace_ray,
     layers: trace_layers,
     nearest: trace_layers,
     shape_at: trace_shape,

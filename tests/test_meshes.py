@@ -1,0 +1,97 @@
+"""Edges of meshes: the table of edges, and edges that are visible in part."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars, vector_outputs
+from numpy.testing import assert_allclose, assert_array_equal
+from planar import line_in_pixels
+from reverse_mode import gradient_field
+
+from taichi_ext import InvalidArgumentError, UnsupportedError, jacobian, mesh_edges, value_and_jacobian, visible_edge
+
+W, H = 14, 11
+
+
+def test_edges_of_a_tetrahedron_and_of_an_open_fan():
+    edges = mesh_edges([[0, 1, 2], [0, 3, 1], [1, 3, 2], [2, 3, 0]])
+    assert edges.dtype == np.int32
+    assert len(edges) == 6
+    assert all(sorted(row) == [0, 1, 2, 3] for row in edges.tolist())
+    fan = mesh_edges(np.array([[0, 1, 2], [0, 2, 3]]))
+    assert_array_equal(fan[fan[:, 3] >= 0], [[0, 2, 1, 3]])
+    assert len(fan) == 5
+    assert mesh_edges(np.zeros((0, 3), int)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("triangles", "message"),
+    [
+        ([[0, 1, 2, 3]], r"an array of shape \(1, 4\) .* expected integers of shape \(faces, 3\)"),
+        ([[0.0, 1.0, 2.0]], "type float64; expected integers"),
+        ([[0, 1, 2], [0, -1, 2]], "face 1 has a negative corner number"),
+        ([[0, 1, 2], [3, 4, 3]], r"face 1 has the corners \[3, 4, 3\], one of them twice"),
+        ([[0, 1, 2], [1, 0, 3], [0, 1, 4]], "the edge of corners 0 and 1 has 3 faces"),
+    ],
+)
+def test_meshes_that_are_refused(triangles, message):
+    with pytest.raises(InvalidArgumentError, match=f"mesh_edges: .*{message}"):
+        mesh_edges(triangles)
+
+
+def test_an_edge_that_is_hidden_in_part(ti64):
+    """A slanted line between two colours, behind a strip that ends within pixels: lengths of what is seen of it."""
+    p, image = scalars([6.3, 0.4]), vector_outputs(2, W, H)
+
+    @ti.func
+    def seen(x, y):
+        side = ti.cos(p[1]) * x + ti.sin(p[1]) * y - p[0]
+        value = ti.select(side > 0, ti.Vector([0.2, 5.0]), ti.Vector([1.0, 3.0]))
+        return ti.select(y > 4.5, value, ti.Vector([0.0, 0.0]))
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            n = ti.Vector([ti.cos(p[1]), ti.sin(p[1])])
+            along = ti.Vector([-n.y, n.x])
+            start, end = p[0] * n - 40 * along, p[0] * n + 40 * along  # its left is where side is negative
+            image[i, j] = seen(float(i), float(j)) + visible_edge(start, end, seen, at=(i, j))
+
+    value, J = value_and_jacobian(k, p, image)
+    lengths = line_in_pixels(np.array([np.cos(0.4), np.sin(0.4)]), 6.3, W, H)
+    lengths[:, :5] = 0  # the strip ends on the border of pixels
+    assert_allclose(J[..., 0, 0], 0.8 * lengths, rtol=1e-9, atol=1e-9)
+    assert_allclose(J[..., 1, 0], -2.0 * lengths, rtol=1e-9, atol=1e-9)
+    assert set(np.unique(value[..., 1])) == {0.0, 3.0, 5.0}
+    turned = J[..., 0, 1].sum() / 0.8  # by the angle: the moment of the line, about its point nearest to the origin
+    y, c, s = 4.5, np.cos(0.4), np.sin(0.4)
+    ends = np.array([(y - 6.3 * s) / c, (H - 0.5 - 6.3 * s) / c])  # places along the line
+    assert turned == pytest.approx(-(ends[1] ** 2 - ends[0] ** 2) / 2, rel=1e-9)
+
+
+def test_bad_input(ti64):
+    x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
+
+    @ti.func
+    def seen(px, py):
+        return px
+
+    def kernel(function, start):
+        @ti.kernel
+        def k():
+            for i, j in image:
+                ends = ti.Vector([x[0], x[1]])
+                image[i, j] = visible_edge(ends if ti.static(start) else x[0], ends, function, at=(i, j))
+
+        return k
+
+    for function, start, message in (
+        (abs, True, "visible_edge: seen is .*; expected a ti.func that takes x and y"),
+        (seen, False, "visible_edge: start must be a vector of 2"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            jacobian(kernel(function, start), x, outputs(5, 4))
+    with pytest.raises(UnsupportedError, match="visible_edge has no derivative in Taichi's reverse mode"):
+        kernel(seen, True).grad()
+    with pytest.raises(UnsupportedError, match="visible_edge is called from Python"):
+        visible_edge([0.0, 0.0], [1.0, 1.0], seen, at=(0.0, 0.0))

@@ -1,0 +1,88 @@
+"""Levels of signed distances: the silhouette and the shadow of a ball, against closed forms."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import central_differences, outputs, scalars
+from numpy.testing import assert_allclose
+from reverse_mode import gradient_field
+
+from taichi_ext import UnsupportedError, jacobian, ray_level, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+BALL = [0.2, -0.3, 5.0, 1.1]  # centre and radius
+
+
+def marched(p, level):
+    """Levels of rays from the camera that hit, touch and miss."""
+
+    @ti.func
+    def distance(x):
+        return (x - ti.Vector([p[0], p[1], p[2]])).norm() - p[3]
+
+    @ti.kernel
+    def k():
+        for n in level:
+            ray = ti.Vector([-0.35 + 0.05 * n, 0.02 * n, 1.0]).normalized()
+            level[n] = ray_level(distance, ti.Vector([0.0, 0.0, 0.0]), ray, 0.0, 10.0)
+
+    return k
+
+
+def test_the_smallest_distance_and_its_derivative():
+    p, level = scalars(BALL), outputs(16)
+    value, J = value_and_jacobian(marched(p, level), p, level)
+    n = np.arange(16)
+    ray = np.stack([-0.35 + 0.05 * n, 0.02 * n, np.ones(16)], -1)
+    ray /= np.linalg.norm(ray, axis=1, keepdims=True)
+
+    def exact(ball):
+        beside = ball[:3] - (ray @ ball[:3])[:, None] * ray
+        return ball[3] - np.linalg.norm(beside, axis=1)
+
+    assert (exact(np.array(BALL)) > 0).any()
+    assert (exact(np.array(BALL)) < 0).any()
+    assert_allclose(value, exact(np.array(BALL)), atol=1e-9)
+    for k in range(4):
+        h = 1e-5 * np.eye(4)[k]
+        differences = (exact(BALL + h) - exact(BALL - h)) / 2e-5
+        assert_allclose(J[:, k], differences, rtol=1e-5, atol=1e-5)  # a minimum is found to half the digits
+
+
+def test_a_blended_distance_agrees_with_differences_of_itself():
+    p, level = scalars([0.3, 0.9, 0.25]), outputs(12)
+
+    @ti.func
+    def distance(x):
+        one = (x - ti.Vector([-0.5, 0.0, 4.0])).norm() - p[0]
+        two = (x - ti.Vector([0.6, 0.1, 4.4])).norm() - p[1]
+        near = ti.max(p[2] - abs(one - two), 0.0) / p[2]
+        return ti.min(one, two) - near * near * p[2] / 4
+
+    @ti.kernel
+    def k():
+        for n in level:
+            ray = ti.Vector([-0.3 + 0.06 * n, -0.21, 1.0]).normalized()
+            level[n] = ray_level(distance, ti.Vector([0.0, 0.0, 0.0]), ray, 0.5, 8.0)
+
+    J = jacobian(k, p, level)
+    [[differences]] = central_differences(k, [p], [level])
+    assert np.abs(differences).max(0).min() > 1e-3
+    assert_allclose(J, differences, rtol=1e-5, atol=1e-5)
+
+
+def test_bad_input():
+    p, level = gradient_field(BALL), gradient_field(np.zeros(4))
+
+    @ti.kernel
+    def k():
+        for n in level:
+            level[n] = ray_level(abs, ti.Vector([0.0, 0.0]), ti.Vector([1.0, p[0]]), 0.0, 1.0)
+
+    with pytest.raises(UnsupportedError, match="ray_level: distance is .*; expected a ti.func that takes a position"):
+        jacobian(k, p, level)
+    with pytest.raises(UnsupportedError, match="ray_level has no derivative in Taichi's reverse mode"):
+        marched(p, level).grad()
+    with pytest.raises(UnsupportedError, match="ray_level is called from Python"):
+        ray_level(abs, [0.0], [1.0], 0.0, 1.0)
