@@ -19,8 +19,9 @@ ARGUMENTS = {
     "triangle": ["--samples", "32"],
     "meshes": ["--samples", "12", "--mesh", "box"],
     "signed_distance": ["--samples", "12"],
+    "picture_fits": [],
 }
-CHECKS = {"silhouette": 15, "occlusion": 8, "triangle": 4, "meshes": 2, "signed_distance": 2}
+CHECKS = {"silhouette": 15, "occlusion": 8, "triangle": 4, "meshes": 2, "signed_distance": 2, "picture_fits": 4}
 
 
 @pytest.fixture
