@@ -38,6 +38,7 @@ class Prepared:
         format: of sparse Jacobians; None for dense ones.
         dense_reason: why rows of all columns are computed although the result is sparse; empty where they are not.
         in_rows: the parameters, by number, whose columns rows of tangents hold.
+        is_in_rows: whether the columns of small parameters have been put there.
         composed: the fields whose entries are columns of their own, and their sizes.
     """
 
@@ -59,6 +60,7 @@ class Prepared:
     format: str | None = None
     dense_reason: str = ""
     in_rows: set[int] = field(default_factory=set)
+    is_in_rows: bool = False
     composed: dict[Any, int] = field(default_factory=dict)
 
     def result(self, blocks: list[list[Any]]) -> Any:

@@ -19,6 +19,9 @@ from taichi_ext.runtime.sparse_session import SparseSession
 from taichi_ext.tracing.sparse_columns import Columns, DenseRowsError
 from taichi_ext.tracing.trace import RETURN
 
+FEW_COLUMNS = 64  # of a parameter that rows of tangents hold if rows cannot be sparse otherwise
+MOST_COLUMNS = 512  # of all of them
+
 
 class SparseEvaluation(Evaluation):
     """A call with ``format=``."""
@@ -88,8 +91,23 @@ class SparseEvaluation(Evaluation):
                 return self._run_sparse()
             except DenseRowsError as error:
                 self._restore()
-                self._prepared.dense_reason = str(error)
+                if not self._put_in_rows():
+                    self._prepared.dense_reason = str(error)
         return self._run_dense()
+
+    def _put_in_rows(self) -> bool:
+        """Let rows of tangents hold the columns of small parameters; False where they have been tried."""
+        prepared = self._prepared
+        if prepared.is_in_rows:
+            return False
+        prepared.is_in_rows = True
+        sizes = [math.prod(shape) for _, shape in self._new_session(0, None)[1]]
+        small = {n for n, size in enumerate(sizes) if size <= FEW_COLUMNS}
+        if not small or sum(sizes[n] for n in small) > MOST_COLUMNS:
+            return False
+        prepared.in_rows |= small
+        prepared.composed.clear()
+        return True
 
     def _restore(self) -> None:
         if self._state is not None:

@@ -57,6 +57,7 @@ class StorageFacts:
     constants: set[Seed] = field(default_factory=set)
     slots: int = 0
     has_row: bool = False
+    owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
 
     def add(self, form: Form, accumulates: bool, is_fixed: Callable[[Seed], bool]) -> bool:
         """Take note of a form that is written; True if that is news.
@@ -166,13 +167,17 @@ class Storage:
             self.row = self._new_row()
         if not facts.has_many_columns:
             for seed in sorted(facts.constants, key=lambda s: (s.column.terms, s.column.constant)):
+                if not seed.is_constant and not self._is_fixed(seed):
+                    continue  # of a trace that had other variables
                 zero = backend.zeros_variable(size, dtype) if is_indexed else backend.variable(0, dtype)
                 self.registers[seed] = zero
         if is_indexed or self.row is not None or facts.slots:
             tracer.refuse_pieces()
+        self.owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
+        self.no_column = 0 if tracer.sink is None else tracer.sink.no_column(self.owner)
         if self.row is None:
             for _ in range(facts.slots):
-                self.slots.append((backend.variable(tracer.no_column, backend.i32), backend.variable(0, dtype)))
+                self.slots.append((backend.variable(self.no_column, backend.i32), backend.variable(0, dtype)))
 
     def _new_row(self) -> Any:
         tracer = self.tracer
@@ -211,7 +216,10 @@ class Storage:
             form[LocalRow(self, element, index, self.version, self.tracer.loop_sites())] = 1
         for column, coefficient in self.slots:
             kept = backend.variable(column)
-            form[Seed(self.tracer.new_slot_atom(self, kept))] = coefficient
+            atom = self.tracer.new_slot_atom(self, kept)
+            if self.tracer.sink is not None:
+                self.tracer.sink.set_owner(atom, self.owner)
+            form[Seed(atom)] = coefficient
         return form
 
     def _changed(self) -> None:
@@ -229,6 +237,7 @@ class Storage:
             grows = self._is_own(form) and self.tracer.loop_sites() != self.loops
             if self.facts.add(form, grows, self._is_fixed):
                 self.tracer.facts.changed = True
+            self._note_owners(form)
         forms = [settle(form, self.dtype) for form in forms]
         if any(forms) or not self.is_zero:
             self.stores = ADDED
@@ -237,6 +246,16 @@ class Storage:
         for form, index in zip(forms, indices, strict=True):
             self._write_registers(form, index)
         self._changed()
+
+    def _note_owners(self, form: Form) -> None:
+        """Take note of whose columns come into slots."""
+        sink = self.tracer.sink
+        if sink is None:
+            return
+        found = {sink.owner(s.column) for s in form if not is_row(s) and not s.is_constant and s not in self.registers}
+        if not found <= self.facts.owners:
+            self.facts.owners |= found
+            self.tracer.facts.changed = True
 
     def _is_own(self, form: Form) -> bool:
         """Whether a form refers to what this storage held before, together with other index expressions."""
@@ -255,8 +274,8 @@ class Storage:
                 backend.assign(column, columns[n])
                 backend.assign(coefficient, as_expression(symbolic[n][1], self.dtype))
             else:
-                if self.tracer.no_column:
-                    backend.assign(column, self.tracer.no_column)
+                if self.tracer.sink is not None:
+                    backend.assign(column, self.no_column)
                 backend.assign(coefficient, as_expression(0, self.dtype))
 
     def _write_rows(self, forms: list[Form], indices: list[Any]) -> None:
@@ -300,6 +319,7 @@ class Storage:
         in_loop = self.tracer.loop_sites() != self.loops
         if self.facts.add(form, in_loop, self._is_fixed):
             self.tracer.facts.changed = True
+        self._note_owners(form)
         if self.row is None and self.slots:
             # a few index expressions, in straight-line code: old and new terms side by side
             total = dict(self.form(index))

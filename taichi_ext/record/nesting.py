@@ -51,7 +51,7 @@ def plain_bound(bound: ast.expr) -> ast.expr | None:
     """
     if isinstance(bound, ast.Call) and isinstance(bound.func, ast.Attribute):
         inner = bound.args[0] if bound.args else None
-        if bound.func.attr == "primal" and inner is not None:
+        if bound.func.attr in ("primal", "bound") and inner is not None:
             return plain_bound(inner)
         if bound.func.attr != "load" or not isinstance(inner, ast.Attribute) or inner.attr != "shape":
             return None

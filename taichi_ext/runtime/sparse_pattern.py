@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.derivative.linear_form import Affine
+from taichi_ext.runtime.merging import merged
 from taichi_ext.tracing.entry_sites import Group, Site
 
 
@@ -49,6 +50,10 @@ class Slots:
         return np.stack([self.of(entry.column) for entry in group.entries], axis=1).reshape(-1)
 
 
+LONG = 1 << 15  # from here on, threads share the work
+LENGTHS = (12, 6, 4, 3, 2)  # of vectors, by which entries may come together
+
+
 @dataclass
 class Block:
     """Where the entries of one container by the columns of another one come from, and their CSR arrays.
@@ -57,10 +62,10 @@ class Block:
         indptr: of the CSR arrays.
         indices: likewise.
         order: for each entry in turn, the numbers that are added up; None where they lie in the memory of the data.
-        starts: where in ``order`` each entry begins; None where each is one number.
+        starts: where in ``order`` each entry begins, and the end; None where each is one number.
         shape: of the block.
-        sources: the groups that write the numbers, each with where it begins in their common memory.
         has_rows: whether numbers come from rows of tangents: those that are zero are no entries.
+        length: so many entries at a time come from numbers that lie together; ``order`` has the first of them.
     """
 
     indptr: np.ndarray
@@ -69,6 +74,7 @@ class Block:
     starts: np.ndarray | None
     shape: tuple[int, int]
     has_rows: bool
+    length: int = 1
 
     @property
     def is_in_place(self) -> bool:
@@ -78,8 +84,12 @@ class Block:
         """The numbers of the CSR arrays."""
         if self.order is None:
             return numbers
+        if not len(self.order):
+            return np.zeros(0, numbers.dtype)
+        if self.length > 1 or len(self.order) >= LONG:
+            return merged(numbers, self.order, self.starts, self.length)
         taken = numbers.take(self.order)
-        return taken if self.starts is None else np.add.reduceat(taken, self.starts) if len(taken) else taken
+        return taken if self.starts is None else np.add.reduceat(taken, self.starts[:-1])
 
 
 def block_of(
@@ -110,16 +120,40 @@ def block_of(
     np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
     indices = (key % max(1, shape[1])).astype(dtype)
     order = numbers[order].astype(dtype)
-    return Block(indptr, indices, order, None if is_first.all() else starts, shape, has_rows)
+    ends = np.append(starts, len(order))
+    for length in LENGTHS if len(order) >= LONG else ():
+        if _comes_together(order, ends, length):
+            counts = np.diff(ends)[::length]
+            first = np.repeat(ends[:-1:length] - np.append(0, np.cumsum(counts)[:-1]), counts) + np.arange(counts.sum())
+            ends = np.append(0, np.cumsum(counts)).astype(dtype)
+            return Block(indptr, indices, order[first], ends, shape, has_rows, length)
+    return Block(indptr, indices, order, None if is_first.all() else ends.astype(dtype), shape, has_rows)
+
+
+def _comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
+    """Whether entries come from numbers that lie together, so many at a time: those of one are next to the others'."""
+    counts = np.diff(ends)
+    if len(counts) % length:
+        return False
+    counts = counts.reshape(-1, length)
+    if (counts != counts[:, :1]).any():
+        return False
+    size = int(counts[:, 0].max())
+    for n in range(size):
+        here = counts[:, 0] > n
+        places = order[ends[:-1].reshape(-1, length)[here] + n]
+        if (places != places[:, :1] + np.arange(length)).any():
+            return False
+    return True
 
 
 def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
     """For each site which of its rows count, slot by slot and part by part: what is stored over later does not."""
     kept = [np.repeat(s.is_filled[:, None], len(s.site.rows), axis=1) for s in sites]
     stores = [n for n, s in enumerate(sites) if not s.site.is_sum]
-    for n in stores:
-        site = sites[n].site
-        if not site.is_injective:
+    for n, slots in enumerate(sites):
+        site = slots.site
+        if not site.is_sum and not site.is_injective:
             _keep_last(sites[n], kept[n])
         for later in stores:
             other = sites[later].site

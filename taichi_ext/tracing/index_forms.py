@@ -105,11 +105,6 @@ class IndexForms:
         self.stage = 0  # number of the statement at the top of the kernel
 
     @property
-    def no_column(self) -> int:
-        """What a slot holds as long as it has no column."""
-        return 0 if self.sink is None else -1
-
-    @property
     def context(self) -> Any:
         return self.contexts[-1]
 
@@ -162,7 +157,8 @@ class IndexForms:
 
         Its coefficient in a local of that time can be kept in a register, as that of a constant column is.
         """
-        return self.sink is not None and all(self.atom_numbers[a] < number for a, _ in seed.column.terms)
+        numbers = self.atom_numbers
+        return self.sink is not None and all(numbers.get(a, number) < number for a, _ in seed.column.terms)
 
     def affine(self, index: Any) -> Affine:
         """An index in normal form; what is not linear in unchanging variables is evaluated now and named."""

@@ -134,6 +134,14 @@ class Sink:
             return self._owners.get(column)
         return next((key for first, end, key in self._ranges if first <= column.constant < end), None)
 
+    def set_owner(self, column: Affine, owner: Any) -> None:
+        """Say whose column a variable holds; None where it may be that of several containers."""
+        self._owners[column] = owner
+
+    def no_column(self, owner: Any) -> int:
+        """What a slot holds as long as it has no column: one that rows have, where it may be added to a row."""
+        return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
+
     def has_sparse(self, form: Form) -> bool:
         """Whether a form has columns that no row holds."""
         return any(not is_row(leaf) and not self.is_in_rows(leaf.column) for leaf in form)

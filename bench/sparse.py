@@ -1,0 +1,107 @@
+"""Sparse Jacobians: bundle adjustment, hand tracking and springs, beside the kernel alone and a kernel derived by hand.
+
+python bench/sparse.py                       bundle adjustment and springs
+python bench/sparse.py ba5 springs           the programs of these names
+python bench/sparse.py --hand FOLDER         hand tracking as well, with ADBench's data in that folder
+python bench/sparse.py --cpu-time            CPU time of one thread, for a machine that is in use
+"""
+
+import argparse
+import time
+import tracemalloc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import sparse_models
+import taichi as ti
+from report import describe, markdown_table
+from sparse_programs import BA_SIZES, SparseProgram, make_bundle_adjustment, make_hand, make_springs
+from timing import time_first, time_in_turn
+
+from taichi_ext import Jacobian
+
+HANDS = ("hand1_t26_c100", "hand5_t26_c800")
+TOLERANCE = 1e-10
+
+
+def bytes_of(blocks: list) -> int:
+    """Bytes of CSR arrays."""
+    return sum(a.nbytes for row in blocks for b in row for a in (b.data, b.indices, b.indptr))
+
+
+def peak_memory(call: Callable[[], object]) -> int:
+    """Bytes that NumPy allocates at most during a call."""
+    tracemalloc.start()
+    call()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def check(program: SparseProgram, blocks: list) -> None:
+    """Raise where the kernel that is derived by hand gives something else."""
+    if program.by_hand is None:
+        return
+    program.by_hand(*program.arrays)
+    if not program.blocks:  # blocks of a bsr_array
+        found = blocks[0][0].tobsr((3, 3))
+        found.sort_indices()
+        np.testing.assert_allclose(found.data.reshape(-1), program.arrays[0].reshape(-1), atol=TOLERANCE)
+        return
+    for (row, column), values, columns in zip(program.blocks, *(program.arrays[k::2] for k in (0, 1)), strict=True):
+        block = blocks[row][column]
+        scale = np.abs(values).max()
+        np.testing.assert_allclose(block.data, values.reshape(-1), atol=TOLERANCE * scale, rtol=TOLERANCE)
+        np.testing.assert_array_equal(block.indices, columns.reshape(-1))
+
+
+def measure(name: str, program: SparseProgram, clock: Callable[[], float], seconds: float) -> list[str]:
+    """One line of the table."""
+    plan = Jacobian(program.kernel, program.params, program.outputs, format="csr")
+    first_kernel = time_first(program.kernel, clock)
+    first_peak = peak_memory(plan)
+    blocks = plan()
+    check(program, blocks)
+    calls: dict[str, Callable[[], object]] = {"kernel": program.kernel, "ours": plan}
+    if program.by_hand is not None:
+        calls["by hand"] = partial(program.by_hand, *program.arrays)
+    model = sparse_models.jax_model(name, program)
+    if model is not None:
+        calls["JAX"] = model
+    first = {key: time_first(call, clock) for key, call in calls.items()}
+    timings = time_in_turn(calls, {**first, "kernel": first_kernel}, seconds, clock)
+    shown = [f"{timings[key].median * 1e3:.2f}" if key in calls else "" for key in ("kernel", "ours", "by hand", "JAX")]
+    entries, size = sum(b.nnz for row in blocks for b in row), bytes_of(blocks)
+    peak = max(first_peak, peak_memory(plan))
+    ratio = timings["ours"].median / timings["kernel"].median
+    return [name, str(entries), *shown, f"{ratio:.1f}", f"{size / 2**20:.1f}", f"{peak / size:.1f}"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["ba1", "ba5", "springs"], help="default: ba1 ba5 springs")
+    parser.add_argument("--hand", type=Path, metavar="FOLDER", help="ADBench's data of the hand")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each method")
+    options = parser.parse_args()
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    threads = {"cpu_max_num_threads": 1} if options.cpu_time else {}
+    makers: dict[str, Callable[[], SparseProgram]] = {n: partial(make_bundle_adjustment, n) for n in BA_SIZES}
+    makers["springs"] = make_springs
+    if options.hand is not None:
+        makers.update({n: partial(make_hand, n, options.hand) for n in HANDS})
+    rows = []
+    for name in [*options.names, *(HANDS if options.hand is not None else ())]:
+        ti.init(arch=ti.cpu, default_fp=ti.f64, offline_cache=False, log_level=ti.ERROR, **threads)
+        rows.append(measure(name, makers[name](), clock, options.seconds))
+        print(" ".join(rows[-1]), flush=True)
+    head = ["program", "entries", "kernel", "taichi_ext", "by hand", "JAX", "over kernel", "CSR MiB", "peak / CSR"]
+    print(describe("CPU time" if options.cpu_time else "wall time, ms"))
+    print(markdown_table(head, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

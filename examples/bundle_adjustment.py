@@ -1,0 +1,150 @@
+"""Bundle adjustment: three cameras and 120 points from what the cameras have seen of them.
+
+Each residual depends on one camera and one point, found by run-time integers; J is sparse, 9 entries a row.
+Gauss-Newton steps, damped as Levenberg and Marquardt do, solve their normal equations with a sparse factorisation. The
+first camera and one coordinate of the second are held, since nothing else says where the scene is and how large.
+
+    python examples/bundle_adjustment.py --output bundle_adjustment.png
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sparse
+import taichi as ti
+from compare import Comparison
+from plotting import BLUE, new_figure, parse, parser, save
+from scipy.sparse.linalg import splu
+
+from taichi_ext import Jacobian
+
+CAMERAS, POINTS, FOCAL = 3, 120, 600.0
+ITERATIONS = 12
+
+
+@ti.func
+def turned(r, x):
+    """x, turned by a rotation vector."""
+    square = r.dot(r)
+    y = x + r.cross(x)
+    if square > 0:
+        angle = ti.sqrt(square)
+        v = r / angle
+        y = x * ti.cos(angle) + v.cross(x) * ti.sin(angle) + v * (v.dot(x) * (1 - ti.cos(angle)))
+    return y
+
+
+@ti.data_oriented
+class Scene:
+    """Cameras (rotation vector, then centre), points, and where each camera has seen the points that it sees."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.true_points = rng.uniform(-1, 1, (POINTS, 3))
+        turns = np.array([[0, 0, 0], [0, 0.3, 0.05], [0.1, -0.35, 0]])
+        centres = np.array([[0, 0, -5], [-1.6, 0.1, -4.7], [1.8, 0.4, -4.6]])
+        self.true_cameras = np.concatenate([turns, centres], axis=1)
+        pairs = [(c, p) for p in range(POINTS) for c in range(CAMERAS) if (p + c) % 5]  # each misses one in five
+        self.pairs = np.array(pairs, np.int32)
+        self.cameras, self.points = ti.field(ti.f64, (CAMERAS, 6)), ti.Vector.field(3, ti.f64, POINTS)
+        self.who = ti.Vector.field(2, ti.i32, len(pairs))
+        self.seen, self.errors = (ti.Vector.field(2, ti.f64, len(pairs)) for _ in range(2))
+        self.who.from_numpy(self.pairs)
+        self.seen.from_numpy(self.model(self.true_cameras, self.true_points))
+        start = self.true_cameras + 0.05 * rng.standard_normal((CAMERAS, 6)) * ~self.held().reshape(CAMERAS, 6)
+        self.cameras.from_numpy(start)
+        self.points.from_numpy(self.true_points + 0.05 * rng.standard_normal((POINTS, 3)))
+
+    @staticmethod
+    def held() -> np.ndarray:
+        """The entries of the cameras that are known."""
+        held = np.zeros((CAMERAS, 6), bool)
+        held[0] = held[1, 3] = True
+        return held.ravel()
+
+    @ti.kernel
+    def residuals(self):
+        for k in self.errors:
+            c, p = self.who[k][0], self.who[k][1]
+            r = ti.Vector([self.cameras[c, 0], self.cameras[c, 1], self.cameras[c, 2]])
+            centre = ti.Vector([self.cameras[c, 3], self.cameras[c, 4], self.cameras[c, 5]])
+            y = turned(r, self.points[p] - centre)
+            self.errors[k] = FOCAL * ti.Vector([y[0] / y[2], y[1] / y[2]]) - self.seen[k]
+
+    def model(self, cameras: np.ndarray, points: np.ndarray) -> np.ndarray:
+        """What the cameras see, in NumPy, of complex numbers too."""
+        camera, x = cameras[self.pairs[:, 0]], points[self.pairs[:, 1]]
+        r, x = camera[:, :3], x - camera[:, 3:]
+        angle = np.sqrt((r * r).sum(axis=1, keepdims=True) + 1e-40)
+        v = r / angle
+        along = v * (v * x).sum(axis=1, keepdims=True) * (1 - np.cos(angle))
+        y = x * np.cos(angle) + np.cross(v, x) * np.sin(angle) + along
+        return FOCAL * y[:, :2] / y[:, 2:]
+
+
+def by_complex_steps(scene: Scene) -> np.ndarray:
+    """J in NumPy, a column at a time, exact to rounding."""
+    centre = [scene.cameras.to_numpy().ravel(), scene.points.to_numpy().ravel()]
+    point, columns = np.concatenate(centre), []
+    for k in range(len(point)):
+        moved = point.astype(complex)
+        moved[k] += 1e-30j
+        cameras, points = moved[: 6 * CAMERAS].reshape(-1, 6), moved[6 * CAMERAS :].reshape(-1, 3)
+        columns.append(scene.model(cameras, points).imag.ravel() / 1e-30)
+    return np.stack(columns, axis=1)
+
+
+def adjust(scene: Scene, plan: Jacobian) -> tuple[list[float], Any]:
+    """Damped Gauss-Newton steps; the error of each iteration, and the last J of what is free."""
+    free = np.flatnonzero(~np.concatenate([scene.held(), np.zeros(3 * POINTS, bool)]))
+    errors, damping, J = [], 1e-3, None
+    for _ in range(ITERATIONS):
+        J = sparse.hstack(plan(), format="csr")[:, free]
+        r = scene.errors.to_numpy().ravel()
+        errors.append(float(np.sqrt((r * r).mean())))
+        normal = (J.T @ J).tocsc()
+        normal += sparse.diags_array(damping * normal.diagonal(), format="csc")
+        change = np.zeros(6 * CAMERAS + 3 * POINTS)
+        change[free] = splu(normal).solve(-J.T @ r)
+        scene.cameras.from_numpy(scene.cameras.to_numpy() + change[: 6 * CAMERAS].reshape(-1, 6))
+        scene.points.from_numpy(scene.points.to_numpy() + change[6 * CAMERAS :].reshape(-1, 3))
+        damping /= 10
+    return errors, J
+
+
+def draw(path: Any, J: Any, errors: list[float]) -> None:
+    figure = new_figure(9, 4.5)
+    if figure is None:
+        return
+    pattern, convergence = figure.subplots(1, 2)
+    pattern.spy(J, markersize=0.8, aspect="auto", color=BLUE)
+    pattern.set_title(f"J: {J.nnz} of {J.shape[0]} x {J.shape[1]} entries")
+    pattern.set_xlabel("cameras, then points")
+    convergence.semilogy(errors, "o-", color=BLUE)
+    convergence.set_title("error of the images in pixels, by iteration")
+    save(figure, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(parser(__doc__.splitlines()[0], "bundle_adjustment.png"), arguments)
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    scene = Scene()
+    plan = Jacobian(scene.residuals, [scene.cameras, scene.points], scene.errors, format="csr")
+    compared = Comparison(f"{CAMERAS} cameras, {POINTS} points, {len(scene.pairs)} observations")
+    J = sparse.hstack(plan())
+    compared.numbers("J (complex steps in NumPy)", J.toarray(), by_complex_steps(scene), rtol=1e-10, atol=1e-8)
+    compared.holds("no row has more than 9 entries", J.nnz <= 9 * J.shape[0], f"{J.nnz} entries in {J.shape[0]} rows")
+    errors, last = adjust(scene, plan)
+    for n, error in enumerate(errors):
+        print(f"       {n:2d}: {error:.3e} pixels")
+    points, cameras = scene.points.to_numpy(), scene.cameras.to_numpy()
+    compared.numbers("points (those that the images were made of)", points, scene.true_points, rtol=0, atol=1e-8)
+    compared.numbers("cameras (likewise)", cameras, scene.true_cameras, rtol=0, atol=1e-8)
+    draw(options.output, last, errors)
+    return compared.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
