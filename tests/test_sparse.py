@@ -203,6 +203,30 @@ def test_steps_in_place_and_intermediates():
     require_equal(found, run, [x, v], [y, x], [aux])
 
 
+def test_stores_of_constants_clear_rows():
+    x, y = scalars(random(3)), outputs(3)
+
+    @ti.kernel
+    def square():
+        for i in x:
+            y[i] = x[i] ** 2
+            x[i] *= 2
+
+    @ti.kernel
+    def clear():
+        for i in range(2):
+            y[i] = 1
+
+    def run():
+        square()
+        clear()
+        x[1] = 3.0
+
+    found = jacobian(run, x, [y, x], format="csr")
+    assert_array_equal([block.nnz for block in found], [1, 2])
+    assert_array_equal(found[1].toarray(), np.diag([2, 0, 2]))
+
+
 gravity = 9.0
 
 

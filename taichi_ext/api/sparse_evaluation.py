@@ -16,6 +16,7 @@ from taichi_ext.runtime.memory import available_memory
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_rows import csr_of
 from taichi_ext.runtime.sparse_session import SparseSession
+from taichi_ext.runtime.state import OverBudgetError
 from taichi_ext.tracing.sparse_columns import Columns, DenseRowsError
 from taichi_ext.tracing.trace import RETURN
 
@@ -90,9 +91,11 @@ class SparseEvaluation(Evaluation):
             try:
                 return self._run_sparse()
             except DenseRowsError as error:
-                self._restore()
                 if not self._put_in_rows():
                     self._prepared.dense_reason = str(error)
+            except OverBudgetError:
+                self._prepared.dense_reason = "the rows of tangents do not fit into max_memory"
+            self._restore()
         return self._run_dense()
 
     def _put_in_rows(self) -> bool:
@@ -133,8 +136,7 @@ class SparseEvaluation(Evaluation):
         session, columns = self._new_session(0, None)
         rows = [self._rows(session, target) for target in self._outputs]
         entries = sum(rows) * sum(math.prod(shape) for _, shape in columns)
-        free = self._prepared.limit or available_memory() / 2
-        refuse_too_large(self._prepared.dense_reason, entries, np.dtype(np.float64), free)
+        refuse_too_large(self._prepared.dense_reason, entries, np.dtype(np.float64), available_memory() / 2)
         dense = super()._run_within_memory()
         return [
             [csr_of(block.reshape(n, math.prod(shape))) for block, (_, shape) in zip(row, columns, strict=True)]

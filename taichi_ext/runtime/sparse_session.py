@@ -134,9 +134,9 @@ class SparseSession(Session):
         return self._streams.array(name)
 
     def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:
-        streams, self._streams = self._streams, None
-        if streams is None:
+        if not fused.sites:
             return
+        streams, self._streams = self._streams or Streams.of(fused), None  # those that only clear rows write nothing
         streams.end()
         stages = (list(streams.blocks(stage)) for stage in streams.stages())
         self.rows.compose(stages, lambda key: outer.get(key, key))
