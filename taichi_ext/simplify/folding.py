@@ -49,6 +49,26 @@ class _Folding:
             self.written |= written_memory(s)
         self.counts: Counter[Local] = read_counts(body)
         self.replaced: dict[Local, Value] = {}
+        self._read: dict[Statement, set[Local]] = {}
+        self._read_within: dict[Statement, set[Local]] = {}
+        self._written: dict[Statement, set[Local | Container]] = {}
+
+    def read(self, s: Statement) -> set[Local]:
+        """The locals that a statement reads, without its blocks."""
+        if s not in self._read:
+            self._read[s] = {node.local for node in all_values(s) if isinstance(node, Read)}
+        return self._read[s]
+
+    def read_within(self, s: Statement) -> set[Local]:
+        """The locals that a statement reads, its blocks included."""
+        if s not in self._read_within:
+            self._read_within[s] = {local for inner in statements((s,)) for local in self.read(inner)}
+        return self._read_within[s]
+
+    def written_by(self, s: Statement) -> set[Local | Container]:
+        if s not in self._written:
+            self._written[s] = written_memory(s)
+        return self._written[s]
 
     def block(self, body: Body) -> Body:
         made: list[Statement] = []
@@ -102,22 +122,18 @@ class _Folding:
             return False
         sources = self.sources(value)
         for s in body[n + 1 :]:
-            if _reads(s, local):
+            if local in self.read(s):
                 return not isinstance(s, While)
-            is_within = any(_reads(inner, local) for inner in statements((s,)))
-            if is_within:
+            if local in self.read_within(s):
                 return isinstance(s, If) and not sources and self.is_in_branches(s, local)
-            if sources and sources & written_memory(s):
+            if sources and sources & self.written_by(s):
                 return False
         return False
 
     def is_in_branches(self, s: If, local: Local) -> bool:
         """Whether a use is in a statement of a branch itself, not in a loop or branch in it."""
-        return any(_reads(inner, local) and not isinstance(inner, While) for block in bodies(s) for inner in block)
+        inner = (s for block in bodies(s) for s in block)
+        return any(local in self.read(s) and not isinstance(s, While) for s in inner)
 
     def size(self, value: Value) -> int:
         return sum(isinstance(node, Op) for node in walk(value))
-
-
-def _reads(s: Statement, local: Local) -> bool:
-    return any(isinstance(node, Read) and node.local is local for node in all_values(s))
