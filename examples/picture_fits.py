@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compared = Comparison(f"Pictures of {WIDTH} x {HEIGHT} pixels")
     generator = np.random.default_rng(3)
     sites = np.column_stack([GRID + generator.uniform(-3, 3, (9, 2)), generator.uniform(0.1, 1, 9)])
-    moved = np.column_stack([sites[:, :2] + generator.uniform(-2, 2, (9, 2)), np.full(9, 0.5)])
+    moved = np.column_stack([sites[:, :2] + generator.uniform(-2, 2, (9, 2)), generator.uniform(0.4, 0.6, 9)])
     bent = STROKE + np.array([2.0, -1.5, -4.0, -3.0, 1.5, 2.0, 0.8])
     shown = []
     for name, picture, truth, start in (
