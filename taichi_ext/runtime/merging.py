@@ -7,7 +7,7 @@ import taichi as ti
 
 from taichi_ext import backend
 
-Array = ti.types.ndarray(ndim=1)
+Array: Any = ti.types.ndarray(ndim=1)
 
 
 @ti.kernel
