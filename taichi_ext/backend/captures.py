@@ -181,6 +181,8 @@ def _note_name(context: Any, node: Any) -> None:
 
 
 def _note_attribute(context: Any, node: Any) -> None:
+    if isinstance(node.value, ast.Constant):
+        return  # evaluated for a call that reads an attribute, which is noted itself
     owner, names = getattr(node.value, "root", (node.value.ptr, ()))
     if owner is None or _is_taichi(owner) or _is_taichi(node.value.ptr):
         return
@@ -191,6 +193,34 @@ def _note_attribute(context: Any, node: Any) -> None:
         before = node.ptr
         node.ptr = reader.read_attribute(node.value.ptr, node.attr, before)
         _noting[-1].follow((id(owner), node.root[1]), node.ptr is not before)
+
+
+def _is_attribute_read(node: Any) -> bool:
+    """Whether a call reads an attribute by name, as rewritten sources do: ``<ad>.attribute(owner, "name")``."""
+    function = node.func if isinstance(node, ast.Call) else None
+    if isinstance(function, ast.Attribute):
+        return function.attr == "attribute" and isinstance(function.value, ast.Name) and function.value.id == "<ad>"
+    return isinstance(function, ast.Name) and function.id == "<ad>.attribute"
+
+
+def _as_attribute(node: Any) -> Any:
+    """Such a call as the attribute that it stands for."""
+    if not _is_attribute_read(node):
+        return node
+    attribute = ast.Attribute(value=_as_attribute(node.args[0]), attr=node.args[1].value, ctx=ast.Load())
+    ast.copy_location(attribute, node)
+    attribute.ptr = node.ptr  # type: ignore[attr-defined]
+    if hasattr(node, "root"):
+        attribute.root = node.root  # type: ignore[attr-defined]
+    return attribute
+
+
+def _note_attribute_read(context: Any, node: Any) -> None:
+    attribute = _as_attribute(node)
+    _note_attribute(context, attribute)
+    node.ptr = attribute.ptr
+    if hasattr(attribute, "root"):
+        node.root = attribute.root
 
 
 def _is_taichi(obj: Any) -> bool:
@@ -227,7 +257,10 @@ def _followed_call(build: Callable[..., Any]) -> Callable[..., Any]:
             for static in (impl.static, impl.static_assert)
         )
         if not is_static:
-            return build(context, node)
+            result = build(context, node)
+            if _noting and _is_attribute_read(node):
+                _note_attribute_read(context, node)
+            return result
         assert reader is not None
         reader.enter_static(1)
         try:
