@@ -5,7 +5,7 @@ is the difference of what is seen on its two sides.  So hidden edges do not coun
 much as their brightness differs.  The derivatives with respect to the pose and the focal length are compared with
 finite differences of a supersampled image.
 
-    python examples/meshes.py [--mesh both] [--samples 24] [--output meshes.png]
+    python examples/meshes.py [--mesh both] [--samples 40] [--output meshes.png]
 
 The picture needs ``python -m pip install 'taichi-ext[plot]'``; the figures are printed without it.
 """
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Box and sphere, some columns beside finite differences, and the picture."""
     made = plotting.parser("Triangle meshes under a camera.", "meshes.png")
     made.add_argument(
-        "--samples", type=int, default=24, help="per pixel and axis, of differences (default: %(default)s)"
+        "--samples", type=int, default=40, help="per pixel and axis, of differences (default: %(default)s)"
     )
     made.add_argument(
         "--mesh", choices=("both", *SHOWN), default="both", help="which to compare (default: %(default)s)"
