@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend, stages
-from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, stored_containers
+from taichi_ext.analysis.accesses import draws_random_numbers, read_containers
+from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
@@ -60,7 +61,7 @@ def fuse_program(launch: Launch) -> Fused:
     """
     start = time.perf_counter()
     captures = backend.Captures()
-    recorded = record(launch.kernel, launch.args, lambda func: registry.rule_for(func) is not None, captures)
+    recorded = record(launch.kernel, launch.args, _has_rule, captures)
     recorded, infos = with_whole_fields(recorded, launch)
     program = simplify(recorded)
     differentiated = differentiate(program, seeds_of(program, launch, infos))
@@ -76,6 +77,11 @@ def fuse_program(launch: Launch) -> Fused:
     facts.shadowed = set(shadows)
     sizes = differentiated.scratch_sizes
     return Fused(launch.kernel, kernel, shadows, facts, emitted.text, sizes, registry.version, launch.columns)
+
+
+def _has_rule(target: Any) -> bool:
+    """Whether a function or mark has a user's rule."""
+    return registry.rule_for(target) is not None
 
 
 def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[Container, ContainerInfo]]:
@@ -94,8 +100,7 @@ def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[C
         component = None if c.is_argument else launch.fields.component(c.object)
         if info.key not in whole:
             is_part = component is not None
-            name = c.name.removesuffix("_component") if is_part else c.name
-            whole[info.key] = replace(c, name=name, element_shape=info.element_shape, object=info.obj) if is_part else c
+            whole[info.key] = replace(c, element_shape=info.element_shape, object=info.obj) if is_part else c
             infos[whole[info.key]] = info
         if whole[info.key] is not c:
             index = () if component is None else tuple(map(int, np.unravel_index(component, info.element_shape)))
@@ -147,7 +152,7 @@ def seeds_of(program: Program, launch: Launch, infos: dict[Container, ContainerI
         launch.wants_return,
         by_column,
         backend.is_host_arch(),
-        lambda target: registry.rule_for(target) is not None,
+        _has_rule,
         backend.thread_count(),
     )
 
@@ -182,8 +187,7 @@ def _facts(recorded: Program, d: Differentiated, infos: dict[Container, Containe
     for c in read_containers(recorded.body):
         if c in infos:
             facts.read.add(infos[c].key)
-    stored = stored_containers(recorded.body)
-    for c in stored:
+    for c in written_containers(recorded.body):
         if c in infos:
             facts.written.add(infos[c].key)
         elif not c.is_argument:

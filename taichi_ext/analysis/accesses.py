@@ -1,11 +1,10 @@
-"""Which containers a program reads and writes, and whether it draws random numbers."""
+"""Which containers a program reads, and whether it draws random numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from taichi_ext.program import (
-    Assign,
     Atomic,
     Body,
     Container,
@@ -15,15 +14,13 @@ from taichi_ext.program import (
     Update,
     Value,
     statements,
-    values_of,
-    walk,
 )
+from taichi_ext.simplify.usage import all_values
 
 
 def _values(body: Body) -> Iterator[Value]:
     for s in statements(body):
-        for value in values_of(s):
-            yield from walk(value)
+        yield from all_values(s)
 
 
 def read_containers(body: Body) -> set[Container]:
@@ -35,25 +32,6 @@ def read_containers(body: Body) -> set[Container]:
         if is_read and isinstance(s.target, Load):  # type: ignore[union-attr]
             found.add(s.target.container)  # type: ignore[union-attr]
     return found
-
-
-def stored_containers(body: Body) -> set[Container]:
-    """The containers that are stored to, in whatever way."""
-    found: set[Container] = set()
-    for s in statements(body):
-        if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load):
-            found.add(s.target.container)
-        elif isinstance(s, Effect):
-            found.update(_containers(s.args))
-    return found
-
-
-def _containers(x: object) -> Iterator[Container]:
-    if isinstance(x, Container):
-        yield x
-    elif isinstance(x, (tuple, list)):
-        for e in x:
-            yield from _containers(e)
 
 
 def draws_random_numbers(body: Body) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.analysis.changes import changed_locals
 from taichi_ext.program import I32, Body, Const, Declare, Local, Op, Read, Value, declared, statements
+from taichi_ext.simplify.usage import assigned_locals
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Indices:
     def __init__(self, body: Body) -> None:
         self.forms: dict[Any, Affine] = {}  # of integer locals
         self.vectors: set[Any] = set()  # of integers, that do not change
-        changed = changed_locals(body)
+        changed = assigned_locals(body)
         for statement in statements(body):
             for local in declared(statement):
                 if local in changed or not local.dtype.is_integer:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from taichi_ext.program import Assign, Atomic, Body, Container, Effect, Load, Local, Read, Statement, Update, statements
-
-
-def changed_locals(body: Body | Iterable[Statement]) -> set[Local]:
-    """The locals that change after their declaration."""
-    found: set[Local] = set()
-    for s in statements(tuple(body)):
-        if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read):
-            found.add(s.target.local)
-    return found
+from taichi_ext.program import Assign, Atomic, Body, Container, Effect, Load, Statement, Update, statements
+from taichi_ext.simplify.usage import assigned_locals
 
 
 def written_containers(body: Body | Iterable[Statement]) -> set[Container]:
@@ -31,7 +23,7 @@ def written_containers(body: Body | Iterable[Statement]) -> set[Container]:
 def written(body: Body | Iterable[Statement]) -> set[Any]:
     """The locals and containers that change."""
     kept = tuple(body)
-    return changed_locals(kept) | written_containers(kept)
+    return assigned_locals(kept) | written_containers(kept)
 
 
 def _flat(x: Any) -> Iterable[Any]:

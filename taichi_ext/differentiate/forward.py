@@ -12,7 +12,6 @@ from typing import Any
 
 from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.affine import Affine, Indices
-from taichi_ext.analysis.changes import changed_locals
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores, grouped
 from taichi_ext.differentiate import special
@@ -49,6 +48,7 @@ from taichi_ext.program import (
     entries,
     values_of,
 )
+from taichi_ext.simplify.usage import assigned_locals
 
 MOST_WALKS = 100
 # Calls without tangents that neither read nor write what carries one; by name
@@ -89,7 +89,7 @@ class Forward:
         self.has_news = False
         self.builder = Builder()
         self.indices = Indices(program.body)
-        self.changed = changed_locals(program.body)
+        self.changed = assigned_locals(program.body)
         self.loop_table = find_loops(program.body, seeds.extents, frozenset(decisions.serial))
         self.stores = Stores(program, self.indices, self.loop_table, seeds.extents)
         self.linearizer = Linearizer(self)
