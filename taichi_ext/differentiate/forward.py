@@ -176,10 +176,8 @@ class Forward:
 
     # --- blocks
 
-    def _body(
-        self, body: tuple[Statement, ...], loop: Loop | None = None, variables: Any = ()
-    ) -> tuple[Statement, ...]:
-        outer, self.block = self.block, Block(self.block, loop)
+    def _body(self, body: tuple[Statement, ...], variables: Any = ()) -> tuple[Statement, ...]:
+        outer, self.block = self.block, Block(self.block)
         self.block.declared.update(variables)
         with self.builder.collecting() as collected:
             for group in grouped(body):
@@ -233,7 +231,7 @@ class Forward:
         for v in variables:
             if v not in self.changed:
                 self.builder.frozen.add(v)
-        body = self._body(s.body, loop, [v for v in variables if v not in self.changed])
+        body = self._body(s.body, [v for v in variables if v not in self.changed])
         self.loops.pop()
         if not self.loops:
             self._accept_covering()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Indices, atom_value
-from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply
 from taichi_ext.differentiate.forms import Seed
 from taichi_ext.program import I32, Local, Read, Value
@@ -15,10 +14,9 @@ from taichi_ext.program import I32, Local, Read, Value
 class Block:
     """A block of control flow: what is declared in it can be named in it."""
 
-    def __init__(self, outer: Block | None, loop: Loop | None = None) -> None:
+    def __init__(self, outer: Block | None) -> None:
         self.outer = outer
         self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
-        self.loop = loop
         self.declared: set[Any] = set()
 
     @property
