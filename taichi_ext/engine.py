@@ -40,14 +40,16 @@ from taichi_ext.tracing import trace
 from taichi_ext.tracing.facts import Facts
 from taichi_ext.tracing.trace import ContainerInfo, Fused, Launch
 
-# Whether kernels go through this engine where it can take them. Until it can take all of them, the tracer is used.
-IS_CHOSEN = os.environ.get("TAICHI_EXT_ENGINE") == "program"
+# Which engine takes a kernel: "tracer"; "program": this one, else the tracer; "only": this one, or an error
+ENGINE = os.environ.get("TAICHI_EXT_ENGINE", "tracer")
 
 
 def fuse(launch: Launch) -> Fused:
     """The kernel that does what ``launch.kernel`` does, and its tangents: by this engine, or by the tracer."""
     is_plain = launch.watch is None and not launch.constants and launch.sparse is None and launch.columns > 0
-    if IS_CHOSEN and is_plain and not backend.is_reverse(launch.kernel):
+    if ENGINE == "only":
+        return fuse_program(launch)
+    if ENGINE == "program" and is_plain and not backend.is_reverse(launch.kernel):
         with contextlib.suppress(NotImplementedError):  # what is still missing
             return fuse_program(launch)
     return trace.fuse(launch)
@@ -60,6 +62,8 @@ def fuse_program(launch: Launch) -> Fused:
         NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
     """
     start = time.perf_counter()
+    if launch.watch is not None or launch.constants or launch.sparse is not None or launch.values_dtype is not None:
+        raise NotImplementedError("a launch with watch, constants, sparse or values_dtype")
     captures = backend.Captures()
     recorded = record(launch.kernel, launch.args, _has_rule, captures)
     recorded, infos = with_whole_fields(recorded, launch)
