@@ -16,21 +16,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from taichi_ext.analysis import affine
 from taichi_ext.backend import constant, dtype_of, is_expr, is_real, ops
 
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(affine.Affine):
     """An integer ``sum(factor * variable) + constant``; variables are named by the atoms of a trace."""
 
     terms: tuple[tuple[int, int], ...] = ()
-    constant: int = 0
 
-    @property
-    def is_constant(self) -> bool:
-        return not self.terms
-
-    def __add__(self, other: Affine) -> Affine:
+    def __add__(self, other: affine.Affine) -> Affine:
         factors = dict(self.terms)
         for atom, factor in other.terms:
             factors[atom] = factors.get(atom, 0) + factor

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.derivative.linear_form import Affine
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.entry_sites import Group, Site
 from taichi_ext.runtime.merging import merged
-from taichi_ext.tracing.entry_sites import Group, Site
 
 
 class Slots:
@@ -18,7 +18,7 @@ class Slots:
     def __init__(self, site: Site, integers: np.ndarray | None) -> None:
         self.site = site
         self.integers = None if integers is None else integers.reshape(site.slots, site.integers)
-        self.values: dict[str, np.ndarray] = {}
+        self.values: dict[Any, np.ndarray] = {}
         stride = site.slots
         numbers = np.arange(site.slots, dtype=np.int64)
         for axis in site.axes:

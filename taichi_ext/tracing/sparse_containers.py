@@ -7,8 +7,8 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.derivative.storage import settle
 from taichi_ext.derivative.values import linearize, primal_of
+from taichi_ext.differentiate.sparse_columns import Columns, composed_key
 from taichi_ext.tracing.containers import Container, Ref, broadcast, columns_only
-from taichi_ext.tracing.sparse_columns import Columns, composed_key
 
 
 def sparse_container(

@@ -15,9 +15,9 @@ from taichi_ext import backend
 from taichi_ext.derivative.linear_form import Affine, Form, Seed, accumulate, as_expression, is_row
 from taichi_ext.derivative.rows import rows_loop
 from taichi_ext.derivative.storage import row_sum
-from taichi_ext.tracing.entry_sites import Axis, Entry, Group, Site
+from taichi_ext.differentiate.entry_sites import Axis, Entry, Group, Site
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, composed_key
 from taichi_ext.tracing.facts import WriteSite
-from taichi_ext.tracing.sparse_columns import Columns, DenseRowsError, composed_key
 
 MOST_IN_ROWS = 4096  # columns that rows may have
 MOST_SLOTS = 2**31 - 1

@@ -17,6 +17,8 @@ from taichi_ext.derivative.linear_form import Affine, Form, Seed, as_expression,
 from taichi_ext.derivative.rows import rows_loop
 from taichi_ext.derivative.storage import SPARSE, STRATEGIES, row_sum
 from taichi_ext.derivative.values import Scalar, TensorValue, entries_of, linearize, primal_of
+from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.differentiate.sparse_columns import Columns
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.record.names import TRACER
@@ -25,9 +27,7 @@ from taichi_ext.record.rewrite import Rewritten, rewrite
 from taichi_ext.record.variables import Variable
 from taichi_ext.tracing.constants import Constants
 from taichi_ext.tracing.containers import Container, ShadowRow, broadcast, columns_only
-from taichi_ext.tracing.entry_sites import Site
 from taichi_ext.tracing.facts import Facts
-from taichi_ext.tracing.sparse_columns import Columns
 from taichi_ext.tracing.sparse_containers import sink_returned, sparse_container
 from taichi_ext.tracing.sparse_sink import Sink
 from taichi_ext.tracing.tracer import Tracer

@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.derivative.linear_form import Affine
+from taichi_ext.analysis.affine import Affine
 
 
 @dataclass(frozen=True)
 class Axis:
     """A loop around a site: its variable, and the indices that it runs over."""
 
-    variable: str
+    variable: Any
     first: int
     end: int
 
@@ -53,7 +53,7 @@ class Site:
         key: the container that it writes to.
         is_sum: whether it adds to what is there.
         axes: the loops around it.
-        loops: the same loops, as the tracer calls them.
+        loops: the same loops, by what tells them apart.
         is_conditional: whether some slots may not be filled; the integers then end with a mark.
         is_injective: whether no two slots are of the same row.
         rows: the row of each part.
@@ -71,7 +71,7 @@ class Site:
     is_conditional: bool
     is_injective: bool
     rows: tuple[Affine, ...]
-    atoms: tuple[str, ...]
+    atoms: tuple[Any, ...]
     groups: tuple[Group, ...]
     has_rows: bool = False
 
