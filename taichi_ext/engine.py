@@ -35,6 +35,7 @@ from taichi_ext.program import (
     with_values,
 )
 from taichi_ext.record import record
+from taichi_ext.record.constants import Constants
 from taichi_ext.simplify import simplify
 from taichi_ext.tracing import trace
 from taichi_ext.tracing.facts import Facts
@@ -62,13 +63,13 @@ def fuse_program(launch: Launch) -> Fused:
         NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
     """
     start = time.perf_counter()
-    if launch.watch is not None or launch.constants or launch.sparse is not None or launch.values_dtype is not None:
-        raise NotImplementedError("a launch with watch, constants, sparse or values_dtype")
-    captures = backend.Captures()
-    recorded = record(launch.kernel, launch.args, _has_rule, captures)
+    if launch.watch is not None or launch.sparse is not None or launch.values_dtype is not None:
+        raise NotImplementedError("a launch with watch, sparse or values_dtype")
+    captures, constants = backend.Captures(), constants_of(launch)
+    recorded = record(launch.kernel, launch.args, _has_rule, captures, constants)
     recorded, infos = with_whole_fields(recorded, launch)
     program = simplify(recorded)
-    differentiated = differentiate(program, seeds_of(program, launch, infos))
+    differentiated = differentiate(program, seeds_of(program, launch, infos, constants))
     result = simplify(with_arguments(differentiated))
     emitted = build(result)
     kernel = compiled(launch, emitted.kernel._primal, differentiated)
@@ -76,7 +77,7 @@ def fuse_program(launch: Launch) -> Fused:
     features = backend.argument_features(launch.kernel, launch.args)
     trace.refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
-    facts = _facts(recorded, differentiated, infos, launch)
+    facts = _facts(recorded, differentiated, infos, launch, constants)
     shadows = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
     facts.shadowed = set(shadows)
     sizes = differentiated.scratch_sizes
@@ -86,6 +87,13 @@ def fuse_program(launch: Launch) -> Fused:
 def _has_rule(target: Any) -> bool:
     """Whether a function or mark has a user's rule."""
     return registry.rule_for(target) is not None
+
+
+def constants_of(launch: Launch) -> Constants | None:
+    """The Python numbers that are parameters; None where there are none, and no name could mean one."""
+    if not launch.columns or not (launch.constants or launch.argument_columns):
+        return None
+    return Constants(tuple(variable for variable, _ in launch.constants), frozenset(launch.argument_columns))
 
 
 def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[Container, ContainerInfo]]:
@@ -132,7 +140,9 @@ def _with_targets(s: Any, change: Any, parts: Any) -> Any:
     return s
 
 
-def seeds_of(program: Program, launch: Launch, infos: dict[Container, ContainerInfo]) -> Seeds:
+def seeds_of(
+    program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
+) -> Seeds:
     """What is asked for, in the words of the program."""
     roles, extents = {}, {}
     by_column = backend.stores_by_column()
@@ -147,6 +157,9 @@ def seeds_of(program: Program, launch: Launch, infos: dict[Container, ContainerI
         if argument.name in launch.argument_columns and argument.value is not None:
             (local,) = {value.local for value in entries(argument.value)}  # type: ignore[arg-type, union-attr]
             arguments[local] = launch.argument_columns[argument.name] - launch.first_column
+    for variable, first in launch.constants:
+        if constants is not None and variable.key in constants.locals:
+            arguments[constants.locals[variable.key]] = first - launch.first_column
     return Seeds(
         launch.columns,
         roles,
@@ -185,7 +198,13 @@ def compiled(launch: Launch, kernel: Any, differentiated: Differentiated) -> Any
     )
 
 
-def _facts(recorded: Program, d: Differentiated, infos: dict[Container, ContainerInfo], launch: Launch) -> Facts:
+def _facts(
+    recorded: Program,
+    d: Differentiated,
+    infos: dict[Container, ContainerInfo],
+    launch: Launch,
+    constants: Constants | None,
+) -> Facts:
     """What a session has to know of the kernel."""
     facts = Facts()
     for c in read_containers(recorded.body):
@@ -198,6 +217,9 @@ def _facts(recorded: Program, d: Differentiated, infos: dict[Container, Containe
             facts.other_fields[id(c.object)] = c.object
     facts.covered = {infos[c].key for c in d.covered}
     facts.read |= {("argument", name) for name in launch.argument_columns}
+    if constants is not None:
+        facts.read |= set(constants.locals)
+        facts.namesakes = constants.namesakes
     facts.has_random = draws_random_numbers(recorded.body)
     if launch.wants_return:
         facts.written.add(RETURN)

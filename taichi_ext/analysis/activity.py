@@ -13,6 +13,7 @@ from taichi_ext.program import (
     Const,
     Container,
     Declare,
+    Known,
     Load,
     Local,
     Op,
@@ -42,6 +43,8 @@ class Activity:
         match value:
             case Const():
                 return False
+            case Known(source=source):
+                return self.has(source)
             case Read(local=local):
                 return local in self.locals
             case Load(container=container):

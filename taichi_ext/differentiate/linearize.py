@@ -13,7 +13,7 @@ from taichi_ext.differentiate.build import cast
 from taichi_ext.differentiate.forms import Form, accumulate, chosen, guarded_scale, is_row, plus, times
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Load, Op, Read, Value, with_children
+from taichi_ext.program import Known, Load, Op, Read, Value, with_children
 
 
 @dataclass(eq=False)
@@ -68,6 +68,8 @@ class Linearizer:
         """The value, built on the temporaries that hold parts of it."""
         if node in self.kept:
             return self.kept[node]
+        if isinstance(node, Known):
+            return node.constant
         return with_children(node, self.primal)
 
     def keep(self, node: Value, dtype: Any = None) -> Value:
@@ -87,7 +89,7 @@ class Linearizer:
         """The tangent of a value; its coefficients are not yet evaluated."""
         if not self.forward.is_active(node):
             return {}
-        if self._rule(node) is not None and self._is_smooth(node):
+        if self._is_smooth(node):
             return self._accumulated(node)
         return self.leaf_form(node)
 
@@ -102,7 +104,7 @@ class Linearizer:
 
     def _is_smooth(self, node: Value) -> bool:
         rule = self._rule(node)
-        return rule is not None and rule.kind == "smooth"
+        return isinstance(node, Known) or (rule is not None and rule.kind == "smooth")
 
     def leaf_form(self, node: Value) -> Form:
         """The form of what reverse accumulation stops at."""
@@ -176,6 +178,8 @@ class Linearizer:
         deferred = self._deferred(node)
         if deferred is not None:
             return [(deferred.root, 1)]
+        if isinstance(node, Known):
+            return [(node.source, 1)]
         if node in self.lasting:
             return self.lasting[node]
         if node not in self.tapes:

@@ -9,7 +9,7 @@ from typing import Any
 import taichi as ti
 
 from taichi_ext.emit.names import Names
-from taichi_ext.program import U1, Const, Container, Load, Op, Program, Read, Size, Struct, Tensor, Type, Value
+from taichi_ext.program import U1, Const, Container, Known, Load, Op, Program, Read, Size, Struct, Tensor, Type, Value
 from taichi_ext.program.values import Format
 
 # name: sign and how strongly it binds
@@ -45,6 +45,8 @@ class Expressions:
     def unshared(self, value: Value) -> Text:
         if isinstance(value, Const):
             return self.constant(value)
+        if isinstance(value, Known):
+            return self.constant(value.constant)
         if isinstance(value, Read):
             name = self.names.of(value.local)
             return (f"{name}[{self.index(value.index)}]" if value.index else name), _ATOM

@@ -33,8 +33,8 @@ class Local:
     """A variable of the kernel, a kernel argument or a loop variable; known by its identity.
 
     ``kind`` is one of ``user`` (named by the user), ``argument`` (of an inlined function), ``temporary``, ``loop``,
-    ``parameter`` (an argument of the kernel), ``position`` (of a pixel: it is kept, since edges differentiate with
-    respect to it).
+    ``parameter`` (an argument of the kernel, or a Python number), ``position`` (of a pixel: it is kept, since edges
+    differentiate with respect to it).
     """
 
     name: str
@@ -71,6 +71,24 @@ class Const(Value):
     value: float | int | bool
     dtype: Type
     place: Place | None = field(default=None, kw_only=True, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Known(Value):
+    """A number that is known already but depends on parameters: it has the derivative of its ``source``.
+
+    ``source`` is an operation, or the read of a local of the kind ``parameter`` that is nowhere declared.
+    """
+
+    value: float | int
+    dtype: Type
+    source: Value
+    place: Place | None = field(default=None, kw_only=True, repr=False)
+
+    @property
+    def constant(self) -> Const:
+        """The number without its derivative."""
+        return Const(self.value, self.dtype, place=self.place)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from typing import Any
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Assign, Declare, Load, Local, Read, Tensor, Update, Value, walk
+from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.program import Assign, Declare, Known, Load, Local, Read, Tensor, Type, Update, Value, walk
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, value_of
 from taichi_ext.record.literals import as_value, convert, described
 from taichi_ext.record.operations import operate, tensor
@@ -40,12 +40,19 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
         return Cells(local, (), value.shape)
     if _is_object(value):
         return value
-    given = as_value(value)
+    given = _kept(as_value(value))
     local = Local(name, given.dtype, (), kind)
     r.add(Declare(local, (given,), place=r.place()))
     if isinstance(given, Read) and not given.index:
         r.copies[local] = r.copies.get(given.local, given.local)
     return Cell(Read(local))
+
+
+def _kept(value: Value, kind: Type | None = None) -> Value:
+    """A value that is given a name, or stored to a place of a type: no whole number depends on parameters."""
+    if isinstance(value, Known) and not (kind or value.dtype).is_real:
+        refuse_baked("A whole number")
+    return value
 
 
 def _is_object(x: Any) -> bool:
@@ -174,7 +181,7 @@ def together(r: Recording, targets: list[Cell], values: list[Value]) -> list[Val
 def assign_to(r: Recording, target: Any, value: Any) -> None:
     targets = cells_of(target)
     for cell, v in zip(targets, together(r, targets, parts_for(target, value)), strict=True):
-        r.add(Assign(cell.target, v, place=r.place()))
+        r.add(Assign(cell.target, _kept(v, cell.target.dtype), place=r.place()))
 
 
 def place_of(r: Recording, base: Any, index: Any) -> Any:
@@ -212,7 +219,7 @@ def update_place(r: Recording, target: Any, op: str, value: Any) -> None:
 
 def _update(r: Recording, cell: Cell, op: str, value: Value) -> None:
     """Sums and bits stay updates, which Taichi makes atomic; of locals, all else is an assignment."""
-    target = cell.target
+    target, value = cell.target, _kept(value, cell.target.dtype)
     if isinstance(target, Load):
         r.add(Update(target, op, value, place=r.place()))
     elif op in _ATOMIC:

@@ -20,6 +20,7 @@ from taichi_ext.backend import matrix_ops, ops
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Tensor, Value
 from taichi_ext.record.boundaries import boundary_call
+from taichi_ext.record.constants import READS_PARAMETER
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
 from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.known_calls import BY_CLASS
@@ -89,8 +90,12 @@ def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any
     if backend.is_library(function):
         return effects.opaque(r, function, args, keywords, is_statement)
     if not has_values(args) and not has_values(keywords):
-        with backend.sealed():
-            return function(*args, **keywords)
+        with backend.sealed(), r.library.watching() as watched:
+            result = function(*args, **keywords)
+        if watched.may_read:
+            name = getattr(function, "__qualname__", None) or repr(function)
+            raise UnsupportedError(READS_PARAMETER.format(repr(name)))
+        return result
     found = python_functions.PythonScope(r.library).structure(function, tuple(args), keywords)
     if found is NotImplemented and isinstance(function, np.ufunc):
         raise UnsupportedError(f"NumPy's {function.__name__} is called on a value of the kernel; use Taichi's.")

@@ -8,9 +8,9 @@ from typing import Any
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.program import Tensor
+from taichi_ext.program import Known, Tensor
 from taichi_ext.record.handles import Record, flattened, value_of
-from taichi_ext.record.literals import as_value, convert
+from taichi_ext.record.literals import as_value, convert, known_in
 from taichi_ext.record.operations import cast, tensor, typed_tensor
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
@@ -47,6 +47,8 @@ def scalar(r: Recording, dtype: Any, x: Any) -> Any:
     kind = type_of(dtype)
     if isinstance(x, (int, float)) and not isinstance(x, bool):
         return r.library.literal(x, kind)
+    if isinstance(x, Known):
+        return known_in(x, kind, is_exact=True)
     return cast(r, x, dtype)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import F16, F32, U1, Const, Op, Tensor, Type, Value
+from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.program import F16, F32, U1, Const, Known, Op, Tensor, Type, Value
 from taichi_ext.program.values import Format
 from taichi_ext.record.taichi_types import promoted, rounded, type_of
 
@@ -41,11 +42,21 @@ def described(x: Any) -> str:
 
 def convert(x: Value, kind: Type) -> Value:
     """A scalar in another type. A literal first gets the type that literals have."""
+    if isinstance(x, Known):
+        return known_in(x, kind)
     if x.dtype == kind:
         return x
     if isinstance(x, Const) and kind.is_real and not isinstance(x.value, bool) and x.dtype != F16 and kind != F16:
         return Const(rounded(x.value, F32) if x.dtype == F32 else float(x.value), kind)
     return Op("cast", (x,), kind, place=x.place)
+
+
+def known_in(x: Known, kind: Type, *, is_exact: bool = False) -> Known:
+    """A number that depends on parameters, in another type; ``is_exact``: not rounded to its own type before."""
+    if not kind.is_real:
+        refuse_baked("A whole number")
+    is_rounded = x.dtype == F32 and kind != F32 and not is_exact
+    return replace(x, value=rounded(x.value, F32) if is_rounded else float(x.value), dtype=kind)
 
 
 def matrix_value(x: Any) -> Tensor:

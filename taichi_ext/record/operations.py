@@ -9,11 +9,13 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.program import F64, Call, Local, Op, Tensor, Type, Value
+from taichi_ext.errors import refuse_baked
+from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
+from taichi_ext.record.constants import known
 from taichi_ext.record.handles import Cells, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.taichi_types import FUNCTIONS, dummy, promoted, result_type, type_of
+from taichi_ext.record.taichi_types import COMPARISONS, FUNCTIONS, dummy, promoted, result_type, type_of
 
 _ROUNDING = ("floor", "ceil", "round")
 
@@ -68,11 +70,29 @@ def scalar_operation(r: Recording, name: str, args: list[Any]) -> Any:
     """An operation on scalars; on Python numbers alone Python computes it, as for Taichi."""
     if not any(isinstance(a, Value) for a in args):
         return FUNCTIONS[name](*args)
+    if all(isinstance(a, Known) or not isinstance(a, Value) for a in args):
+        return _of_python_numbers(name, args)
     if name in _ROUNDING and len(args) == 2:
         done = scalar_operation(r, name, args[:1])
         return done if args[1] is None else convert(as_value(done), type_of(args[1]))
     values = tuple(map(as_value, args))
-    return Op(name, values, result_type(name, tuple(v.dtype for v in values)), place=r.place())
+    kind = result_type(name, tuple(v.dtype for v in values))
+    if kind.is_integer and name not in COMPARISONS and any(isinstance(a, Known) for a in args):
+        refuse_baked("A whole number")
+    return Op(name, values, kind, place=r.place())
+
+
+def _of_python_numbers(name: str, args: list[Any]) -> Any:
+    """An operation on Python numbers of which some are parameters: computed by Python, as for the plain kernel."""
+    if name in (*_ROUNDING, "floordiv") or name.startswith(("bit", "shift", "invert")):
+        refuse_baked("A whole number")
+    if name in ("select", "ifte"):
+        condition, then, orelse = args
+        return then if condition else orelse
+    result = FUNCTIONS[name](*(a.value if isinstance(a, Known) else a for a in args))
+    if isinstance(result, (bool, np.bool_)):
+        return result
+    return known(result, Op(name, tuple(map(as_value, args)), type_of(float)))
 
 
 def cast(r: Recording, x: Any, dtype: Any) -> Any:
@@ -86,6 +106,8 @@ def cast(r: Recording, x: Any, dtype: Any) -> Any:
 
 def bit_cast(r: Recording, x: Any, dtype: Any) -> Any:
     x, kind = value_of(x), type_of(dtype)
+    if isinstance(x, Known):
+        refuse_baked("A whole number")
     if isinstance(x, Tensor):
         return Tensor(tuple(Op("bit_cast", (e,), kind, place=r.place()) for e in x.entries), x.shape)
     return Op("bit_cast", (as_value(x),), kind, place=r.place())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,8 +17,9 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Tensor, Value
+from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.program import Known, Tensor, Value
+from taichi_ext.record.constants import READS_PARAMETER, Watched
 from taichi_ext.record.handles import HANDLES, Cell, Cells
 from taichi_ext.record.python_source import is_rewritten, rewritten
 
@@ -67,15 +69,17 @@ def call_python(library: Library, function: Any, args: list[Any], keywords: dict
         return function(*args, **keywords)
     if all(map(_is_plain, [*args, *keywords.values()])):
         try:  # most such functions compute with numbers and indices
-            with backend.sealed():
-                return function(*args, **keywords)
+            with backend.sealed(), library.watching() as watched:
+                result = function(*args, **keywords)
+            if not watched.may_read:
+                return result
         except backend.SealedError:
             pass  # it reads or writes fields, or calls ti.funcs: that is recorded
     return _run(library, function, args, keywords)
 
 
 def _run(library: Library, function: types.FunctionType, args: list[Any], keywords: dict[str, Any]) -> Any:
-    made = rewritten(function, PythonScope(library), lambda _: {})
+    made = rewritten(function, PythonScope(library), library.replaced_names)
     if made is None:
         raise UnsupportedError(
             f"The Python function {function.__qualname__!r} is called in a kernel, and its source is not to be found. "
@@ -100,8 +104,11 @@ def _construct(library: Library, kind: type, args: list[Any], keywords: dict[str
 def _native(library: Library, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
     if not all(map(_is_plain, [*args, *keywords.values()])):
         raise UnsupportedError(f"{function!r} is called on a value of the kernel; write it as a @ti.func.")
-    with backend.sealed():
-        return function(*args, **keywords)
+    with backend.sealed(), library.watching() as watched:
+        result = function(*args, **keywords)
+    if watched.may_read:
+        raise UnsupportedError(READS_PARAMETER.format(repr(function)))
+    return result
 
 
 def _is_plain(x: Any) -> bool:
@@ -123,6 +130,9 @@ class Library(Protocol):
     def attribute(self, base: Any, name: str) -> Any: ...
     def operate(self, name: str, *args: Any) -> Any: ...
     def augment(self, target: Any, op: str, value: Any) -> None: ...
+    def watching(self) -> contextlib.AbstractContextManager[Watched]: ...
+    def replaced_names(self, function: Any) -> dict[str, Any]: ...
+    def python_attribute(self, owner: Any, name: str) -> Any: ...
 
 
 class PythonScope:
@@ -178,6 +188,8 @@ class PythonScope:
                 result = self.library.operate(name, _number(a), _number(b))
             else:
                 result = getattr(operator, name)(a, b)
+            if isinstance(result, bool) and (isinstance(a, Known) or isinstance(b, Known)):
+                refuse_baked("A choice")
             if n + 1 < len(names) and not result:
                 break
         return result
@@ -222,7 +234,8 @@ class PythonScope:
             found = inspect.getattr_static(base, name, None)
             if isinstance(found, property) and isinstance(found.fget, types.FunctionType) and is_python(found.fget):
                 return self.library.call(found.fget, base)
-        return self.library.attribute(base, name) if isinstance(base, HANDLES) else getattr(base, name)
+            return self.library.python_attribute(base, name)
+        return self.library.attribute(base, name)
 
     # --- calls
 

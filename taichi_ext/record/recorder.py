@@ -6,6 +6,7 @@ way only serves to find types, and is thrown away.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from taichi_ext import backend
 from taichi_ext.program import Const, Effect, Jump, Program, Return, Type
 from taichi_ext.program.types import I32
 from taichi_ext.record.arguments import bind_arguments, returned_annotations
+from taichi_ext.record.constants import Constants, Watched
 from taichi_ext.record.dialect import RecordRewriter
 from taichi_ext.record.handles import Cells, group_of, has_values, value_of
 from taichi_ext.record.literals import as_value
@@ -34,9 +36,9 @@ _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n
 class Recorder:
     """The library that one recording calls."""
 
-    def __init__(self, kernel: Any, has_rule: Callable[[Any], bool]) -> None:
+    def __init__(self, kernel: Any, has_rule: Callable[[Any], bool], constants: Constants | None = None) -> None:
         names = {f"{TRACER}.{name}": getattr(self, name) for name in dir(type(self)) if not name.startswith("__")}
-        self.recording = Recording(kernel, self, names, has_rule)
+        self.recording = Recording(kernel, self, names, has_rule, constants)
 
     # --- functions and control flow
 
@@ -185,6 +187,20 @@ class Recorder:
         found = value_of(values)
         return list(found) if not isinstance(values, Cells) else [values.at((n,)) for n in range(values.shape[0])]
 
+    # --- Python numbers that are parameters
+
+    def watching(self) -> contextlib.AbstractContextManager[Watched]:
+        """Notice whether Python code that runs in the meantime may read one."""
+        return self.recording.constants.watching()
+
+    def replaced_names(self, function: Any) -> dict[str, Any]:
+        """The names of a Python function that stand for one, with what they read as."""
+        return self.recording.constants.replaced(function)
+
+    def python_attribute(self, owner: Any, name: str) -> Any:
+        """An attribute that a Python function reads."""
+        return self.recording.constants.read_attribute(owner, name, getattr(owner, name))
+
     # --- calls
 
     def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
@@ -218,6 +234,7 @@ def record(
     args: tuple[Any, ...],
     has_rule: Callable[[Any], bool] = lambda func: False,
     captures: backend.Captures | None = None,
+    constants: Constants | None = None,
 ) -> Program:
     """The program of a kernel, for arguments of the types of these.
 
@@ -226,6 +243,7 @@ def record(
         args: all its arguments, in order.
         has_rule: says of a ti.func whether its calls are to be recorded with a boundary.
         captures: takes the Python values that become part of the program.
+        constants: the Python numbers that are parameters; takes what stands for them in the program.
 
     Returns:
         The program.
@@ -234,13 +252,14 @@ def record(
         UnsupportedError: the kernel uses what cannot be recorded; with the user's file, line and source text.
     """
     rewritten = rewrite(kernel.func, None, RecordRewriter)
-    recorder = Recorder(kernel, has_rule)
+    recorder = Recorder(kernel, has_rule, constants)
     r = recorder.recording
     scope = {**backend.global_variables(kernel.func), **r.library_names}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = args[position]
     throwaway = backend.FusedKernel(kernel, [])
     throwaway.captures = captures or throwaway.captures
+    throwaway.captures.reader = constants
     context = backend.make_context(
         kernel.func,
         rewritten.source,

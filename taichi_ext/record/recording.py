@@ -11,6 +11,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.program import Argument, Body, Container, For, If, Jump, Local, Op, Place, Statement, Value, While
 from taichi_ext.program.types import U1
+from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
 
 _POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
@@ -38,13 +39,20 @@ class Recording:
     """What all parts of the recorder share; ``library`` is what the rewritten source calls."""
 
     def __init__(
-        self, kernel: Any, library: Any, library_names: dict[str, Any], has_rule: Callable[[Any], bool]
+        self,
+        kernel: Any,
+        library: Any,
+        library_names: dict[str, Any],
+        has_rule: Callable[[Any], bool],
+        constants: Constants | None = None,
     ) -> None:
         self.kernel = kernel
         self.library_names = library_names  # what each name in a rewritten source stands for
         self.arguments: tuple[Argument, ...] = ()
         self.library = library
         self.has_rule = has_rule
+        self.constants = constants or Constants()
+        self.constants.library = library
         self.frames: list[Frame] = []
         self.blocks = [Block("kernel")]
         self.containers: dict[int, Container] = {}

@@ -8,8 +8,8 @@ from typing import Any
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Const, Declare, Local, Size, Tensor, Value
+from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.program import Const, Declare, Known, Local, Size, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, value_of
 from taichi_ext.record.literals import as_value, captured
@@ -29,6 +29,8 @@ def index_list(index: Any) -> list[Any]:
         elif isinstance(i, (list, tuple)):
             flat += index_list(i)
         elif i is not None:
+            if isinstance(i, Known):
+                refuse_baked("An index")
             flat.append(i if isinstance(i, Value) else _whole(i))
     return flat
 
@@ -52,6 +54,8 @@ def load(r: Recording, base: Any, index: Any) -> Any:
     if isinstance(base, (Value, Cell, DynamicList)):
         raise ti.TaichiSyntaxError("A scalar is indexed.")
     key = value_of(index[0]) if len(index) == 1 else tuple(value_of(i) for i in index)
+    if isinstance(key, Known):
+        refuse_baked("An index")
     if isinstance(key, (Value, Tensor)):
         raise UnsupportedError(
             f"A Python {type(base).__name__} is indexed by a value that is only known when the kernel runs. Use a "

@@ -13,6 +13,7 @@ from taichi_ext.program import (
     Container,
     Declare,
     If,
+    Known,
     Load,
     Local,
     Op,
@@ -104,7 +105,7 @@ class _Folding:
 
     def is_trivial(self, value: Value) -> bool:
         """Whether a value can stand wherever the local is read."""
-        return isinstance(value, (Const, Size)) or (isinstance(value, Read) and not self.sources(value))
+        return isinstance(value, (Const, Known, Size)) or (isinstance(value, Read) and not self.sources(value))
 
     def sources(self, value: Value) -> set[Local | Container]:
         """What can change of what a value is made of."""
