@@ -6,7 +6,7 @@ the tangent of something stored, one number per column. Coefficients are numbers
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,6 +148,6 @@ def row_sum(form: Form, column: Value) -> Any:
     return total
 
 
-def columns_only(form: Form, columns: int) -> Form:
+def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:
     """The form without the positions of pixels and the seeds of rules, which have no column in a shadow."""
-    return {s: c for s, c in form.items() if is_row(s) or not s.is_constant or 0 <= s.column.constant < columns}
+    return {s: c for s, c in form.items() if is_row(s) or not s.is_constant or is_column(s.column.constant)}

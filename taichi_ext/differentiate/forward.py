@@ -141,6 +141,10 @@ class Forward:
     def found_news(self) -> None:
         self.has_news = True
 
+    def is_column(self, number: int) -> bool:
+        """Whether a number is that of a column, and not of the position of a pixel or of a rule's argument."""
+        return 0 <= number < self.columns
+
     def is_active(self, value: Value) -> bool:
         return self.activity.has(value)
 

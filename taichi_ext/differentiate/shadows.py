@@ -107,6 +107,9 @@ class Tangents:
         targets, forms, values = self._prepared(group)
         for s, target, value in zip(group, targets, values, strict=True):
             self.builder.emit(Assign(target, value, place=s.place))
+        self._store_tangents(site, targets, forms)
+
+    def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         stores = self.forward.stores
         if any(forms) or not (self.role.is_fresh and stores.is_untouched(site)):
             self._store_forms(site, targets, forms)
@@ -123,7 +126,7 @@ class Tangents:
             targets.append(Load(self.container, indices, component, place=load.place))
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         forms = [self.forward.form(v) for v in raw]
-        forms = [settled(self.builder, columns_only(f, self.forward.columns)) for f in forms]
+        forms = [settled(self.builder, columns_only(f, self.forward.is_column)) for f in forms]
         values = [self.forward.primal(v) for v in raw]
         if len(values) > 1:
             values = [self.builder.keep(v) for v in values]
@@ -176,6 +179,9 @@ class Tangents:
         targets, forms, values = self._prepared(group)
         for s, target, value in zip(group, targets, values, strict=True):
             self.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
+        self._add_tangents(site, targets, forms, sign)
+
+    def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
         is_private = self.forward.stores.is_private(site)
         rows = [self.row_number(t.indices, self.component(t))[1] for t in targets]
 

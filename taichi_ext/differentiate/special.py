@@ -90,7 +90,7 @@ def _store_returned(f: Any, values: list[Value]) -> None:
         return Load(shadow, (index if isinstance(index, Value) else literal(index, I32),))
 
     for n, value in enumerate(values):
-        form = settled(f.builder, columns_only(f.form(value), f.columns))
+        form = settled(f.builder, columns_only(f.form(value), f.is_column))
         if any(is_row(leaf) for leaf in form):
             f.builder.loop(f.columns, lambda k, n=n, form=form: f.builder.assign(entry(n, k), row_sum(form, k)))
         for seed, c in form.items():
