@@ -36,6 +36,7 @@ from taichi_ext.program import (
 )
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
+from taichi_ext.record.taichi_types import type_of
 from taichi_ext.simplify import simplify
 from taichi_ext.tracing import trace
 from taichi_ext.tracing.facts import Facts
@@ -63,8 +64,8 @@ def fuse_program(launch: Launch) -> Fused:
         NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
     """
     start = time.perf_counter()
-    if launch.watch is not None or launch.sparse is not None or launch.values_dtype is not None:
-        raise NotImplementedError("a launch with watch, sparse or values_dtype")
+    if launch.watch is not None or launch.sparse is not None:
+        raise NotImplementedError("a launch with watch or sparse")
     captures, constants = backend.Captures(), constants_of(launch)
     recorded = record(launch.kernel, launch.args, _has_rule, captures, constants)
     recorded, infos = with_whole_fields(recorded, launch)
@@ -170,6 +171,7 @@ def seeds_of(
         by_column,
         backend.is_host_arch(),
         _has_rule,
+        None if launch.values_dtype is None else (type_of(launch.values_dtype), launch.values_rows),
         backend.thread_count(),
     )
 

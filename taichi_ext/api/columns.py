@@ -11,12 +11,12 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.memory import Shadow
 from taichi_ext.runtime.session import Session
-from taichi_ext.tracing.trace import VALUES
 
 Columns = list[tuple[int, tuple[int, ...]]]  # of each parameter: the first column and the shape
 
@@ -73,7 +73,7 @@ def direct(session: Session, parameters: Parameters, directions: np.ndarray) -> 
         rows.append(session.directions[at : at + sizes[at]])
         count += sizes[at]
     if rows:
-        session.values_dtype = backend.default_type(float)
+        session.values_dtype, session.values_rows = backend.default_type(float), count
         session.shadows[VALUES] = Shadow("the numbers", count, session.columns, session.values_dtype)
         session.shadows[VALUES].set_rows(slice(None), np.concatenate(rows))
 

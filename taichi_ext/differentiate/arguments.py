@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext.analysis.affine import atom_value
-from taichi_ext.differentiate.build import add, cast, multiply
-from taichi_ext.program import I32, Container, Local, Op, Program
+from taichi_ext.differentiate.build import add, cast, literal, multiply
+from taichi_ext.differentiate.decisions import VALUES
+from taichi_ext.differentiate.forms import Form, Row
+from taichi_ext.program import I32, Container, Load, Local, Op, Program, Value
 
 
 class Arguments:
@@ -40,6 +42,26 @@ class Arguments:
         start = self.scratch_sizes.get(key, 0)
         self.scratch_sizes[key] = start + size * parts
         return self._scratch[key], add(multiply(own, size), start)
+
+
+class GivenTangents:
+    """The tangents of arguments and Python numbers that do not start as columns but are given: a row for each."""
+
+    def __init__(self, forward: Any) -> None:
+        dtype, self.rows = forward.seeds.values
+        self.forward = forward
+        self.shadow = forward.arguments.add(VALUES, "d_values", dtype)
+
+    def entry(self, row: int, column: Any) -> Load:
+        outer, length, inner = row, self.forward.columns, column
+        if self.forward.seeds.by_column:
+            outer, length, inner = column, self.rows, row
+        index = add(multiply(outer, length), inner)
+        return Load(self.shadow, (index if isinstance(index, Value) else literal(index, I32),))
+
+    def form(self, row: int) -> Form:
+        """The tangent of one number."""
+        return {Row(self.shadow, row, self, row): 1}
 
 
 def _part(forward: Any) -> tuple[int, Any]:

@@ -9,9 +9,10 @@ from typing import Any
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.shadows import Role
 from taichi_ext.differentiate.storage import Limits, StorageFacts
-from taichi_ext.program import Container, Local, Program, Statement
+from taichi_ext.program import Container, Local, Program, Statement, Type
 
 RETURN = ("return",)
+VALUES = ("values",)  # the tangents of arguments and Python numbers, where they are given
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Seeds:
     by_column: bool = False  # columns of shadows lie together in memory
     is_host: bool = True  # a CPU
     has_rule: Callable[[Any], bool] = lambda target: False  # whether a function or mark has a user's rule
+    values: tuple[Type, int] | None = None  # ``arguments`` are rows of a shadow: its type and how many there are
     threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
 
 

@@ -15,7 +15,7 @@ from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores, grouped
 from taichi_ext.differentiate import special
-from taichi_ext.differentiate.arguments import Arguments
+from taichi_ext.differentiate.arguments import Arguments, GivenTangents
 from taichi_ext.differentiate.branches import with_branches
 from taichi_ext.differentiate.build import Builder
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
@@ -94,6 +94,7 @@ class Forward:
         self.stores = Stores(program, self.indices, self.loop_table, seeds.extents)
         self.linearizer = Linearizer(self)
         self.arguments = Arguments(program)
+        self.given: GivenTangents | None = None
         self.locals = LocalTangents(self)
         self.block = Block(None)
         self.loops: list[Loop] = []
@@ -121,6 +122,8 @@ class Forward:
             if argument.value is not None and not isinstance(argument.value, Container):
                 reads = (v for v in entries(argument.value) if isinstance(v, Read))
                 self.builder.frozen.update(v.local for v in reads if not v.index)
+        if self.seeds.values is not None and self.seeds.arguments:
+            self.given = GivenTangents(self)
         for local, column in self.seeds.arguments.items():
             self._seed_argument(local, column)
         body = (*self.builder.body, *self._body(self.program.body))
@@ -130,7 +133,10 @@ class Forward:
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))
-        seeds = [{Seed(Affine((), n)): 1} if 0 <= n < self.columns else {} for n in columns]
+        if self.given is not None:
+            seeds: list[Form] = list(map(self.given.form, columns))
+        else:
+            seeds = [{Seed(Affine((), n)): 1} if 0 <= n < self.columns else {} for n in columns]
         if local.shape:
             self.locals.set_entries(local, seeds)
         else:

@@ -60,7 +60,8 @@ class LocalTangents:
     def _check_fresh(self, leaf: Any, local: Local) -> None:
         """A row that may have changed since a local took it on: that local needs a copy of its own."""
         source = leaf.source
-        now = self.storages[source].version if isinstance(source, Local) else self.forward.tangents[source].version
+        held = self.storages[source] if isinstance(source, Local) else self.forward.tangents.get(source)
+        now = 0 if held is None else held.version  # tangents that are given do not change
         entered = [loop for loop in self.forward.loops if loop not in leaf.loops]
         is_stale = leaf.version != now or any(source in loop.changes for loop in entered)
         if is_stale and local not in self.decisions.own_rows:

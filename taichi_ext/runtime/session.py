@@ -50,6 +50,7 @@ class Session(LaunchHooks):
         self.argument_columns: dict[str, int] = {}
         self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
         self.values_dtype: Any = None  # of the tangents that arguments and Python numbers are given
+        self.values_rows = 0  # how many there are
         self.constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters
         self.wants_return = False
         self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
@@ -285,8 +286,9 @@ class Session(LaunchHooks):
         if fused is None:
             columns, wants_return = (self.argument_columns, self.wants_return) if self.is_direct else ({}, False)
             backend.materialize()  # fields that the pipeline has just made
-            options = (wants_return, self.first_column, self.watch, self.strategy, self.constants, self.values_dtype)
-            launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, columns, *options)
+            options = (wants_return, self.first_column, self.watch, self.strategy, self.constants)
+            values = (self.values_dtype, self.values_rows)
+            launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, columns, *options, *values)
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)

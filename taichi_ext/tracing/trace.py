@@ -17,6 +17,7 @@ from taichi_ext.derivative.linear_form import Affine, Form, Seed, as_expression,
 from taichi_ext.derivative.rows import rows_loop
 from taichi_ext.derivative.storage import SPARSE, STRATEGIES, row_sum
 from taichi_ext.derivative.values import Scalar, TensorValue, entries_of, linearize, primal_of
+from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.differentiate.entry_sites import Site
 from taichi_ext.differentiate.sparse_columns import Columns
 from taichi_ext.errors import UnsupportedError
@@ -33,7 +34,6 @@ from taichi_ext.tracing.sparse_sink import Sink
 from taichi_ext.tracing.tracer import Tracer
 
 RETURN = ("return",)
-VALUES = ("values",)  # the tangents of arguments and Python numbers, where they are given
 MAX_TRACES = 400
 
 
@@ -83,6 +83,7 @@ class Launch:
     strategy: str = "auto"  # a key of STRATEGIES
     constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters, each with its first column
     values_dtype: Any = None  # where arguments and numbers have tangents in a shadow of their own: its type
+    values_rows: int = 0  # of that shadow
     sparse: Columns | None = None  # of a sparse Jacobian
     sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
 
