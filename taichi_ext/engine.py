@@ -12,6 +12,7 @@ import numpy as np
 
 from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import draws_random_numbers, read_containers
+from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import registry
@@ -36,6 +37,8 @@ from taichi_ext.program import (
 )
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
+from taichi_ext.record.node_calls import has_node_calls, refuse_lost, with_appends, with_clears
+from taichi_ext.record.recording import field_container
 from taichi_ext.record.taichi_types import type_of
 from taichi_ext.simplify import simplify
 from taichi_ext.tracing import trace
@@ -69,6 +72,8 @@ def fuse_program(launch: Launch) -> Fused:
     captures, constants = backend.Captures(), constants_of(launch)
     recorded = record(launch.kernel, launch.args, _has_rule, captures, constants)
     recorded, infos = with_whole_fields(recorded, launch)
+    if has_node_calls(recorded.body):
+        recorded, infos = with_node_calls(recorded, launch, infos, constants)
     program = simplify(recorded)
     differentiated = differentiate(program, seeds_of(program, launch, infos, constants))
     result = simplify(with_arguments(differentiated))
@@ -132,6 +137,21 @@ def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[C
     return replace(program, body=body, containers=containers), infos
 
 
+def with_node_calls(
+    program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
+) -> tuple[Program, dict[Container, ContainerInfo]]:
+    """The program with what its calls on nodes of the layout do to fields, also to those that it does not name."""
+    seen = {info.key for info in infos.values()}
+    others = {field_container(i.obj, str(i.name)): i for k, i in launch.fields.infos.items() if k not in seen}
+    infos = {**infos, **others}
+    fields = [c for c in infos if not c.is_argument]
+    program, lost = with_appends(replace(program, containers=(*program.containers, *others)), fields)
+    seeds = seeds_of(program, launch, infos, constants)
+    activity = find_activity(program, seeds.start, seeds.arguments)
+    refuse_lost(lost, activity)
+    return with_clears(program, fields, activity), infos
+
+
 def _with_targets(s: Any, change: Any, parts: Any) -> Any:
     """The statement with its target, and the domain of its loop, changed."""
     if isinstance(s, (Assign, Update, Atomic)):
@@ -145,7 +165,9 @@ def seeds_of(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
 ) -> Seeds:
     """What is asked for, in the words of the program."""
-    roles, extents = {}, {}
+    roles: dict[Container, Role] = {}
+    fields = [c for c in program.containers if not c.is_argument]
+    extents = {c: Extent(c.shape or (), c.offset, backend.is_dense(c.object)) for c in fields}
     by_column = backend.stores_by_column()
     for c, info in infos.items():
         role = launch.roles.get(info.key, trace.Role())

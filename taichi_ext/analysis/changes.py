@@ -9,14 +9,14 @@ from taichi_ext.program import Assign, Atomic, Body, Container, Effect, Load, St
 from taichi_ext.simplify.usage import assigned_locals
 
 
-def written_containers(body: Body | Iterable[Statement]) -> set[Container]:
-    """The containers that are stored to, in whatever way."""
+def written_containers(body: Body | Iterable[Statement], *, with_effects: bool = True) -> set[Container]:
+    """The containers that are stored to, by statements and, if wanted, by calls that stay as they are."""
     found: set[Container] = set()
     for s in statements(tuple(body)):
         if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load):
             found.add(s.target.container)
-        if isinstance(s, Effect):
-            found |= {a for a in _flat(s.args) if isinstance(a, Container)}
+        if isinstance(s, Effect) and with_effects:
+            found |= set(s.writes)
     return found
 
 
@@ -24,11 +24,3 @@ def written(body: Body | Iterable[Statement]) -> set[Any]:
     """The locals and containers that change."""
     kept = tuple(body)
     return assigned_locals(kept) | written_containers(kept)
-
-
-def _flat(x: Any) -> Iterable[Any]:
-    if isinstance(x, (tuple, list)):
-        for e in x:
-            yield from _flat(e)
-    else:
-        yield x

@@ -45,6 +45,11 @@ class Seeds:
     values: tuple[Type, int] | None = None  # ``arguments`` are rows of a shadow: its type and how many there are
     threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
 
+    @property
+    def start(self) -> set[Container]:
+        """The containers that carry tangents when the kernel starts."""
+        return {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
+
 
 @dataclass(frozen=True)
 class Differentiated:

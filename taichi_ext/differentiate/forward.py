@@ -23,6 +23,7 @@ from taichi_ext.differentiate.forms import Form, Seed
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.naming import Block, Naming
+from taichi_ext.differentiate.serial_loops import serialized
 from taichi_ext.differentiate.shadows import Role, Tangents
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
@@ -51,16 +52,15 @@ from taichi_ext.program import (
 from taichi_ext.simplify.usage import assigned_locals
 
 MOST_WALKS = 100
-# Calls without tangents that neither read nor write what carries one; by name
-HARMLESS = frozenset(("print", "assert", "randn", "is_active", "length", ".length", "activate", "rescale_index"))
+# Calls that stay, on values with tangents or without; by name
+KEPT = frozenset(("print", "assert", "append", ".append"))
 
 
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes what ``program`` does, and its tangents."""
     decisions = Decisions()
-    start = {c for c, role in seeds.roles.items() if role.first_column is not None or not role.is_fresh}
-    program = with_branches(program, find_activity(program, start, seeds.arguments))
-    activity = find_activity(program, start, seeds.arguments)
+    program = with_branches(program, find_activity(program, seeds.start, seeds.arguments))
+    activity = find_activity(program, seeds.start, seeds.arguments)
     written = set(Stores(program, Indices(program.body), find_loops(program.body, seeds.extents), seeds.extents).sites)
     for container in activity.containers:
         role = seeds.roles.get(container, Role())
@@ -170,6 +170,8 @@ class Forward:
         """The tangent of what is read."""
         if isinstance(value, Read):
             return self.locals.form(value)
+        if self.block.stops(value.container):
+            return {}
         self.read.add(value.container)
         return self.tangents[value.container].form(value)
 
@@ -228,9 +230,10 @@ class Forward:
     def _effect(self, s: Effect) -> None:
         """A call that stays as it is."""
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
-        if name not in HARMLESS:
-            raise NotImplementedError(f"a call of {name}")
-        if name not in ("print", "assert") and any(map(self.is_active, values_of(s))):
+        if name == "stop_grad":
+            self.block.stopped.update(s.args)
+            return
+        if name not in KEPT and any(map(self.is_active, values_of(s))):
             special.refuse_effect(self, s)
         self.builder.emit(s)
 
@@ -247,11 +250,9 @@ class Forward:
             self._accept_covering()
         new = replace(s, body=body)
         if isinstance(new, For) and s in self.decisions.serial:
-            is_over_field = new.kind in ("field", "grouped")
-            if is_over_field and not self.seeds.is_host:
-                raise NotImplementedError("a loop over a field that keeps its order, on a GPU")
-            # Taichi does not heed serialize=True in loops over fields
-            new = replace(new, config={**new.config, **({"parallelize": 1} if is_over_field else {"serialize": True})})
+            over = new.domain[0] if new.domain else None
+            extent = self.seeds.extents.get(over) if isinstance(over, Container) else None
+            new = serialized(new, extent, is_host=self.seeds.is_host)
         self.builder.emit(new)
 
     def _accept_covering(self) -> None:

@@ -18,11 +18,16 @@ class Block:
         self.outer = outer
         self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
         self.declared: set[Any] = set()
+        self.stopped: set[Any] = set()  # containers that count as constants in the rest of the block
 
     @property
     def is_kernel(self) -> bool:
         """Whether this is the block of the kernel itself, whose locals iterations of a parallel loop share."""
         return self.depth <= 1
+
+    def stops(self, container: Any) -> bool:
+        """Whether what is read from a container counts as constant."""
+        return container in self.stopped or (self.outer is not None and self.outer.stops(container))
 
     def can_name(self, atom: Any) -> bool:
         block: Block | None = self

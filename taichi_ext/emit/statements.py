@@ -199,7 +199,7 @@ class Lines:
             called = argument(args[0]) + (f"[{index}]" if index else "") + s.function
             args = args[2:]
         else:
-            called = s.function
+            called = s.function if s.function == "print" else f"ti.{s.function}"
         named = [f"{k}={argument(v)}" for k, v in s.keywords.items()]
         text = f"{called}({', '.join([*map(argument, args), *named])})"
         results = ", ".join(map(self.names.declare, s.results))

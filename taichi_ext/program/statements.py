@@ -141,6 +141,7 @@ class Effect(Statement):
     args: tuple[Any, ...]  # groups, containers, tuples of them, Python values
     results: tuple[Local, ...] = ()
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    writes: tuple[Container, ...] = ()  # fields that it changes
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
 from typing import Any
 
@@ -9,11 +10,12 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Atomic, Call, Effect, Local, Op, Read, Tensor, Value
+from taichi_ext.program import Atomic, Call, Container, Effect, Local, Op, Read, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.program.values import Format
 from taichi_ext.record.assignments import cells_of, parts_for
 from taichi_ext.record.handles import Cell, Cells, DynamicList, group_of, has_values, value_of
+from taichi_ext.record.known_calls import is_without_tangents
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
@@ -56,7 +58,8 @@ def list_method(r: Recording, cell: DynamicList, name: str, args: list[Any]) -> 
     whole = cell.field if isinstance(cell.field, backend.StructField) else cell.container
     given = (whole, cell.indices, *(group_of(value_of(a)) for a in args))
     given = tuple(as_value(a) if isinstance(a, (int, float)) else a for a in given)
-    r.add(Effect(f".{name}", given, () if result is None else (result,), place=r.place()))
+    writes = () if name == "length" else tuple(map(r.container, backend.leaf_fields(cell.field)))
+    r.add(Effect(f".{name}", given, () if result is None else (result,), writes=writes, place=r.place()))
     return None if result is None else Cell(Read(result))
 
 
@@ -122,12 +125,25 @@ def _result_local(name: str, kind: Any) -> Local:
     return Local(name, type_of(backend.dtype_of(kind)), backend.shape_of(kind), "temporary")
 
 
+def stop_grad(r: Recording, field: Any) -> None:
+    """``ti.stop_grad(field)``: what is read from the field in the rest of this block counts as constant."""
+    r.add(Effect("stop_grad", (r.container(field),), place=r.place()))
+
+
 def opaque(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
     """A function of Taichi's own that stays a call, in its place; what it gives is found by a call on dummies."""
     values, named = value_of(args), value_of(keywords)
-    result = backend.native_call(
-        r.context, function, [native(a) for a in values], {k: native(v) for k, v in named.items()}
-    )
+    is_known = is_without_tangents(function) or function in (ti.append, ti.deactivate)
+    try:
+        with contextlib.nullcontext() if is_known else backend.sealed():
+            result = backend.native_call(
+                r.context, function, [native(a) for a in values], {k: native(v) for k, v in named.items()}
+            )
+    except backend.SealedError:
+        raise UnsupportedError(
+            f"{function.__name__!r} adds statements to the kernel, and their derivatives are not known. Write them as "
+            "a @ti.func."
+        ) from None
     made = list(result) if isinstance(result, tuple) else [] if result is None or is_statement else [result]
     is_plain = not any(isinstance(k, (backend.Expr, backend.Matrix)) for k in made)
     if made and is_plain:
@@ -135,9 +151,17 @@ def opaque(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any
     name = getattr(function, "__name__", "result")
     locals_ = tuple(_result_local(name, kind) for kind in made)
     given = tuple(_argument(r, a) for a in values)
-    r.add(Effect(function, given, locals_, {k: _argument(r, v) for k, v in named.items()}, place=r.place()))
+    keywords = {k: _argument(r, v) for k, v in named.items()}
+    writes = _written_in(r, args[0]) if function in (ti.append, ti.deactivate) else ()
+    r.add(Effect(function, given, locals_, keywords, writes, place=r.place()))
     places = tuple(place_of_local(local) for local in locals_)
     return places if isinstance(result, tuple) else places[0] if places else None
+
+
+def _written_in(r: Recording, node: Any) -> tuple[Container, ...]:
+    """The fields met so far that are placed in a node."""
+    node = backend.layout_node(node)
+    return tuple(c for c in r.containers.values() if backend.is_under(c.object, node))
 
 
 def _argument(r: Recording, x: Any) -> Any:

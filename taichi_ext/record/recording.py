@@ -145,11 +145,7 @@ class Recording:
             return self.arrays[id(obj)]
         if id(obj) not in self.containers:
             self.kept.append(obj)
-            element_shape = (obj.n, obj.m)[: obj.ndim] if isinstance(obj, backend.MatrixField) else ()
-            shape, offset = tuple(obj.shape), tuple(backend.field_offset(obj) or ())
-            name = self._name(obj)
-            dtype = type_of(obj.dtype)
-            self.containers[id(obj)] = Container(name, dtype, len(shape), element_shape, obj, False, shape, offset)
+            self.containers[id(obj)] = field_container(obj, self._name(obj))
         return self.containers[id(obj)]
 
     def _name(self, obj: Any) -> str:
@@ -164,6 +160,13 @@ class Recording:
                 if found is not None:
                     return f"{name}_{found}" if isinstance(value, backend.StructField) else found
         return "field"
+
+
+def field_container(field: Any, name: str) -> Container:
+    """The container of a scalar or matrix field."""
+    element_shape = (field.n, field.m)[: field.ndim] if isinstance(field, backend.MatrixField) else ()
+    shape, offset = tuple(field.shape), tuple(backend.field_offset(field) or ())
+    return Container(name, type_of(field.dtype), len(shape), element_shape, field, False, shape, offset)
 
 
 def _member(owner: Any, obj: Any) -> str | None:

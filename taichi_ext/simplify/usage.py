@@ -71,7 +71,9 @@ def written_memory(statement: Statement) -> set[Local | Container]:
         target = statement.target
         found.add(target.container if isinstance(target, Load) else target.local)
     elif isinstance(statement, Effect):
-        found |= {a for a in statement.args if isinstance(a, Container)}
+        found |= set(statement.writes)
+        if statement.function == "stop_grad":  # what is read before it has a tangent
+            found |= {a for a in statement.args if isinstance(a, Container)}
     for body in bodies(statement):
         for inner in body:
             found |= written_memory(inner)
