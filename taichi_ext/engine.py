@@ -240,6 +240,7 @@ def _facts(
         elif not c.is_argument:
             facts.other_fields[id(c.object)] = c.object
     facts.covered = {infos[c].key for c in d.covered}
+    facts.decisions = [row.text(local, launch.columns) for local, row in d.rows.items()]
     facts.read |= {("argument", name) for name in launch.argument_columns}
     if constants is not None:
         facts.read |= set(constants.locals)

@@ -8,6 +8,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.derivative.rows import MAX_LOCAL_ARRAY
 from taichi_ext.derivative.storage import StorageFacts
+from taichi_ext.differentiate.row_terms import ADDED, WORDS
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 from taichi_ext.tracing.trace import RETURN, Fused
 
@@ -23,6 +24,7 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
     lines += [f"  entries of {line}" for line in _entries(fused, fields)]
     lines += [f"  local {line}" for line in dict.fromkeys(_locals(fused, fields))]
+    lines += [f"  {line}" for line in fused.facts.decisions]
     lines += [f"  {line}" for line in _operations(fused)]
     for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
         lines.append(f"  parallel loop {number} runs serially: {reason}")
@@ -99,7 +101,8 @@ def _locals(fused: Fused, fields: FieldTable) -> Iterator[str]:
             place = f"the tangents of {fields.infos[container].name}" if container in fields.infos else "J"
         else:
             place = "local array" if fused.columns <= MAX_LOCAL_ARRAY else "scratch memory"
-        yield f"{name}{entry}, line {line}{_within(path)}: {_kind(facts, fused.columns, place)}"
+        terms = f", its terms {WORDS[fused.facts.stores.get(key, ADDED)]}" if facts.has_row else ""
+        yield f"{name}{entry}, line {line}{_within(path)}: {_kind(facts, fused.columns, place)}{terms}"
 
 
 def _kind(facts: StorageFacts, columns: int, place: str) -> str:

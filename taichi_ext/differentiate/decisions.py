@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext.analysis.loops import Extents
+from taichi_ext.differentiate.row_terms import RowDecision, RowDecisions
 from taichi_ext.differentiate.shadows import Role
 from taichi_ext.differentiate.storage import Limits, StorageFacts
 from taichi_ext.program import Container, Local, Program, Statement, Type
@@ -26,6 +27,7 @@ class Decisions:
     shadowed: set[Container] = field(default_factory=set)  # containers that need a shadow
     indexed: set[Local] = field(default_factory=set)  # vectors that do not change, indexed at run time
     olds: dict[Statement, Local] = field(default_factory=dict)  # what was there before an atomic operation
+    rows: RowDecisions = field(default_factory=RowDecisions)
     walks: int = 0
 
 
@@ -60,3 +62,4 @@ class Differentiated:
     covered: frozenset[Container]  # of which all tangents are written, whatever they were
     scratch_sizes: dict[Any, int]  # of scratch memory, by what it is for
     walks: int
+    rows: dict[Local, RowDecision] = field(default_factory=dict)  # of locals that have a row

@@ -118,6 +118,7 @@ class Forward:
 
     def run(self) -> Differentiated:
         """Walk over the program."""
+        self.decisions.rows.begin_walk()
         for argument in self.program.arguments:
             if argument.value is not None and not isinstance(argument.value, Container):
                 reads = (v for v in entries(argument.value) if isinstance(v, Read))
@@ -128,8 +129,11 @@ class Forward:
             self._seed_argument(local, column)
         body = (*self.builder.body, *self._body(self.program.body))
         program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
+        if not self.has_news:
+            self.has_news = self.decisions.rows.accept(self.locals.storages, self.read)
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
-        return Differentiated(program, tuple(self.arguments.given), covered, sizes, self.decisions.walks)
+        rows = dict(self.decisions.rows.found)
+        return Differentiated(program, tuple(self.arguments.given), covered, sizes, self.decisions.walks, rows)
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))

@@ -8,7 +8,8 @@ from typing import Any
 from taichi_ext.differentiate.build import add, multiply
 from taichi_ext.differentiate.forms import Form, is_row, negated, settled
 from taichi_ext.differentiate.linearize import Deferred
-from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, ScratchRow, Storage, StorageFacts
+from taichi_ext.differentiate.row_terms import FILLED
+from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 
@@ -170,10 +171,14 @@ class LocalTangents:
 
     def new_row(self, storage: Storage) -> Any:
         """Memory for a row of a storage."""
+        decision = self.decisions.rows.of(storage.local)
+        is_filled = decision.terms == FILLED
+        if decision.container is not None:
+            return PlacedRow(self.forward, self.forward.tangents[decision.container], is_filled=is_filled)
         size = storage.size * self.forward.width
         if size <= MAX_LOCAL_ARRAY:
             return LocalRow(self.builder, f"d_{storage.local.name}", size, storage.dtype)
-        return ScratchRow(self.forward, size, storage.dtype)
+        return ScratchRow(self.forward, size, storage.dtype, is_filled=is_filled)
 
 
 def _copied(value: Value) -> Value:

@@ -14,6 +14,7 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply, negative, operation, select
 from taichi_ext.differentiate.forms import Form, Row, Seed, coefficient, columns_only, is_row, row_sum, settled
+from taichi_ext.differentiate.row_terms import only_row
 from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
@@ -69,6 +70,10 @@ class Tangents:
         Shadows have one index: with two, Taichi keeps S[i, i] in a register while S[i, j] is stored to.
         """
         self.accesses += 1
+        return self.place(row, column)
+
+    def place(self, row: Any, column: Any) -> Load:
+        """One entry of the shadow, where it is not an access of its own."""
         assert self.shadow is not None
         outer, length, inner = row, self.forward.columns, column
         if self.role.by_column:
@@ -144,6 +149,8 @@ class Tangents:
         fresh = is_complete or (self.role.is_fresh and forward.stores.is_first(site) and not covers)
         kept = [self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True)]
         has_rows = any(is_row(leaf) for form in forms for leaf in form)
+        if covers and len(forms) == 1 and self._is_placed(only_row(forms[0])):
+            kept, has_rows = [True], False  # the row is in its place already
         if not all(kept) and (has_rows or not fresh):
             self.builder.loop(forward.columns, lambda k: self._store_column(rows, forms, k))
         for (_, index), form in zip(rows, forms, strict=True):
@@ -156,6 +163,15 @@ class Tangents:
                 is_alone = fresh and not has_rows and (seed.is_constant or len(form) == 1)
                 self.builder.assign(entry, value if is_alone else add(entry, value))
         self.version += 1
+
+    def _is_placed(self, row: Any) -> bool:
+        """Whether the row of a local, which is stored as it is, lies here from the start."""
+        storage = self.forward.locals.storages.get(row.source) if row is not None else None
+        if storage is None:
+            return False
+        decisions = self.forward.decisions.rows
+        decisions.note_stored_row(storage, self)
+        return decisions.of(storage.local).container is self.container
 
     def _store_column(self, rows: list[Any], forms: list[Form], k: Value) -> None:
         dtype = self.container.dtype

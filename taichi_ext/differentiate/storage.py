@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
 from taichi_ext.differentiate.forms import Form, Row, Seed, accumulate, coefficient, is_row, row_sum, settled
+from taichi_ext.differentiate.row_terms import STORED, Terms
 from taichi_ext.program import I32, Load, Local, Read, Type, Value
 
 MAX_LOCAL_ARRAY = 512
@@ -75,6 +77,8 @@ class Storage:
         self.loops = forward.loop_sites()
         self.block = forward.block
         self.row: Any = None
+        self.terms = Terms()
+        self.place = forward.builder.place
         self.registers: dict[Seed, Any] = {}
         self.slots: list[tuple[Read, Read]] = []
         if facts.has_row or (self.is_array and facts.slots):
@@ -109,6 +113,7 @@ class Storage:
 
     def form(self, index: Any = 0) -> Form:
         """The tangent as it is now, of one element."""
+        self.terms.note_read(self.forward.loop_sites())
         key = index if isinstance(index, int) else self.forward.indices.site(index)
         form: Form = {seed: self._register(seed, index) for seed in self.registers}
         if self.row is not None:
@@ -131,6 +136,7 @@ class Storage:
         for form in forms:
             self._note(form, grows=self._refers_to_itself(form) and self.forward.loop_sites() != self.loops)
         forms = [settled(self.builder, form) for form in forms]
+        self.terms.note_write(is_zero=self.is_zero and not any(forms))
         if self.row is not None:
             self._write_rows(forms, indices)
         for form, index in zip(forms, indices, strict=True):
@@ -165,6 +171,7 @@ class Storage:
         has_rows = any(is_row(leaf) for form in forms for leaf in form)
         keeps = all(self._keeps_row(f, i) for f, i in zip(forms, indices, strict=True))
         if (has_rows or not self.is_zero) and not keeps:
+            self.terms.row_loops += 1
             self.builder.loop(self.forward.columns, lambda k: self._write_column(forms, indices, k))
             for k in range(self.forward.columns, self.forward.width):  # positions of pixels: of locals only
                 own = [{s: c for s, c in f.items() if is_row(s) and isinstance(s.source, Local)} for f in forms]
@@ -206,10 +213,15 @@ class Storage:
         if self.row is not None:
             if any(is_row(leaf) for leaf in form):
                 self._add_rows(form, index)
+            self.terms.note_add(self, form)
+            is_stored = self.forward.decisions.rows.of(self.local).terms >= STORED
             for seed, c in form.items():
                 if not is_row(seed) and seed not in self.registers:
                     place = self._row_index(index, self.forward.naming.column(seed))
-                    self.row.add(place, coefficient(c, self.dtype), is_shared=self._is_shared())
+                    if is_stored:
+                        self.builder.assign(self.row.entry(place), coefficient(c, self.dtype))
+                    else:
+                        self.row.add(place, coefficient(c, self.dtype), is_shared=self._is_shared())
         self._changed()
 
     def _is_shared(self) -> bool:
@@ -217,6 +229,8 @@ class Storage:
         return self.block.is_kernel and self.forward.parallel_loop() is not None
 
     def _add_rows(self, form: Form, index: Any) -> None:
+        self.terms.row_loops += 1
+
         def add_column(k: Value, form: Form = form) -> None:
             total = row_sum(form, k)
             if total is not None:
@@ -230,6 +244,8 @@ class Storage:
 
 class LocalRow:
     """A row in a local array: the fastest to reach, slow to compile when it is long."""
+
+    is_local = True
 
     def __init__(self, builder: Any, name: str, size: int, dtype: Type) -> None:
         self.builder = builder
@@ -249,15 +265,40 @@ class LocalRow:
 class ScratchRow:
     """A row in an extra argument of the kernel: a part of its own for each thread or iteration of a parallel loop."""
 
-    def __init__(self, forward: Any, size: int, dtype: Type) -> None:
+    is_local = False
+
+    def __init__(self, forward: Any, size: int, dtype: Type, *, is_filled: bool) -> None:
         self.builder = forward.builder
         self.array, start = forward.arguments.reserve_scratch(size, dtype, forward)
         self.start = self.builder.keep(start, "start") if isinstance(start, Value) else start
-        self.builder.loop(size, lambda k: self.builder.assign(self.entry(k), literal(0, dtype)))
+        if not is_filled:
+            self.builder.loop(size, lambda k: self.builder.assign(self.entry(k), literal(0, dtype)))
 
     def entry(self, index: Any) -> Load:
         place = add(self.start, index)
         return Load(self.array, (place if isinstance(place, Value) else literal(place, I32),))
+
+    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
+        target = self.entry(index)
+        self.builder.assign(target, add(target, value))
+
+
+class PlacedRow:
+    """A row of J itself, which an iteration of the parallel loop over all of an output writes to as it goes."""
+
+    is_local = False
+
+    def __init__(self, forward: Any, tangents: Any, *, is_filled: bool) -> None:
+        self.builder = forward.builder
+        self.tangents = tangents
+        row = tangents.row_number(tuple(map(atom_value, forward.loops[0].atoms)), Affine())[1]
+        self.number = self.builder.keep(row, "row")
+        if not is_filled:
+            zero = literal(0, tangents.container.dtype)
+            self.builder.loop(forward.columns, lambda k: self.builder.assign(self.entry(k), zero))
+
+    def entry(self, index: Any) -> Load:
+        return self.tangents.place(self.number, index)
 
     def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
         target = self.entry(index)

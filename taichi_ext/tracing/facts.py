@@ -74,6 +74,7 @@ class Facts:
     in_rows: set[Any] = field(default_factory=set)  # parameters of a sparse Jacobian whose columns rows hold
     composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
     versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
+    decisions: list[str] = field(default_factory=list)  # of the engine that differentiates programs, in words
     streams: tuple[Any, ...] = ()  # the arrays that a sparse Jacobian is written to
 
     def paired(self) -> frozenset[Any]:

@@ -1,0 +1,147 @@
+"""Rows of locals: which of their terms never meet, and which rows are those of J from the start.
+
+Both are judged at the end of a walk that has found nothing else, and hold for the next one, which judges them again.
+
+* A row of which each entry gets one term at most is *stored* to: nothing is read and added. If each entry does get one
+  before anything reads it, the row is *filled*, and need not be zero before.
+* A local whose row is stored, as it is, to an output of which every row is written once, can have its row there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.differentiate.build import is_number
+from taichi_ext.differentiate.forms import Form, is_row
+from taichi_ext.program import Container, Local, Place
+
+ADDED = 0  # terms that go to a row are added to what is there
+STORED = 1  # each entry gets one term at most, which can be stored
+FILLED = 2  # and each does get one, before anything reads it: the row need not be zero before
+WORDS = {ADDED: "added up", STORED: "stored, each to a column of its own", FILLED: "stored, one to each column"}
+
+
+@dataclass(frozen=True)
+class RowDecision:
+    """How the row of a local is written, and the container in whose tangents it lies, if it does."""
+
+    terms: int = ADDED
+    container: Container | None = None
+    place: Place | None = None  # of the local in the user's source
+
+    def text(self, local: Local, columns: int) -> str:
+        """The decision in words."""
+        line = "" if self.place is None else f", line {self.place.line}"
+        where = "" if self.container is None else f" in the tangents of {self.container.name}"
+        return f"local {local.name}{line}: a row of {columns} columns{where}, its terms {WORDS[self.terms]}"
+
+
+class Terms:
+    """What one walk finds out about the terms that go to the row of one storage."""
+
+    def __init__(self) -> None:
+        self.level = FILLED  # what still holds: it only ever gets less
+        self.has_any = False
+        self.reads = 0
+        self.row_loops = 0  # updates of all of the row
+        self.filled_in: Any = None  # the loop that stores to all of the row
+
+    @property
+    def found(self) -> int:
+        return self.level if self.has_any else ADDED
+
+    def note_read(self, loops: tuple[Any, ...]) -> None:
+        self.reads += 1
+        if self.filled_in in loops:
+            self.level = min(self.level, STORED)
+
+    def note_write(self, *, is_zero: bool) -> None:
+        """The row is replaced; by zeros as the first thing, that is nothing."""
+        if not is_zero:
+            self.level = ADDED
+
+    def note_add(self, storage: Any, form: Form) -> None:
+        if form:
+            self.level = min(self.level, ADDED if self.has_any else self._level(storage, form))
+            self.has_any = True
+
+    def _level(self, storage: Any, form: Form) -> int:
+        """Whether what is added goes to another entry of the row for each term and each time it runs.
+
+        So it is where all columns are ``factor * v + c`` with the variable v of the only loop since the row was made,
+        up to variables of the loops around that, and the constants c less than the factor apart. They are all entries
+        where there are as many c as the factor says, and the loop runs once, whole, over as many v as that takes.
+        """
+        if storage.is_array or any(is_row(leaf) or leaf in storage.registers for leaf in form):
+            return ADDED
+        forward, width = storage.forward, storage.forward.width
+        around, inner = forward.loops[: len(storage.loops)], forward.loops[len(storage.loops) :]
+        fixed = {atom for loop in around for atom in loop.atoms}
+        columns = [seed.column for seed in form]
+        factors = dict(columns[0].terms)
+        if len(inner) > 1 or any(column.terms != columns[0].terms for column in columns):
+            return ADDED
+        if not inner:
+            return STORED
+        (loop,) = inner
+        if len(loop.atoms) != 1 or not fixed.issuperset(factors.keys() - set(loop.atoms)):
+            return ADDED
+        (variable,), constants = loop.atoms, sorted(column.constant for column in columns)
+        factor = factors.get(variable, 0)
+        if constants[-1] - constants[0] >= abs(factor):
+            return ADDED
+        runs_whole = forward.block.outer is storage.block and not loop.is_interrupted and not self.reads
+        is_all = factors == {variable: len(form)} and constants == list(range(len(form)))
+        if not (runs_whole and is_all and loop.shape == (width // factor,) and width % factor == 0):
+            return STORED
+        self.filled_in = loop
+        return FILLED
+
+
+class RowDecisions:
+    """What is known of the rows of locals; what one walk proposes holds for the next."""
+
+    def __init__(self) -> None:
+        self.found: dict[Local, RowDecision] = {}
+        self._candidates: dict[Local, tuple[Any, Any, tuple[int, int]]] = {}
+
+    def of(self, local: Local) -> RowDecision:
+        return self.found.get(local, RowDecision())
+
+    def begin_walk(self) -> None:
+        self._candidates.clear()
+
+    def note_stored_row(self, storage: Any, tangents: Any) -> None:
+        """The row of a local is stored, as it is, as the row of a container of which every entry is written."""
+        forward = storage.forward
+        is_declared_here = storage.block is forward.block and not storage.is_array
+        # updates of all of a row in local memory are vectorised, which pays for the copy
+        is_better_local = storage.terms.row_loops > 0 and storage.row.is_local
+        is_alike = storage.dtype == tangents.container.dtype and tangents.components == 1
+        if is_declared_here and not is_better_local and is_alike and forward.width == forward.columns:
+            self._candidates[storage.local] = (storage, tangents, (storage.version, storage.terms.reads))
+
+    def accept(self, storages: dict[Local, Any], read: set[Container]) -> bool:
+        """At the end of a walk that found nothing else: take on what it proposes; True if that is news."""
+        before = dict(self.found)
+        for local, storage in storages.items():
+            if storage.row is None:
+                continue
+            known = self.of(local)
+            container = known.container
+            candidate = self._candidates.get(local)
+            if container is None and candidate is not None:
+                _, tangents, state = candidate
+                is_left_alone = (storage.version, storage.terms.reads) == state  # after it was stored
+                is_only = candidate[0] is storage and tangents.container not in read
+                container = tangents.container if is_left_alone and is_only else None
+            terms = storage.terms.found if local not in before else min(known.terms, storage.terms.found)
+            self.found[local] = RowDecision(terms, container, storage.place)
+        return before != self.found
+
+
+def only_row(form: Form) -> Any:
+    """The row that is, once, all the rows of a form."""
+    rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
+    return rows[0][0] if len(rows) == 1 and is_number(rows[0][1], 1) else None
