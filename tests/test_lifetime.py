@@ -15,6 +15,7 @@ from taichi_ext import (
     UnsupportedError,
     check_jacobian,
     jacobian,
+    linear_operator,
     torch_function,
     value_and_jacobian,
 )
@@ -51,7 +52,11 @@ class TestEndedProgram:
                 y[i] = x[i] ** 2
 
         jacobian(k, x, y)
+        operator = linear_operator(k, x, y)
+        assert_allclose(operator @ np.ones(3), [2, 4, 6])
         initialise(default_fp=ti.f64)
+        for product in (lambda: operator @ np.ones(3), lambda: operator.T @ np.ones(3), operator.materialize):
+            refused(product, "prepare it again")
         for call in (jacobian, value_and_jacobian, Jacobian, check_jacobian):
             refused(lambda call=call: call(k, x, y))
         (new,) = fields(1)

@@ -1,5 +1,7 @@
 """Sparse Jacobians: against dense ones, central differences, and patterns that are known."""
 
+import sys
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -118,6 +120,24 @@ def test_formats(network):
     assert_array_equal(coo.toarray(), csr.toarray())
     assert_array_equal(bsr.toarray(), csr.toarray())
     assert coo.nnz == bsr.nnz == csr.nnz
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # says torch
+def test_torch_formats():
+    torch = pytest.importorskip("torch")
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in b:
+            b[i] = a[i] * a[i + 1]
+
+    a, b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for format in ("torch_csr", "torch_coo"):
+        values, found = value_and_jacobian(k, "a", "b", args=(a, b), format=format)
+        assert found.layout == {"torch_csr": torch.sparse_csr, "torch_coo": torch.sparse_coo}[format]
+        assert_array_equal(found.to_dense().numpy(), [[2.0, 1.0, 0.0], [0.0, 3.0, 2.0]])
+        assert_array_equal((found @ a).numpy(), 2 * values.numpy())
+        assert found.values().numel() == 4
 
 
 def test_value_structure_and_out(network):
@@ -274,6 +294,29 @@ def test_what_cannot_be_sparse_is_dense_and_says_so():
     found = plan()
     require_equal([[found]], run, [x], [y])
     assert "read in the loop that writes it" in plan.explain()
+
+
+def test_too_large():
+    """Rows that each need all columns: the memory is named before anything runs."""
+    x, y = ti.field(ti.f64, 10**5), ti.field(ti.f64, 10**5)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            total = 0.0
+            for j in x:
+                total += x[j]
+            y[i] = total * x[i]
+
+    with pytest.raises(InvalidArgumentError, match=r"rows of all columns are needed: 74\.5 GiB, more than the .* GiB"):
+        jacobian(k, x, y, format="csr")
+
+
+def test_scipy_is_missing(network, monkeypatch):
+    for name in ("scipy", "scipy.sparse"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InvalidArgumentError, match=r"format='csr' needs scipy.*pip install taichi-ext\[sparse\]"):
+        jacobian(network.run, network.x, network.force, format="csr")
 
 
 def test_bad_input(network):

@@ -54,11 +54,13 @@ def _as_torch(matrix: Any, kind: str, device: Any) -> Any:
 
     if kind == "torch_csr":
         parts = [torch.from_numpy(a.astype(np.int64)) for a in (matrix.indptr, matrix.indices)]
-        tensor = torch.sparse_csr_tensor(*parts, torch.from_numpy(matrix.data), matrix.shape)
+        tensor = torch.sparse_csr_tensor(*parts, torch.from_numpy(matrix.data), matrix.shape, check_invariants=False)
     else:
         coo = matrix.tocoo()
         places = torch.from_numpy(np.stack([coo.row, coo.col]).astype(np.int64))
-        tensor = torch.sparse_coo_tensor(places, torch.from_numpy(coo.data), coo.shape, is_coalesced=True)
+        tensor = torch.sparse_coo_tensor(
+            places, torch.from_numpy(coo.data), coo.shape, is_coalesced=True, check_invariants=False
+        )
     return tensor.to(device)
 
 
