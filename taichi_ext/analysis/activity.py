@@ -28,7 +28,7 @@ from taichi_ext.program import (
 )
 
 # The derivative of these is zero wherever it exists.
-CONSTANT = frozenset(("floor", "ceil", "round", "floordiv", "random", "bit_cast"))
+CONSTANT = frozenset(("floor", "ceil", "round", "floordiv", "random", "bit_cast", "zero", "one"))
 
 
 @dataclass(frozen=True)

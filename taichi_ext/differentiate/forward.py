@@ -61,6 +61,7 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     decisions = Decisions()
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments))
     activity = find_activity(program, seeds.start, seeds.arguments)
+    special.refuse_bits(program.body, activity)
     written = set(Stores(program, Indices(program.body), find_loops(program.body, seeds.extents), seeds.extents).sites)
     for container in activity.containers:
         role = seeds.roles.get(container, Role())
@@ -107,7 +108,7 @@ class Forward:
             for t in self.tangents.values()
             if t.role.first_column is not None
         }
-        self.naming = Naming(self.builder, self.indices, self.primal, parameters)
+        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters)
 
     def _new_tangents(self, container: Container) -> Tangents:
         role = self.seeds.roles.get(container, Role())

@@ -72,10 +72,10 @@ class Linearizer:
             return node.constant
         return with_children(node, self.primal)
 
-    def keep(self, node: Value, dtype: Any = None) -> Value:
+    def keep(self, node: Value, dtype: Any = None, name: str = "t") -> Value:
         """The value in a temporary, or a local, that does not change."""
         if node not in self.kept:
-            value = self.builder.keep(self.primal(node))
+            value = self.builder.keep(self.primal(node), name)
             if not isinstance(node, Read) or node.index or node.local not in self.builder.frozen:
                 self.kept[node] = value
             else:

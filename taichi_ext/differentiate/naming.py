@@ -45,13 +45,13 @@ class Naming:
         self,
         builder: Builder,
         indices: Indices,
-        primal: Callable[[Value], Value],
+        keep: Callable[[Value, Any, str], Value],
         parameters: Mapping[str, tuple[int, int]],
     ) -> None:
         self.builder = builder
         self.indices = indices
         self.owners: dict[Any, Any] = {}  # of columns that were read from slots
-        self._primal = primal
+        self._keep = keep  # in a temporary of the statement, unless it does not change
         self._parameters = parameters
 
     def named(self, column: Any, owner: Any = None) -> Affine:
@@ -70,13 +70,13 @@ class Naming:
         known = self.indices.form(index)
         if known is not None:
             return known
-        return self.named(self.builder.keep(self._primal(index), "index"))
+        return self.named(self._keep(index, None, "index"))
 
     def settled_index(self, index: Value) -> Value:
         """An index that does not change."""
         if self.indices.form(index) is not None:
             return index
-        kept = self.builder.keep(self._primal(index), "index")
+        kept = self._keep(index, None, "index")
         self.named(kept)
         return kept
 

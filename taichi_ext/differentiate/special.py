@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from taichi_ext.analysis.activity import Activity
 from taichi_ext.differentiate.build import add, literal, multiply
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
@@ -16,6 +17,7 @@ from taichi_ext.program import (
     I32,
     Assign,
     Atomic,
+    Body,
     Boundary,
     Call,
     Declare,
@@ -31,8 +33,10 @@ from taichi_ext.program import (
     Value,
     entries,
     regrouped,
+    statements,
     with_values,
 )
+from taichi_ext.simplify.usage import all_values
 
 
 def atomic(f: Any, s: Atomic) -> None:
@@ -149,6 +153,17 @@ def refuse_effect(f: Any, s: Effect) -> None:
         f"{_text(s)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
         "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
     )
+
+
+def refuse_bits(body: Body, activity: Activity) -> None:
+    """Raise: the bits of a number with a tangent are used."""
+    for s in statements(body):
+        for node in all_values(s):
+            if isinstance(node, Op) and node.name == "bit_cast" and activity.has(node.args[0]):
+                raise UnsupportedError(
+                    f"{_text(s)}'bit_cast' is called on a value with a tangent, and its derivative is not known. Write "
+                    "it as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
+                )
 
 
 def _text(s: Statement) -> str:

@@ -210,6 +210,7 @@ _SPECIAL: dict[Any, Handler] = {
     ops.random: lambda r, a, k, s: effects.random(r, a, k),
     ti.randn: lambda r, a, k, s: call(r, backend.randn_function, a or [backend.default_type(float)], k),
     ti.loop_config: _loop_config,
+    **{f: (lambda r, a, k, s: a[0]) for f in (ti.assume_in_range, backend.loop_unique)},  # hints
     ti.stop_grad: lambda r, a, k, s: effects.stop_grad(r, a[0]),
     ti.zero: lambda r, a, k, s: construct.filled_like(r, a[0], 0),
     ti.one: lambda r, a, k, s: construct.filled_like(r, a[0], 1),

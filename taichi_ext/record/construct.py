@@ -8,7 +8,7 @@ from typing import Any
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.program import Known, Tensor
+from taichi_ext.program import Known, Op, Tensor
 from taichi_ext.record.handles import Record, flattened, value_of
 from taichi_ext.record.literals import as_value, convert, known_in
 from taichi_ext.record.operations import cast, tensor, typed_tensor
@@ -127,6 +127,8 @@ def filled_like(r: Recording, x: Any, number: int) -> Any:
     x = value_of(x)
     if isinstance(x, Record):
         return Record({k: filled_like(r, m, number) for k, m in x.members.items()}, x.methods, x.kind)
+    name = "one" if number else "zero"
     if isinstance(x, Tensor):
-        return Tensor(tuple(convert(as_value(number), e.dtype) for e in x.entries), x.shape)
-    return convert(as_value(number), as_value(x).dtype)
+        return Tensor(tuple(Op(name, (e,), e.dtype, place=r.place()) for e in x.entries), x.shape)
+    x = as_value(x)
+    return Op(name, (x,), x.dtype, place=r.place())

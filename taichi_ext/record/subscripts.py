@@ -58,8 +58,8 @@ def load(r: Recording, base: Any, index: Any) -> Any:
         refuse_baked("An index")
     if isinstance(key, (Value, Tensor)):
         raise UnsupportedError(
-            f"A Python {type(base).__name__} is indexed by a value that is only known when the kernel runs. Use a "
-            "ti.Vector or a field, or an index that is known at compile time."
+            f"A Python {type(base).__name__} is indexed at run time; its items are only known at compile time. Use a "
+            "ti.Vector or a field."
         )
     return base[key]
 
