@@ -67,8 +67,8 @@ def fuse_program(launch: Launch) -> Fused:
         NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
     """
     start = time.perf_counter()
-    if launch.watch is not None or launch.sparse is not None:
-        raise NotImplementedError("a launch with watch or sparse")
+    if launch.sparse is not None:
+        raise NotImplementedError("a launch with sparse")
     captures, constants = backend.Captures(), constants_of(launch)
     recorded = record(launch.kernel, launch.args, _has_rule, captures, constants)
     recorded, infos = with_whole_fields(recorded, launch)
@@ -76,6 +76,8 @@ def fuse_program(launch: Launch) -> Fused:
         recorded, infos = with_node_calls(recorded, launch, infos, constants)
     program = simplify(recorded)
     differentiated = differentiate(program, seeds_of(program, launch, infos, constants))
+    if launch.watch is not None:
+        differentiated = replace(differentiated, program=launch.watch.program(differentiated))
     result = simplify(with_arguments(differentiated))
     emitted = build(result)
     kernel = compiled(launch, emitted.kernel._primal, differentiated)

@@ -20,7 +20,7 @@ from taichi_ext.api.options import check_number, is_whole
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.checks.reports import Block, Entry, JacobianReport, index_text
-from taichi_ext.derivative.watch import Watch
+from taichi_ext.checks.watch import Watch
 from taichi_ext.errors import CheckError, InvalidArgumentError, shown
 from taichi_ext.record.variables import Variable, with_entries
 from taichi_ext.runtime.state import State

@@ -28,6 +28,8 @@ from taichi_ext.program import (
 Number = int | float
 Coefficient = Any  # a Python number, or a Value
 
+# What temporaries of some names are: partials of operations, and products and sums that make up tangents.
+_KINDS = {"partial": "partial", "w": "weight"}
 _TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))
 
 
@@ -150,6 +152,15 @@ class Builder:
         return tuple(body)
 
     @contextlib.contextmanager
+    def at(self, place: Place | None) -> Iterator[None]:
+        """What is emitted in the meantime belongs to a place in the source."""
+        before, self.place = self.place, place or self.place
+        try:
+            yield
+        finally:
+            self.place = before
+
+    @contextlib.contextmanager
     def collecting(self) -> Iterator[list[Statement]]:
         before, self.body = self.body, []
         try:
@@ -161,13 +172,13 @@ class Builder:
         """A local that may be assigned to."""
         value = cast(x, dtype) if dtype is not None else x
         assert isinstance(value, Value)
-        local = Local(name, value.dtype)
+        local = Local(name, value.dtype, (), "tangent" if value.dtype.is_real else "user")
         self.emit(Declare(local, (value,), place=self.place))
         return Read(local)
 
     def array(self, name: str, size: int, dtype: Type) -> Local:
         """A local array of zeros."""
-        local = Local(name, dtype, (size,))
+        local = Local(name, dtype, (size,), "tangent")
         self.emit(Declare(local, (literal(0, dtype),) * size, place=self.place))
         return local
 
@@ -177,7 +188,7 @@ class Builder:
             return x
         if isinstance(x, Read) and x.local in self.frozen and not x.index:
             return x
-        local = Local(name, x.dtype, (), "temporary")
+        local = Local(name, x.dtype, (), _KINDS.get(name, "temporary"))
         self.frozen.add(local)
         self.emit(Declare(local, (x,), place=self.place))
         return Read(local)
@@ -191,7 +202,7 @@ class Builder:
 
     def loop(self, count: Any, body: Callable[[Value], None], name: str = "k") -> None:
         """``for k in range(count): body(k)``."""
-        variable = Local(name, I32, (), "loop")
+        variable = Local(name, I32, (), "column")
         self.frozen.add(variable)
         count = literal(count, I32) if isinstance(count, int) else count
         self.emit(For("range", (variable,), (count,), self.block(lambda: body(Read(variable))), place=self.place))

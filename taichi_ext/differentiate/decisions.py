@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.row_terms import RowDecision, RowDecisions
 from taichi_ext.differentiate.shadows import Role
@@ -61,5 +62,6 @@ class Differentiated:
     shadows: tuple[tuple[Any, Container], ...]  # what for (a container, "return", "scratch"), and the argument
     covered: frozenset[Container]  # of which all tangents are written, whatever they were
     scratch_sizes: dict[Any, int]  # of scratch memory, by what it is for
+    active: Activity  # what carries tangents, of the program that was differentiated
     walks: int
     rows: dict[Local, RowDecision] = field(default_factory=dict)  # of locals that have a row

@@ -133,8 +133,8 @@ class Forward:
         if not self.has_news:
             self.has_news = self.decisions.rows.accept(self.locals.storages, self.read)
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
-        rows = dict(self.decisions.rows.found)
-        return Differentiated(program, tuple(self.arguments.given), covered, sizes, self.decisions.walks, rows)
+        rows, given = dict(self.decisions.rows.found), tuple(self.arguments.given)
+        return Differentiated(program, given, covered, sizes, self.activity, self.decisions.walks, rows)
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))

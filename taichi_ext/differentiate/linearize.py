@@ -184,7 +184,8 @@ class Linearizer:
             return self.lasting[node]
         if node not in self.tapes:
             assert isinstance(node, Op)
-            self.tapes[node] = self._partials(node)
+            with self.builder.at(node.place):
+                self.tapes[node] = self._partials(node)
         return self.tapes[node]
 
     def _partials(self, node: Op) -> list[tuple[Value, Any]]:
@@ -216,7 +217,9 @@ class Linearizer:
         if rule.kind == "choice":
             return self._choice(node, rule)
         form: Form = {}
-        for arg, partial in self._partials(node):
+        with self.builder.at(node.place):
+            partials = self._partials(node)
+        for arg, partial in partials:
             accumulate(form, guarded_scale(self._settled(arg), partial))
         return form
 

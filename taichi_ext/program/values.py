@@ -34,7 +34,9 @@ class Local:
 
     ``kind`` is one of ``user`` (named by the user), ``argument`` (of an inlined function), ``temporary``, ``loop``,
     ``parameter`` (an argument of the kernel, or a Python number), ``position`` (of a pixel: it is kept, since edges
-    differentiate with respect to it).
+    differentiate with respect to it). In a differentiated program there are also ``partial`` (of an operation),
+    ``weight`` (a product or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a
+    loop over columns) and ``kept`` (a temporary that is not put where it is used).
     """
 
     name: str

@@ -33,7 +33,7 @@ from taichi_ext.simplify.constants import tidied
 from taichi_ext.simplify.usage import all_values, assigned_locals, is_pure, kept_locals, read_counts, written_memory
 
 LONGEST = 12  # operations in a value that moves; longer lines are slow in Taichi's front end
-FOLDED_KINDS = ("argument", "temporary")
+FOLDED_KINDS = ("argument", "temporary", "partial", "weight")
 
 
 def folded(body: Body) -> Body:

@@ -17,6 +17,7 @@ from taichi_ext.derivative.linear_form import Affine, Form, Seed, as_expression,
 from taichi_ext.derivative.rows import rows_loop
 from taichi_ext.derivative.storage import SPARSE, STRATEGIES, row_sum
 from taichi_ext.derivative.values import Scalar, TensorValue, entries_of, linearize, primal_of
+from taichi_ext.derivative.watch import TracedWatch
 from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.differentiate.entry_sites import Site
 from taichi_ext.differentiate.sparse_columns import Columns
@@ -345,7 +346,7 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
         bindings.sparse = launch.sparse.extended(facts.in_rows, facts.composed, facts.versions)
     columns = launch.columns if bindings.sparse is None else bindings.sparse.width
     tracer = Tracer(facts, columns, bindings, is_reverse)
-    tracer.watch = launch.watch
+    tracer.watch = None if launch.watch is None else TracedWatch(launch.watch)
     bindings.constants = _constants(launch, tracer, facts, bindings.sparse)
     names = shadow_names(extra)
     arrays = ((a, v) for a, v in zip(kernel.arguments, launch.args, strict=True) if backend.is_array(v))

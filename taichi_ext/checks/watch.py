@@ -1,0 +1,61 @@
+"""Where a kernel and its tangents are not finite for the first time."""
+
+from __future__ import annotations
+
+from taichi_ext import backend
+from taichi_ext.differentiate.decisions import Differentiated
+from taichi_ext.differentiate.watch import watched
+from taichi_ext.program import I32, Container, Place, Program
+
+_MOST_SITES = 4096
+_SHOWN = 3
+
+
+class Watch:
+    """Counts, for each place that keeps a value with a tangent, how often that or its tangent is NaN or infinite.
+
+    It is given to ``Jacobian.start``, and shown the programs of the kernels in the order in which they run.
+    """
+
+    def __init__(self) -> None:
+        self.sites: dict[str, int] = {}
+        self.counts, self._tree = backend.temporary_field(backend.ti.i32, _MOST_SITES)
+
+    def program(self, differentiated: Differentiated) -> Program:
+        """A differentiated program that counts."""
+        counts = Container("counts", I32, 1, (), self.counts, False, (_MOST_SITES,))
+        return watched(differentiated, counts, self._number)
+
+    def _number(self, place: Place | None) -> int | None:
+        return None if place is None else self.number(place.message())
+
+    def number(self, place: str) -> int | None:
+        """The number of a place; None where there are too many."""
+        number = self.sites.setdefault(place.strip("\n"), len(self.sites))
+        return number if number < _MOST_SITES else None
+
+    def findings(self) -> list[str]:
+        """The first places where something is not finite."""
+        counts = self.counts.to_numpy()
+        places = [place for place, number in self.sites.items() if number < _MOST_SITES and counts[number]]
+        if not places:
+            return []
+        first, *others = places
+        texts = [f"it arises first in\n{_indented(first)}"]
+        if others:
+            lines = ", ".join(dict.fromkeys(map(_line, others[:_SHOWN])))
+            texts.append(f"from there it reaches {lines}{' and more' if len(others) > _SHOWN else ''}.")
+        return texts
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._tree.destroy()
+
+
+def _line(place: str) -> str:
+    """``line 7`` of the first line of a message."""
+    return place.split(", in ")[0].split(", ")[-1]
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
