@@ -16,11 +16,12 @@ from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate import shadows
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.shadows import Role
 from taichi_ext.differentiate.storage import STRATEGIES
 from taichi_ext.emit import build
+from taichi_ext.launches import ContainerInfo, Fused, KernelFacts, Launch, Role, refuse_changed
 from taichi_ext.program import (
     Argument,
     Assign,
@@ -42,8 +43,6 @@ from taichi_ext.record.recording import field_container
 from taichi_ext.record.taichi_types import type_of
 from taichi_ext.simplify import simplify
 from taichi_ext.tracing import trace
-from taichi_ext.tracing.facts import Facts
-from taichi_ext.tracing.trace import ContainerInfo, Fused, Launch
 
 # Which engine takes a kernel: "tracer"; "program": this one, else the tracer; "only": this one, or an error
 ENGINE = os.environ.get("TAICHI_EXT_ENGINE", "tracer")
@@ -83,13 +82,11 @@ def fuse_program(launch: Launch) -> Fused:
     kernel = compiled(launch, emitted.kernel._primal, differentiated)
     kernel.captures = captures
     features = backend.argument_features(launch.kernel, launch.args)
-    trace.refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+    refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
-    facts = _facts(recorded, differentiated, infos, launch, constants)
-    shadows = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
-    facts.shadowed = set(shadows)
-    sizes = differentiated.scratch_sizes
-    return Fused(launch.kernel, kernel, shadows, facts, emitted.text, sizes, registry.version, launch.columns)
+    keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
+    facts, sizes = _facts(recorded, differentiated, infos, launch, constants), differentiated.scratch_sizes
+    return Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
 
 
 def _has_rule(target: Any) -> bool:
@@ -172,10 +169,10 @@ def seeds_of(
     extents = {c: Extent(c.shape or (), c.offset, backend.is_dense(c.object)) for c in fields}
     by_column = backend.stores_by_column()
     for c, info in infos.items():
-        role = launch.roles.get(info.key, trace.Role())
+        role = launch.roles.get(info.key, Role())
         first = None if role.first_column is None else role.first_column - launch.first_column
         is_fresh = first is None and (role.is_fresh or not role.has_shadow)
-        roles[c] = Role(first, is_fresh, by_column)
+        roles[c] = shadows.Role(first, is_fresh, by_column)
         extents[c] = Extent(info.shape, info.offset, c.is_argument or backend.is_dense(c.object))
     arguments = {}
     for argument in program.arguments:
@@ -230,24 +227,19 @@ def _facts(
     infos: dict[Container, ContainerInfo],
     launch: Launch,
     constants: Constants | None,
-) -> Facts:
+) -> KernelFacts:
     """What a session has to know of the kernel."""
-    facts = Facts()
-    for c in read_containers(recorded.body):
-        if c in infos:
-            facts.read.add(infos[c].key)
-    for c in written_containers(recorded.body):
-        if c in infos:
-            facts.written.add(infos[c].key)
-        elif not c.is_argument:
-            facts.other_fields[id(c.object)] = c.object
-    facts.covered = {infos[c].key for c in d.covered}
-    facts.decisions = [row.text(local, launch.columns) for local, row in d.rows.items()]
-    facts.read |= {("argument", name) for name in launch.argument_columns}
-    if constants is not None:
-        facts.read |= set(constants.locals)
-        facts.namesakes = constants.namesakes
-    facts.has_random = draws_random_numbers(recorded.body)
-    if launch.wants_return:
-        facts.written.add(RETURN)
-    return facts
+    read, written = read_containers(recorded.body), written_containers(recorded.body)
+    outputs = {infos[c].key for c in written if c in infos} | ({RETURN} if launch.wants_return else set())
+    numbers = {("argument", name) for name in launch.argument_columns}
+    numbers |= set() if constants is None else set(constants.locals)
+    others = {id(c.object): c.object for c in written if c not in infos and not c.is_argument}
+    return KernelFacts(
+        frozenset({infos[c].key for c in read if c in infos} | numbers),
+        frozenset(outputs),
+        frozenset(infos[c].key for c in d.covered),
+        tuple(others.values()),
+        draws_random_numbers(recorded.body),
+        decisions=tuple(row.text(local, launch.columns) for local, row in d.rows.items()),
+        namesakes={} if constants is None else constants.namesakes,
+    )

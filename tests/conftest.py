@@ -12,7 +12,7 @@ from field_pool import pool
 from taichi.lang import impl
 
 from taichi_ext import backend
-from taichi_ext.derivative.storage import STRATEGIES
+from taichi_ext.differentiate.storage import STRATEGIES
 
 arch = ti.cpu
 started: dict = {}  # the options of the current program

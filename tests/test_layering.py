@@ -25,6 +25,7 @@ DISTRICTS = (
     "stages",
     "record",
     "emit",
+    "launches",
     "derivative",
     "boundary",
     "tracing",

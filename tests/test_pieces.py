@@ -11,7 +11,7 @@ from differences import check_jacobian, matrix_outputs, outputs, scalars, vector
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Jacobian, backend
-from taichi_ext.derivative.storage import STRATEGIES
+from taichi_ext.differentiate.storage import STRATEGIES
 from taichi_ext.record import parallel_loops
 from taichi_ext.record.nesting import nest_pieces
 

@@ -11,8 +11,16 @@ from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 from reverse_mode import gradient, gradient_field
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, boundary_gradient, jacobian, mark, registry
-from taichi_ext.tracing import trace as trace_module
+from taichi_ext import (
+    DerivativeWarning,
+    InvalidArgumentError,
+    Jacobian,
+    boundary_gradient,
+    engine,
+    jacobian,
+    mark,
+    registry,
+)
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -64,13 +72,13 @@ def factor(k, x, y):
 def traces(monkeypatch):
     """How many kernels have been built."""
     built = []
-    original = trace_module.fuse
+    original = engine.fuse
 
     def counting(launch):
         built.append(launch.kernel.func.__name__)
         return original(launch)
 
-    monkeypatch.setattr(trace_module, "fuse", counting)
+    monkeypatch.setattr(engine, "fuse", counting)
     return built
 
 

@@ -10,7 +10,7 @@ from differences import central_differences, outputs, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
-from taichi_ext.derivative.storage import STRATEGIES
+from taichi_ext.differentiate.storage import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

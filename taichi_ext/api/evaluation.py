@@ -18,13 +18,14 @@ from taichi_ext.api.progress import progress_bar
 from taichi_ext.api.replay import Replay
 from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
 from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import Fused
 from taichi_ext.runtime.host_values import warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.state import OverBudgetError, State
 from taichi_ext.stages import Stages
-from taichi_ext.tracing.trace import RETURN, Fused
 
 
 class Evaluation:

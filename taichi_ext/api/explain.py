@@ -8,9 +8,10 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.derivative.rows import MAX_LOCAL_ARRAY
 from taichi_ext.derivative.storage import StorageFacts
+from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.row_terms import ADDED, WORDS
+from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
-from taichi_ext.tracing.trace import RETURN, Fused
 
 
 def explain(fused: Fused, fields: FieldTable) -> str:
@@ -23,21 +24,26 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     lines.append(f"  columns: {fused.columns}")
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
     lines += [f"  entries of {line}" for line in _entries(fused, fields)]
-    lines += [f"  local {line}" for line in dict.fromkeys(_locals(fused, fields))]
     lines += [f"  {line}" for line in fused.facts.decisions]
+    return "\n".join(lines if fused.details is None else [*lines, *_found_in_traces(fused, fields)])
+
+
+def _found_in_traces(fused: Fused, fields: FieldTable) -> list[str]:
+    """What the tracer says of its locals and loops."""
+    lines = [f"  local {line}" for line in dict.fromkeys(_locals(fused, fields))]
     lines += [f"  {line}" for line in _operations(fused)]
-    for (_, number), reason in ((site, "order of iterations matters to an atomic") for site in fused.facts.serialized):
-        lines.append(f"  parallel loop {number} runs serially: {reason}")
-    for number, _ in sorted(fused.facts.spread):
+    for _, number in fused.details.serialized:
+        lines.append(f"  parallel loop {number} runs serially: order of iterations matters to an atomic")
+    for number, _ in sorted(fused.details.spread):
         lines.append(f"  parallel loop {number} has few iterations, which are spread over all threads")
-    for (number, _), pieces in sorted(fused.facts.pieces.items()):
+    for (number, _), pieces in sorted(fused.details.pieces.items()):
         if pieces is not None:
             numbers = sum(collected.numbers for collected in pieces.collected.values())
             lines.append(
                 f"  parallel loop {number} runs in pieces of {pieces.length} iterations, which LLVM can vectorise: "
                 f"{numbers} numbers of J from each"
             )
-    return "\n".join(lines)
+    return lines
 
 
 def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
@@ -81,7 +87,7 @@ def _name(key: Any, fields: FieldTable) -> str:
 
 
 def _operations(fused: Fused) -> Iterator[str]:
-    for (path, line), count in sorted(fused.facts.operations.items()):
+    for (path, line), count in sorted(fused.details.operations.items()):
         yield f"line {line}{_within(path)}: {count} operations on tangents"
 
 
@@ -91,17 +97,17 @@ def _within(path: tuple[tuple[int, str], ...]) -> str:
 
 
 def _locals(fused: Fused, fields: FieldTable) -> Iterator[str]:
-    for key, facts in fused.facts.storages.items():
+    for key, facts in fused.details.storages.items():
         if not facts.needed:
             continue
         path, name, line, *part = key
         entry = "".join(f"[{p}]" for p in part if isinstance(p, int))
-        container = fused.facts.aliases.get(key)
+        container = fused.details.aliases.get(key)
         if container is not None:
             place = f"the tangents of {fields.infos[container].name}" if container in fields.infos else "J"
         else:
             place = "local array" if fused.columns <= MAX_LOCAL_ARRAY else "scratch memory"
-        terms = f", its terms {WORDS[fused.facts.stores.get(key, ADDED)]}" if facts.has_row else ""
+        terms = f", its terms {WORDS[fused.details.stores.get(key, ADDED)]}" if facts.has_row else ""
         yield f"{name}{entry}, line {line}{_within(path)}: {_kind(facts, fused.columns, place)}{terms}"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.replay import Replay
+from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import FieldTable
-from taichi_ext.tracing.trace import Fused
 
 _MOST_SIZES = 256  # combinations of shapes that are remembered
 

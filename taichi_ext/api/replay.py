@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.tracing.trace import Fused
+from taichi_ext.launches import Fused
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from taichi_ext import backend
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.results import by_path
 from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse_too_large
+from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory import available_memory
@@ -18,7 +19,6 @@ from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_rows import csr_of
 from taichi_ext.runtime.sparse_session import SparseSession
 from taichi_ext.runtime.state import OverBudgetError
-from taichi_ext.tracing.trace import RETURN
 
 FEW_COLUMNS = 64  # of a parameter that rows of tangents hold if rows cannot be sparse otherwise
 MOST_COLUMNS = 512  # of all of them

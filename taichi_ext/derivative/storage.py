@@ -45,7 +45,6 @@ class Limits:
 
 
 SPARSE = Limits(registers=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
-STRATEGIES = {"auto": Limits(), "sparse": Limits(registers=1 << 30, slots=64), "dense": Limits(0, 0)}
 
 
 @dataclass

@@ -13,8 +13,9 @@ from taichi_ext.differentiate.shadows import Role
 from taichi_ext.differentiate.storage import Limits, StorageFacts
 from taichi_ext.program import Container, Local, Program, Statement, Type
 
+# What shadows are for that belong to no container
 RETURN = ("return",)
-VALUES = ("values",)  # the tangents of arguments and Python numbers, where they are given
+VALUES = ("values",)  # arguments and Python numbers, where their tangents are given
 
 
 @dataclass

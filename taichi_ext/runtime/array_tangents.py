@@ -12,9 +12,9 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
+from taichi_ext.launches import ContainerInfo, Fused, Role
 from taichi_ext.runtime.memory import Shadow, array_info, view_of
 from taichi_ext.runtime.regions import Region, Regions, View
-from taichi_ext.tracing.trace import ContainerInfo, Fused, Role
 
 _SHARED = "{} and {} share a part of their memory"
 _MOST_BINDINGS = 1024  # launches with other arrays that are remembered

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taichi_ext.tracing.trace import Fused, Launch
+from taichi_ext.launches import Fused, Launch
 
 
 class LaunchHooks:

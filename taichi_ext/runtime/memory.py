@@ -11,8 +11,8 @@ import taichi as ti
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
+from taichi_ext.launches import ContainerInfo
 from taichi_ext.runtime.regions import View
-from taichi_ext.tracing.trace import ContainerInfo
 
 _INDEX_LIMIT = 2**31 - 1
 _ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free

@@ -12,6 +12,7 @@ from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
+from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
@@ -20,7 +21,6 @@ from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.reachable import reachable_arrays
 from taichi_ext.runtime.state import OverBudgetError, State
 from taichi_ext.tracing import trace
-from taichi_ext.tracing.trace import ContainerInfo, Fused, Launch, Role
 
 _STORED = (
     "A number that was read from a field or array with a tangent is stored from Python: what is stored counts as a "
@@ -279,16 +279,16 @@ class Session(LaunchHooks):
         cache_key = (id(kernel), features, shapes, frozenset(roles.items()), place)
         fused = self.fused.get(cache_key)
         if fused is not None and fused.rules_version != registry.version:
-            if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules.items()):
+            if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules):
                 fused.rules_version = registry.version
             else:
                 fused = None
         if fused is None:
             columns, wants_return = (self.argument_columns, self.wants_return) if self.is_direct else ({}, False)
             backend.materialize()  # fields that the pipeline has just made
-            options = (wants_return, self.first_column, self.watch, self.strategy, self.constants)
-            values = (self.values_dtype, self.values_rows)
-            launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, columns, *options, *values)
+            options = (columns, wants_return, self.first_column, self.watch, self.strategy, self.constants)
+            launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, *options)
+            launch.values_dtype, launch.values_rows = self.values_dtype, self.values_rows
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)
@@ -318,10 +318,8 @@ class Session(LaunchHooks):
     def _save(self, state: State, fused: Fused, args: tuple[Any, ...]) -> None:
         """Keep copies of what the kernel may change."""
         state.has_random |= fused.facts.has_random
-        for key in fused.facts.written:
-            if key in self.fields.infos:
-                state.save(self.fields.infos[key].obj)
-        for obj in fused.facts.other_fields.values():
+        fields = [self.fields.infos[key].obj for key in fused.facts.written if key in self.fields.infos]
+        for obj in (*fields, *fused.facts.other_fields):
             state.save(obj)
         for value in args:
             if backend.is_array(value):

@@ -8,11 +8,11 @@ import numpy as np
 
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.labels import Label
+from taichi_ext.launches import Fused, Launch, Role
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse_streams import Streams
-from taichi_ext.tracing.trace import Fused, Launch, Role
 
 
 class SparseSession(Session):

@@ -11,9 +11,9 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Group, Site
+from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import numpy_dtype
 from taichi_ext.runtime.sparse_pattern import Block, Slots, block_of, kept_slots, stored_rows
-from taichi_ext.tracing.trace import Fused
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext.derivative.linear_form import Affine, Form, Seed
-from taichi_ext.derivative.storage import Limits, StorageFacts
+from taichi_ext.derivative.storage import StorageFacts
+from taichi_ext.differentiate.storage import Limits
+from taichi_ext.launches import KernelFacts
 from taichi_ext.record.parallel_loops import Pieces
 from taichi_ext.record.variables import Variable
 
@@ -74,7 +76,6 @@ class Facts:
     in_rows: set[Any] = field(default_factory=set)  # parameters of a sparse Jacobian whose columns rows hold
     composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
     versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
-    decisions: list[str] = field(default_factory=list)  # of the engine that differentiates programs, in words
     streams: tuple[Any, ...] = ()  # the arrays that a sparse Jacobian is written to
 
     def paired(self) -> frozenset[Any]:
@@ -85,6 +86,12 @@ class Facts:
 
     def storage(self, key: Any) -> StorageFacts:
         return self.storages.setdefault(key, StorageFacts(self.limits))
+
+    def frozen(self) -> KernelFacts:
+        """What a session has to know."""
+        sets = (frozenset(keys) for keys in (self.read, self.written, self.covered))
+        others = tuple(self.other_fields.values())
+        return KernelFacts(*sets, others, self.has_random, tuple(self.rules.items()), dict(self.namesakes))
 
     def note(self, group: set[Any], item: Any) -> None:
         if item not in group:

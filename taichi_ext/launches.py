@@ -1,0 +1,132 @@
+"""Launches of kernels with tangents: what is asked for, and the kernel that does it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend, stages
+from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.differentiate.sparse_columns import Columns
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.labels import Label
+from taichi_ext.record.variables import Variable
+
+
+@dataclass(frozen=True)
+class ContainerInfo:
+    """A field or array, as it is known outside of kernels."""
+
+    key: Any
+    name: Label | str
+    obj: Any
+    shape: tuple[int, ...]
+    element_shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for s in (*self.shape, *self.element_shape):
+            n *= s
+        return n
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a container carries when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
+
+    first_column: int | None = None
+    has_shadow: bool = False
+    is_fresh: bool = False
+
+
+@dataclass
+class Launch:
+    """One kernel launch to be differentiated."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    columns: int
+    fields: Any  # runtime.memory.FieldTable
+    roles: dict[Any, Role]
+    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # array arguments by position
+    argument_columns: dict[str, int] = field(default_factory=dict)  # value arguments that are parameters
+    wants_return: bool = False
+    first_column: int = 0  # of the block of columns that is computed
+    watch: Any = None
+    strategy: str = "auto"  # a key of STRATEGIES
+    constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters, each with its first column
+    values_dtype: Any = None  # where arguments and numbers have tangents in a shadow of their own: its type
+    values_rows: int = 0  # of that shadow
+    sparse: Columns | None = None  # of a sparse Jacobian
+    sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What a session has to know of a kernel; containers are named by their keys."""
+
+    read: frozenset[Any]
+    written: frozenset[Any]
+    covered: frozenset[Any]  # containers of which all tangents are written, whatever they were
+    other_fields: tuple[Any, ...] = ()  # integer fields that are written
+    has_random: bool = False
+    rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
+    decisions: tuple[str, ...] = ()  # for explain()
+    namesakes: dict[Any, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
+
+
+@dataclass
+class Fused:
+    """A kernel with tangents, and what its extra arguments are."""
+
+    primal: Any  # the user's kernel, kept alive so that its identity stays its own
+    kernel: Any
+    shadows: tuple[Any, ...]  # keys of the containers whose shadows are passed, in order
+    facts: KernelFacts
+    text: str
+    scratch_sizes: dict[Any, int]
+    rules_version: int
+    columns: int
+    scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
+    paired: frozenset[Any] = frozenset()  # shadows that are stored to two numbers at a time
+    sites: tuple[Site, ...] = ()  # where entries of a sparse Jacobian are written
+    sparse: Columns | None = None  # of a sparse Jacobian
+    row_counts: dict[Any, int] = field(default_factory=dict)  # of the containers that sites write to
+    row_types: dict[Any, Any] = field(default_factory=dict)
+    streams: Any = None  # the memory of the sites, kept from launch to launch
+    details: Any = None  # what else the engine found out, for explain()
+
+    def refuse_changed(self) -> None:
+        """Raise where a Python number that the kernel was compiled with has changed."""
+        refuse_changed(self.primal, self.kernel.captures.changed_number())
+
+    def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
+        """Run it; ``shadows`` are the arrays, in the order of the keys."""
+        if self.kernel.compiled is None:
+            start = time.perf_counter()
+            self.kernel.compile()
+            stages.note(f"{backend.short_name(self.primal)} compiled", start)
+        return self.kernel.launch(*args, *self.passed(shadows))
+
+    def passed(self, shadows: list[Any]) -> list[Any]:
+        """The arrays as the kernel takes them: those that it stores to in pairs as arrays of pairs."""
+        if not self.paired:
+            return shadows
+        return [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, shadows, strict=True)]
+
+
+def refuse_changed(kernel: Any, changed: Any) -> None:
+    """Raise where a Python value is another one than when the kernel was first compiled."""
+    if changed is not None:
+        values = f" from {changed.value!r} to {changed.current()!r}" if changed.is_number else ""
+        raise UnsupportedError(
+            f"{changed.place}\n{changed.text} has changed{values} since {kernel.func.__qualname__} was compiled. "
+            "Taichi puts Python values into a kernel when it first compiles it, and does not notice when they change. "
+            "Pass what changes as an argument of the kernel (a field as a ti.template()), or keep numbers in a field."
+        )
