@@ -22,6 +22,7 @@ class Arguments:
 
     def add(self, what: Any, name: str, dtype: Any) -> Container:
         """A new array of one dimension, under a name that nothing else has."""
+        name = name if name.isidentifier() else "d_field"
         unique, count = name, 1
         while unique in self._taken:
             unique, count = f"{name}_{count}", count + 1

@@ -148,6 +148,12 @@ def _kept_call(function: Any) -> Handler:
     return lambda r, args, keywords, is_statement: effects.kept_call(r, function, args, keywords)
 
 
+def _eig(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    """Eigenvalues of a 2 x 2 matrix in complex form: Taichi's own algorithm is differentiated."""
+    dtype = keywords.get("dt", args[1] if len(args) > 1 else None)
+    return call(r, backend.eig_function, [args[0], dtype or backend.default_type(float)], {})
+
+
 def _any_all(name: str) -> Handler:
     def evaluate(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
         if not shape_of(args[0]):
@@ -199,6 +205,7 @@ _SPECIAL: dict[Any, Handler] = {
     },
     **{getattr(builtins, n): _any_all(n) for n in ("any", "all")},
     **{f: _kept_call(f) for f in effects.KEPT_CALLS},
+    ti.eig: _eig,
     builtins.len: _length,
     builtins.print: _print,
     ops.cast: lambda r, a, k, s: operations.cast(r, *a),

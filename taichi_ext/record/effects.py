@@ -22,7 +22,7 @@ from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
 
 # Functions of Taichi's library that are recorded as calls: without side effects, on small matrices.
-KEPT_CALLS = {f: f.__name__ for f in (ti.svd, ti.eig, ti.sym_eig, ti.polar_decompose, ti.solve)}
+KEPT_CALLS = {f: f.__name__ for f in (ti.svd, ti.sym_eig, ti.polar_decompose, ti.solve)}
 
 
 def place_of_local(local: Local) -> Any:

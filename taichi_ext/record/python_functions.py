@@ -38,7 +38,7 @@ _STRUCTURE = (
     *(itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.repeat),
     *(itertools.cycle, itertools.islice, itertools.zip_longest, itertools.chain.from_iterable, itertools.pairwise),
 )
-_OF_VALUES = (abs, max, min, pow, round, int, float, bool, len, print)  # also of the recorder's own
+_OF_VALUES = (abs, pow, round, int, float, bool, len, print)  # also of the recorder's own
 _OF_PLAIN_VALUES = (isinstance, type, print, repr, str, hasattr, issubclass)
 
 
@@ -129,6 +129,7 @@ class Library(Protocol):
     def load(self, base: Any, index: tuple[Any, ...]) -> Any: ...
     def attribute(self, base: Any, name: str) -> Any: ...
     def operate(self, name: str, *args: Any) -> Any: ...
+    def matmul(self, a: Any, b: Any) -> Any: ...
     def augment(self, target: Any, op: str, value: Any) -> None: ...
     def watching(self) -> contextlib.AbstractContextManager[Watched]: ...
     def replaced_names(self, function: Any) -> dict[str, Any]: ...
@@ -154,6 +155,8 @@ class PythonScope:
             ]
             return _as_array(entries, arrays[0].shape)
         if isinstance(a, HANDLES) or isinstance(b, HANDLES):
+            if name == "matmul":
+                return self.library.matmul(_number(a), _number(b))
             return self.library.operate(name, _number(a), _number(b))
         return _BINARY[name](a, b)
 
