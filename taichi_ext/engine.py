@@ -19,7 +19,9 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate import shadows
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.storage import STRATEGIES
+from taichi_ext.differentiate.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.sparse_sink import SparseResult
+from taichi_ext.differentiate.storage import SPARSE, STRATEGIES
 from taichi_ext.emit import build
 from taichi_ext.launches import ContainerInfo, Fused, KernelFacts, Launch, Role, refuse_changed
 from taichi_ext.program import (
@@ -50,7 +52,7 @@ ENGINE = os.environ.get("TAICHI_EXT_ENGINE", "tracer")
 
 def fuse(launch: Launch) -> Fused:
     """The kernel that does what ``launch.kernel`` does, and its tangents: by this engine, or by the tracer."""
-    is_plain = launch.watch is None and not launch.constants and launch.sparse is None and launch.columns > 0
+    is_plain = launch.watch is None and not launch.constants and launch.columns > 0
     if ENGINE == "only":
         return fuse_program(launch)
     if ENGINE == "program" and is_plain and not backend.is_reverse(launch.kernel):
@@ -66,8 +68,6 @@ def fuse_program(launch: Launch) -> Fused:
         NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
     """
     start = time.perf_counter()
-    if launch.sparse is not None:
-        raise NotImplementedError("a launch with sparse")
     captures, constants = backend.Captures(), constants_of(launch)
     recorded = record(launch.kernel, launch.args, _has_rule, captures, constants)
     recorded, infos = with_whole_fields(recorded, launch)
@@ -86,7 +86,17 @@ def fuse_program(launch: Launch) -> Fused:
     stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
     facts, sizes = _facts(recorded, differentiated, infos, launch, constants), differentiated.scratch_sizes
-    return Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
+    fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
+    if differentiated.sparse is not None:
+        _note_entries(fused, differentiated.sparse)
+    return fused
+
+
+def _note_entries(fused: Fused, found: SparseResult) -> None:
+    """What a session has to know of the entries of a sparse Jacobian."""
+    fused.sites, fused.sparse, fused.columns = found.sites, found.columns, found.columns.width
+    fused.row_counts = {key: c.size for key, c in found.containers.items()}
+    fused.row_types = {key: backend.named_type(c.dtype.name) for key, c in found.containers.items()}
 
 
 def _has_rule(target: Any) -> bool:
@@ -174,26 +184,34 @@ def seeds_of(
         is_fresh = first is None and (role.is_fresh or not role.has_shadow)
         roles[c] = shadows.Role(first, is_fresh, by_column)
         extents[c] = Extent(info.shape, info.offset, c.is_argument or backend.is_dense(c.object))
-    arguments = {}
+    arguments, parameters = {}, {}
     for argument in program.arguments:
         if argument.name in launch.argument_columns and argument.value is not None:
             (local,) = {value.local for value in entries(argument.value)}  # type: ignore[arg-type, union-attr]
             arguments[local] = launch.argument_columns[argument.name] - launch.first_column
+            parameters[local] = ("argument", argument.name)
     for variable, first in launch.constants:
         if constants is not None and variable.key in constants.locals:
             arguments[constants.locals[variable.key]] = first - launch.first_column
+            parameters[constants.locals[variable.key]] = variable.key
+    limits, sparse = STRATEGIES[launch.strategy], None
+    if launch.sparse is not None:
+        limits = SPARSE if launch.strategy == "auto" else limits
+        keys = {c: info.key for c, info in infos.items()}
+        sparse = SparseSeeds(launch.sparse, launch.sinks, {**keys, **parameters})
     return Seeds(
         launch.columns,
         roles,
         extents,
         arguments,
-        STRATEGIES[launch.strategy],
+        limits,
         launch.wants_return,
         by_column,
         backend.is_host_arch(),
         _has_rule,
         None if launch.values_dtype is None else (type_of(launch.values_dtype), launch.values_rows),
         backend.thread_count(),
+        sparse,
     )
 
 

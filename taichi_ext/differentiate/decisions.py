@@ -10,6 +10,8 @@ from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.row_terms import RowDecision, RowDecisions
 from taichi_ext.differentiate.shadows import Role
+from taichi_ext.differentiate.sparse_numbering import SparseDecisions, SparseSeeds
+from taichi_ext.differentiate.sparse_sink import SparseResult
 from taichi_ext.differentiate.storage import Limits, StorageFacts
 from taichi_ext.program import Container, Local, Program, Statement, Type
 
@@ -30,7 +32,13 @@ class Decisions:
     indexed: set[Local] = field(default_factory=set)  # vectors that do not change, indexed at run time
     olds: dict[Statement, Local] = field(default_factory=dict)  # what was there before an atomic operation
     rows: RowDecisions = field(default_factory=RowDecisions)
+    sparse: SparseDecisions = field(default_factory=SparseDecisions)
     walks: int = 0
+
+    def forget_columns(self) -> None:
+        """Columns have other numbers from the next walk on: what was found out about those of before does not hold."""
+        self.storages.clear()
+        self.own_rows.clear()
 
 
 @dataclass(frozen=True)
@@ -48,11 +56,15 @@ class Seeds:
     has_rule: Callable[[Any], bool] = lambda target: False  # whether a function or mark has a user's rule
     values: tuple[Type, int] | None = None  # ``arguments`` are rows of a shadow: its type and how many there are
     threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
+    sparse: SparseSeeds | None = None  # of a sparse Jacobian
 
     @property
     def start(self) -> set[Container]:
         """The containers that carry tangents when the kernel starts."""
-        return {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
+        found = {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
+        if self.sparse is not None:
+            found |= {c for c in self.roles if self.sparse.is_sunk(c, self.sparse.columns.composed)}
+        return found
 
 
 @dataclass(frozen=True)
@@ -66,3 +78,4 @@ class Differentiated:
     active: Activity  # what carries tangents, of the program that was differentiated
     walks: int
     rows: dict[Local, RowDecision] = field(default_factory=dict)  # of locals that have a row
+    sparse: SparseResult | None = None  # the entries of a sparse Jacobian

@@ -22,9 +22,14 @@ from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
 from taichi_ext.differentiate.forms import Form, Seed
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
+from taichi_ext.differentiate.named_indices import with_named_indices
 from taichi_ext.differentiate.naming import Block, Naming
 from taichi_ext.differentiate.serial_loops import serialized
 from taichi_ext.differentiate.shadows import Role, Tangents
+from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE
+from taichi_ext.differentiate.sparse_numbering import Numbering
+from taichi_ext.differentiate.sparse_sink import Sink
+from taichi_ext.differentiate.sparse_tangents import SparseTangents
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
     Assign,
@@ -62,18 +67,35 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments))
     activity = find_activity(program, seeds.start, seeds.arguments)
     special.refuse_bits(program.body, activity)
+    if seeds.sparse is not None:
+        decisions.sparse = seeds.sparse.decisions()
+        program = with_named_indices(program, activity)
     written = set(Stores(program, Indices(program.body), find_loops(program.body, seeds.extents), seeds.extents).sites)
     for container in activity.containers:
         role = seeds.roles.get(container, Role())
         if role.first_column is None or container in written:
             decisions.shadowed.add(container)
+        if seeds.sparse is not None and container in written:
+            _compose(container, seeds, decisions)
     while decisions.walks < MOST_WALKS:
         decisions.walks += 1
         walk = Forward(program, seeds, decisions, activity)
         result = walk.run()
         if not walk.has_news:
+            if walk.sparse is not None:
+                walk.sparse.check()
             return result
     raise UnsupportedError(f"The analysis of {program.name} did not settle in {MOST_WALKS} walks. Split it in two.")
+
+
+def _compose(container: Container, seeds: Seeds, decisions: Decisions) -> None:
+    """A container that is written and carries tangents: its entries are columns, unless rows can hold what it has."""
+    assert seeds.sparse is not None
+    key = seeds.sparse.keys[container]
+    is_parameter = seeds.roles.get(container, Role()).first_column is not None
+    if is_parameter or not (key in seeds.sparse.outputs or decisions.sparse.in_rows):
+        extent = seeds.extents[container]
+        decisions.sparse.composed[key] = math.prod(extent.shape) * math.prod(container.element_shape)
 
 
 class Forward:
@@ -83,12 +105,16 @@ class Forward:
         self.program = program
         self.seeds = seeds
         self.columns = seeds.columns
-        self.width = seeds.columns
         self.limits = seeds.limits
         self.decisions = decisions
         self.activity = activity
         self.has_news = False
         self.builder = Builder()
+        self.sparse: Sink | None = None
+        if seeds.sparse is not None:
+            self.sparse = Sink(self, Numbering(seeds.sparse, decisions.sparse, self._renumber))
+            self.columns = self.sparse.numbering.columns.width
+        self.width = self.columns
         self.indices = Indices(program.body)
         self.changed = assigned_locals(program.body)
         self.loop_table = find_loops(program.body, seeds.extents, frozenset(decisions.serial))
@@ -113,8 +139,11 @@ class Forward:
     def _new_tangents(self, container: Container) -> Tangents:
         role = self.seeds.roles.get(container, Role())
         shadow = None
-        if container in self.decisions.shadowed:
+        is_sunk = self.sparse is not None and self.sparse.numbering.is_sunk(container)
+        if container in self.decisions.shadowed and not is_sunk:
             shadow = self.arguments.add(container, f"d_{container.name}", container.dtype)
+        if self.sparse is not None:
+            return SparseTangents(self, container, role, shadow, self.sparse)
         return Tangents(self, container, role, shadow)
 
     def run(self) -> Differentiated:
@@ -127,21 +156,23 @@ class Forward:
         if self.seeds.values is not None and self.seeds.arguments:
             self.given = GivenTangents(self)
         for local, column in self.seeds.arguments.items():
-            self._seed_argument(local, column)
+            first = None if self.sparse is None else self.sparse.numbering.first(local)
+            self._seed_argument(local, column if first is None else first)
         body = (*self.builder.body, *self._body(self.program.body))
         program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
         if not self.has_news:
             self.has_news = self.decisions.rows.accept(self.locals.storages, self.read)
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
         rows, given = dict(self.decisions.rows.found), tuple(self.arguments.given)
-        return Differentiated(program, given, covered, sizes, self.activity, self.decisions.walks, rows)
+        sparse = None if self.sparse is None else self.sparse.result()
+        return Differentiated(program, given, covered, sizes, self.activity, self.decisions.walks, rows, sparse)
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))
         if self.given is not None:
             seeds: list[Form] = list(map(self.given.form, columns))
         else:
-            seeds = [{Seed(Affine((), n)): 1} if 0 <= n < self.columns else {} for n in columns]
+            seeds = [{Seed(Affine((), n)): 1} if self.is_column(n) else {} for n in columns]
         if local.shape:
             self.locals.set_entries(local, seeds)
         else:
@@ -152,9 +183,13 @@ class Forward:
     def found_news(self) -> None:
         self.has_news = True
 
+    def _renumber(self) -> None:
+        self.decisions.forget_columns()
+        self.found_news()
+
     def is_column(self, number: int) -> bool:
         """Whether a number is that of a column, and not of the position of a pixel or of a rule's argument."""
-        return 0 <= number < self.columns
+        return 0 <= number < self.columns or (self.sparse is not None and number >= FIRST_SPARSE)
 
     def is_active(self, value: Value) -> bool:
         return self.activity.has(value)
@@ -198,6 +233,8 @@ class Forward:
         self.block.declared.update(variables)
         with self.builder.collecting() as collected:
             for group in grouped(body):
+                if self.sparse is not None and self.block.is_kernel:
+                    self.sparse.stage += 1
                 self.builder.place = group[0].place
                 self.linearizer.begin_statement()
                 self.statement(group)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.build import add, literal, multiply
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
 from taichi_ext.differentiate.forms import Form, accumulate, coefficient, columns_only, is_row, row_sum, settled
+from taichi_ext.differentiate.sparse_sink import Sunk
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
     I32,
@@ -85,6 +87,11 @@ def returned(f: Any, s: Return) -> None:
 
 def _store_returned(f: Any, values: list[Value]) -> None:
     """The tangents of what the kernel returns: one row each."""
+    if f.sparse is not None:
+        forms = [settled(f.builder, columns_only(f.form(value), f.is_column)) for value in values]
+        sunk = Sunk(RETURN, "the return value", len(values), values[0].dtype, is_columns=False)
+        f.sparse.store(sunk, None, [Affine((), n) for n in range(len(values))], forms)
+        return
     shadow = f.arguments.add(RETURN, "d_result", values[0].dtype)
     by_column = f.seeds.by_column
 

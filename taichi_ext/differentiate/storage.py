@@ -27,6 +27,7 @@ class Limits:
     slots: int = 8
 
 
+SPARSE = Limits(registers=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
 STRATEGIES = {"auto": Limits(), "sparse": Limits(registers=1 << 30, slots=64), "dense": Limits(0, 0)}
 
 
@@ -37,6 +38,7 @@ class StorageFacts:
     seeds: dict[Seed, None] = field(default_factory=dict)  # that can be named where the local is declared
     slots: int = 0
     has_row: bool = False
+    owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
 
     def add(self, form: Form, visible: Any, limits: Limits, *, grows: bool) -> bool:
         """Take note of a form that is written; True if that is news."""
@@ -81,6 +83,9 @@ class Storage:
         self.place = forward.builder.place
         self.registers: dict[Seed, Any] = {}
         self.slots: list[tuple[Read, Read]] = []
+        self.sparse = forward.sparse and forward.sparse.numbering
+        self.owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
+        self.no_column = 0 if self.sparse is None else self.sparse.no_column(self.owner)
         if facts.has_row or (self.is_array and facts.slots):
             self.row = forward.locals.new_row(self)
         if not facts.is_full(self.limits):
@@ -88,7 +93,7 @@ class Storage:
                 self.registers[seed] = self._new_register(seed)
         if self.row is None:
             for n in range(facts.slots):
-                column = self.builder.declare(f"column_{n}", literal(0, I32))
+                column = self.builder.declare(f"column_{n}", literal(self.no_column, I32))
                 self.slots.append((column, self.builder.declare(f"d_{local.name}_{n}", literal(0, self.dtype))))
 
     def _new_register(self, seed: Seed) -> Any:
@@ -119,7 +124,10 @@ class Storage:
         if self.row is not None:
             form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
         for column, value in self.slots:
-            form[Seed(self.forward.naming.named(self.builder.keep(column, "column"), self))] = value
+            named = self.forward.naming.named(self.builder.keep(column, "column"), self)
+            if self.sparse is not None:
+                self.sparse.set_owner(named, self.owner)
+            form[Seed(named)] = value
         return form
 
     # --- writing
@@ -127,6 +135,26 @@ class Storage:
     def _note(self, form: Form, *, grows: bool) -> None:
         if self.facts.add(form, self._is_visible, self.limits, grows=grows):
             self.forward.found_news()
+        if self.sparse is not None:
+            self._note_owners(form)
+
+    def _note_owners(self, form: Form) -> None:
+        """Take note of whose columns come into slots."""
+        inner = (s for s in form if not is_row(s) and not s.is_constant and s not in self.registers)
+        found = {self.sparse.owner(s.column) for s in inner}
+        if not found <= self.facts.owners:
+            self.facts.owners |= found
+            self.forward.found_news()
+
+    def _in_row(self, form: Form) -> list[tuple[Seed, Any]]:
+        """The seeds of a form that go to the row, and their coefficients; those that rows cannot hold yet are noted."""
+        seeds = [(s, c) for s, c in form.items() if not is_row(s) and s not in self.registers]
+        if self.sparse is None:
+            return seeds
+        for seed, _ in seeds:
+            if not self.sparse.is_in_rows(seed.column):
+                self.sparse.require_rows(seed.column, self.local)
+        return [(s, c) for s, c in seeds if self.sparse.is_in_rows(s.column)]
 
     def _is_visible(self, seed: Seed) -> bool:
         return self.forward.naming.is_visible(seed, self.block)
@@ -165,6 +193,8 @@ class Storage:
                 self.builder.assign(column, columns[n])
                 self.builder.assign(value, coefficient(inner[n][1], self.dtype))
             else:
+                if self.sparse is not None:
+                    self.builder.assign(column, literal(self.no_column, I32))
                 self.builder.assign(value, literal(0, self.dtype))
 
     def _write_rows(self, forms: list[Form], indices: list[Any]) -> None:
@@ -177,10 +207,9 @@ class Storage:
                 own = [{s: c for s, c in f.items() if is_row(s) and isinstance(s.source, Local)} for f in forms]
                 self._write_column(own, indices, literal(k, I32))
         for form, index in zip(forms, indices, strict=True):
-            for seed, c in form.items():
-                if not is_row(seed) and seed not in self.registers:
-                    target = self.entry(index, self.forward.naming.column(seed))
-                    self.builder.assign(target, add(target, coefficient(c, self.dtype)))
+            for seed, c in self._in_row(form):
+                target = self.entry(index, self.forward.naming.column(seed))
+                self.builder.assign(target, add(target, coefficient(c, self.dtype)))
 
     def _write_column(self, forms: list[Form], indices: list[Any], k: Value) -> None:
         sums = [row_sum(f, k) for f in forms]
@@ -215,13 +244,12 @@ class Storage:
                 self._add_rows(form, index)
             self.terms.note_add(self, form)
             is_stored = self.forward.decisions.rows.of(self.local).terms >= STORED
-            for seed, c in form.items():
-                if not is_row(seed) and seed not in self.registers:
-                    place = self._row_index(index, self.forward.naming.column(seed))
-                    if is_stored:
-                        self.builder.assign(self.row.entry(place), coefficient(c, self.dtype))
-                    else:
-                        self.row.add(place, coefficient(c, self.dtype), is_shared=self._is_shared())
+            for seed, c in self._in_row(form):
+                place = self._row_index(index, self.forward.naming.column(seed))
+                if is_stored:
+                    self.builder.assign(self.row.entry(place), coefficient(c, self.dtype))
+                else:
+                    self.row.add(place, coefficient(c, self.dtype), is_shared=self._is_shared())
         self._changed()
 
     def _is_shared(self) -> bool:

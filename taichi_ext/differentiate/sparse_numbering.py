@@ -1,0 +1,125 @@
+"""The columns of a sparse Jacobian in one walk: their numbers, whose they are, and which of them rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.forms import Form, Seed, is_row
+from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError, composed_key
+
+MOST_IN_ROWS = 4096  # columns that rows may have
+
+
+@dataclass
+class SparseDecisions:
+    """What the walks have found out about columns; it only grows."""
+
+    in_rows: set[Any] = field(default_factory=set)  # parameters whose columns rows hold
+    composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
+    versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
+
+
+@dataclass(frozen=True)
+class SparseSeeds:
+    """What is asked of a sparse Jacobian: its columns, the keys of its outputs, and those of containers and locals."""
+
+    columns: Columns
+    outputs: frozenset[Any]
+    keys: Mapping[Any, Any]
+
+    def is_sunk(self, container: Any, composed: Mapping[Any, int]) -> bool:
+        """Whether what is stored to a container are entries of sparse rows."""
+        return self.keys.get(container) in self.outputs or self.keys.get(container) in composed
+
+    def decisions(self) -> SparseDecisions:
+        """What earlier launches have found out."""
+        return SparseDecisions(set(self.columns.in_rows), dict(self.columns.composed))
+
+
+class Numbering:
+    """The columns of one walk; ``renumber`` is called where the next one has others."""
+
+    def __init__(self, asked: SparseSeeds, decisions: SparseDecisions, renumber: Callable[[], None]) -> None:
+        self.asked = asked
+        self.decisions = decisions
+        self.renumber = renumber
+        self.columns = asked.columns.extended(decisions.in_rows, decisions.composed, decisions.versions)
+        self._ranges = self.columns.ranges()
+        self._owners: dict[Affine, Any] = {}
+
+    def is_sunk(self, container: Any) -> bool:
+        """Whether what is stored to a container are entries of sparse rows in this walk."""
+        return self.asked.is_sunk(container, self.columns.composed)
+
+    def first(self, what: Any) -> int | None:
+        """The first column of a container or local; None where it has none."""
+        key = self.asked.keys.get(what)
+        return self.columns.first(composed_key(key, 0) if key in self.columns.composed else key)
+
+    def seed(self, key: Any, row: Affine, size: int, version: int) -> Form:
+        """The tangent of an entry that is a column."""
+        first, owner = self.columns.first(key), key
+        if key in self.columns.composed:
+            if version >= self.columns.versions.get(key, 1):
+                self.decisions.versions[key] = max(version + 1, self.decisions.versions.get(key, 1))
+                self.renumber()
+                version = 0
+            owner = composed_key(key, version)
+            first = self.columns.first(owner)
+        column = row + Affine((), first or 0)
+        if not column.is_constant and self._owners.setdefault(column, owner) != owner:
+            self._owners[column] = None
+        return {Seed(column): 1}
+
+    def owner(self, column: Affine) -> Any:
+        """The container of a column, None where that is only known at run time."""
+        if not column.is_constant:
+            return self._owners.get(column)
+        return next((key for first, end, key in self._ranges if first <= column.constant < end), None)
+
+    def set_owner(self, column: Affine, owner: Any) -> None:
+        """Say whose column a local holds; None where it may be that of several containers."""
+        self._owners[column] = owner
+
+    def no_column(self, owner: Any) -> int:
+        """What a slot holds as long as it has no column: one that rows have, where it may be added to a row."""
+        return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
+
+    def has_sparse(self, form: Form) -> bool:
+        """Whether a form has columns that no row holds."""
+        return any(not is_row(leaf) and not self.is_in_rows(leaf.column) for leaf in form)
+
+    def is_in_rows(self, column: Affine) -> bool:
+        if column.is_constant:
+            return column.constant < FIRST_SPARSE
+        return self.owner(column) in self.columns.in_rows
+
+    def is_in_window(self, column: Affine) -> bool:
+        """Whether a column is, by its number, one of those that rows hold."""
+        return column.is_constant and column.constant < self.columns.width
+
+    # --- what the next walk has to know
+
+    def require_columns(self, key: Any, size: int) -> None:
+        """The entries of a container are to be columns of their own."""
+        if key not in self.decisions.composed:
+            self.decisions.composed[key] = size
+            self.renumber()
+
+    def require_rows(self, column: Affine, local: Any) -> None:
+        """Rows are to hold a column: that of a term which is added to the row of a local."""
+        owner = self.owner(column)
+        if owner is None or owner not in self.columns.sizes:
+            raise DenseRowsError(
+                f"the tangent of {local.name} adds up terms whose columns are not known before the launch"
+            )
+        if owner in self.decisions.in_rows:
+            return
+        self.decisions.in_rows.add(owner)
+        self.renumber()
+        total = sum(self.columns.sizes[key] for key in self.decisions.in_rows)
+        if total > MOST_IN_ROWS:
+            raise DenseRowsError(f"the tangent of {local.name} needs a row of {total} columns")

@@ -1,0 +1,280 @@
+"""Tangents that go into a sparse Jacobian: each store or addition writes its entries instead of a row of all columns.
+
+Containers with a sink (the outputs, and what carries columns that no row can hold) have no shadow. What is read from
+them is a column of its own: the host multiplies the entries of one stage with the rows that the containers had before
+it. So a stage must not read what it has written itself, but for an entry that the same iteration stored before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.analysis import stores
+from taichi_ext.analysis.affine import Affine, atom_value
+from taichi_ext.differentiate.build import add, cast, literal, multiply
+from taichi_ext.differentiate.entry_sites import Axis, Entry, Group, Site
+from taichi_ext.differentiate.forms import Form, accumulate, coefficient, is_row, row_sum
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.sparse_numbering import Numbering
+from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
+from taichi_ext.program import I32, Container, Load, Type
+
+MOST_SLOTS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Sunk:
+    """A container with a sink."""
+
+    key: Any
+    name: str
+    size: int
+    dtype: Type
+    is_columns: bool  # its entries are columns of their own
+
+
+@dataclass(frozen=True)
+class SparseResult:
+    """The entries that a program writes: where, by which columns, and the containers that they are of."""
+
+    sites: tuple[Site, ...]
+    columns: Columns
+    containers: dict[Any, Sunk]
+
+
+@dataclass
+class _Stored:
+    """The form of an entry that this iteration has stored."""
+
+    form: Form
+    block: Any
+    loops: tuple[Any, ...]
+
+
+class Sink:
+    """The entries that one walk writes."""
+
+    def __init__(self, forward: Any, numbering: Numbering) -> None:
+        self.forward = forward
+        self.builder = forward.builder
+        self.numbering = numbering
+        self.sites: list[Site] = []
+        self.containers: dict[Any, Sunk] = {}
+        self.stage = 0  # the number of the top-level statement
+        self._reads: list[Access] = []
+        self._writes: list[Access] = []
+        self._stored: dict[tuple[Any, Affine], _Stored] = {}
+        self._order = 0
+
+    def result(self) -> SparseResult:
+        return SparseResult(tuple(self.sites), self.numbering.columns, self.containers)
+
+    def check(self) -> None:
+        """Raise where the order of reads and writes is one that sparse rows cannot follow."""
+        check_order(self._reads, self._writes)
+
+    # --- reading
+
+    def seed(self, key: Any, row: Affine, size: int) -> Form:
+        """The tangent of an entry that is a column: of the version that the stages before this one have left."""
+        stages = {w.stage for w in self._writes if w.key == key} - {self.stage}
+        return self.numbering.seed(key, row, size, len(stages))
+
+    def read(self, sunk: Sunk, row: Affine) -> Form:
+        """The tangent of an entry of a container with a sink."""
+        loops = self.forward.loop_sites()
+        stored = self._stored.get((sunk.key, row))
+        self._order += 1
+        if stored is not None and self._is_open(stored.block):
+            self._reads.append(Access(self._order, self.stage, sunk.key, row, loops, since=len(stored.loops)))
+            return dict(stored.form)
+        self._reads.append(Access(self._order, self.stage, sunk.key, row, loops))
+        if not sunk.is_columns:
+            self.numbering.require_columns(sunk.key, sunk.size)
+            return {}
+        return self.seed(sunk.key, row, sunk.size)
+
+    def _is_open(self, block: Any) -> bool:
+        """Whether a block is around this place."""
+        here = self.forward.block
+        while here is not None and here is not block:
+            here = here.outer
+        return here is not None
+
+    # --- writing
+
+    def store(self, sunk: Sunk, site: stores.Site | None, rows: list[Affine], forms: list[Form]) -> None:
+        """``entry = value``."""
+        is_injective = self._emit(sunk, site, rows, forms, is_sum=False)
+        for row, form in zip(rows, forms, strict=True):
+            self._forget(sunk.key, row)
+            self._stored[sunk.key, row] = _Stored(dict(form), self.forward.block, self.forward.loop_sites())
+            self._note(sunk.key, row, is_injective, is_sum=False)
+
+    def add(self, sunk: Sunk, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
+        """``entry += value``."""
+        is_injective = self._emit(sunk, site, rows, forms, is_sum=True)
+        is_private = self.forward.stores.is_private(site)
+        loops = self.forward.loop_sites()
+        for row, form in zip(rows, forms, strict=True):
+            before = self._stored.get((sunk.key, row))
+            base: Form | None = None
+            if before is not None and before.block is self.forward.block and is_private:
+                base = before.form
+            elif is_private and is_injective and not self._is_written_before(sunk.key, row):
+                base = self.seed(sunk.key, row, sunk.size) if sunk.is_columns else None
+            self._forget(sunk.key, row)
+            if base is not None:
+                total = dict(base)
+                accumulate(total, form)
+                self._stored[sunk.key, row] = _Stored(total, self.forward.block, loops)
+            self._note(sunk.key, row, is_injective, is_sum=True)
+
+    def _is_written_before(self, key: Any, row: Affine) -> bool:
+        return any(w.key == key and w.stage == self.stage and not are_apart(w.row, row) for w in self._writes)
+
+    def _forget(self, key: Any, row: Affine) -> None:
+        for known in [k for k in self._stored if k[0] == key and not are_apart(k[1], row)]:
+            del self._stored[known]
+
+    def _note(self, key: Any, row: Affine, is_injective: bool, *, is_sum: bool) -> None:
+        self._order += 1
+        loops = self.forward.loop_sites()
+        self._writes.append(Access(self._order, self.stage, key, row, loops, is_injective, is_sum))
+
+    # --- one site
+
+    def _emit(
+        self, sunk: Sunk, place: stores.Site | None, rows: list[Affine], forms: list[Form], *, is_sum: bool
+    ) -> bool:
+        """Take down a site, and write its entries; returns whether it writes each row once at most."""
+        axes = self._axes(sunk)
+        variables = [axis.variable for axis in axes]
+        groups = self._groups(forms)
+        used = [a for row in rows for a, _ in row.terms]
+        used += [a for group in groups for entry in group.entries for a, _ in entry.column.terms]
+        site = Site(
+            number=len(self.sites),
+            stage=self.stage,
+            key=sunk.key,
+            is_sum=is_sum,
+            axes=axes,
+            loops=self.forward.loop_sites(),
+            is_conditional=self._is_conditional(),
+            is_injective=place is None or _is_injective(place, variables),
+            rows=tuple(rows),
+            atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
+            groups=groups,
+            has_rows=any(is_row(leaf) for form in forms for leaf in form),
+        )
+        self.sites.append(site)
+        self.containers[sunk.key] = sunk
+        for size in (site.integers, *(len(group.entries) for group in groups)):
+            if site.slots * size > MOST_SLOTS:
+                raise DenseRowsError(f"{sunk.name} takes {site.slots} x {size} entries, more than Taichi can index")
+        slot = self._slot(axes)
+        self._write_integers(site, slot)
+        self._write_values(site, sunk, slot, forms)
+        return site.is_injective
+
+    def _axes(self, sunk: Sunk) -> tuple[Axis, ...]:
+        axes: list[Axis] = []
+        for loop in self.forward.loops:
+            changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.changed for a in loop.atoms)
+            if loop.bounds is None or not loop.atoms or changes:
+                raise DenseRowsError(f"{sunk.name} is written in a loop whose number of iterations is not known")
+            axes += [Axis(v, first, end) for v, (first, end) in zip(loop.atoms, loop.bounds, strict=True)]
+        return tuple(axes)
+
+    def _is_conditional(self) -> bool:
+        """Whether the place may not be reached in an iteration."""
+        is_branch = self.forward.block.depth > 1 + len(self.forward.loops)
+        return is_branch or any(loop.is_interrupted for loop in self.forward.loops)
+
+    def _groups(self, forms: list[Form]) -> tuple[Group, ...]:
+        found: dict[Any, list[Entry]] = {}
+        order: dict[Any, int] = {(): 0}  # of the variables of columns, by where they appear first
+        for part, form in enumerate(forms):
+            columns = {leaf.column: None for leaf in form if not is_row(leaf)}
+            if any(is_row(leaf) for leaf in form):
+                width = self.numbering.columns.width
+                columns = {c: None for c in columns if not self.numbering.is_in_rows(c)}
+                columns.update((Affine((), k), None) for k in range(width))
+            for column in columns:
+                order.setdefault(column.terms, len(order))
+            for column in sorted(columns, key=lambda c: (order[c.terms], c.constant)):
+                found.setdefault(self.numbering.owner(column), []).append(Entry(part, column))
+        return tuple(Group(owner, tuple(entries)) for owner, entries in found.items())
+
+    def _slot(self, axes: tuple[Axis, ...]) -> Any:
+        number: Any = 0
+        for axis in axes:
+            index = cast(atom_value(axis.variable), I32)
+            number = add(multiply(number, axis.length), add(index, -axis.first))
+        return self.builder.keep(number, "slot")
+
+    def _array(self, what: Any, name: str, dtype: Type) -> Container:
+        return self.forward.arguments.add(what, name, dtype)
+
+    def _write_integers(self, site: Site, slot: Any) -> None:
+        if not site.integers:
+            return
+        array = self._array(("site", site.number, "integers", site.key), f"integers_{site.number}", I32)
+        values = [*map(atom_value, site.atoms), *([literal(1, I32)] * site.is_conditional)]
+        start = self.builder.keep(multiply(slot, site.integers), "start")
+        for n, value in enumerate(values):
+            self.builder.assign(_element(array, add(start, n)), value)
+
+    def _write_values(self, site: Site, sunk: Sunk, slot: Any, forms: list[Form]) -> None:
+        for group in site.groups:
+            array = self._array(("site", site.number, group.owner, site.key), f"entries_{site.number}", sunk.dtype)
+            start = self.builder.keep(multiply(slot, len(group.entries)), "start")
+            places = {(e.part, e.column): n for n, e in enumerate(group.entries)}
+            for part, form in enumerate(forms):
+                own = {column: n for (p, column), n in places.items() if p == part}
+                self._write_part(array, start, form, own)
+
+    def _write_part(self, array: Container, start: Any, form: Form, places: dict[Affine, int]) -> None:
+        has_rows = any(is_row(leaf) for leaf in form)
+        in_rows = sorted((c.constant, n) for c, n in places.items() if has_rows and self.numbering.is_in_window(c))
+        if in_rows:
+            self._write_row(array, start, form, in_rows)
+        for leaf, c in form.items():
+            if is_row(leaf):
+                continue
+            value = coefficient(c, array.dtype)
+            if has_rows and self.numbering.is_in_rows(leaf.column):
+                self._add_to_row(array, start, leaf.column, places, value)
+            elif leaf.column in places:
+                self.builder.assign(_element(array, add(start, places[leaf.column])), value)
+
+    def _write_row(self, array: Container, start: Any, form: Form, places: list[tuple[int, int]]) -> None:
+        """The rows of a form, column by column, to places that come one after the other."""
+        first, place = places[0]
+        base = self.builder.keep(add(start, place), "start")
+
+        def body(k: Any) -> None:
+            self.builder.assign(_element(array, add(base, k)), row_sum(form, add(k, first)))
+
+        self.builder.loop(len(places), body)
+
+    def _add_to_row(self, array: Container, start: Any, column: Affine, places: dict[Affine, int], value: Any) -> None:
+        first = self.numbering.columns.first(self.numbering.owner(column)) or 0
+        place = places.get(Affine((), first))
+        if place is None:
+            return  # of another group
+        number = self.forward.naming.value_of(column + Affine((), -first))
+        entry = _element(array, self.builder.keep(add(add(start, place), number), "place"))
+        self.builder.assign(entry, add(entry, value))
+
+
+def _element(array: Container, index: Any) -> Load:
+    return Load(array, (literal(index, I32) if isinstance(index, int) else index,))
+
+
+def _is_injective(site: stores.Site, variables: list[Any]) -> bool:
+    """Whether each variable stands alone in one index, so that different iterations touch different entries."""
+    indices = site.indices if site.component is None else (*site.indices, site.component)
+    bare = {i.terms[0][0] for i in indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
+    return bare.issuperset(variables)
