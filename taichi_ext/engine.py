@@ -258,6 +258,6 @@ def _facts(
         frozenset(infos[c].key for c in d.covered),
         tuple(others.values()),
         draws_random_numbers(recorded.body),
-        decisions=tuple(row.text(local, launch.columns) for local, row in d.rows.items()),
+        report=d.report.placed(lambda c: infos[c].key),
         namesakes={} if constants is None else constants.namesakes,
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from taichi_ext import backend, stages
 from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.differentiate.report import Report
 from taichi_ext.differentiate.sparse_columns import Columns
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
@@ -77,7 +78,8 @@ class KernelFacts:
     other_fields: tuple[Any, ...] = ()  # integer fields that are written
     has_random: bool = False
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
-    decisions: tuple[str, ...] = ()  # for explain()
+    report: Report = field(default_factory=Report)  # the decisions, for people
+    decisions: tuple[str, ...] = ()  # others, in words
     namesakes: dict[Any, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
 
 
@@ -100,7 +102,6 @@ class Fused:
     row_counts: dict[Any, int] = field(default_factory=dict)  # of the containers that sites write to
     row_types: dict[Any, Any] = field(default_factory=dict)
     streams: Any = None  # the memory of the sites, kept from launch to launch
-    details: Any = None  # what else the engine found out, for explain()
 
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.derivative.rows import MAX_LOCAL_ARRAY
-from taichi_ext.derivative.storage import StorageFacts
 from taichi_ext.differentiate.decisions import RETURN
-from taichi_ext.differentiate.row_terms import ADDED, WORDS
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 
@@ -24,26 +21,9 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     lines.append(f"  columns: {fused.columns}")
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
     lines += [f"  entries of {line}" for line in _entries(fused, fields)]
+    lines += [f"  {line}" for line in fused.facts.report.lines(fused.columns, lambda key: _name(key, fields))]
     lines += [f"  {line}" for line in fused.facts.decisions]
-    return "\n".join(lines if fused.details is None else [*lines, *_found_in_traces(fused, fields)])
-
-
-def _found_in_traces(fused: Fused, fields: FieldTable) -> list[str]:
-    """What the tracer says of its locals and loops."""
-    lines = [f"  local {line}" for line in dict.fromkeys(_locals(fused, fields))]
-    lines += [f"  {line}" for line in _operations(fused)]
-    for _, number in fused.details.serialized:
-        lines.append(f"  parallel loop {number} runs serially: order of iterations matters to an atomic")
-    for number, _ in sorted(fused.details.spread):
-        lines.append(f"  parallel loop {number} has few iterations, which are spread over all threads")
-    for (number, _), pieces in sorted(fused.details.pieces.items()):
-        if pieces is not None:
-            numbers = sum(collected.numbers for collected in pieces.collected.values())
-            lines.append(
-                f"  parallel loop {number} runs in pieces of {pieces.length} iterations, which LLVM can vectorise: "
-                f"{numbers} numbers of J from each"
-            )
-    return lines
+    return "\n".join(lines)
 
 
 def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
@@ -84,37 +64,3 @@ def _name(key: Any, fields: FieldTable) -> str:
     if key == RETURN:
         return "the return value"
     return str(fields.infos[key].name) if key in fields.infos else f"argument {key[1]}"
-
-
-def _operations(fused: Fused) -> Iterator[str]:
-    for (path, line), count in sorted(fused.details.operations.items()):
-        yield f"line {line}{_within(path)}: {count} operations on tangents"
-
-
-def _within(path: tuple[tuple[int, str], ...]) -> str:
-    """Where an inlined function was called."""
-    return "".join(f" in {function} (called at line {at})" for at, function in path[-1:])
-
-
-def _locals(fused: Fused, fields: FieldTable) -> Iterator[str]:
-    for key, facts in fused.details.storages.items():
-        if not facts.needed:
-            continue
-        path, name, line, *part = key
-        entry = "".join(f"[{p}]" for p in part if isinstance(p, int))
-        container = fused.details.aliases.get(key)
-        if container is not None:
-            place = f"the tangents of {fields.infos[container].name}" if container in fields.infos else "J"
-        else:
-            place = "local array" if fused.columns <= MAX_LOCAL_ARRAY else "scratch memory"
-        terms = f", its terms {WORDS[fused.details.stores.get(key, ADDED)]}" if facts.has_row else ""
-        yield f"{name}{entry}, line {line}{_within(path)}: {_kind(facts, fused.columns, place)}{terms}"
-
-
-def _kind(facts: StorageFacts, columns: int, place: str) -> str:
-    registers = f"{len(facts.constants)} registers" if facts.constants and not facts.has_many_columns else ""
-    if facts.has_row:
-        kind = f"a row of {columns} columns in {place}"
-        return f"{kind} and {registers}" if registers else kind
-    slots = f"{facts.slots} slots" if facts.slots else ""
-    return " and ".join(k for k in (registers, slots) if k) or "no tangent"

@@ -78,6 +78,6 @@ def _part(forward: Any) -> tuple[int, Any]:
             number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
         return iterations, number
     if not seeds.threads:
-        forward.keep_order()  # in one thread, then
+        forward.keep_order("rows are too long for local arrays, and threads have no numbers here")
         return 1, 0
     return seeds.threads, Op("global_thread_idx", (), I32)

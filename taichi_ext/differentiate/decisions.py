@@ -8,7 +8,8 @@ from typing import Any
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.loops import Extents
-from taichi_ext.differentiate.row_terms import RowDecision, RowDecisions
+from taichi_ext.differentiate.report import Report
+from taichi_ext.differentiate.row_terms import RowDecisions
 from taichi_ext.differentiate.shadows import Role
 from taichi_ext.differentiate.sparse_numbering import SparseDecisions, SparseSeeds
 from taichi_ext.differentiate.sparse_sink import SparseResult
@@ -27,7 +28,7 @@ class Decisions:
     storages: dict[Any, StorageFacts] = field(default_factory=dict)
     accumulated: set[Local] = field(default_factory=set)  # used more than once: their tangent is accumulated at once
     own_rows: set[Local] = field(default_factory=set)  # their tangent is a row that changes while they are used
-    serial: set[Statement] = field(default_factory=set)  # parallel loops whose iterations must keep their order
+    serial: dict[Statement, str] = field(default_factory=dict)  # parallel loops that must keep their order, and why
     shadowed: set[Container] = field(default_factory=set)  # containers that need a shadow
     indexed: set[Local] = field(default_factory=set)  # vectors that do not change, indexed at run time
     olds: dict[Statement, Local] = field(default_factory=dict)  # what was there before an atomic operation
@@ -77,5 +78,5 @@ class Differentiated:
     scratch_sizes: dict[Any, int]  # of scratch memory, by what it is for
     active: Activity  # what carries tangents, of the program that was differentiated
     walks: int
-    rows: dict[Local, RowDecision] = field(default_factory=dict)  # of locals that have a row
+    report: Report = field(default_factory=Report)  # the decisions, for people
     sparse: SparseResult | None = None  # the entries of a sparse Jacobian

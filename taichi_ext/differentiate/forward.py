@@ -24,6 +24,7 @@ from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
 from taichi_ext.differentiate.naming import Block, Naming
+from taichi_ext.differentiate.report import reported
 from taichi_ext.differentiate.serial_loops import serialized
 from taichi_ext.differentiate.shadows import Role, Tangents
 from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE
@@ -163,9 +164,9 @@ class Forward:
         if not self.has_news:
             self.has_news = self.decisions.rows.accept(self.locals.storages, self.read)
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
-        rows, given = dict(self.decisions.rows.found), tuple(self.arguments.given)
+        given, report = tuple(self.arguments.given), reported(self, body, self.decisions.serial)
         sparse = None if self.sparse is None else self.sparse.result()
-        return Differentiated(program, given, covered, sizes, self.activity, self.decisions.walks, rows, sparse)
+        return Differentiated(program, given, covered, sizes, self.activity, self.decisions.walks, report, sparse)
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))
@@ -219,11 +220,11 @@ class Forward:
         """The loop that is walked over writes all tangents of a container, which nothing has accessed before."""
         self.covering.append(tangents)
 
-    def keep_order(self) -> None:
+    def keep_order(self, why: str) -> None:
         """The order of the iterations matters here: the surrounding parallel loop must run serially."""
         loop = self.parallel_loop()
         if loop is not None and loop.statement not in self.decisions.serial:
-            self.decisions.serial.add(loop.statement)
+            self.decisions.serial[loop.statement] = why
             self.found_news()
 
     # --- blocks

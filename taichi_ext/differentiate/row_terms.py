@@ -14,7 +14,7 @@ from typing import Any
 
 from taichi_ext.differentiate.build import is_number
 from taichi_ext.differentiate.forms import Form, is_row
-from taichi_ext.program import Container, Local, Place
+from taichi_ext.program import Container, Local
 
 ADDED = 0  # terms that go to a row are added to what is there
 STORED = 1  # each entry gets one term at most, which can be stored
@@ -28,13 +28,6 @@ class RowDecision:
 
     terms: int = ADDED
     container: Container | None = None
-    place: Place | None = None  # of the local in the user's source
-
-    def text(self, local: Local, columns: int) -> str:
-        """The decision in words."""
-        line = "" if self.place is None else f", line {self.place.line}"
-        where = "" if self.container is None else f" in the tangents of {self.container.name}"
-        return f"local {local.name}{line}: a row of {columns} columns{where}, its terms {WORDS[self.terms]}"
 
 
 class Terms:
@@ -137,7 +130,7 @@ class RowDecisions:
                 is_only = candidate[0] is storage and tangents.container not in read
                 container = tangents.container if is_left_alone and is_only else None
             terms = storage.terms.found if local not in before else min(known.terms, storage.terms.found)
-            self.found[local] = RowDecision(terms, container, storage.place)
+            self.found[local] = RowDecision(terms, container)
         return before != self.found
 
 

@@ -178,7 +178,7 @@ class Tangents:
         sums = [row_sum(form, k) for form in forms]
         values = [literal(0, dtype) if s is None else cast(s, dtype) for s in sums]
         if len(values) > 1:
-            values = [self.builder.keep(v) for v in values]
+            values = [self.builder.keep(v, "w") for v in values]
         for (_, index), value in zip(rows, values, strict=True):
             self.builder.assign(self.entry(index, k), value)
 
@@ -213,7 +213,7 @@ class Tangents:
 
             def body(k: Value) -> None:
                 sums = [row_sum(form, k) for form in forms]
-                kept = [None if s is None else self.builder.keep(cast(s, self.container.dtype)) for s in sums]
+                kept = [None if s is None else self.builder.keep(cast(s, self.container.dtype), "w") for s in sums]
                 for row, s in zip(rows, kept, strict=True):
                     if s is not None:
                         plus(row, k, s)

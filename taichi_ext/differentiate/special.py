@@ -40,6 +40,8 @@ from taichi_ext.program import (
 )
 from taichi_ext.simplify.usage import all_values
 
+ATOMIC = "order of iterations matters to an atomic"
+
 
 def atomic(f: Any, s: Atomic) -> None:
     """An atomic operation whose result is used, or that selects: value and tangent change one after the other."""
@@ -58,9 +60,9 @@ def atomic(f: Any, s: Atomic) -> None:
             )
         f.read.add(target.container)
         if not f.stores.is_private(f.stores.of[s]):
-            f.keep_order()
+            f.keep_order(ATOMIC)
     elif f.parallel_loop() is not None and f.locals.storages[target.local].block.is_kernel:
-        f.keep_order()
+        f.keep_order(ATOMIC)
     old = s.result or f.decisions.olds.setdefault(s, Local("old", target.dtype, (), "temporary"))
     f.builder.frozen.add(old)
     f.activity = dataclasses.replace(f.activity, locals=f.activity.locals | {old})

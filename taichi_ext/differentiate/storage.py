@@ -215,7 +215,7 @@ class Storage:
         sums = [row_sum(f, k) for f in forms]
         values = [literal(0, self.dtype) if s is None else cast(s, self.dtype) for s in sums]
         if len(values) > 1:
-            values = [self.builder.keep(v) for v in values]
+            values = [self.builder.keep(v, "w") for v in values]
         for index, value in zip(indices, values, strict=True):
             self.builder.assign(self.entry(index, k), value)
 

@@ -91,7 +91,7 @@ class Facts:
         """What a session has to know."""
         sets = (frozenset(keys) for keys in (self.read, self.written, self.covered))
         others = tuple(self.other_fields.values())
-        return KernelFacts(*sets, others, self.has_random, tuple(self.rules.items()), dict(self.namesakes))
+        return KernelFacts(*sets, others, self.has_random, tuple(self.rules.items()), namesakes=dict(self.namesakes))
 
     def note(self, group: set[Any], item: Any) -> None:
         if item not in group:

@@ -6,6 +6,7 @@ Building a kernel without launching it costs milliseconds and compiles nothing t
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from taichi_ext import backend, stages
@@ -26,6 +27,7 @@ from taichi_ext.record.nesting import loops_by_number
 from taichi_ext.record.rewrite import Rewritten, rewrite
 from taichi_ext.tracing.constants import Constants
 from taichi_ext.tracing.containers import Container, ShadowRow, broadcast, columns_only
+from taichi_ext.tracing.explained import reported
 from taichi_ext.tracing.facts import Facts
 from taichi_ext.tracing.sparse_containers import sink_returned, sparse_container
 from taichi_ext.tracing.sparse_sink import Sink
@@ -267,10 +269,11 @@ def _trace_once(launch: Launch, rewritten: Rewritten, features: Any, facts: Fact
     tracer.loop_nodes = loops_by_number(tree)
     fused.trace(tree, context, f"{kernel.func.__name__}_jacobian", lambda: _is_settled(facts, tracer, bindings))
     sizes, version = tracer.scratch_sizes, registry.version
+    known = replace(facts.frozen(), report=reported(facts, columns))
     sites = () if tracer.sink is None else tuple(tracer.sink.sites)
     return Fused(
-        kernel, fused, extra, facts.frozen(), rewritten.text, sizes, version, columns, {}, bindings.paired, sites,
-        bindings.sparse, *bindings.sunk(tracer, launch, sites), details=facts,
+        kernel, fused, extra, known, rewritten.text, sizes, version, columns, {}, bindings.paired, sites,
+        bindings.sparse, *bindings.sunk(tracer, launch, sites),
     )  # fmt: skip
 
 

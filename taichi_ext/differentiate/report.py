@@ -1,0 +1,182 @@
+"""What was decided for a kernel and why, for people: where tangents of locals are, how loops run, what lines cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taichi_ext.differentiate.row_terms import ADDED, WORDS
+from taichi_ext.program import (
+    Assign,
+    Body,
+    Const,
+    Container,
+    Declare,
+    For,
+    Load,
+    Op,
+    Place,
+    Read,
+    Statement,
+    Update,
+    Value,
+    bodies,
+    children,
+    statements,
+)
+
+LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
+_COUNTED = frozenset(("add", "sub", "mul", "truediv"))
+
+
+@dataclass(frozen=True, order=True)
+class Line:
+    """A line of the user's source; of an inlined function with the function and the line of its call."""
+
+    number: int
+    function: str = ""
+    call: int = 0
+
+    def __str__(self) -> str:
+        return f"line {self.number}" + (f" in {self.function} (called at line {self.call})" if self.function else "")
+
+
+@dataclass(frozen=True)
+class LocalChoice:
+    """Where the tangent of a local is: in registers, slots, a row; ``row`` says where that is, if there is one.
+
+    ``row`` is ``LOCAL_ARRAY``, ``SCRATCH``, or the container in whose tangents the row lies.
+    """
+
+    name: str
+    line: Line
+    registers: int = 0
+    slots: int = 0
+    row: Any = None
+    terms: int = ADDED  # how terms go to the row
+
+
+@dataclass(frozen=True)
+class LoopChoice:
+    """How a parallel loop runs, and why: ``runs serially: ...``; ``number`` counts the loops of the kernel."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The decisions for one kernel."""
+
+    locals: tuple[LocalChoice, ...] = ()
+    loops: tuple[LoopChoice, ...] = ()
+    operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
+
+    def placed(self, key_of: Callable[[Container], Any]) -> Report:
+        """The same with the keys of containers in their place."""
+        rows = (replace(c, row=key_of(c.row)) if isinstance(c.row, Container) else c for c in self.locals)
+        return replace(self, locals=tuple(rows))
+
+    def lines(self, columns: int, name_of: Any) -> list[str]:
+        """The decisions in words; ``name_of`` gives what the user calls a container."""
+        locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
+        operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
+        return [*locals_, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in self.loops)]
+
+
+def _of_local(choice: LocalChoice, columns: int, name_of: Any) -> str:
+    parts = [f"{choice.registers} registers"] if choice.registers else []
+    if choice.row is not None:
+        is_shared = choice.row not in (LOCAL_ARRAY, SCRATCH)
+        place = f"the tangents of {name_of(choice.row)}" if is_shared else choice.row
+        parts = [f"a row of {columns} columns in {place}", *parts]
+    elif choice.slots:
+        parts.append(f"{choice.slots} slots")
+    terms = "" if choice.row is None else f", its terms {WORDS[choice.terms]}"
+    return f"local {choice.name}, {choice.line}: {' and '.join(parts) or 'no tangent'}{terms}"
+
+
+# --- what one walk of a differentiation has decided
+
+
+def reported(walk: Any, body: Body, serial: dict[Statement, str]) -> Report:
+    """The decisions of a walk that has found nothing new; ``body`` is what it has made."""
+    shadows = {c for _, c in walk.arguments.given}
+    return Report(tuple(_local_choices(walk)), tuple(_loop_choices(walk.program.body, serial)), costs(body, shadows))
+
+
+def _local_choices(walk: Any) -> list[LocalChoice]:
+    found = []
+    for local, storage in walk.locals.storages.items():
+        decision = walk.decisions.rows.of(local)
+        row: Any = None
+        if storage.row is not None:
+            row = decision.container or (LOCAL_ARRAY if storage.row.is_local else SCRATCH)
+        choice = LocalChoice(
+            local.name, line_of(storage.place), len(storage.registers), len(storage.slots), row, decision.terms
+        )
+        if choice.registers or choice.slots or row is not None:
+            found.append(choice)
+    return found
+
+
+def _loop_choices(body: Body, serial: dict[Statement, str]) -> list[LoopChoice]:
+    loops = [s for s in statements(body) if isinstance(s, For)]
+    return [LoopChoice(n, f"runs serially: {serial[loop]}") for n, loop in enumerate(loops, 1) if loop in serial]
+
+
+def line_of(place: Place | None) -> Line:
+    """The line of a place in the source."""
+    if place is None:
+        return Line(0)
+    return Line(place.line) if place.caller is None else Line(place.line, place.function, place.caller.line)
+
+
+# --- costs
+
+
+def costs(body: Body, shadows: set[Container]) -> dict[Line, int]:
+    """The products and sums on tangents by line, for all columns; partial derivatives are not counted."""
+    found: Counter[Line] = Counter()
+    _count(body, shadows, found, 1)
+    return dict(found)
+
+
+def _count(body: Body, shadows: set[Container], found: Counter[Line], times: int) -> None:
+    for s in body:
+        count = _operations(s, shadows)
+        if count:
+            found[line_of(s.place)] += times * count
+        is_over_columns = isinstance(s, For) and any(v.kind == "column" for v in s.variables)
+        for inner in bodies(s):
+            _count(inner, shadows, found, times * _length(s) if is_over_columns else times)
+
+
+def _length(loop: Any) -> int:
+    """How often a loop over columns runs."""
+    bounds = [d.value for d in loop.domain if isinstance(d, Const)]
+    return int(bounds[-1] - (bounds[0] if len(bounds) > 1 else 0)) if bounds else 1
+
+
+def _operations(s: Statement, shadows: set[Container]) -> int:
+    if isinstance(s, Declare):
+        is_tangent = s.local.kind in ("tangent", "weight")
+        return sum(map(_size, s.values)) if is_tangent else 0
+    if isinstance(s, (Assign, Update)) and _is_tangent(s.target, shadows):
+        return _size(s.value) + isinstance(s, Update)
+    return 0
+
+
+def _is_tangent(target: Read | Load, shadows: set[Container]) -> bool:
+    if isinstance(target, Read):
+        return target.local.kind == "tangent"
+    return target.container in shadows
+
+
+def _size(value: Value) -> int:
+    """The products and sums of real numbers in an expression; indices are not looked into."""
+    if not isinstance(value, Op) or not value.dtype.is_real:
+        return 0
+    return (value.name in _COUNTED) + sum(map(_size, children(value)))
