@@ -15,8 +15,10 @@ from taichi_ext.analysis.accesses import draws_random_numbers, read_containers
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extent
+from taichi_ext.analysis.order import free_loops
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate import shadows
+from taichi_ext.differentiate.arguments import shadow_argument
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
 from taichi_ext.differentiate.sparse_numbering import SparseSeeds
@@ -25,7 +27,6 @@ from taichi_ext.differentiate.storage import SPARSE, STRATEGIES
 from taichi_ext.emit import build
 from taichi_ext.launches import ContainerInfo, Fused, KernelFacts, Launch, Role, refuse_changed
 from taichi_ext.program import (
-    Argument,
     Assign,
     Atomic,
     Container,
@@ -43,6 +44,7 @@ from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import has_node_calls, refuse_lost, with_appends, with_clears
 from taichi_ext.record.recording import field_container
 from taichi_ext.record.taichi_types import type_of
+from taichi_ext.schedule import Machine, Scheduled, schedule
 from taichi_ext.simplify import simplify
 from taichi_ext.tracing import trace
 
@@ -74,19 +76,23 @@ def fuse_program(launch: Launch) -> Fused:
     if has_node_calls(recorded.body):
         recorded, infos = with_node_calls(recorded, launch, infos, constants)
     program = simplify(recorded)
-    differentiated = differentiate(program, seeds_of(program, launch, infos, constants))
+    seeds = seeds_of(program, launch, infos, constants)
+    differentiated = differentiate(program, seeds)
     if launch.watch is not None:
         differentiated = replace(differentiated, program=launch.watch.program(differentiated))
-    result = simplify(with_arguments(differentiated))
-    emitted = build(result)
-    kernel = compiled(launch, emitted.kernel._primal, differentiated)
+    scheduled = with_schedule(simplify(with_arguments(differentiated)), program, differentiated, launch, seeds)
+    emitted = build(scheduled.program)
+    kernel = compiled(launch, emitted.kernel._primal, differentiated, scheduled.paired)
     kernel.captures = captures
     features = backend.argument_features(launch.kernel, launch.args)
     refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
+    report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
+    differentiated = replace(differentiated, report=report)
     facts, sizes = _facts(recorded, differentiated, infos, launch, constants), differentiated.scratch_sizes
     fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
+    fused.paired = frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired)
     if differentiated.sparse is not None:
         _note_entries(fused, differentiated.sparse)
     return fused
@@ -218,16 +224,37 @@ def seeds_of(
 def with_arguments(differentiated: Differentiated) -> Program:
     """The program with its shadows as arguments, under names that no other argument has."""
     program = differentiated.program
-    annotation = "ti.types.ndarray(dtype=ti.{}, ndim=1)"
-    shadows = (Argument(c.name, annotation.format(c.dtype), c) for _, c in differentiated.shadows)
+    shadows = (shadow_argument(c) for _, c in differentiated.shadows)
     return replace(program, arguments=(*program.arguments, *shadows))
 
 
-def compiled(launch: Launch, kernel: Any, differentiated: Differentiated) -> Any:
+def with_schedule(
+    result: Program, program: Program, differentiated: Differentiated, launch: Launch, seeds: Seeds
+) -> Scheduled:
+    """The differentiated program with its parallel loops as they run fastest on this machine."""
+    if not seeds.is_host or seeds.by_column or not seeds.columns:
+        return Scheduled(result)
+    fields = [c for c in program.containers if not c.is_argument]
+    shapes = {c: e.shape for c, e in seeds.extents.items() if c.is_argument}
+    shapes |= {c: tuple(c.object.shape) for c in fields if backend.is_flat(c.object)}
+    machine = Machine(
+        seeds.threads,
+        backend.is_debug() or launch.watch is not None or launch.sparse is not None,
+        shapes,
+        {c: backend.tree_number(c.object) for c in fields},
+        seeds.extents,
+        free_loops(program, seeds.extents),
+    )
+    shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
+    return schedule(program, result, shadows, seeds.columns, machine)
+
+
+def compiled(launch: Launch, kernel: Any, differentiated: Differentiated, paired: frozenset[Container]) -> Any:
     """The emitted kernel, traced once."""
     positions = [n for n, a in enumerate(launch.kernel.arguments) if not isinstance(a.annotation, backend.ti.template)]
     features = backend.argument_features(launch.kernel, launch.args)
-    shadows = tuple(backend.array_feature(backend.named_type(c.dtype.name)) for _, c in differentiated.shadows)
+    types = ("u64" if c in paired else c.dtype.name for _, c in differentiated.shadows)
+    shadows = tuple(backend.array_feature(backend.named_type(name)) for name in types)
     count = len(launch.args)
     given = [launch.args[p] for p in positions]
     return backend.EmittedKernel(

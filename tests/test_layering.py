@@ -20,6 +20,7 @@ DISTRICTS = (
     "simplify",
     "analysis",
     "differentiate",
+    "schedule",
     "backend",
     "labels",
     "stages",

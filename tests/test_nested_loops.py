@@ -1,6 +1,5 @@
 """Parallel loops over fields of several dimensions, which run row by row: a loop over pieces of rows and one over j."""
 
-import ast
 import textwrap
 
 import numpy as np
@@ -8,9 +7,10 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vectors
 
-from taichi_ext import jacobian
-from taichi_ext.record.nesting import nest_loop
-from taichi_ext.tracing import control_flow
+from taichi_ext import engine, jacobian
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
+from taichi_ext.schedule import loops, machine
+from taichi_ext.schedule.loops import by_rows
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("on a GPU, loops over fields stay as they are")]
 
@@ -21,31 +21,39 @@ X = [0.3, 0.8, 0.5]
 def nested(monkeypatch):
     """Fields of tests are small: rows of any length are cut, and each loop that is nested is counted."""
     found = []
-    monkeypatch.setattr(control_flow, "SHORTEST", 0)
-    nest = lambda node, shape, pieces: found.append(shape) or nest_loop(node, shape, pieces)
-    monkeypatch.setattr(control_flow, "nest_loop", nest)
+    monkeypatch.setattr(engine, "ENGINE", "only")
+    monkeypatch.setattr(loops, "SHORTEST", 0)
+    monkeypatch.setattr(machine, "LEAST_ITERATIONS", 4)
+
+    def counted(loop, shape, pieces):
+        new = by_rows(loop, shape, pieces)
+        found.extend([shape] if new is not loop else [])
+        return new
+
+    monkeypatch.setattr(loops, "by_rows", counted)
     return found
 
 
 def test_text():
-    tree = ast.parse("for i, j, k in x:\n    a(i)\n    b(j, k)")
-    nest_loop(tree.body[0], (2, 6, 5), 3)
-    assert ast.unparse(tree) == textwrap.dedent(
+    x = Container("x", F64, 3, shape=(2, 6, 5))
+    i, j, k = (Local(name, I32, kind="loop") for name in "ijk")
+    loop = For("field", (i, j, k), (x,), (Assign(Load(x, (Read(i), Read(j), Read(k))), Const(1.0, F64)),))
+    program = Program("p", (), (), (by_rows(loop, (2, 6, 5), 3), by_rows(loop, (2, 6, 5), 1)), (x,))
+    assert text(program) == textwrap.dedent(
         """\
-        for <piece> in range(6):
-            i = <ad>.index(<piece> // 3)
-            for j in range(<ad>.index(<piece> % 3 * 6 // 3), <ad>.index((<piece> % 3 + 1) * 6 // 3)):
-                for k in range(5):
-                    a(i)
-                    b(j, k)"""
+        program p():
+            for piece in range(6:i32):
+                i: i32 = (piece // 3:i32)
+                for j in range((((piece % 3:i32) * 6:i32) // 3:i32), ((((piece % 3:i32) + 1:i32) * 6:i32) // 3:i32)):
+                    for k in range(5:i32):
+                        x[i, j, k] = 1.0:f64
+            for piece.2 in range(2:i32):
+                i: i32 = piece.2
+                for j in range(6:i32):
+                    for k in range(5:i32):
+                        x[i, j, k] = 1.0:f64
+        """
     )
-
-
-def test_names_that_are_no_tuple_stay():
-    for text in ("for i in x:\n    a(i)", "for _, _ in x:\n    a()"):
-        tree = ast.parse(text)
-        nest_loop(tree.body[0], (2, 3), 2)
-        assert ast.unparse(tree) == text
 
 
 def test_fields(nested):

@@ -1,6 +1,5 @@
 """Parallel loops that run in pieces, whose rows of J are collected in a local array so that LLVM vectorises the rest."""
 
-import ast
 import textwrap
 
 import numpy as np
@@ -10,10 +9,13 @@ from conftest import initialise
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import Jacobian, backend
+from taichi_ext import Jacobian, backend, engine
+from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.storage import STRATEGIES
-from taichi_ext.record import parallel_loops
-from taichi_ext.record.nesting import nest_pieces
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read, text
+from taichi_ext.schedule import Machine, loops, machine, schedule
+from taichi_ext.schedule import pieces as schedule_pieces
+from taichi_ext.schedule.pieces import find_pieces
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -31,25 +33,46 @@ def pieces(monkeypatch):
     if STRATEGIES["auto"] is STRATEGIES["dense"]:
         pytest.skip("with dense rows for all locals that branches write, no such loop is arithmetic alone")
     found = []
-    decide = parallel_loops.Survey.pieces
-    monkeypatch.setattr(parallel_loops, "LEAST_ITERATIONS", 0)
-    monkeypatch.setattr(parallel_loops, "LEAST_WORK", 0)
-    monkeypatch.setattr(parallel_loops.Survey, "pieces", lambda *args: found.append(decide(*args)) or found[-1])
+    monkeypatch.setattr(engine, "ENGINE", "only")
+    monkeypatch.setattr(machine, "LEAST_ITERATIONS", 0)
+    monkeypatch.setattr(schedule_pieces, "LEAST_WORK", 0)
+    monkeypatch.setattr(loops, "find_pieces", lambda *args: found.append(find_pieces(*args)) or found[-1])
     return found
 
 
 def test_text():
-    tree = ast.parse("for i, j in x:\n    a(i, j)")
-    nest_pieces(tree.body[0], (3, 40), 16)
-    assert ast.unparse(tree) == textwrap.dedent(
+    p, q = (Container(name, F64, 2, shape=(3, 40)) for name in ("p", "q"))
+    shadow = Container("d_q", F64, 1, is_argument=True)
+    i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
+    fixed = Load(p, (Const(0, I32), Const(1, I32)))
+    number = Op("add", (Op("mul", (Read(i), Const(40, I32)), I32), Read(j)), I32)
+    body = (
+        Assign(Load(q, (Read(i), Read(j))), Op("mul", (fixed, fixed), F64)),
+        Assign(Load(shadow, (number,)), Op("add", (fixed, fixed), F64)),
+    )
+    loop = For("field", (i, j), (q,), body)
+    extents = {p: Extent((3, 40), ()), q: Extent((3, 40), ())}
+    small = Machine(2, shapes={q: (3, 40)}, extents=extents)
+    program = Program("k", (), (), (loop,), (p, q))
+    assert text(schedule(program, program, {shadow: q}, 1, small).program) == textwrap.dedent(
         """\
-        for <piece> in range(9):
-            i = <ad>.index(<piece> // 3)
-            <first> = <ad>.index(<piece> % 3 * 16)
-            <end> = <ad>.begin_piece(i, <first>)
-            for j in range(<first>, <end>):
-                a(i, j)
-            <ad>.end_piece()"""
+        program k():
+            for piece in range(6:i32):
+                i: i32 = (piece // 2:i32)
+                first: i32 = ((piece % 2:i32) * 32:i32)
+                end: i32 = min((first + 32:i32), 40:i32)
+                p: f64 = p[0:i32, 1:i32]
+                piece_d_q: f64[32] = [ZEROS]
+                piece_q: f64[32] = [ZEROS]
+                for j in range(first, end):
+                    piece_q[(j - first)] = (p * p)
+                    piece_d_q[(j - first)] = (p + p)
+                for k in range((end - first)):
+                    q[i, (first + k)] = piece_q[k]
+                start: i32 = ((i * 40:i32) + first)
+                for k.2 in range((end - first)):
+                    d_q[(start + k.2)] = piece_d_q[k.2]
+        """.replace("ZEROS", ", ".join(["0.0:f64"] * 32))
     )
 
 
@@ -117,7 +140,7 @@ def test_vectors(pieces):
             y[i, j] = ti.Vector([d.norm() * i, d.dot(v[1]), d.normalized().x])
 
     check_jacobian(k, v, y)
-    assert pieces[-1].collected.popitem()[1].numbers == 12
+    assert pieces[-1].numbers == 12
 
 
 def test_fields_of_one_tree(pieces):
@@ -141,9 +164,13 @@ def test_fields_of_one_tree(pieces):
             plain[i, j] = w[i, j] * 3.0
 
     check_jacobian(k, [x, f], [y, z], state=[plain])
-    assert len(pieces[-1].collected) == 2
-    assert not pieces[-1].keeps_values
-    assert {(load.target, load.indices) for load in pieces[-1].loads} == {(x, (0,)), (x, (1,)), (f, ())}
+    assert len(pieces[-1].tangents) == 2
+    assert not pieces[-1].values
+    assert {(load.container.object, tuple(i.value for i in load.indices)) for load in pieces[-1].loads} == {
+        (x, (0,)),
+        (x, (1,)),
+        (f, ()),
+    }
     tree.destroy()
 
 
@@ -159,7 +186,7 @@ def test_fields_of_other_trees(pieces):
             z[i, j] = ti.Vector([ti.min(t, 0.1), t * 2.0])
 
     check_jacobian(k, x, [y, z])
-    assert pieces[-1].keeps_values
+    assert pieces[-1].values
 
 
 def test_values_without_tangents_in_other_trees_stay(pieces):
@@ -364,7 +391,7 @@ def test_arrays(pieces):
             z[j] = v[1] * w[j] * x[0] + v[0].norm() * x[1]
 
     check_jacobian(k, [x, v], [y, z], args=(x, w, n, y, z, v))
-    assert [p.keeps_values for p in pieces] == [True, True]
+    assert [bool(p.values) for p in pieces] == [True, True]
 
 
 def test_arrays_and_fields(pieces):
@@ -413,7 +440,7 @@ def test_what_is_outside_a_field_is_not_read_before(pieces):
 
 
 def test_bodies_that_do_little_stay(pieces, monkeypatch):
-    monkeypatch.setattr(parallel_loops, "LEAST_WORK", 3)
+    monkeypatch.setattr(schedule_pieces, "LEAST_WORK", 3)
     x, y = scalars(X), outputs(2, 20)
 
     @ti.kernel
@@ -432,7 +459,7 @@ def test_bodies_that_do_little_stay(pieces, monkeypatch):
 
 
 def test_loops_too_short_for_the_threads_stay(pieces, monkeypatch):
-    monkeypatch.setattr(parallel_loops, "LEAST_ITERATIONS", 512)
+    monkeypatch.setattr(machine, "LEAST_ITERATIONS", 512)
     x, short, long = scalars(X), outputs(1023, 32), outputs(1024, 32)
     for y in (short, long):
 
@@ -490,7 +517,7 @@ def test_a_number_stored_to_a_vector(pieces):
             m[i] = x[2] * i
 
     check_jacobian(k, x, [v, m])
-    assert [p.keeps_values for p in pieces] == [True, True]
+    assert [bool(p.values) for p in pieces] == [True, True]
 
 
 def test_names_that_the_loops_might_take(pieces):
@@ -610,7 +637,7 @@ def test_pairs(shape, columns, pieces):
         assert_allclose(plan(), out, rtol=0)
         out.fill(np.nan)
     assert_allclose(y.to_numpy().ravel(), (p[0] ** 2 * j + np.sqrt(p[-1]) * i).ravel(), rtol=1e-5)
-    (collected,) = pieces[-1].collected.values()
+    (collected,) = pieces[-1].tangents
     assert collected.is_paired == (last * columns % 2 == 0)
 
 
@@ -629,7 +656,7 @@ def test_pairs_of_arrays(pieces):
         assert_allclose(plan(), expected, rtol=1e-6)
         assert_allclose(y, x[0] ** 2 * w + x[1] / w, rtol=1e-6)
         x += 0.5
-    assert pieces[-1].collected[("argument", 2)].is_paired
+    assert pieces[-1].tangents[0].is_paired
 
 
 def test_pairs_in_a_pipeline(pieces):

@@ -1,6 +1,5 @@
 """Parallel loops of too few iterations for all threads, which Taichi runs on one thread and a Jacobian on all."""
 
-import ast
 import textwrap
 
 import numpy as np
@@ -8,24 +7,34 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
 
-from taichi_ext import Jacobian
-from taichi_ext.record.nesting import spread_loop
+from taichi_ext import Jacobian, engine
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
+from taichi_ext.schedule.loops import spread
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
 
 X = [0.3, 0.8, 0.5]
 
 
+@pytest.fixture(autouse=True)
+def program_engine(monkeypatch):
+    monkeypatch.setattr(engine, "ENGINE", "only")
+
+
 def test_text():
-    tree = ast.parse("for i, j in x:\n    a(i, j)")
-    spread_loop(tree.body[0], (3, 40), 1024)
-    assert ast.unparse(tree) == textwrap.dedent(
+    x = Container("x", F64, 2, shape=(3, 40))
+    i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
+    loop = For("field", (i, j), (x,), (Assign(Load(x, (Read(i), Read(j))), Const(1.0, F64)),))
+    program = Program("k", (), (), (spread(loop, (3, 40), 1024),), (x,))
+    assert text(program) == textwrap.dedent(
         """\
-        for <piece> in range(1024):
-            for <flat> in range(<ad>.index(<piece> * 120 // 1024), <ad>.index((<piece> + 1) * 120 // 1024)):
-                i = <ad>.index(<flat> // 40 % 3)
-                j = <ad>.index(<flat> // 1 % 40)
-                a(i, j)"""
+        program k():
+            for piece in range(1024:i32):
+                for flat in range(((piece * 120:i32) // 1024:i32), (((piece + 1:i32) * 120:i32) // 1024:i32)):
+                    i: i32 = (flat // 40:i32)
+                    j: i32 = (flat % 40:i32)
+                    x[i, j] = 1.0:f64
+        """
     )
 
 

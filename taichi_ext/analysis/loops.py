@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.analysis.changes import written
-from taichi_ext.program import Body, Const, Container, For, If, Jump, Statement, While, bodies
+from taichi_ext.program import Body, Const, Container, For, If, Jump, Size, Statement, While, bodies
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,19 +86,22 @@ def _bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
         offset = extent.offset or (0,) * len(extent.shape)
         return tuple((first, first + n) for first, n in zip(offset, extent.shape, strict=True))
     if s.kind == "range":
-        numbers = [_number(d) for d in s.domain]
+        numbers = [number(d, extents) for d in s.domain]
         if None in numbers or len(numbers) > 2:
             return None
         first, end = (0, numbers[0]) if len(numbers) == 1 else numbers
         return ((first, max(first, end)),)  # type: ignore[arg-type, type-var]
     pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in s.domain]
-    bounds = [(_number(a), _number(b)) for a, b in pairs]
+    bounds = [(number(a, extents), number(b, extents)) for a, b in pairs]
     if any(a is None or b is None for a, b in bounds):
         return None
     return tuple((a, max(a, b)) for a, b in bounds)  # type: ignore[misc, type-var]
 
 
-def _number(x: Any) -> int | None:
+def number(x: Any, extents: Extents) -> int | None:
+    """A bound of a loop, None where it is not known before the kernel runs."""
+    if isinstance(x, Size) and x.container in extents:
+        return extents[x.container].shape[x.axis]
     if isinstance(x, Const):
         x = x.value
     return int(x) if isinstance(x, int) else None

@@ -258,7 +258,7 @@ _MOST_THREADS = 1 << 10
 
 
 def named_type(name: str) -> Any:
-    return {"f16": f16, "f32": f32, "f64": f64, "i32": i32}[name]
+    return {"f16": f16, "f32": f32, "f64": f64, "i32": i32, "u64": ti.u64}[name]
 
 
 def assert_zero(x: Any, message: str) -> None:

@@ -8,7 +8,12 @@ from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.build import add, cast, literal, multiply
 from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.differentiate.forms import Form, Row
-from taichi_ext.program import I32, Container, Load, Local, Op, Program, Value
+from taichi_ext.program import I32, Argument, Container, Load, Local, Op, Program, Value
+
+
+def shadow_argument(c: Container) -> Argument:
+    """The argument of a kernel that is an array of the tangents' own."""
+    return Argument(c.name, f"ti.types.ndarray(dtype=ti.{c.dtype}, ndim=1)", c)
 
 
 class Arguments:

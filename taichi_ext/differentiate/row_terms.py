@@ -109,8 +109,8 @@ class RowDecisions:
         """The row of a local is stored, as it is, as the row of a container of which every entry is written."""
         forward = storage.forward
         is_declared_here = storage.block is forward.block and not storage.is_array
-        # updates of all of a row in local memory are vectorised, which pays for the copy
-        is_better_local = storage.terms.row_loops > 0 and storage.row.is_local
+        # local memory pays for the copy where entries are added to, or all of a row is updated: it is vectorised there
+        is_better_local = storage.row.is_local and (storage.terms.row_loops > 0 or storage.terms.found == ADDED)
         is_alike = storage.dtype == tangents.container.dtype and tangents.components == 1
         if is_declared_here and not is_better_local and is_alike and forward.width == forward.columns:
             self._candidates[storage.local] = (storage, tangents, (storage.version, storage.terms.reads))

@@ -1,0 +1,180 @@
+"""What becomes of each parallel loop of a program with tangents, on a CPU.
+
+* A loop of arithmetic runs in *pieces* that LLVM vectorises (``pieces``).
+* A loop of few iterations is *spread* over the threads. Taichi gives a thread at least 512 iterations, so that shorter
+  loops run on one; this one is made one over so many pieces for each thread, of one iteration or none.
+* A loop over several dimensions runs *row by row*: as one over pieces of rows, each with a loop over its last indices,
+  since finding i and j from a running number costs as much as a small body.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from taichi_ext.differentiate.arguments import shadow_argument
+from taichi_ext.differentiate.build import add, literal, multiply, operation
+from taichi_ext.differentiate.report import LoopChoice
+from taichi_ext.program import (
+    I32,
+    Argument,
+    Body,
+    Container,
+    Declare,
+    For,
+    If,
+    Jump,
+    Local,
+    Program,
+    Read,
+    Statement,
+    Value,
+    statements,
+)
+from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule.pieces import Pieces, as_pairs, find_pieces, in_pieces, touched
+
+SHORTEST = 8  # part of a row that is worth a loop
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """The program with its loops as they run, and what was decided of them.
+
+    ``paired`` are the shadows whose argument is an array of pairs of numbers, as whole numbers of 64 bits.
+    """
+
+    program: Program
+    choices: tuple[LoopChoice, ...] = ()
+    paired: frozenset[Container] = frozenset()
+
+
+def schedule(
+    recorded: Program, program: Program, shadows: dict[Container, Container], columns: int, machine: Machine
+) -> Scheduled:
+    """Let the parallel loops of a program run as they run fastest on a CPU.
+
+    Args:
+        recorded: without tangents.
+        program: with tangents.
+        shadows: the container that each shadow belongs to.
+        columns: of a row of the shadows.
+        machine: what is known of the machine.
+    """
+    domains = {s: d for s in program.body if isinstance(s, For) and (d := _domain(s, machine)) is not None}
+    pieces = {s: p for s, d in domains.items() if (p := find_pieces(s, d, shadows, columns, machine)) is not None}
+    users = Counter(c for s in program.body for c in touched(s))
+    pairs = {c: as_pairs(c) for p in pieces.values() for c in p.pairs if users[c] == 1}
+    numbers = {s.variables[0]: n for n, s in enumerate(_loops(recorded), 1)}
+    choices: list[LoopChoice] = []
+    body: list[Statement] = []
+    for s in program.body:
+        if s not in domains:
+            body.append(s)
+            continue
+        assert isinstance(s, For)
+        domain = domains[s]
+        number = numbers.get(s.variables[0], 0)
+        if s in pieces:
+            choices.append(LoopChoice(number, _words(pieces[s])))
+            body.append(in_pieces(s, pieces[s], pairs))
+        elif is_short(s, domain, machine):
+            choices.append(LoopChoice(number, "has few iterations, which are spread over all threads"))
+            body.append(spread(s, domain, machine.least))
+        else:
+            body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
+    arguments = tuple(_paired(a, pairs) for a in program.arguments)
+    return Scheduled(replace(program, body=tuple(body), arguments=arguments), tuple(choices), frozenset(pairs))
+
+
+def _loops(program: Program) -> list[For]:
+    return [s for s in statements(program.body) if isinstance(s, For)]
+
+
+def _domain(s: For, machine: Machine) -> tuple[int, ...] | None:
+    return None if _is_left(s.body) else machine.domain(s)
+
+
+def _paired(argument: Argument, pairs: dict[Container, Container]) -> Argument:
+    """The argument of a shadow, of pairs where that is stored to in pairs."""
+    pair = pairs.get(argument.value) if isinstance(argument.value, Container) else None
+    return argument if pair is None else shadow_argument(pair)
+
+
+def _words(pieces: Pieces) -> str:
+    return (
+        f"runs in pieces of {pieces.length} iterations, which LLVM can vectorise: "
+        f"{pieces.numbers} numbers of J from each"
+    )
+
+
+def _is_left(body: Body) -> bool:
+    """Whether a statement leaves the loop, which Taichi refuses where it is parallel."""
+    blocks = (b for s in body if isinstance(s, If) for b in (s.then, s.orelse))
+    return any(isinstance(s, Jump) and s.kind == "break" for s in body) or any(map(_is_left, blocks))
+
+
+# --- short loops
+
+
+def is_short(loop: For, domain: tuple[int, ...], machine: Machine) -> bool:
+    """Whether a loop of too few iterations for all threads is worth spreading over them: it has loops of its own."""
+    count, least = math.prod(domain), machine.least
+    is_few = 1 < count < least and count * least < 2**31
+    return is_few and loop.variables[0] in machine.free and not machine.is_checked
+
+
+def spread(loop: For, domain: tuple[int, ...], pieces: int) -> For:
+    """A loop over fewer indices than pieces as one over pieces, each of one index or none."""
+    piece, flat = Local("piece", I32, (), "loop"), Local("flat", I32, (), "loop")
+    first, end = (
+        operation("floordiv", multiply(number, math.prod(domain)), pieces) for number in (Read(piece), _next(piece))
+    )
+    declares = _indices(loop, Read(flat), domain)
+    inner = For("range", (flat,), (first, end), (*declares, *loop.body), place=loop.place)
+    return _outer(loop, piece, pieces, (inner,))
+
+
+def _next(piece: Local) -> Value:
+    return add(Read(piece), 1)
+
+
+def _indices(loop: For, number: Value, shape: tuple[int, ...]) -> list[Declare]:
+    """The variables of a loop from the running number of its iteration."""
+    found = []
+    for n, (variable, size) in enumerate(zip(loop.variables, shape, strict=True)):
+        below = math.prod(shape[n + 1 :])
+        value = number if below == 1 else operation("floordiv", number, below)
+        found.append(Declare(variable, (operation("mod", value, size) if n else value,), place=loop.place))
+    return found
+
+
+def _outer(loop: For, variable: Local, count: int, body: Body) -> For:
+    return For("range", (variable,), (literal(count, I32),), body, loop.config, place=loop.place)
+
+
+# --- rows
+
+
+def by_rows(loop: For, domain: tuple[int, ...], pieces: int) -> For:
+    """A loop over several dimensions as one over pieces of rows that runs a loop over each of the other dimensions.
+
+    Taichi gives each thread one stretch of at least 512 iterations, so rows are cut into as many pieces as that takes.
+    """
+    if len(domain) < 2 or domain[1] // pieces < SHORTEST:
+        return loop
+    piece = Local("piece", I32, (), "loop")
+    row, second, *rest = loop.variables
+    body: Body = loop.body
+    for variable, size in reversed(list(zip(rest, domain[2:], strict=True))):
+        body = (For("range", (variable,), (literal(size, I32),), body, place=loop.place),)
+
+    def part(n: Value) -> Value:
+        return operation("floordiv", multiply(n, domain[1]), pieces)
+
+    number = operation("mod", Read(piece), pieces)
+    bounds = (part(number), part(add(number, 1))) if pieces > 1 else (literal(domain[1], I32),)
+    place = operation("floordiv", Read(piece), pieces) if pieces > 1 else Read(piece)
+    inner = For("range", (second,), bounds, body, place=loop.place)
+    return _outer(loop, piece, domain[0] * pieces, (Declare(row, (place,), place=loop.place), inner))

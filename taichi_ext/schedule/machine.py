@@ -1,0 +1,67 @@
+"""What is known of the machine, and of where fields lie in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from taichi_ext.analysis.loops import Extent, number
+from taichi_ext.program import Container, For, Local
+from taichi_ext.simplify.usage import assigned_locals
+
+LEAST_ITERATIONS = 512  # that Taichi gives to a thread of a CPU
+ARRAYS = -1  # in place of the number of a tree
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What decisions on loops depend on, besides the program.
+
+    Attributes:
+        threads: of the CPU.
+        is_checked: each iteration is watched, checked or writes entries of a sparse Jacobian: loops stay whole.
+        shapes: of the fields in one dense level without offsets, and of arrays: a loop over one visits all indices in
+            the order of memory.
+        trees: the number of the tree of fields that a field is in.
+        extents: the indices of fields and arrays.
+        free: the first variables of the loops with loops in them that give the same in any order of their iterations.
+    """
+
+    threads: int
+    is_checked: bool = False
+    shapes: Mapping[Container, tuple[int, ...]] = field(default_factory=dict)
+    trees: Mapping[Container, int] = field(default_factory=dict)
+    extents: Mapping[Container, Extent] = field(default_factory=dict)
+    free: frozenset[Local] = frozenset()
+
+    @property
+    def least(self) -> int:
+        """The iterations from which on all threads take part."""
+        return LEAST_ITERATIONS * self.threads
+
+    def tree(self, container: Container) -> int:
+        return self.trees.get(container, ARRAYS)
+
+    def domain(self, loop: For) -> tuple[int, ...] | None:
+        """The shape that a parallel loop visits from zero on, in the order of memory; None where it is not known."""
+        if loop.config.get("serialize", False) or loop.config.get("parallelize") == 1:
+            return None
+        if any(v.shape for v in loop.variables) or set(loop.variables) & assigned_locals(loop.body):
+            return None
+        shape = self._shape(loop)
+        return shape if shape is not None and len(shape) == len(loop.variables) and min(shape) > 0 else None
+
+    def _shape(self, loop: For) -> tuple[int, ...] | None:
+        if loop.kind == "field":
+            (over,) = loop.domain
+            return self.shapes.get(over) if isinstance(over, Container) else None
+        if loop.kind == "ndrange":
+            pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in loop.domain]
+        elif loop.kind == "range" and len(loop.domain) < 3:
+            pairs = [(0, *loop.domain) if len(loop.domain) == 1 else loop.domain]
+        else:
+            return None
+        bounds = [tuple(number(x, self.extents) for x in pair) for pair in pairs]
+        if any(first != 0 or end is None for first, end in bounds):
+            return None
+        return tuple(end for _, end in bounds)  # type: ignore[misc]
