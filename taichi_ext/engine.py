@@ -14,9 +14,10 @@ from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import draws_random_numbers, read_containers
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.analysis.order import free_loops
-from taichi_ext.boundary.registry import registry
+from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate import shadows
 from taichi_ext.differentiate.arguments import shadow_argument
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
@@ -71,11 +72,13 @@ def fuse_program(launch: Launch) -> Fused:
     """
     start = time.perf_counter()
     captures, constants = backend.Captures(), constants_of(launch)
-    recorded = record(launch.kernel, launch.args, _has_rule, captures, constants)
+    rules = RulesInUse(takes_derivative=launch.columns > 0 or launch.sparse is not None)
+    recorded = record(launch.kernel, launch.args, rules, captures, constants)
     recorded, infos = with_whole_fields(recorded, launch)
     if has_node_calls(recorded.body):
         recorded, infos = with_node_calls(recorded, launch, infos, constants)
     program = simplify(recorded)
+    check_rules(program)
     seeds = seeds_of(program, launch, infos, constants)
     differentiated = differentiate(program, seeds)
     if launch.watch is not None:
@@ -87,10 +90,12 @@ def fuse_program(launch: Launch) -> Fused:
     features = backend.argument_features(launch.kernel, launch.args)
     refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
+    rules.count_uses()
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
     report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
     differentiated = replace(differentiated, report=report)
     facts, sizes = _facts(recorded, differentiated, infos, launch, constants), differentiated.scratch_sizes
+    facts = replace(facts, rules=tuple(rules.found.items()))
     fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
     fused.paired = frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired)
     if differentiated.sparse is not None:
@@ -103,11 +108,6 @@ def _note_entries(fused: Fused, found: SparseResult) -> None:
     fused.sites, fused.sparse, fused.columns = found.sites, found.columns, found.columns.width
     fused.row_counts = {key: c.size for key, c in found.containers.items()}
     fused.row_types = {key: backend.named_type(c.dtype.name) for key, c in found.containers.items()}
-
-
-def _has_rule(target: Any) -> bool:
-    """Whether a function or mark has a user's rule."""
-    return registry.rule_for(target) is not None
 
 
 def constants_of(launch: Launch) -> Constants | None:
@@ -214,10 +214,10 @@ def seeds_of(
         launch.wants_return,
         by_column,
         backend.is_host_arch(),
-        _has_rule,
         None if launch.values_dtype is None else (type_of(launch.values_dtype), launch.values_rows),
-        backend.thread_count(),
-        sparse,
+        is_debug=backend.is_debug(),
+        threads=backend.thread_count(),
+        sparse=sparse,
     )
 
 

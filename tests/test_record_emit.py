@@ -1,6 +1,7 @@
 """Kernels that are recorded, simplified, emitted and run leave the same bits behind."""
 
 import linecache
+import types
 
 import numpy as np
 import pytest
@@ -426,16 +427,23 @@ def test_functions_with_a_rule(f):
             c, d = ruled(f.x[i], f.v[i])
             f.y[i] = c + d.sum()
 
+    def rule(b, d_a, d_b, auto):
+        return auto[0] + d_a * b[1], ti.Vector([0.0, d_b[0]])
+
     func = ruled.func
-    program = program_of(k, has_rule=lambda found: found is func)
+    made_rule = types.SimpleNamespace(
+        name="r", target=func, target_name="ruled", function=rule, place="here", taken={"a", "b"},
+        parameters=("b", "d_a", "d_b", "auto"),
+    )  # fmt: skip
+    rules = types.SimpleNamespace(rule_for=lambda found: made_rule if found is func else None)
+    program = program_of(k, rules=rules)
     for made in (program, simplify(program)):
-        (boundary,) = (s for s in statements(made.body) if isinstance(s, Boundary))
-        assert (boundary.kind, boundary.target) == ("function", func)
-        assert set(boundary.given) == set(boundary.inner) == {"a", "b"}
+        (boundary,) = (s for s in statements(made.body) if isinstance(s, Boundary) and s.kind == "rule")
+        assert boundary.target is func
+        assert set(boundary.inner) == {"d_a", "d_b", "auto"}
+        assert all(local.kind == "rule" for group in boundary.inner.values() for local in group)
+        assert [len(boundary.sources(name)) for name in ("d_a", "d_b", "auto", "returned")] == [1, 3, 3, 3]
         assert len(boundary.results) == 3
-        declared = [s for s in statements(made.body) if hasattr(s, "local")]
-        copies = [s for s in declared if s.local in {l for group in boundary.inner.values() for l in group}]
-        assert copies and all(s.place.line == boundary.place.line for s in copies)
     compare(f, k)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taichi_ext.program import (
     Assign,
@@ -22,7 +22,6 @@ from taichi_ext.program import (
     Statement,
     Update,
     Value,
-    entries,
     statements,
     values_of,
 )
@@ -55,9 +54,30 @@ class Activity:
 
 
 def find_activity(program: Program, containers: Iterable[Container], locals_: Iterable[Local] = ()) -> Activity:
-    """What carries tangents when those containers and locals (arguments) do at the start: a fixed point."""
-    found = Activity(frozenset(locals_), frozenset(containers))
+    """What carries tangents when those containers and locals (arguments) do at the start: a fixed point.
+
+    Of locals also what depends on the position of a pixel, or on a tangent that a rule is given: no container does.
+    """
     everything = list(statements(program.body))
+    found = _closure(everything, Activity(frozenset(locals_), frozenset(containers)))
+    own = own_seeds(everything)
+    if not own:
+        return found
+    return replace(_closure(everything, replace(found, locals=found.locals | own)), containers=found.containers)
+
+
+def own_seeds(everything: Iterable[Statement]) -> frozenset[Local]:
+    """The locals with respect to which boundaries differentiate: positions of pixels, and tangents of rules."""
+    found: set[Local] = set()
+    for s in everything:
+        if isinstance(s, Boundary):
+            found |= {local for locals_ in s.inner.values() for local in locals_}
+            found |= {e.local for e in getattr(s.given.get("at"), "entries", ()) if isinstance(e, Read)}
+            found |= set(s.results) if s.kind == "sqrt_edge" else set()
+    return frozenset(found)
+
+
+def _closure(everything: list[Statement], found: Activity) -> Activity:
     while True:
         locals_now, containers_now = set(found.locals), set(found.containers)
         for statement in everything:
@@ -82,11 +102,8 @@ def _spread(s: Statement, found: Activity, locals_: set[Local], containers: set[
         case Call(results=results):
             if any(map(found.has, values_of(s))):
                 locals_.update(r for r in results if r.dtype.is_real)
-        case Boundary(kind=kind, values=values, results=results):
-            if kind == "stop_gradient":
-                return
-            groups = values if isinstance(values, tuple) else (values,)
-            if any(found.has(e) for g in groups for e in entries(g)) or any(map(found.has, values_of(s))):
+        case Boundary(kind=kind, results=results):
+            if kind not in ("stop_gradient", "gradient") and any(map(found.has, values_of(s))):
                 locals_.update(r for r in results if r.dtype.is_real)
 
 

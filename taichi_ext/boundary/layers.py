@@ -120,6 +120,7 @@ def level_gradient(shape: Any, name: str, value: Any, *, at: Any) -> Any:
 
 PUBLIC = (layers, nearest)
 for _function in (*PUBLIC, shape_at, level_gradient):
+    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
     _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 
@@ -344,3 +345,7 @@ def part_of_line(e, last, lines: ti.template()):
             else:
                 high = ti.min(high, -inside / along)
     return ti.Vector([low, ti.max(low, high), weight])
+
+
+for _function in PUBLIC:
+    _function.boundary_body = mean_of_shapes  # type: ignore[attr-defined]  # what the recorder walks in their place

@@ -110,6 +110,7 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any) -> Any:
     raise backend.NeedsTracing("visible_edge")
 
 
+visible_edge.boundary_kind = "visible_edge"  # type: ignore[attr-defined]  # for the recorder
 visible_edge._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 
@@ -142,3 +143,6 @@ def visible_parts(seen: ti.template(), start, end, x, y):
             way = end - start
             total += segment_edge(start + t0 * way, start + t1 * way, inside - outside, at=(x, y))
     return total
+
+
+visible_edge.boundary_body = visible_parts  # type: ignore[attr-defined]  # what the recorder walks in its place

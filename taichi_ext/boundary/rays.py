@@ -61,6 +61,7 @@ def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any) -
     raise backend.NeedsTracing("ray_level")
 
 
+ray_level.boundary_kind = "ray_level"  # type: ignore[attr-defined]  # for the recorder
 ray_level._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 
@@ -105,3 +106,6 @@ def level_along(distance: ti.template(), origin, direction, near, far):
     if stop_gradient(distance(start + middle * along)) <= least:
         best = middle
     return -distance(origin + best * direction)
+
+
+ray_level.boundary_body = level_along  # type: ignore[attr-defined]  # what the recorder walks in its place

@@ -196,6 +196,30 @@ class Registry:
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
+class RulesInUse:
+    """The rules of the registry that one kernel asks for, noted as it asks."""
+
+    def __init__(self, *, takes_derivative: bool) -> None:
+        self.takes_derivative = takes_derivative
+        self.found: dict[Any, GradientRule | None] = {}  # by function or name of a mark
+
+    def rule_for(self, target: Any) -> GradientRule | None:
+        """The enabled rule of a function or mark."""
+        if not self.takes_derivative:
+            return None
+        rule = self.found[target] = registry.rule_for(target)
+        return rule
+
+    def note_mark(self, name: str) -> None:
+        """The kernel has a mark of this name."""
+        registry.note_mark(name)
+
+    def count_uses(self) -> None:
+        """The kernel is built: each of its rules is used once more."""
+        for rule in {rule for rule in self.found.values() if rule is not None}:
+            rule.uses += 1
+
+
 def _same(a: Any, b: Any) -> bool:
     return a == b if isinstance(a, str) and isinstance(b, str) else a is b
 

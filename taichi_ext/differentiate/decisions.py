@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,10 +53,16 @@ class Seeds:
     wants_return: bool = False
     by_column: bool = False  # columns of shadows lie together in memory
     is_host: bool = True  # a CPU
-    has_rule: Callable[[Any], bool] = lambda target: False  # whether a function or mark has a user's rule
     values: tuple[Type, int] | None = None  # ``arguments`` are rows of a shadow: its type and how many there are
+    is_reverse: bool = False  # for Taichi's reverse mode, which takes the derivative itself
+    is_debug: bool = False  # the kernel checks what it computes
     threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
     sparse: SparseSeeds | None = None  # of a sparse Jacobian
+
+    @property
+    def takes_derivative(self) -> bool:
+        """Whether values have tangents, or Taichi's reverse mode is to take them."""
+        return self.columns > 0 or self.is_reverse or self.sparse is not None
 
     @property
     def start(self) -> set[Container]:

@@ -17,13 +17,17 @@ from taichi_ext.program import Type, Value
 
 @dataclass(frozen=True)
 class Seed:
-    """One column of the Jacobian."""
+    """One column of the Jacobian; a negative number is no column: the position of a pixel, a tangent of a rule."""
 
     column: Affine
 
     @property
     def is_constant(self) -> bool:
         return self.column.is_constant
+
+    @property
+    def is_column(self) -> bool:
+        return not self.column.is_constant or self.column.constant >= 0
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext.differentiate.build import Builder, add, literal, multiply, negative, operation, subtract
-from taichi_ext.program import Type, Value
+from taichi_ext.program import Const, Type, Value
 
 
 class Term:
@@ -63,6 +63,12 @@ class Term:
 
     def equals(self, other: Any) -> Term:
         return self.formula.operation("eq", self, other)
+
+    def stopped(self) -> Term:
+        """The same, for Taichi's reverse mode, which does not differentiate floor."""
+        if not isinstance(self.value, Value) or isinstance(self.value, Const):
+            return self
+        return (self.formula.operation("floor", self * 2.0**64) * 2.0**-64).kept("stopped")
 
     def kept(self, name: str = "t") -> Term:
         """The same, evaluated now."""

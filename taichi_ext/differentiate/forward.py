@@ -16,9 +16,11 @@ from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores, grouped
 from taichi_ext.differentiate import special
 from taichi_ext.differentiate.arguments import Arguments, GivenTangents
+from taichi_ext.differentiate.boundaries import boundary
 from taichi_ext.differentiate.branches import with_branches
 from taichi_ext.differentiate.build import Builder
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
+from taichi_ext.differentiate.edges import OwnSeeds, own_seeds
 from taichi_ext.differentiate.forms import Form, Seed
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
@@ -53,6 +55,7 @@ from taichi_ext.program import (
     Value,
     While,
     entries,
+    statements,
     values_of,
 )
 from taichi_ext.simplify.usage import assigned_locals
@@ -78,11 +81,13 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
             decisions.shadowed.add(container)
         if seeds.sparse is not None and container in written:
             _compose(container, seeds, decisions)
+    own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
     while decisions.walks < MOST_WALKS:
         decisions.walks += 1
-        walk = Forward(program, seeds, decisions, activity)
+        walk = Forward(program, seeds, decisions, activity, own)
         result = walk.run()
         if not walk.has_news:
+            walk.refuse()
             if walk.sparse is not None:
                 walk.sparse.check()
             return result
@@ -102,10 +107,21 @@ def _compose(container: Container, seeds: Seeds, decisions: Decisions) -> None:
 class Forward:
     """One walk over the statements of a program."""
 
-    def __init__(self, program: Program, seeds: Seeds, decisions: Decisions, activity: Activity) -> None:
+    def __init__(
+        self,
+        program: Program,
+        seeds: Seeds,
+        decisions: Decisions,
+        activity: Activity,
+        own: OwnSeeds,
+    ) -> None:
         self.program = program
         self.seeds = seeds
         self.columns = seeds.columns
+        self.takes_derivative = seeds.takes_derivative
+        self.own_seeds = own  # of positions of pixels and tangents of rules, by local and entry
+        self.roots: dict[Seed, Any] = {}  # of sqrt_edge: the level, and the block that it is known in
+        self.problems: list[str] = []
         self.limits = seeds.limits
         self.decisions = decisions
         self.activity = activity
@@ -159,6 +175,9 @@ class Forward:
         for local, column in self.seeds.arguments.items():
             first = None if self.sparse is None else self.sparse.numbering.first(local)
             self._seed_argument(local, column if first is None else first)
+        for local in self.own_seeds:
+            if local.kind == "parameter" and not local.shape:
+                self.locals.forms[local] = self.locals.with_own(local, [self.locals.forms.get(local, {})])[0]
         body = (*self.builder.body, *self._body(self.program.body))
         program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
         if not self.has_news:
@@ -191,6 +210,15 @@ class Forward:
     def is_column(self, number: int) -> bool:
         """Whether a number is that of a column, and not of the position of a pixel or of a rule's argument."""
         return 0 <= number < self.columns or (self.sparse is not None and number >= FIRST_SPARSE)
+
+    def refuse_once_settled(self, message: str) -> None:
+        """Raise at the end of the walk, unless it has found news that may change this."""
+        self.problems.append(message)
+
+    def refuse(self) -> None:
+        """Raise what has been found wrong."""
+        for message in self.problems:
+            raise UnsupportedError(message)
 
     def is_active(self, value: Value) -> bool:
         return self.activity.has(value)
@@ -261,7 +289,7 @@ class Forward:
             case Return():
                 special.returned(self, s)
             case Boundary():
-                special.boundary(self, s)
+                boundary(self, s)
             case Call() if any(map(self.is_active, values_of(s))):
                 special.call(self, s)
             case Effect():

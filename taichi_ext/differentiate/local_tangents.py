@@ -79,8 +79,28 @@ class LocalTangents:
 
     # --- declarations and assignments
 
-    def declare(self, s: Declare, source: Value | None = None) -> None:
-        """A new local; its tangent is that of its value, or of ``source``."""
+    def with_own(self, local: Local, forms: list[Form]) -> list[Form]:
+        """The forms of the entries of a local, with the seeds that are its own."""
+        own = self.forward.own_seeds.get(local)
+        if own is None:
+            return forms
+        return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
+
+    def declare_form(self, s: Declare, form: Form) -> None:
+        """A local that does not change, of a value that is evaluated and a given tangent."""
+        local = s.local
+        self.builder.frozen.add(local)
+        if local.dtype.is_integer:
+            self.forward.block.declared.add(local)
+        form = self.with_own(local, [settled(self.builder, form)])[0]
+        self.builder.emit(s)
+        if local in self.decisions.own_rows:
+            self._new_storage(local).write([form], [0])
+        elif form:
+            self.forms[local] = form
+
+    def declare(self, s: Declare) -> None:
+        """A new local."""
         local = s.local
         if local not in self.forward.changed and not local.shape:
             self.builder.frozen.add(local)
@@ -93,10 +113,11 @@ class LocalTangents:
         if local.shape:
             self._declare_array(s)
             return
-        value = s.values[0] if source is None else source
+        value = s.values[0]
+        is_own = local in self.forward.own_seeds
         if local in self.forward.changed or local in self.decisions.own_rows:
             self.declare_stored(s, value)
-        elif source is not None or local in self.decisions.accumulated or not self._defer(s, value):
+        elif is_own or local in self.decisions.accumulated or not self._defer(s, value):
             self.declare_fixed(s, value)
 
     def _defer(self, s: Declare, value: Value) -> bool:
@@ -117,13 +138,13 @@ class LocalTangents:
     def declare_fixed(self, s: Declare, value: Value) -> None:
         form = settled(self.builder, self.forward.form(value))
         self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
-        self.forms[s.local] = form
+        self.forms[s.local] = self.with_own(s.local, [form])[0]
 
     def declare_stored(self, s: Declare, value: Value) -> None:
         form = settled(self.builder, self.forward.form(value))
         self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
         storage = self._new_storage(s.local)
-        storage.write([form], [0])
+        storage.write(self.with_own(s.local, [form]), [0])
 
     def _new_storage(self, local: Local) -> Storage:
         facts = self.decisions.storages.setdefault(local, StorageFacts())
@@ -132,6 +153,7 @@ class LocalTangents:
 
     def _declare_array(self, s: Declare) -> None:
         forms = [settled(self.builder, self.forward.form(v)) for v in s.values]
+        forms = self.with_own(s.local, forms)
         self.builder.emit(with_values(s, self.forward.primal))
         storage = self._new_storage(s.local)
         if any(forms):
@@ -160,10 +182,12 @@ class LocalTangents:
             value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
         form = settled(self.builder, self.forward.form(value))
         self.builder.emit(Assign(target, self.forward.primal(value), place=s.place))
-        storage.write([form], [index])
+        own = self.forward.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
+        storage.write([form if own is None else {**form, own: 1}], [index])
 
     def set_entries(self, local: Local, forms: list[Form]) -> None:
         """The tangents of the entries of a vector or matrix that does not change."""
+        forms = self.with_own(local, forms)
         if local in self.decisions.indexed:
             self._new_storage(local).write(forms, list(range(len(forms))))
         else:
@@ -175,7 +199,7 @@ class LocalTangents:
         is_filled = decision.terms == FILLED
         if decision.container is not None:
             return PlacedRow(self.forward, self.forward.tangents[decision.container], is_filled=is_filled)
-        size = storage.size * self.forward.width
+        size = storage.size * self.forward.columns
         if size <= MAX_LOCAL_ARRAY:
             return LocalRow(self.builder, f"d_{storage.local.name}", size, storage.dtype)
         return ScratchRow(self.forward, size, storage.dtype, is_filled=is_filled)

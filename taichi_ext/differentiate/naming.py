@@ -29,6 +29,13 @@ class Block:
         """Whether what is read from a container counts as constant."""
         return container in self.stopped or (self.outer is not None and self.outer.stops(container))
 
+    def is_within(self, other: Block) -> bool:
+        """Whether this is another block, or stands in it."""
+        block: Block | None = self
+        while block is not None and block is not other:
+            block = block.outer
+        return block is other
+
     def can_name(self, atom: Any) -> bool:
         block: Block | None = self
         while block is not None:
@@ -104,7 +111,7 @@ class Naming:
                 number = seed.column.constant - first
                 if 0 <= number < size:
                     return f"{name}_{number}" if size > 1 else name
-            return str(seed.column.constant).replace("-", "rule_")
+            return str(seed.column.constant).replace("-", "own_")
         atoms = [a for a, _ in seed.column.terms]
         names = [a.name if isinstance(a, Local) else a[0].name for a in atoms if not isinstance(a, Value)]
         return "_".join([*names, str(seed.column.constant)])

@@ -55,6 +55,7 @@ class Terms:
             self.level = ADDED
 
     def note_add(self, storage: Any, form: Form) -> None:
+        form = {leaf: c for leaf, c in form.items() if is_row(leaf) or leaf.is_column}
         if form:
             self.level = min(self.level, ADDED if self.has_any else self._level(storage, form))
             self.has_any = True
@@ -68,7 +69,7 @@ class Terms:
         """
         if storage.is_array or any(is_row(leaf) or leaf in storage.registers for leaf in form):
             return ADDED
-        forward, width = storage.forward, storage.forward.width
+        forward, width = storage.forward, storage.forward.columns
         around, inner = forward.loops[: len(storage.loops)], forward.loops[len(storage.loops) :]
         fixed = {atom for loop in around for atom in loop.atoms}
         columns = [seed.column for seed in form]
@@ -112,7 +113,7 @@ class RowDecisions:
         # local memory pays for the copy where entries are added to, or all of a row is updated: it is vectorised there
         is_better_local = storage.row.is_local and (storage.terms.row_loops > 0 or storage.terms.found == ADDED)
         is_alike = storage.dtype == tangents.container.dtype and tangents.components == 1
-        if is_declared_here and not is_better_local and is_alike and forward.width == forward.columns:
+        if is_declared_here and not is_better_local and is_alike:
             self._candidates[storage.local] = (storage, tangents, (storage.version, storage.terms.reads))
 
     def accept(self, storages: dict[Local, Any], read: set[Container]) -> bool:

@@ -20,7 +20,6 @@ from taichi_ext.program import (
     Assign,
     Atomic,
     Body,
-    Boundary,
     Call,
     Declare,
     Effect,
@@ -134,25 +133,6 @@ def call(f: Any, s: Call) -> None:
         count = math.prod(result.shape)
         own, totals = totals[:count], totals[count:]
         f.locals.set_entries(result, [settled(f.builder, form) for form in own])
-
-
-def boundary(f: Any, s: Boundary) -> None:
-    """Values whose derivative is stopped, replaced, or given by a rule; without a rule, that of the values."""
-    groups = s.values if isinstance(s.values, tuple) else (s.values,)
-    values = [e for group in groups for e in entries(group)]
-    sources: list[Value | None] = list(values)
-    if s.kind == "stop_gradient":
-        sources = [None] * len(values)
-    elif s.kind == "replace_gradient":
-        sources = list(entries(s.given["surrogate"]))
-    elif s.kind not in ("mark", "function") or f.seeds.has_rule(s.target):
-        raise NotImplementedError(f"a boundary of kind {s.kind}")
-    for result, value, source in zip(s.results, values, sources, strict=True):
-        if result not in f.activity.locals or source is None:
-            f.builder.emit(Declare(result, (f.primal(value),), place=s.place))
-            f.builder.frozen.add(result)
-            continue
-        f.locals.declare(Declare(result, (value,), place=s.place), source)
 
 
 def refuse_effect(f: Any, s: Effect) -> None:

@@ -57,8 +57,8 @@ class StorageFacts:
         return before != (len(self.seeds), self.slots, self.has_row)
 
     def is_full(self, limits: Limits) -> bool:
-        """Whether there are more seeds than registers; the seeds of a user's rule (negative) are no columns."""
-        return sum(not s.is_constant or s.column.constant >= 0 for s in self.seeds) > limits.registers
+        """Whether there are more seeds than registers; those that are no columns have registers in any case."""
+        return sum(s.is_column for s in self.seeds) > limits.registers
 
 
 class Storage:
@@ -88,8 +88,9 @@ class Storage:
         self.no_column = 0 if self.sparse is None else self.sparse.no_column(self.owner)
         if facts.has_row or (self.is_array and facts.slots):
             self.row = forward.locals.new_row(self)
-        if not facts.is_full(self.limits):
-            for seed in facts.seeds:
+        is_full = facts.is_full(self.limits)
+        for seed in facts.seeds:
+            if not (is_full and seed.is_column):
                 self.registers[seed] = self._new_register(seed)
         if self.row is None:
             for n in range(facts.slots):
@@ -113,8 +114,8 @@ class Storage:
 
     def _row_index(self, index: Any, column: Any) -> Any:
         if isinstance(index, int):
-            return column if index == 0 else add(column, index * self.forward.width)
-        return add(multiply(index, self.forward.width), column)
+            return column if index == 0 else add(column, index * self.forward.columns)
+        return add(multiply(index, self.forward.columns), column)
 
     def form(self, index: Any = 0) -> Form:
         """The tangent as it is now, of one element."""
@@ -203,9 +204,6 @@ class Storage:
         if (has_rows or not self.is_zero) and not keeps:
             self.terms.row_loops += 1
             self.builder.loop(self.forward.columns, lambda k: self._write_column(forms, indices, k))
-            for k in range(self.forward.columns, self.forward.width):  # positions of pixels: of locals only
-                own = [{s: c for s, c in f.items() if is_row(s) and isinstance(s.source, Local)} for f in forms]
-                self._write_column(own, indices, literal(k, I32))
         for form, index in zip(forms, indices, strict=True):
             for seed, c in self._in_row(form):
                 target = self.entry(index, self.forward.naming.column(seed))
@@ -259,15 +257,12 @@ class Storage:
     def _add_rows(self, form: Form, index: Any) -> None:
         self.terms.row_loops += 1
 
-        def add_column(k: Value, form: Form = form) -> None:
+        def add_column(k: Value) -> None:
             total = row_sum(form, k)
             if total is not None:
                 self.row.add(self._row_index(index, k), cast(total, self.dtype), is_shared=self._is_shared())
 
         self.builder.loop(self.forward.columns, add_column)
-        own = {s: c for s, c in form.items() if is_row(s) and isinstance(s.source, Local)}
-        for k in range(self.forward.columns, self.forward.width):
-            add_column(literal(k, I32), own)
 
 
 class LocalRow:

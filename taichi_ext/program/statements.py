@@ -146,12 +146,13 @@ class Effect(Statement):
 
 @dataclass(frozen=True, eq=False)
 class Boundary(Statement):
-    """Values whose derivative may be given by a rule: ``results`` take ``values``, entry by entry.
+    """Values whose derivative is not that of their expression: ``results`` take ``values``, entry by entry.
 
-    ``kind`` is ``function`` (a ti.func with a rule, ``target``), ``mark`` (``target`` is its name), ``stop_gradient``,
-    ``replace_gradient``, ``edge``, ``step``, ``coverage``, ``sqrt_edge`` or ``segment_edge``. ``given`` holds the
-    arguments by the user's names. The body of a function stands before the statement and computes ``values`` from the
-    locals in ``inner``, which are declared as copies of ``given``, so that a rule can cut the path through them.
+    ``kind`` is ``stop_gradient``, ``replace_gradient``, ``rule``, ``edge``, ``step``, ``coverage``, ``sqrt_edge``,
+    ``segment_edge`` or ``gradient`` (of a value by the position of a pixel). ``given`` holds the arguments by name.
+    The code of a rule, for the function or mark ``target``, stands before the statement. It computes
+    ``given["returned"]``, linear in the locals of the kind ``rule`` in ``inner``; those of each name stand for the
+    tangents of its ``sources``.
     """
 
     kind: str
@@ -161,6 +162,20 @@ class Boundary(Statement):
     results: tuple[Local, ...]  # a scalar for each entry of the values
     inner: Mapping[str, tuple[Local, ...]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> list[Value]:
+        """The values, entry by entry."""
+        return _flat(self.values)
+
+    def sources(self, name: str) -> list[Value]:
+        """What the tangents of one name stand for, entry by entry: what is given, or the values (of autodiff)."""
+        return _flat(self.given.get(name, self.values))
+
+
+def _flat(groups: Group | tuple[Group, ...]) -> list[Value]:
+    parts = groups if isinstance(groups, tuple) else (groups,)
+    return [e for part in parts for e in entries(part)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,10 +33,10 @@ class Local:
     """A variable of the kernel, a kernel argument or a loop variable; known by its identity.
 
     ``kind`` is one of ``user`` (named by the user), ``argument`` (of an inlined function), ``temporary``, ``loop``,
-    ``parameter`` (an argument of the kernel, or a Python number), ``position`` (of a pixel: it is kept, since edges
-    differentiate with respect to it). In a differentiated program there are also ``partial`` (of an operation),
-    ``weight`` (a product or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a
-    loop over columns) and ``kept`` (a temporary that is not put where it is used).
+    ``parameter`` (an argument of the kernel, or a Python number), ``rule`` (what a rule of a user is given for a
+    tangent: it is 0). In a differentiated program there are also ``partial`` (of an operation), ``weight`` (a product
+    or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a loop over columns)
+    and ``kept`` (a temporary that is not put where it is used).
     """
 
     name: str

@@ -7,6 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
@@ -37,14 +38,15 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
     if isinstance(value, Tensor):
         local = Local(name, value.dtype, value.shape, kind)
         r.add(Declare(local, tuple(convert(e, local.dtype) for e in value.entries), place=r.place()))
+        for index, e in zip(np.ndindex(value.shape), value.entries, strict=True):
+            _note_copy(r, local, tuple(index), e)
         return Cells(local, (), value.shape)
     if _is_object(value):
         return value
     given = _kept(as_value(value))
     local = Local(name, given.dtype, (), kind)
     r.add(Declare(local, (given,), place=r.place()))
-    if isinstance(given, Read) and not given.index:
-        r.copies[local] = r.copies.get(given.local, given.local)
+    _note_copy(r, local, (), given)
     return Cell(Read(local))
 
 
@@ -53,6 +55,12 @@ def _kept(value: Value, kind: Type | None = None) -> Value:
     if isinstance(value, Known) and not (kind or value.dtype).is_real:
         refuse_baked("A whole number")
     return value
+
+
+def _note_copy(r: Recording, local: Local, index: tuple[int, ...], value: Value) -> None:
+    """Remember where the value of a local, or of an entry of it, was read first."""
+    if isinstance(value, Read) and all(isinstance(i, int) for i in value.index):
+        r.copies[local, index] = r.copies.get((value.local, value.index), value)
 
 
 def _is_object(x: Any) -> bool:

@@ -19,12 +19,12 @@ from taichi_ext import backend
 from taichi_ext.backend import matrix_ops, ops
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Tensor, Value
-from taichi_ext.record.boundaries import boundary_call
 from taichi_ext.record.constants import READS_PARAMETER
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
 from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.known_calls import BY_CLASS
 from taichi_ext.record.literals import captured
+from taichi_ext.record.primitives import primitive_call
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.subscripts import attribute
 from taichi_ext.record.taichi_types import COMPARISONS, NAME_OF
@@ -62,7 +62,7 @@ def call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any],
     if inspect.ismethod(function) and not isinstance(function.__self__, type):
         return call(r, function.__func__, [function.__self__, *args], keywords, is_statement)
     if hasattr(function, "boundary_kind"):
-        return boundary_call(r, function, args, keywords)
+        return primitive_call(r, function, args, keywords)
     try:
         function = BY_CLASS.get(function, function)
         special, name = _SPECIAL.get(function), NAME_OF.get(function)

@@ -12,7 +12,6 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Const, For, Local
 from taichi_ext.program.types import I32
 from taichi_ext.record.assignments import assign_to, declare
-from taichi_ext.record.boundaries import ruled_call
 from taichi_ext.record.construct import typed
 from taichi_ext.record.dialect import RecordRewriter
 from taichi_ext.record.handles import Cell, Cells, Record, value_of
@@ -20,6 +19,7 @@ from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Frame, Recording
 from taichi_ext.record.returns import RETURN_TYPE
 from taichi_ext.record.rewrite import rewrite
+from taichi_ext.record.rules import find_rule, ruled_call, stop_arguments
 
 MAX_DEPTH = 100
 
@@ -27,9 +27,17 @@ MAX_DEPTH = 100
 def inline_call(r: Recording, func: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
     """A call of a ti.func or real function."""
     given = backend.process_args(func, tuple(args), keywords)
-    if func not in r.stopped and r.has_rule(func):
-        return ruled_call(r, func, list(given), lambda passed: _returned(r, func, walk_function(r, func, passed)))
     bound = [_bind(r, func, a, v) for a, v in zip(func.arguments, given, strict=True)]
+    rule = find_rule(r, func)
+    if rule is not None:
+        return ruled_call(r, rule, func, bound, lambda f, passed: walk_typed(r, f, passed))
+    if func in r.stopped:
+        bound = stop_arguments(r, bound)
+    return walk_typed(r, func, bound)
+
+
+def walk_typed(r: Recording, func: Any, bound: list[Any]) -> Any:
+    """Record a function in place; what it returns has the types that it says."""
     return _returned(r, func, walk_function(r, func, bound))
 
 
@@ -76,7 +84,7 @@ def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
     context = backend.make_context(
         function, rewritten.source, scope, arguments=bound, places=rewritten.places, is_brief=True
     )
-    r.frames.append(Frame(context, r.place(), backend.is_library(function)))
+    r.frames.append(Frame(context, r.place(), _is_library(function)))
     try:
         with rewritten.borrowed_tree() as tree:
             if func.is_real_function and len(r.blocks) == 1 and _has_loops(tree):
@@ -84,6 +92,11 @@ def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
             return backend.walk(tree, context)
     finally:
         r.frames.pop()
+
+
+def _is_library(function: Any) -> bool:
+    """Whether messages cite the call of a function, not its own lines: one of Taichi's, or of this package's edges."""
+    return backend.is_library(function) or backend.module_of(function).startswith("taichi_ext.boundary.")
 
 
 def _has_loops(tree: ast.Module) -> bool:

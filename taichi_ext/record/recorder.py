@@ -28,6 +28,7 @@ from taichi_ext.record.loops import before_loop, enter_for
 from taichi_ext.record.names import TRACER
 from taichi_ext.record.recording import Frame, Recording
 from taichi_ext.record.rewrite import BINARY, rewrite
+from taichi_ext.record.rules import NoRules, Rules
 from taichi_ext.record.taichi_types import default_types, dummy
 
 _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n != "matmul"]
@@ -36,9 +37,9 @@ _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n
 class Recorder:
     """The library that one recording calls."""
 
-    def __init__(self, kernel: Any, has_rule: Callable[[Any], bool], constants: Constants | None = None) -> None:
+    def __init__(self, kernel: Any, rules: Rules, constants: Constants | None = None) -> None:
         names = {f"{TRACER}.{name}": getattr(self, name) for name in dir(type(self)) if not name.startswith("__")}
-        self.recording = Recording(kernel, self, names, has_rule, constants)
+        self.recording = Recording(kernel, self, names, rules, constants)
 
     # --- functions and control flow
 
@@ -232,7 +233,7 @@ for _method in vars(Recorder).values():
 def record(
     kernel: Any,
     args: tuple[Any, ...],
-    has_rule: Callable[[Any], bool] = lambda func: False,
+    rules: Rules | None = None,
     captures: backend.Captures | None = None,
     constants: Constants | None = None,
 ) -> Program:
@@ -241,7 +242,7 @@ def record(
     Args:
         kernel: Taichi's kernel object, ``backend.primal_kernel(k)[0]``.
         args: all its arguments, in order.
-        has_rule: says of a ti.func whether its calls are to be recorded with a boundary.
+        rules: the users' rules that apply; none where it is None.
         captures: takes the Python values that become part of the program.
         constants: the Python numbers that are parameters; takes what stands for them in the program.
 
@@ -252,7 +253,7 @@ def record(
         UnsupportedError: the kernel uses what cannot be recorded; with the user's file, line and source text.
     """
     rewritten = rewrite(kernel.func, None, RecordRewriter)
-    recorder = Recorder(kernel, has_rule, constants)
+    recorder = Recorder(kernel, rules or NoRules(), constants)
     r = recorder.recording
     scope = {**backend.global_variables(kernel.func), **r.library_names}
     for position in kernel.template_slot_locations:

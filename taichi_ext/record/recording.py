@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.program import Argument, Body, Container, For, If, Jump, Local, Op, Place, Statement, Value, While
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import (
+    Argument,
+    Assign,
+    Atomic,
+    Body,
+    Container,
+    Effect,
+    For,
+    If,
+    Jump,
+    Load,
+    Op,
+    Place,
+    Statement,
+    Update,
+    Value,
+    While,
+)
 from taichi_ext.program.types import U1
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
@@ -43,14 +60,15 @@ class Recording:
         kernel: Any,
         library: Any,
         library_names: dict[str, Any],
-        has_rule: Callable[[Any], bool],
+        rules: Any,
         constants: Constants | None = None,
     ) -> None:
         self.kernel = kernel
         self.library_names = library_names  # what each name in a rewritten source stands for
         self.arguments: tuple[Argument, ...] = ()
         self.library = library
-        self.has_rule = has_rule
+        self.rules = rules  # of users, that apply to the kernel
+        self.is_reverse = backend.is_reverse(kernel)  # Taichi's reverse mode takes the derivative itself
         self.constants = constants or Constants()
         self.constants.library = library
         self.frames: list[Frame] = []
@@ -61,8 +79,10 @@ class Recording:
         self.pending: Any = None  # the loop whose domain is known and whose body comes next
         self.domain: tuple[Any, ...] = ()  # what Taichi walks in its place
         self.config: dict[str, Any] = {}
-        self.copies: dict[Local, Local] = {}  # of locals that were declared as copies of others
-        self.stopped: set[Any] = set()
+        self.copies: dict[
+            Any, Any
+        ] = {}  # locals, with an index, that were declared as copies: what they were read from
+        self.stopped: list[Any] = []  # what the rules that are being walked are for
         self._places: dict[Any, Place | None] = {}
 
     # --- functions and places
@@ -94,6 +114,8 @@ class Recording:
     # --- statements
 
     def add(self, statement: Statement) -> None:
+        if self.stopped and _writes(statement):
+            raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
         self.blocks[-1].statements.append(statement)
 
     def open_if(self, condition: Value) -> None:
@@ -167,6 +189,13 @@ def field_container(field: Any, name: str) -> Container:
     element_shape = (field.n, field.m)[: field.ndim] if isinstance(field, backend.MatrixField) else ()
     shape, offset = tuple(field.shape), tuple(backend.field_offset(field) or ())
     return Container(name, type_of(field.dtype), len(shape), element_shape, field, False, shape, offset)
+
+
+def _writes(s: Statement) -> bool:
+    """Whether a statement may change a field or an array."""
+    if isinstance(s, Effect):
+        return s.function not in ("print", "assert") and any(isinstance(a, Container) for a in s.args)
+    return isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load)
 
 
 def _member(owner: Any, obj: Any) -> str | None:

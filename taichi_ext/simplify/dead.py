@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from taichi_ext.program import (
     Assign,
     Body,
+    Boundary,
     Call,
     Declare,
     For,
@@ -21,7 +23,7 @@ from taichi_ext.program import (
     values_of,
     walk,
 )
-from taichi_ext.simplify.usage import is_pure, kept_locals
+from taichi_ext.simplify.usage import is_pure, position_locals
 
 
 def without_dead_code(body: Body) -> Body:
@@ -31,6 +33,8 @@ def without_dead_code(body: Body) -> Body:
     def change(s: Statement) -> Statement | Body:
         if _defined(s) is not None and not _defined(s) & needed:  # type: ignore[operator]
             return ()
+        if isinstance(s, Boundary) and s.inner:
+            return _with_used_tangents(s, needed)
         if isinstance(s, If) and not s.then and not s.orelse and is_pure(s.condition):
             return ()
         return () if isinstance(s, For) and not s.body else s
@@ -47,9 +51,13 @@ def needed_locals(body: Body) -> set[Local]:
         if defined is None:
             pending += values_of(s)
         else:
+            values = values_of(_with_used_tangents(s, set())) if isinstance(s, Boundary) else values_of(s)
             for local in defined:
-                sources[local] += values_of(s)
-    needed = set(kept_locals(body))
+                sources[local] += values
+            for name, locals_ in (s.inner if isinstance(s, Boundary) else {}).items():
+                for local in locals_:
+                    sources[local] += s.sources(name)  # type: ignore[union-attr]
+    needed = position_locals(body)
     pending += [v for local in needed for v in sources.pop(local, ())]
     while pending:
         for node in walk(pending.pop()):
@@ -65,4 +73,11 @@ def _defined(s: Statement) -> set[Local] | None:
         return {s.local}
     if isinstance(s, (Assign, Update)) and isinstance(s.target, Read) and is_pure(s.value):
         return {s.target.local}
-    return set(s.results) if isinstance(s, Call) else None
+    return set(s.results) if isinstance(s, (Call, Boundary)) and all(map(is_pure, values_of(s))) else None
+
+
+def _with_used_tangents(s: Boundary, needed: set[Local]) -> Boundary:
+    """The application of a rule without the tangents that the rule does not use."""
+    unused = {name for name, locals_ in s.inner.items() if needed.isdisjoint(locals_)}
+    given = {name: group for name, group in s.given.items() if name not in unused}
+    return replace(s, given=given, inner={name: locals_ for name, locals_ in s.inner.items() if name not in unused})

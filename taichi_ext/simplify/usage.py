@@ -47,14 +47,19 @@ def read_counts(body: Body) -> Counter[Local]:
 
 
 def kept_locals(body: Body) -> set[Local]:
-    """Locals that a boundary names, so that a rule or an edge can differentiate with respect to them."""
-    found: set[Local] = set()
-    for s in statements(body):
-        if isinstance(s, Boundary):
-            found |= {local for locals_ in s.inner.values() for local in locals_}
-            at = s.given.get("at")
-            found |= {n.local for e in getattr(at, "entries", ()) for n in walk(e) if isinstance(n, Read)}
-    return found
+    """Locals with respect to which a boundary differentiates: positions of pixels, tangents of rules."""
+    inner = {local for s in _boundaries(body) for locals_ in s.inner.values() for local in locals_}
+    return inner | position_locals(body)
+
+
+def position_locals(body: Body) -> set[Local]:
+    """Locals that hold the positions of pixels."""
+    values = (e for s in _boundaries(body) for e in getattr(s.given.get("at"), "entries", ()))
+    return {n.local for e in values for n in walk(e) if isinstance(n, Read)}
+
+
+def _boundaries(body: Body) -> Iterator[Boundary]:
+    return (s for s in statements(body) if isinstance(s, Boundary))
 
 
 def is_pure(value: Value) -> bool:

@@ -1,0 +1,218 @@
+"""Edges: values whose derivative has a term from the motion of a discontinuity through the pixel.
+
+A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reynolds' theorem, the derivative
+
+    d/dt  integral f dx  =  integral f_dot dx  +  integral over the edge of (f_in - f_out) phi_dot / |grad phi| dl.
+
+The form of the level has coefficients for the position of the pixel, too: they are grad phi.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.build import cast
+from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, settled
+from taichi_ext.differentiate.formula import Formula, Term
+from taichi_ext.differentiate.pixel import Pixel, segment_partials
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Boundary, Const, Declare, Local, Read, Statement, Value, entries
+
+OwnSeeds = dict[Local, dict[int, Seed]]
+
+
+class Argument:
+    """What a result depends on: a value, evaluated, and its form."""
+
+    def __init__(self, f: Any, value: Value) -> None:
+        self.form: Form = settled(f.builder, f.form(value))
+        self.value = f.linearizer.keep(value)
+
+
+def edge(f: Any, s: Boundary) -> None:
+    """``edge``, ``step`` and ``coverage``."""
+    antialias = s.options["antialias"]
+    inside, outside = s.given["inside"], s.given["outside"]
+    if not f.takes_derivative and not antialias:
+        for result, value in zip(s.results, s.numbers, strict=True):
+            f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), {})
+        return
+    level, pixel = _pixel(f, s)
+    chord = pixel.formula.term(pixel.chord())
+    is_inside = (pixel.level > 0).kept("is_inside")
+    area = pixel.area() if antialias else None
+    jump = s.given.get("jump")
+    count = len(s.results)
+    jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
+    for result, value_in, value_out, own_jump in zip(s.results, entries(inside), entries(outside), jumps, strict=True):
+        sides = Argument(f, value_in), Argument(f, value_out)
+        formula = Formula(f.builder, result.dtype)
+        a, b = (formula.term(side.value) for side in sides)
+        height = (a - b if own_jump is None else formula.term(f.linearizer.keep(own_jump))).kept("height")
+        if area is None:
+            value = formula.select(is_inside, a, b)
+            weights = formula.select(is_inside, 1, 0).kept("weight"), formula.select(is_inside, 0, 1).kept("weight")
+        else:
+            value = area * a + (1 - area) * b
+            weights = area, (1 - area).kept("weight")
+        at_level = height * chord
+        roots = [_roots_within(f, side.form, pixel) for side in sides]
+        if any(roots):
+            # the mean of a root of this level is one over the whole pixel already, and the root is 0 on the edge
+            root = formula.sqrt(formula.max(pixel.level, 0)).kept("root")
+            inner, outer = (sum((weight * factor for weight, factor in found), formula.term(0)) for found in roots)
+            beyond = ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond")
+            at_level = at_level + beyond * pixel.half_inverse_root()
+            if own_jump is None:
+                at_level = at_level - (inner - outer) * root * chord
+            if all(not isinstance(factor.value, Value) for found in roots for _, factor in found):
+                value = value + beyond * root
+        parts = [(level, at_level.kept("w")), (sides[0], weights[0]), (sides[1], weights[1])]
+        _declare(f, s, result, value, parts)
+
+
+def sqrt_edge(f: Any, s: Boundary) -> None:
+    """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
+    (result,) = s.results
+    seed = f.own_seeds[result][0]
+    if not f.takes_derivative:
+        f.roots[seed] = (f.linearizer.keep(s.given["level"]), f.block)
+        f.locals.declare_form(Declare(result, (f.primal(s.numbers[0]),), place=s.place), {})
+        return
+    level, pixel = _pixel(f, s)
+    value = pixel.formula.sqrt(pixel.formula.max(pixel.level, 0)).kept("root")
+    f.roots[seed] = (level.value, f.block)
+    _declare(f, s, result, value, [(level, pixel.half_inverse_root())])
+
+
+def segment_edge(f: Any, s: Boundary) -> None:
+    """The boundary term of one side of a polygon."""
+    ends = [Argument(f, e) for name in ("start", "end") for e in entries(s.given[name])] if f.takes_derivative else []
+    formula = Formula(f.builder, s.results[0].dtype)
+    at = [formula.term(f.linearizer.keep(e)) for e in entries(s.given["centre"])]
+    values = [e.value for e in ends]
+    partials = segment_partials(formula, values[:2], values[2:], at) if ends else []
+    for result, zero, jump in zip(s.results, s.numbers, entries(s.given["jump"]), strict=True):
+        height = formula.term(f.linearizer.keep(jump))
+        parts = [(end, (height * partial).kept("w")) for end, partial in zip(ends, partials, strict=True)]
+        _declare(f, s, result, formula.term(f.primal(zero)), parts)
+
+
+def gradient(f: Any, s: Boundary) -> None:
+    """The derivative of a value by the position of the pixel."""
+    value = s.given["value"]
+    assert isinstance(value, Value)
+    form = settled(f.builder, f.form(value))
+    found = _by_position(f, s, form)
+    if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
+        f.refuse_once_settled(
+            f"{_place(s)}{s.options['what']}: level does not depend on x and y; compute it from them in the shape."
+        )
+    for result, c in zip(s.results, found, strict=True):
+        f.locals.declare_form(Declare(result, (cast(coefficient(c, result.dtype), result.dtype),), place=s.place), {})
+
+
+def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> OwnSeeds:
+    """Seeds that belong to no column, by local and entry: positions of pixels, tangents of rules, roots."""
+    found: dict[tuple[Local, int], None] = {}
+    for s in everything:
+        if not isinstance(s, Boundary):
+            continue
+        if "at" in s.given and (takes_derivative or s.kind == "gradient" or s.options.get("antialias")):
+            found.update(dict.fromkeys(position_entries(s)))
+        if s.kind == "sqrt_edge":
+            found[s.results[0], 0] = None
+        tangents = (local for locals_ in s.inner.values() for local in locals_)
+        found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
+    seeds: OwnSeeds = {}
+    for number, (local, n) in enumerate(found):
+        seeds.setdefault(local, {})[n] = Seed(Affine((), -1 - number))
+    return seeds
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def position_entries(s: Boundary) -> list[tuple[Local, int]]:
+    """The locals that hold the position of a pixel, each with the number of its entry.
+
+    Raises:
+        UnsupportedError: it is not held by real variables.
+    """
+    found = []
+    for value in entries(s.given["at"]):  # type: ignore[arg-type]
+        if not isinstance(value, Read) or not value.dtype.is_real or not all(isinstance(i, int) for i in value.index):
+            raise UnsupportedError(
+                f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i); level is computed "
+                "from them."
+            )
+        flat = 0
+        for i, n in zip(value.index, value.local.shape, strict=True):
+            flat = flat * n + i
+        found.append((value.local, flat))
+    return found
+
+
+def _pixel(f: Any, s: Boundary) -> tuple[Argument, Pixel]:
+    """The level, and how it crosses the pixel."""
+    if "at" not in s.given:
+        raise UnsupportedError(
+            f"{_place(s)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
+        )
+    value = s.given["level"]
+    assert isinstance(value, Value)
+    level = Argument(f, value)
+    found = _by_position(f, s, level.form)
+    if not any(map(_is_not_zero, found)):
+        f.refuse_once_settled(
+            f"{_place(s)}{s.kind}: level does not depend on at=(px, py); compute it in the same kernel from the same "
+            "variables."
+        )
+    return level, Pixel(Formula(f.builder, value.dtype), level.value, found)
+
+
+def _by_position(f: Any, s: Boundary, form: Form) -> tuple[Any, Any]:
+    x, y = (form.get(f.own_seeds[local][n], 0) for local, n in position_entries(s))
+    return x, y
+
+
+def _roots_within(f: Any, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:
+    """The ``sqrt_edge`` that a value holds: 1 where it is one of the level of this pixel, else 0, and its factor."""
+    formula, found = pixel.formula, []
+    for seed, (level, block) in f.roots.items():
+        factor = form.get(seed, 0)
+        if f.block.is_within(block) and _is_not_zero(factor):
+            is_same = formula.select(formula.term(level).equals(pixel.level), 1, 0).kept("is_same")
+            found.append((is_same, formula.term(factor)))
+    return found
+
+
+def _is_not_zero(c: Any) -> bool:
+    return not (isinstance(c, Const) and c.value == 0) and not (isinstance(c, (int, float)) and c == 0)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _declare(f: Any, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
+    """A result of a value, and of a partial for each argument; in the way of the mode that is being compiled."""
+    form: Form = {}
+    for argument, partial in parts:
+        accumulate(form, argument.form, partial.value)
+    primal = value.value
+    if f.seeds.is_reverse:
+        total = value.stopped()
+        for argument, partial in parts:
+            if not isinstance(argument.value, Const):
+                own = value.formula.term(argument.value)
+                total = total + partial.stopped() * (own - own.stopped())
+        primal = total.value
+    f.locals.declare_form(Declare(result, (cast(primal, result.dtype),), place=s.place), form)
+
+
+def _place(s: Boundary) -> str:
+    """The place of a statement as the first lines of a message."""
+    return "" if s.place is None else s.place.message() + "\n"

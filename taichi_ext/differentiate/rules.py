@@ -1,0 +1,48 @@
+"""Rules of users: the form of what a rule returns over its own tangents gives the partials of the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext.differentiate.build import operation
+from taichi_ext.differentiate.forms import Form, accumulate, settled
+from taichi_ext.program import Boundary, Const, Declare, Effect, Value
+
+
+def rule(f: Any, s: Boundary) -> None:
+    """Results with the tangent that a rule gives, and that of autodiff where the rule leaves arguments to it."""
+    tangents = _Tangents(f, s)
+    for result, value, given in zip(s.results, s.numbers, s.sources("returned"), strict=True):
+        form: Form = {}
+        if result.dtype.is_real:
+            if f.seeds.is_debug and not isinstance(given, Const):
+                _check_zero(f, s, given)
+            if s.options["keeps_automatic"]:
+                accumulate(form, f.form(value))
+            for leaf, partial in settled(f.builder, f.form(given)).items():
+                accumulate(form, tangents.form(leaf), partial)
+        f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), form)
+
+
+class _Tangents:
+    """What the tangents that a rule is given stand for."""
+
+    def __init__(self, f: Any, s: Boundary) -> None:
+        self.f = f
+        seeds = [seed for locals_ in s.inner.values() for local in locals_ for seed in f.own_seeds[local].values()]
+        values = [e for name in s.inner for e in s.sources(name)]
+        self.sources: dict[Any, Value] = dict(zip(seeds, values, strict=True))
+        self.forms: dict[Any, Form] = {}
+
+    def form(self, leaf: Any) -> Form:
+        """The form that a leaf stands for: nothing for fields that the rule reads, at tangents of 0."""
+        if leaf not in self.forms:
+            source = self.sources.get(leaf)
+            self.forms[leaf] = {} if source is None else settled(self.f.builder, self.f.form(source))
+        return self.forms[leaf]
+
+
+def _check_zero(f: Any, s: Boundary, given: Value) -> None:
+    """In debug mode: what a rule returns is 0 where its tangents are."""
+    message = f"the rule {s.options['name']!r} is not linear: it is not 0 where its tangents are 0"
+    f.builder.emit(Effect("assert", (operation("eq", f.primal(given), 0.0), message), place=s.place))

@@ -1,0 +1,147 @@
+"""Edges of images in a recorded kernel: what they are given, checked, and their values without antialiasing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.errors import InvalidRuleError, UnsupportedError
+from taichi_ext.program import Const, Read, Tensor, Value
+from taichi_ext.record.boundaries import statement
+from taichi_ext.record.handles import Record, shape_of
+from taichi_ext.record.literals import as_value, convert
+from taichi_ext.record.operations import operate, typed_tensor
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.taichi_types import default_types
+
+
+def edge(r: Recording, kind: str, given: dict[str, Any]) -> Any:
+    """``edge``, ``step`` and ``coverage``."""
+    level = real_level(kind, given["level"])
+    antialias = kind == "coverage" or given.get("antialias", False)
+    if not isinstance(antialias, (bool, np.bool_)):
+        shown = "a value of the kernel" if isinstance(antialias, (Value, Tensor)) else repr(antialias)
+        raise InvalidRuleError(
+            f"{kind}: antialias is {shown}; expected True or False, a constant when the kernel is compiled."
+        )
+    inside, outside = _alike(kind, given.get("inside", 1.0), given.get("outside", 0.0))
+    jump = given.get("jump")
+    if jump is not None and shape_of(jump) not in ((), shape_of(inside)):
+        raise UnsupportedError(
+            f"{kind}: jump has shape {shape_of(jump)}, the values {shape_of(inside)}; give it the same shape."
+        )
+    inside, outside = (_as_real(r, x) for x in (inside, outside))
+    value = operate(r, "select", operate(r, "gt", level, 0), inside, outside)
+    kept = {"level": level, "inside": inside, "outside": outside, "jump": jump, "at": _pixel(r, kind, given["at"])}
+    return statement(r, kind, kept, value, antialias=bool(antialias))
+
+
+def sqrt_edge(r: Recording, given: dict[str, Any]) -> Any:
+    """``sqrt_edge``: the root."""
+    level = real_level("sqrt_edge", given["level"])
+    root = operate(r, "sqrt", operate(r, "max", level, Const(0.0, level.dtype)))
+    return statement(r, "sqrt_edge", {"level": level, "at": _pixel(r, "sqrt_edge", given["at"])}, root)
+
+
+def segment_edge(r: Recording, given: dict[str, Any]) -> Any:
+    """``segment_edge``: 0."""
+    require_ends("segment_edge", given)
+    centre = Tensor(tuple(position("segment_edge", given["at"])), (2,))
+    kept = {"start": given["start"], "end": given["end"], "jump": given["jump"], "centre": centre}
+    return statement(r, "segment_edge", kept, operate(r, "mul", given["jump"], 0.0))
+
+
+def gradient(r: Recording, kind: str, value: Any, at: tuple[Any, Any], *, may_be_flat: bool) -> Any:
+    """The gradient of a value by a position, without a tangent of its own."""
+    value = as_value(value)
+    zeros = Tensor((Const(0.0, value.dtype),) * 2, (2,))
+    given = {"value": value, "at": _pixel(r, kind, at)}
+    return statement(r, "gradient", given, zeros, what=kind, may_be_flat=may_be_flat)
+
+
+# --- what they are given ----------------------------------------------------------------------------------------------
+
+
+def real_level(kind: str, level: Any) -> Value:
+    """The level, if it can be one."""
+    if not isinstance(level, Value) or not level.dtype.is_real:
+        raise UnsupportedError(
+            f"{kind}: level must be a real scalar computed from the position of the pixel; {shown_value(level)} is "
+            "given. Compute it from real variables, for example px = float(i)."
+        )
+    return level
+
+
+def require_ends(kind: str, given: dict[str, Any]) -> None:
+    """Raise unless both ends of a side are vectors of 2."""
+    for name in ("start", "end"):
+        if shape_of(given[name]) != (2,):
+            raise UnsupportedError(
+                f"{kind}: {name} must be a vector of 2, x and y in pixels; {shown_value(given[name])} is given. "
+                "Write ti.Vector([x, y])."
+            )
+
+
+def position(kind: str, at: Any) -> list[Value]:
+    """The coordinates of a pixel, as real numbers."""
+    return [c if c.dtype.is_real else convert(c, default_types()[0]) for c in _pair(kind, at)]
+
+
+def _pair(kind: str, at: Any) -> list[Value]:
+    values = list(at.entries) if isinstance(at, Tensor) else list(at) if isinstance(at, (tuple, list)) else []
+    if len(values) != 2 or any(not isinstance(v, (Value, int, float)) for v in values):
+        raise UnsupportedError(
+            f"{kind}: at must be a pair of real numbers, at=(px, py); {shown_value(at)} is given. "
+            "It is the centre of the pixel, for example px = float(i) and py = float(j)."
+        )
+    return list(map(as_value, values))
+
+
+def _pixel(r: Recording, kind: str, at: Any) -> Tensor | None:
+    """The position of the pixel, as reads of the locals that held it first."""
+    return None if at is None else Tensor(tuple(_origin(r, v) for v in _pair(kind, at)), (2,))
+
+
+def _origin(r: Recording, value: Value) -> Value:
+    """The local that a local is a copy of."""
+    return r.copies.get((value.local, value.index), value) if isinstance(value, Read) else value
+
+
+def _alike(kind: str, inside: Any, outside: Any) -> tuple[Any, Any]:
+    """Both values with one shape: a scalar stands for all entries."""
+    shapes = shape_of(inside), shape_of(outside)
+    if shapes[0] == shapes[1]:
+        return inside, outside
+    if () not in shapes:
+        raise UnsupportedError(
+            f"{kind}: inside has shape {shapes[0]}, outside {shapes[1]}; give both the same shape, or a scalar for one."
+        )
+    shape = shapes[0] or shapes[1]
+    count = len((inside if shapes[0] else outside).entries)
+    return tuple(x if shape_of(x) else typed_tensor([x] * count, shape) for x in (inside, outside))  # type: ignore[return-value]
+
+
+def _as_real(r: Recording, x: Any) -> Any:
+    is_real = (x.entries[0] if isinstance(x, Tensor) else as_value(x)).dtype.is_real
+    return x if is_real else operate(r, "mul", x, 1.0)
+
+
+def shown_value(x: Any) -> str:
+    """An argument as messages show it."""
+    if isinstance(x, (tuple, list)):
+        return f"a {type(x).__name__} of {len(x)}"
+    if shape_of(x):
+        return f"a value of shape {shape_of(x)}"
+    if isinstance(x, Record):
+        return f"a struct with the members {', '.join(x.members)}"
+    return f"a value of type {x.dtype.name}" if isinstance(x, Value) else repr(x)
+
+
+def require_function(r: Recording, kind: str, name: str, given: Any, takes: str) -> None:
+    """Raise unless a ti.func is given, and in reverse mode."""
+    if r.is_reverse:
+        raise UnsupportedError(f"{kind} has no derivative in Taichi's reverse mode; use taichi_ext.jacobian.")
+    if backend.taichi_func(getattr(given, "__func__", given)) is None:
+        raise UnsupportedError(f"{kind}: {name} is {given!r}; expected a ti.func that takes {takes}.")

@@ -1,0 +1,44 @@
+"""The package's own functions in a recorded kernel, known by their attribute ``boundary_kind``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import taichi_ext.record.edges as edges
+import taichi_ext.record.shapes as shapes
+from taichi_ext import backend
+from taichi_ext.record.boundaries import replaced, stopped
+from taichi_ext.record.handles import value_of
+from taichi_ext.record.inlining import inline_call, walk_typed
+from taichi_ext.record.recording import Recording
+from taichi_ext.record.rules import marked
+
+
+def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+    """A call of a function that carries derivatives of its own."""
+    kind = function.boundary_kind
+    bound = inspect.signature(function).bind(*args, **keywords)
+    bound.apply_defaults()
+    given = {k: value_of(v) for k, v in bound.arguments.items()}
+    if kind in shapes.HANDLERS:
+
+        def call(func: Any, *args: Any) -> Any:
+            if inspect.ismethod(func):
+                func, args = func.__func__, (func.__self__, *args)
+            return inline_call(r, backend.taichi_func(func), list(args), {})
+
+        return shapes.HANDLERS[kind](r, call, function, given)
+    match kind:
+        case "mark":
+            walk = lambda f, passed: walk_typed(r, f, passed)  # noqa: E731
+            return marked(r, given["name"], given["value"], given["along"], walk)
+        case "stop_gradient":
+            return stopped(r, given["value"])
+        case "replace_gradient":
+            return replaced(r, given["value"], given["surrogate"])
+        case "sqrt_edge":
+            return edges.sqrt_edge(r, given)
+        case "segment_edge":
+            return edges.segment_edge(r, given)
+    return edges.edge(r, kind, given)

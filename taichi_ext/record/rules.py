@@ -1,0 +1,181 @@
+"""Users' rules in a recorded kernel: a rule is walked in place, on tangents that stand for those of its inputs."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import taichi as ti
+
+from taichi_ext.errors import InvalidRuleError
+from taichi_ext.program import F32, Boundary, Const, Declare, Group, Local, Read, Tensor, Value, entries
+from taichi_ext.program.values import Struct
+from taichi_ext.record.assignments import declare, frozen
+from taichi_ext.record.boundaries import as_groups, results_of, stopped
+from taichi_ext.record.handles import Cells, Record, group_of, value_of
+from taichi_ext.record.literals import as_value
+from taichi_ext.record.recording import Recording
+
+Walk = Callable[[Any, list[Any]], Any]  # of a function on bound arguments
+
+
+class Rule(Protocol):
+    """A rule of a user."""
+
+    name: str
+    target: Any
+    target_name: str
+    function: Callable[..., Any]
+    parameters: tuple[str, ...]
+    place: str
+    taken: set[str]  # the arguments whose tangents it takes
+
+
+class Rules(Protocol):
+    """The rules that apply to one kernel."""
+
+    def rule_for(self, target: Any) -> Rule | None:
+        """The rule of a function or mark."""
+
+    def note_mark(self, name: str) -> None:
+        """The kernel has a mark of this name."""
+
+
+class NoRules:
+    """No function and no mark has a rule."""
+
+    def rule_for(self, target: Any) -> None:
+        return None
+
+    def note_mark(self, name: str) -> None:
+        pass
+
+
+def find_rule(r: Recording, target: Any) -> Rule | None:
+    """The rule of a function or mark, None while that rule itself is walked."""
+    rule = r.rules.rule_for(target)
+    return None if target in r.stopped else rule
+
+
+def ruled_call(r: Recording, rule: Rule, func: Any, bound: list[Any], walk: Walk) -> Any:
+    """A call of a function that has a rule: its body sees copies of the arguments."""
+    inputs: dict[str, Any] = {}
+    passed: list[Any] = []
+    for argument, given in zip(func.arguments, bound, strict=True):
+        value = value_of(given)
+        if not isinstance(value, (Value, Tensor, Record)):
+            inputs[argument.name] = value
+            passed.append(given)
+            continue
+        own = inputs[argument.name] = frozen(r, value, argument.name)
+        if "auto" not in rule.parameters and argument.name in rule.taken:
+            own = stopped(r, own)
+        is_template = isinstance(argument.annotation, ti.template)
+        passed.append(own if is_template else declare(r, argument.name, own, "argument"))
+    automatic = value_of(walk(func, passed))
+    return None if automatic is None else apply_rule(r, rule, inputs, automatic, walk)
+
+
+def stop_arguments(r: Recording, bound: list[Any]) -> list[Any]:
+    """The arguments of a function that its own rule calls: without tangents."""
+    values = [value_of(b) for b in bound]
+    return [stopped(r, v) if isinstance(v, (Value, Tensor, Record)) else v for v in values]
+
+
+def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Walk) -> Any:
+    """``mark``: its value, with the tangent that the rule of this name gives."""
+    if not isinstance(name, str):
+        raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
+    r.rules.note_mark(name)
+    rule = find_rule(r, name)
+    if rule is None:
+        return value
+    allowed = {*along, *(f"d_{k}" for k in along), "out", "auto"}
+    for parameter in rule.parameters:
+        if parameter not in allowed:
+            raise InvalidRuleError(
+                f"The rule {rule.name!r} ({rule.place}) has a parameter {parameter!r}, which mark({name!r}, ...) does "
+                f"not pass along; it can take {', '.join(sorted(allowed))}."
+            )
+    kept = {k: frozen(r, v, k) for k, v in along.items()}
+    return apply_rule(r, rule, kept, value, walk)
+
+
+def apply_rule(r: Recording, rule: Rule, inputs: dict[str, Any], automatic: Any, walk: Walk) -> Any:
+    """``automatic`` is the result with the tangents of autodiff (of the arguments that the rule leaves to it)."""
+    is_tuple = isinstance(automatic, (tuple, list))
+    parts = tuple(frozen(r, p, "automatic") for p in (automatic if is_tuple else (automatic,)))
+    whole = parts if is_tuple else parts[0]
+    sources: dict[str, Any] = {}
+    inner: dict[str, tuple[Local, ...]] = {}
+    bound: list[Any] = []
+    for parameter in rule.parameters:
+        if parameter == "out":
+            bound.append(stopped(r, whole))
+        elif parameter in inputs:
+            value = inputs[parameter]
+            is_value = isinstance(value, (Value, Tensor, Record))
+            bound.append(declare(r, parameter, stopped(r, value), "argument") if is_value else value)
+        else:
+            value = whole if parameter == "auto" else inputs[parameter[2:]]
+            tangent, inner[parameter], sources[parameter] = _tangent_of(r, parameter, value)
+            bound.append(declare(r, parameter, tangent, "argument"))
+    function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
+    r.stopped.append(rule.target)
+    try:
+        result = value_of(walk(function, bound))
+    finally:
+        r.stopped.pop()
+    returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    check_shapes(rule, [_shape(p) for p in parts], None if result is None else [_shape(x) for x in returned])
+    sources.pop("auto", None)  # the values themselves, which are then read once
+    given = {**sources, "returned": as_groups(returned)}
+    options = {"keeps_automatic": "auto" not in rule.parameters, "name": rule.name, "place": rule.place}
+    groups, locals_, results = results_of("ruled", whole)
+    r.add(Boundary("rule", rule.target, given, groups, locals_, inner, options, place=r.place()))
+    return results
+
+
+def _tangent_of(r: Recording, name: str, value: Any) -> tuple[Any, tuple[Local, ...], Any]:
+    """Tangents that stand for those of a value: what the rule is given, the locals, and the values in their order."""
+    locals_: list[Local] = []
+    given: list[Group] = []
+
+    def made(x: Any, label: str, is_member: bool) -> Any:
+        if isinstance(x, (tuple, list)):
+            return tuple(made(e, f"{label}_{n}", is_member) for n, e in enumerate(x))
+        if isinstance(x, Record):
+            return Record({k: made(m, f"{label}_{k}", True) for k, m in x.members.items()}, x.methods, x.kind)
+        x = as_value(x) if not isinstance(x, Tensor) else x
+        if is_member and not x.dtype.is_real:  # so that a struct of the same type can be made of it
+            zeros = tuple(Const(0, x.dtype) for _ in entries(x))
+            return Tensor(zeros, x.shape) if isinstance(x, Tensor) else zeros[0]
+        shape = x.shape if isinstance(x, Tensor) else ()
+        local = Local(label, x.dtype if x.dtype.is_real else F32, shape, "rule")
+        r.add(Declare(local, tuple(Const(0.0, local.dtype) for _ in entries(x)), place=r.place()))
+        locals_.append(local)
+        given.append(x)
+        return Cells(local, (), shape).value() if shape else Read(local)
+
+    tangent = made(value, name, False)
+    return tangent, tuple(locals_), tuple(given)
+
+
+def _shape(x: Any) -> Any:
+    """The shape of a value, of a struct those of its members by name."""
+    group = group_of(x)
+    if isinstance(group, Struct):
+        return {name: _shape(member) for name, member in group.members.items()}
+    return group.shape if isinstance(group, Tensor) else ()
+
+
+def check_shapes(rule: Rule, wanted: list[Any], given: list[Any] | None) -> None:
+    """Raise unless a rule returns values of the shapes of its function's results; it returned nothing for None."""
+    if wanted != given:
+        shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))
+        returned = "nothing" if given is None else f"a value of shape {found}"
+        raise InvalidRuleError(
+            f"The rule {rule.name!r} ({rule.place}) returns {returned}; the result of {rule.target_name!r} has "
+            f"shape {shown}."
+        )
