@@ -11,7 +11,7 @@ from pathlib import Path
 import taichi as ti
 
 
-def describe(clock_name: str) -> str:
+def describe(clock_name: str, precision: str = "float32") -> str:
     """Machine, versions and conventions, as Markdown."""
     packages = ["taichi", "taichi-ext", "numpy", "jax", "torch", "warp-lang", "drjit"]
     names = []
@@ -22,7 +22,7 @@ def describe(clock_name: str) -> str:
             names.append(f"{package} not installed")
     return (
         f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}; Python "
-        f"{platform.python_version()}, {', '.join(names)}. Device {_device()}, float32, {clock_name}, medians."
+        f"{platform.python_version()}, {', '.join(names)}. Device {_device()}, {precision}, {clock_name}, medians."
     )
 
 

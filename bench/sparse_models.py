@@ -21,6 +21,11 @@ def jax_model(name: str, program: SparseProgram) -> Callable[[], object] | None:
     return _springs(program) if name == "springs" else _bundle_adjustment(program)
 
 
+def leaves(found: object) -> list:
+    """The arrays of what a model gives, in their order."""
+    return jax.tree.leaves(found)
+
+
 def _turned(r, x):
     angle = jnp.sqrt(r @ r)
     v = r / angle
