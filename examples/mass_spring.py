@@ -5,12 +5,14 @@ the memory for the derivative does not depend on the number of steps.  The param
 two components of gravity, and the springs' rest length.
 
     python examples/mass_spring.py
+    python examples/mass_spring.py --steps 5000
 """
 
+import argparse
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,30 +95,31 @@ def differences(net: MassSpringNet) -> np.ndarray:
 
 def peak_memory(net: MassSpringNet, plan: Jacobian, steps: int) -> int:
     """Bytes of host memory, tangents included, that a call needs at most for that many steps."""
-    net.steps = steps
+    all_steps, net.steps = net.steps, steps
     tracemalloc.start()
     plan()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    net.steps = STEPS
+    net.steps = all_steps
     return peak
 
 
-def shortest(run: Callable[[], Any], rounds: int = 3) -> float:
-    """Seconds of the fastest of a few calls."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
+def seconds(run: Callable[[], Any]) -> float:
+    """Seconds of a call."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The Jacobian of the final positions beside differences; its memory and its time."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--steps", type=int, default=STEPS, help="of the simulation (default: %(default)s)")
+    steps = options.parse_args(arguments).steps
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
-    compared = Comparison(f"A net of {NX} x {NY} masses, {STEPS} steps in place, {len(PARAMETERS)} parameters")
+    compared = Comparison(f"A net of {NX} x {NY} masses, {steps} steps in place, {len(PARAMETERS)} parameters")
     net = MassSpringNet()
+    net.steps = steps
     plan = Jacobian(net.run, net.p, net.x)
     J = plan()
     expected = differences(net)
@@ -124,17 +127,16 @@ def main() -> int:
         atol = 1e-6 * np.abs(expected[..., k]).max()
         compared.numbers(f"d x / d {name} (differences)", J[..., k], expected[..., k], rtol=0, atol=atol)
 
-    few, many = peak_memory(net, plan, 10), peak_memory(net, plan, STEPS)
-    tape = STEPS * J.nbytes  # what keeping the tangents of each step would take
+    few, many = peak_memory(net, plan, 10), peak_memory(net, plan, steps)
+    tape = steps * J.nbytes  # what keeping the tangents of each step would take
     compared.holds(
-        "memory is the same for 1000 steps as for 10, but for what Python has not collected yet",
+        f"memory is the same for {steps} steps as for 10, but for what Python has not collected yet",
         many <= few + tape // 20,
         f"peaks of {few / 1024:.0f} KiB and {many / 1024:.0f} KiB; a tape would take {tape / 1024:.0f} KiB",
     )
 
-    fused = shortest(plan)
-    by_column = shortest(lambda: [column(net, k, 1e-3) for k in range(len(PARAMETERS))])
-    one_run = shortest(net.run)
+    fused, one_run = min(seconds(plan) for _ in range(3)), min(seconds(net.run) for _ in range(3))
+    by_column = seconds(lambda: [column(net, k, 1e-3) for k in range(len(PARAMETERS))])
     print(
         f"  time: all columns in one run {fused * 1e3:.0f} ms, by differences column by column "
         f"{by_column * 1e3:.0f} ms ({by_column / fused:.1f} times as long), one plain run {one_run * 1e3:.0f} ms"

@@ -7,7 +7,7 @@ from conftest import initialise
 from differences import check_jacobian
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import jacobian, value_and_jacobian
+from taichi_ext import Jacobian, jacobian
 
 nerf = example_programs.load("nerf_rendering")
 arrays = example_programs.load("external_arrays")
@@ -78,15 +78,14 @@ def test_nerf_by_every_real_array_at_once(ti64):
 
 def test_nerf_on_tensors_gives_tensors(ti64):
     torch = pytest.importorskip("torch", reason=needs_torch)
-    arguments = nerf.make_arguments()
-    values, J = value_and_jacobian(nerf.render, ["sigmas", "rgbs"], ["opacity", "ws"], args=tuple(arguments.values()))
+    plan = Jacobian(nerf.render, ["sigmas", "ts"], ["opacity", "depth"], args=tuple(nerf.make_arguments().values()))
+    J = plan()
+    values = plan.value()
     again = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in nerf.make_arguments().items()}
-    tensors, J_tensors = value_and_jacobian(
-        nerf.render, ["sigmas", "rgbs"], ["opacity", "ws"], args=tuple(again.values())
-    )
+    J_tensors = plan(args=tuple(again.values()))
     for row, row_of_tensors in zip(J, J_tensors, strict=True):
         for block, tensor in zip(row, row_of_tensors, strict=True):
             assert isinstance(tensor, torch.Tensor)
             assert_array_equal(tensor.numpy(), block)
-    for value, tensor in zip(values, tensors, strict=True):
+    for value, tensor in zip(values, plan.value(), strict=True):
         assert_array_equal(tensor.numpy(), value)
