@@ -89,7 +89,7 @@ def fuse_program(launch: Launch) -> Fused:
     kernel.captures = captures
     features = backend.argument_features(launch.kernel, launch.args)
     refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
-    stages.note(f"{backend.short_name(launch.kernel)} differentiated", start)
+    stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} walks", start)
     rules.count_uses()
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
     report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))

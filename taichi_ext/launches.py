@@ -79,7 +79,6 @@ class KernelFacts:
     has_random: bool = False
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
     report: Report = field(default_factory=Report)  # the decisions, for people
-    decisions: tuple[str, ...] = ()  # others, in words
     namesakes: dict[Any, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
 
 

@@ -13,6 +13,7 @@ from taichi_ext.program import (
     For,
     If,
     Jump,
+    Known,
     Load,
     Op,
     Read,
@@ -30,6 +31,8 @@ OPERATIONS = {
     "logical_and": lambda a, b: a and b,
     "logical_not": operator.not_,
     "floor": math.floor,
+    **{"bit_and": operator.and_, "shift_right": operator.rshift},
+    "bit_cast": lambda a: int(np.float64(a).view(np.int64)),
 }
 
 
@@ -106,7 +109,7 @@ class Interpreter:
         match v:
             case int():
                 return v
-            case Const(value=value):
+            case Const(value=value) | Known(value=value):
                 return value
             case Read(local=local, index=()):
                 return self.locals[local]

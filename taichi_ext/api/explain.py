@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.differentiate.decisions import RETURN, VALUES
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 
@@ -22,7 +22,6 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
     lines += [f"  entries of {line}" for line in _entries(fused, fields)]
     lines += [f"  {line}" for line in fused.facts.report.lines(fused.columns, lambda key: _name(key, fields))]
-    lines += [f"  {line}" for line in fused.facts.decisions]
     return "\n".join(lines)
 
 
@@ -32,6 +31,8 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
             continue
         if key == RETURN:
             yield "the return value"
+        elif key == VALUES:
+            yield "arguments and Python numbers, which are given"
         elif key[0] == "scratch":
             size = fused.scratch_sizes[key] * numpy_dtype(backend.named_type(key[1])).itemsize
             yield f"long rows: {size} bytes of scratch memory"

@@ -1,0 +1,132 @@
+"""Differentiated programs without Taichi: Python numbers as parameters, given tangents, what is reported and watched."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from program_interpreter import Interpreter
+
+from taichi_ext.analysis.loops import Extent
+from taichi_ext.differentiate.decisions import VALUES, Seeds
+from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.differentiate.report import LOCAL_ARRAY, Line
+from taichi_ext.differentiate.shadows import Role
+from taichi_ext.differentiate.watch import watched
+from taichi_ext.program import (
+    F64,
+    I32,
+    Assign,
+    Const,
+    Container,
+    Declare,
+    For,
+    Known,
+    Load,
+    Local,
+    Op,
+    Place,
+    Program,
+    Read,
+    Update,
+)
+
+P = 3
+x, y = Container("x", F64, 1, shape=(P,)), Container("y", F64, 1, shape=(P,))
+i, n = (Local(name, I32, kind="loop") for name in "in")
+a, s = Local("a", F64), Local("s", F64)
+rate = Local("rate", F64, (), "parameter")
+EXTENTS = {c: Extent(c.shape, ()) for c in (x, y)}
+X = np.array([0.5, 1.0, 2.0])
+
+
+def op(name, *args, place=None):
+    return Op(name, args, F64, place=place)
+
+
+def at(container, index):
+    return Load(container, (index,))
+
+
+def made_from(body, **seeds):
+    roles = {x: Role(first_column=seeds.pop("first", 0)), y: Role()}
+    columns = seeds.pop("columns", P)
+    return differentiate(Program("k", (), (), tuple(body), (x, y)), Seeds(columns, roles, EXTENTS, **seeds))
+
+
+def ran(made, columns, **given):
+    """The contents of all containers after a run, by what they are for."""
+    arrays = {x: X.copy(), y: np.zeros(P), **given}
+    shadows = dict(made.shadows)
+    for what, shadow in shadows.items():
+        arrays[shadow] = given.get(what, np.zeros(P * columns))
+    Interpreter(arrays).run(made.program.body)
+    return {what: arrays[shadow] for what, shadow in shadows.items()}, arrays
+
+
+def with_a_number():
+    """``y[i] = x[i] * (2 * rate) ** 2`` for rate = 3, which Python has folded."""
+    twice = Known(6, I32, op("mul", Const(2, I32), Known(3.0, F64, Read(rate))))
+    square = Known(36.0, F64, op("pow", twice, Const(2, I32)))
+    return [For("field", (i,), (y,), (Assign(at(y, Read(i)), op("mul", at(x, Read(i)), square)),))]
+
+
+def test_a_number_is_folded_and_has_the_derivative_of_its_source():
+    tangents, arrays = ran(made_from(with_a_number(), columns=4, first=1, arguments={rate: 0}), 4)
+    assert_allclose(arrays[y], 36 * X)
+    J = tangents[y].reshape(P, 4)
+    assert_allclose(J[:, 0], 24 * X)
+    assert_allclose(J[:, 1:], 36 * np.eye(P))
+
+
+def test_a_number_that_is_no_parameter_of_the_run_is_a_constant():
+    tangents, _ = ran(made_from(with_a_number()), P)
+    assert_allclose(tangents[y].reshape(P, P), 36 * np.eye(P))
+
+
+@pytest.mark.parametrize("by_column", [False, True])
+def test_given_tangents(by_column):
+    rows, columns = 2, 4
+    given = np.arange(8.0).reshape(rows, columns)
+    seeds = {"arguments": {rate: 1}, "values": (F64, rows), "by_column": by_column}
+    made = differentiate(
+        Program("k", (), (), tuple(with_a_number()), (x, y)), Seeds(columns, {y: Role()}, EXTENTS, **seeds)
+    )
+    arrays = {x: X.copy(), y: np.zeros(P)}
+    shadows = dict(made.shadows)
+    arrays[shadows[VALUES]] = (given.T if by_column else given).ravel()
+    arrays[shadows[y]] = np.zeros(P * columns)
+    Interpreter(arrays).run(made.program.body)
+    assert_allclose(arrays[shadows[y]].reshape(P, columns), np.outer(24 * X, given[1]))
+
+
+def at_line(number):
+    return Place("k.py", number, function="k")
+
+
+def test_storages_and_costs_are_reported():
+    inner = Update(Read(s), "add", op("mul", at(x, Read(n)), at(x, Read(n))), place=at_line(3))
+    body = [
+        Declare(s, (Const(0.0, F64),), place=at_line(1)),
+        For("range", (n,), (Const(P, I32),), (inner,), place=at_line(2)),
+        Assign(at(y, Read(i)), op("sin", Read(s)), place=at_line(4)),
+    ]
+    report = made_from([For("field", (i,), (y,), tuple(body))]).report
+    (choice,) = report.locals
+    assert (choice.name, choice.line, choice.registers, choice.row) == ("s", Line(1), 0, LOCAL_ARRAY)
+    assert report.operations[Line(4)] == P  # a product for each column
+    assert "line 4: 3 operations on tangents" in report.lines(P, str)
+
+
+def test_what_is_not_finite_is_counted_by_its_place():
+    counts = Container("counts", I32, 1, shape=(9,))
+    large = Const(1e200, F64)
+    body = [
+        Declare(a, (op("mul", op("mul", at(x, Read(i)), large), large),), place=at_line(2)),
+        Declare(s, (op("mul", at(x, Read(i)), at(x, Read(i))),), place=at_line(3)),
+        Assign(at(y, Read(i)), op("add", Read(a), Read(s)), place=at_line(4)),
+    ]
+    made = made_from([For("field", (i,), (y,), tuple(body))])
+    program = watched(made, counts, lambda place: None if place is None else place.line)
+    arrays = {x: X.copy(), y: np.zeros(P), counts: np.zeros(9, int)}
+    arrays |= {shadow: np.zeros(P * P) for _, shadow in made.shadows}
+    Interpreter(arrays).run(program.body)
+    assert arrays[counts].nonzero()[0].tolist() == [2, 4]
