@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend, stages
-from taichi_ext.analysis.accesses import draws_random_numbers, read_containers
+from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, read_locals
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.linearity import check_rules
@@ -28,12 +28,15 @@ from taichi_ext.differentiate.storage import SPARSE, STRATEGIES
 from taichi_ext.emit import build
 from taichi_ext.launches import ContainerInfo, Fused, KernelFacts, Launch, Role, refuse_changed
 from taichi_ext.program import (
+    Argument,
     Assign,
     Atomic,
     Container,
     For,
     Load,
+    Local,
     Program,
+    Read,
     Update,
     entries,
     mapped,
@@ -266,6 +269,13 @@ def compiled(launch: Launch, kernel: Any, differentiated: Differentiated, paired
     )
 
 
+def _is_read(argument: Argument, launch: Launch, read: set[Local]) -> bool:
+    """Whether an argument is a parameter, and the kernel reads it."""
+    if argument.name not in launch.argument_columns or argument.value is None:
+        return False
+    return any(v.local in read for v in entries(argument.value) if isinstance(v, Read))  # type: ignore[arg-type]
+
+
 def _facts(
     recorded: Program,
     d: Differentiated,
@@ -276,7 +286,8 @@ def _facts(
     """What a session has to know of the kernel."""
     read, written = read_containers(recorded.body), written_containers(recorded.body)
     outputs = {infos[c].key for c in written if c in infos} | ({RETURN} if launch.wants_return else set())
-    numbers = {("argument", name) for name in launch.argument_columns}
+    locals_ = read_locals(recorded.body)
+    numbers = {("argument", a.name) for a in recorded.arguments if _is_read(a, launch, locals_)}
     numbers |= set() if constants is None else set(constants.locals)
     others = {id(c.object): c.object for c in written if c not in infos and not c.is_argument}
     return KernelFacts(

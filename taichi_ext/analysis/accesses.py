@@ -10,7 +10,9 @@ from taichi_ext.program import (
     Container,
     Effect,
     Load,
+    Local,
     Op,
+    Read,
     Update,
     Value,
     statements,
@@ -32,6 +34,11 @@ def read_containers(body: Body) -> set[Container]:
         if is_read and isinstance(s.target, Load):  # type: ignore[union-attr]
             found.add(s.target.container)  # type: ignore[union-attr]
     return found
+
+
+def read_locals(body: Body) -> set[Local]:
+    """The locals that are read."""
+    return {v.local for v in _values(body) if isinstance(v, Read)}
 
 
 def draws_random_numbers(body: Body) -> bool:

@@ -150,11 +150,11 @@ def refuse_bits(body: Body, activity: Activity) -> None:
         for node in all_values(s):
             if isinstance(node, Op) and node.name == "bit_cast" and activity.has(node.args[0]):
                 raise UnsupportedError(
-                    f"{_text(s)}'bit_cast' is called on a value with a tangent, and its derivative is not known. Write "
+                    f"{_text(node if node.place else s)}'bit_cast' is called on a value with a tangent, and its derivative is not known. Write "
                     "it as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
                 )
 
 
-def _text(s: Statement) -> str:
-    """The place of a statement as the first lines of a message."""
+def _text(s: Statement | Value) -> str:
+    """The place of a statement or value as the first lines of a message."""
     return "" if s.place is None else s.place.message() + "\n"
