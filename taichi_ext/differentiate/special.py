@@ -149,9 +149,10 @@ def refuse_bits(body: Body, activity: Activity) -> None:
     for s in statements(body):
         for node in all_values(s):
             if isinstance(node, Op) and node.name == "bit_cast" and activity.has(node.args[0]):
+                place = _text(node if node.place else s)
                 raise UnsupportedError(
-                    f"{_text(node if node.place else s)}'bit_cast' is called on a value with a tangent, and its derivative is not known. Write "
-                    "it as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
+                    f"{place}'bit_cast' is called on a value with a tangent, and its derivative is not known. Write it "
+                    "as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
                 )
 
 
