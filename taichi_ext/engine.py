@@ -101,6 +101,7 @@ def fuse_program(launch: Launch) -> Fused:
     facts = replace(facts, rules=tuple(rules.found.items()))
     fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
     fused.paired = frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired)
+    fused.program, fused.arrays = scheduled.program, launch.arrays
     if differentiated.sparse is not None:
         _note_entries(fused, differentiated.sparse)
     return fused

@@ -14,6 +14,7 @@ from taichi_ext.differentiate.report import Report
 from taichi_ext.differentiate.sparse_columns import Columns
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
+from taichi_ext.program import Program
 from taichi_ext.record.variables import Variable
 
 
@@ -101,6 +102,8 @@ class Fused:
     row_counts: dict[Any, int] = field(default_factory=dict)  # of the containers that sites write to
     row_types: dict[Any, Any] = field(default_factory=dict)
     streams: Any = None  # the memory of the sites, kept from launch to launch
+    program: Program | None = None  # what the kernel was emitted from
+    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # the array arguments, by position
 
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, flatten
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.explain import explain
+from taichi_ext.api.export import module_text
 from taichi_ext.api.options import checked_options
 from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import check_progress
@@ -130,6 +133,7 @@ class Jacobian:
         """
         for fused in self._prepared.fused.values():
             fused.scratch.clear()
+            fused.program = None
         shown = Prepared([], [], _only, _only, None, "", self._prepared.fields, self._prepared.fused)
         self.__dict__ = {"_program": self._program, "_prepared": shown, "_progress": False}
 
@@ -209,6 +213,28 @@ class Jacobian:
     def source(self) -> str:
         """The rewritten kernels as text, after the first call."""
         return "\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values())))
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the kernel with tangents as a Python module that needs Taichi alone, after the first call.
+
+        Args:
+            path: of the file. The module defines ``bind(**given)``, which takes by name the fields, arrays and
+                numbers that the kernel uses and gives a function. That takes the arrays of J, one for each output, in
+                the order (output..., parameters...), contiguous and of the output's type, fills them, and returns
+                what the kernel returns. The shapes are those of the last call.
+
+        Raises:
+            InvalidArgumentError: there has been no call yet, or there is more than one kernel.
+            UnsupportedError: a pipeline, a sparse Jacobian, or a kernel that uses what has no text.
+
+        Example:
+            >>> plan = Jacobian(kernel, x, y)  # doctest: +SKIP
+            >>> plan(); plan.export("kernel_jacobian.py")  # doctest: +SKIP
+            >>> run = kernel_jacobian.bind(x=x, y=y)  # doctest: +SKIP
+            >>> run(J)  # doctest: +SKIP
+        """
+        self._refuse_ended()
+        Path(path).write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")
 
     def explain(self) -> str:
         """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""

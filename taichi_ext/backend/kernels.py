@@ -349,3 +349,23 @@ def as_function(func: Func) -> Any:
     call.func = func  # type: ignore[attr-defined]
     call._is_taichi_function = True  # type: ignore[attr-defined]
     return call
+
+
+def settings_text(has_vectors: bool) -> str:
+    """``careful_compilation`` as the text of a function that needs Taichi alone."""
+    settings = {**SETTINGS, **({"force_scalarize_matrix": True} if has_vectors else {})}
+    return textwrap.dedent(f'''\
+        @contextlib.contextmanager
+        def _careful_compilation():
+            """Compile without what Taichi 1.7.4 gets wrong."""
+            config = ti.lang.impl.get_runtime().prog.config()
+            settings = {settings!r}
+            before = {{name: getattr(config, name) for name in settings}}
+            try:
+                for name, value in settings.items():
+                    setattr(config, name, value)
+                yield
+            finally:
+                for name, value in before.items():
+                    setattr(config, name, value)
+        ''')

@@ -22,7 +22,7 @@ class Deferred:
 
     local: Any
     root: Value  # its definition
-    block: Any
+    loops: tuple[Any, ...]  # around its definition
     sweep: int = 0
 
 

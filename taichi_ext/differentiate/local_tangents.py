@@ -71,7 +71,8 @@ class LocalTangents:
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """An accumulation uses a local whose tangent is left to the place of its use."""
-        is_second = deferred.block is not self.forward.block or (deferred.sweep and deferred.sweep != sweep)
+        is_repeated = deferred.loops != self.forward.loop_sites()
+        is_second = is_repeated or (deferred.sweep and deferred.sweep != sweep)
         if is_second and deferred.local not in self.decisions.accumulated:
             self.decisions.accumulated.add(deferred.local)
             self.forward.found_news()
@@ -132,7 +133,7 @@ class LocalTangents:
         for inner in body:
             self.builder.emit(inner)
         self.builder.emit(replace(s, values=(primal,)))
-        self.deferred[s.local] = Deferred(s.local, value, self.forward.block)
+        self.deferred[s.local] = Deferred(s.local, value, self.forward.loop_sites())
         return True
 
     def declare_fixed(self, s: Declare, value: Value) -> None:

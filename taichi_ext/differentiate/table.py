@@ -115,6 +115,10 @@ RULES = {rule.name: rule for rule in _TABLE}
 _SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argument, twice
 
 
+# a norm: where it is 0, so are the tangents of the squares, whatever the tangents of the numbers
+_NORM = Rule("norm", (lambda a, o: select(operation("eq", o, 0.0), 0.0, _div(0.5, o)),), takes="o")
+
+
 def rule_of(op: Op, definition: Callable[[Value], Value]) -> Rule | None:
     """The line for an operation on these arguments; ``definition`` follows a local that does not change."""
     rule = RULES.get(op.name)
@@ -124,6 +128,8 @@ def rule_of(op: Op, definition: Callable[[Value], Value]) -> Rule | None:
         return _SQUARE
     if op.name in ("sqrt", "rsqrt", "log") and sign_of(op.args[0], definition) > 0:
         return replace(rule, kind="smooth")
+    if op.name == "sqrt" and _is_sum_of_squares(op.args[0], definition):
+        return _NORM
     exponent = op.args[1] if op.name == "pow" else None
     if isinstance(exponent, Const) and exponent.value >= 1 and float(exponent.value).is_integer():
         return replace(rule, kind="smooth", takes="a")  # the partial of a whole power is finite
@@ -135,6 +141,13 @@ def is_same(a: Value, b: Value) -> bool:
     if a is b:
         return True
     return isinstance(a, Read) and isinstance(b, Read) and a.local is b.local and not a.index and not b.index
+
+
+def _is_sum_of_squares(x: Value, definition: Callable[[Value], Value]) -> bool:
+    x = definition(x)
+    if isinstance(x, Op) and x.name == "add":
+        return all(_is_sum_of_squares(a, definition) for a in x.args)
+    return isinstance(x, Op) and x.name == "mul" and is_same(*x.args)
 
 
 def sign_of(x: Value, definition: Callable[[Value], Value]) -> float:

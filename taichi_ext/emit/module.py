@@ -9,6 +9,8 @@ from taichi_ext.emit.names import Names
 from taichi_ext.emit.statements import Lines
 from taichi_ext.program import Program
 
+HEADER = "from math import inf, nan\n\nimport taichi as ti\n"
+
 
 def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
     """The text of a program, and the objects that its factory takes.
@@ -20,6 +22,12 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
     Returns:
         The text, which defines ``make(...)``, and the objects by the names of its parameters.
     """
+    text, objects = factory(program, has_comments=has_comments)
+    return f'"""Generated from {os.path.basename(program.file)}."""\n\n{HEADER}\n\n{text}', objects
+
+
+def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
+    """The text of ``make(...)`` alone, see ``emit``."""
     names = Names({a.name for a in program.arguments})
     for container in program.containers:
         names.container(container)
@@ -29,13 +37,6 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
     lines.block(program.body)
     arrow = f" -> {returns[0]}" if len(returns) == 1 else f" -> ({', '.join(returns)})" if returns else ""
     text = [
-        f'"""Generated from {os.path.basename(program.file)}."""',
-        "",
-        "from math import inf, nan",
-        "",
-        "import taichi as ti",
-        "",
-        "",
         f"def make({', '.join(names.objects)}):",
         "    @ti.kernel",
         f"    def {program.name}({', '.join(f'{name}: {kind}' for name, kind in annotated)}){arrow}:",

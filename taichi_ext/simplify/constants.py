@@ -1,4 +1,4 @@
-"""Arithmetic on constants, done in their own type; products with one and sums with zero."""
+"""Arithmetic on constants, done in their own type; products with one and sums with zero; signs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def tidied(value: Value) -> Value:
     """The same value, where that is simpler."""
     if not isinstance(value, Op) or not (value.dtype in _NUMPY or value.dtype.is_integer):
         return value
+    if value.dtype in _NUMPY:
+        value = _with_signs_outside(value)
+        if not isinstance(value, Op):
+            return value
     numbers = [a.value if isinstance(a, Const) and not isinstance(a.value, bool) else None for a in value.args]
     if all(n is None for n in numbers):
         return value
@@ -34,6 +38,44 @@ def tidied(value: Value) -> Value:
         with np.errstate(all="ignore"):
             return Const(float(_COMPUTE[value.name](*map(kind, numbers))), value.dtype, place=value.place)
     return _without_unit(value, numbers) if value.name in ("mul", "add", "sub") else value
+
+
+def _with_signs_outside(op: Op) -> Value:
+    """The same value, bit by bit, with fewer changes of sign."""
+    args, dtype, place = op.args, op.dtype, op.place
+    if op.name == "neg":
+        return _opposite(args[0]) or op
+    if op.name in ("add", "sub"):
+        b = _opposite(args[1])
+        if b is not None:
+            return Op("sub" if op.name == "add" else "add", (args[0], b), dtype, place=place)
+        a = args[0].args[0] if is_op(args[0], "neg") else None  # type: ignore[attr-defined]
+        return op if a is None or op.name == "sub" else Op("sub", (args[1], a), dtype, place=place)
+    if op.name == "mul" and any(is_op(a, "neg") for a in args):
+        bare = tuple(a.args[0] if is_op(a, "neg") else a for a in args)  # type: ignore[attr-defined]
+        product = Op("mul", bare, dtype, place=place)
+        is_even = all(is_op(a, "neg") for a in args)
+        return product if is_even else _with_signs_outside(Op("neg", (product,), dtype, place=place))
+    return op
+
+
+def _opposite(value: Value) -> Value | None:
+    """What a value is the negative of, where that is simpler: ``x`` of ``-x``, ``2 * x`` of ``-2 * x``."""
+    if is_op(value, "neg"):
+        return value.args[0]  # type: ignore[attr-defined]
+    if not is_op(value, "mul"):
+        return None
+    factor, x = value.args  # type: ignore[attr-defined]
+    if isinstance(factor, Const):
+        opposite: Value | None = Const(-factor.value, factor.dtype) if factor.value < 0 else None
+    else:
+        opposite = _opposite(factor)
+    return None if opposite is None else Op("mul", (opposite, x), value.dtype, place=value.place)
+
+
+def is_op(value: Value, name: str) -> bool:
+    """Whether a value is an operation of this name."""
+    return isinstance(value, Op) and value.name == name
 
 
 def _without_unit(value: Op, numbers: list[Any]) -> Value:

@@ -77,7 +77,7 @@ class _Folding:
             s = self.statement(s)
             if isinstance(s, Declare) and self.is_candidate(s):
                 value = s.values[0]
-                if self.is_trivial(value) or self.can_move(s.local, value, body, n):
+                if self.is_trivial(value) or self.is_cheap(s.local, value) or self.can_move(s.local, value, body, n):
                     self.replaced[s.local] = value
                     continue
             if bodies(s):
@@ -106,6 +106,14 @@ class _Folding:
     def is_trivial(self, value: Value) -> bool:
         """Whether a value can stand wherever the local is read."""
         return isinstance(value, (Const, Known, Size)) or (isinstance(value, Read) and not self.sources(value))
+
+    def is_cheap(self, local: Local, value: Value) -> bool:
+        """Whether a value is a number times another local, at most two times: shorter without a name of its own."""
+        while isinstance(value, Op) and (
+            value.name == "neg" or (value.name == "mul" and isinstance(value.args[0], Const))
+        ):
+            value = value.args[-1]
+        return self.counts[local] <= 2 and isinstance(value, Read) and not value.index and self.is_trivial(value)
 
     def sources(self, value: Value) -> set[Local | Container]:
         """What can change of what a value is made of."""

@@ -1,0 +1,121 @@
+"""A prepared Jacobian as a Python module that needs Taichi alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.prepared import Prepared
+from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.emit import TangentArray, export
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import Fused
+from taichi_ext.program import Program
+
+
+def module_text(prepared: Prepared, call: KernelCall) -> str:
+    """The text of the module for the kernel of a prepared Jacobian.
+
+    Raises:
+        InvalidArgumentError: it has not been called yet, or its kernel was built for several shapes or in blocks.
+        UnsupportedError: it is a pipeline or sparse, or its kernel uses what has no text.
+    """
+    if call.kernel is None:
+        raise UnsupportedError(
+            f"{call.name} is a Python function that launches kernels, and Python would have to run in the module, too. "
+            "Export the Jacobian of a single kernel."
+        )
+    if prepared.format is not None:
+        raise UnsupportedError("A sparse Jacobian is put together by taichi_ext. Export one without format=.")
+    columns = _first_columns(prepared, call)
+    kernels = list(prepared.fused.values())
+    if len(kernels) != 1:
+        state = (
+            "has not been called yet, so that its kernel does not exist"
+            if not kernels
+            else (f"has {len(kernels)} kernels, for arguments of different shapes or for blocks of columns")
+        )
+        raise InvalidArgumentError(
+            f"The Jacobian of {call.name} {state}. Export a Jacobian(kernel, params, outputs) that was called once, "
+            "without chunk_size= and with enough memory for all columns."
+        )
+    (fused,) = kernels
+    assert fused.program is not None
+    program = fused.program
+    outputs = [_key(prepared, call, t) for t in prepared.outputs]
+    missing = [str(t.name) for t, key in zip(prepared.outputs, outputs, strict=True) if key not in fused.shadows]
+    if missing:
+        raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
+    tangents = [_tangents(prepared, call, fused, n, key in outputs, columns) for n, key in enumerate(fused.shadows)]
+    names = ", ".join(str(t.name) for t in prepared.outputs)
+    by = ", ".join(str(t.name) for t in prepared.params)
+    title = f"Jacobian of {call.name}: {names} by {by}."
+    return export(program, tangents, _shapes(prepared, fused, program), backend.stores_by_column(), title)
+
+
+def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
+    """What a kernel with tangents calls the container of a parameter or output."""
+    if target.kind == "return":
+        return RETURN
+    if target.kind == "field":
+        info = prepared.fields.field(target.field)
+        return None if info is None else info.key
+    return ("argument", len(call.full_args) - len(call.args) + target.position)
+
+
+def _first_columns(prepared: Prepared, call: KernelCall) -> dict[Any, int]:
+    """The first column of each parameter that is a field or array."""
+    found, total = {}, 0
+    for target in prepared.params:
+        if target.variable is not None:
+            shape = target.shape
+        elif call.is_value(target):
+            shape = call.value_shape(target)
+        else:
+            key = _key(prepared, call, target)
+            found[key] = total
+            if target.kind == "field":
+                info = prepared.fields.infos[key]
+                shape = (*info.shape, *info.element_shape)
+            else:
+                shape = tuple(backend.full_shape(call.value(target)))
+        total += math.prod(shape)
+    return found
+
+
+def _tangents(
+    prepared: Prepared, call: KernelCall, fused: Fused, number: int, is_output: bool, columns: dict[Any, int]
+) -> TangentArray:
+    """What one of the last arguments of a kernel is."""
+    assert fused.program is not None
+    key = fused.shadows[number]
+    container: Any = fused.program.arguments[number - len(fused.shadows)].value
+    shape = (_rows(prepared, call, fused, key), fused.columns)
+    if key[0] == "scratch":
+        shape = (fused.scratch_sizes[key], 1)
+    is_covered = key in fused.facts.covered or key[0] == "scratch"
+    is_paired = key in fused.paired
+    dtype = "f32" if is_paired else container.dtype.name
+    return TangentArray(container.name, dtype, shape, is_output, is_covered, columns.get(key), is_paired)
+
+
+def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:
+    if key == RETURN:
+        return math.prod(call.return_shape())
+    if key[0] == "argument":
+        return fused.arrays[key[1]].size
+    return prepared.fields.infos[key].size if key in prepared.fields.infos else 1
+
+
+def _shapes(prepared: Prepared, fused: Fused, program: Program) -> dict[str, tuple[int, ...]]:
+    """The shapes of the user's fields and arrays that tangents are stored for."""
+    found: dict[str, tuple[int, ...]] = {}
+    for c in program.containers:
+        info = None if c.is_argument else prepared.fields.field(c.object)
+        if info is not None:
+            found[c.name] = tuple(info.shape)
+    for position, info in fused.arrays.items():
+        found[fused.primal.arguments[position].name] = (*info.shape, *info.element_shape)
+    return found

@@ -1,0 +1,163 @@
+"""``Jacobian.export``: the module that it writes runs in a process without taichi_ext, and gives the same bits."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import taichi as ti
+
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, engine
+
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.cpu_only("another process would have to start the same device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def only_the_new_engine(monkeypatch):
+    monkeypatch.setattr(engine, "ENGINE", "only")
+
+
+@pytest.fixture
+def fields(ti64):
+    x, v, y = ti.field(ti.f64, 3), ti.Vector.field(2, ti.f64, 4), ti.field(ti.f64, (4, 2))
+    x.from_numpy(np.array([0.3, 0.7, 1.1]))
+    v.from_numpy(np.linspace(0.1, 0.9, 8).reshape(4, 2))
+    return x, v, y
+
+
+@ti.func
+def wave(a, b):
+    return ti.sin(a) * ti.Vector([b, a])
+
+
+def make_kernels(x, v, y):
+    @ti.kernel
+    def directly():
+        for i in v:
+            w = wave(v[i][0], x[i % 3])
+            for k in ti.static(range(2)):
+                y[i, k] = w[k] * 1.5 + v[i].norm()
+
+    @ti.kernel
+    def in_place():
+        for i in x:
+            x[i] = x[i] * x[i] * 0.5
+
+    @ti.kernel
+    def by_arrays(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1), s: ti.f64) -> ti.f64:
+        total = 0.0
+        for i in range(3):
+            b[i] = a[i] * s
+        for i in range(3):
+            total += b[i] * x[i]
+        return total
+
+    return directly, in_place, by_arrays
+
+
+# The same containers in a process of its own; argv: folder with the modules and J as the plan gave it
+RUN = """
+import sys
+import numpy as np, taichi as ti
+ti.init(ti.cpu, default_fp=ti.f64, offline_cache=False, cpu_max_num_threads=2)
+sys.path.insert(0, sys.argv[1])
+import directly, in_place, by_arrays
+x, v, y = ti.field(ti.f64, 3), ti.Vector.field(2, ti.f64, 4), ti.field(ti.f64, (4, 2))
+x.from_numpy(np.array([0.3, 0.7, 1.1]))
+v.from_numpy(np.linspace(0.1, 0.9, 8).reshape(4, 2))
+expected = np.load(sys.argv[1] + "/expected.npz")
+
+run = directly.bind(x=x, v=v, y=y)
+for _ in range(2):
+    J = np.full((8, 11), np.nan)
+    run(J)
+    assert (J == expected["directly"]).all()
+assert (y.to_numpy() == expected["y"]).all()
+for wrong in (np.zeros((8, 10)), np.zeros((11, 8)).T):
+    try:
+        run(wrong)
+    except ValueError:
+        pass
+    else:
+        raise AssertionError("accepted")
+try:
+    directly.bind(x=y, v=v, y=y)
+except ValueError:
+    pass
+else:
+    raise AssertionError("accepted")
+
+a, b = np.array([0.2, 0.4, 0.8]), np.zeros(3)
+J, run = np.full((1, 4), np.nan), by_arrays.bind(a=a, b=b, s=1.25, x=x)
+for _ in range(2):  # the tangents of b are in memory of the module
+    assert run(J) == expected["result"]
+    assert (J == expected["returned"]).all()
+
+J = np.full((3, 3), np.nan)
+in_place.bind(x=x)(J)
+assert (J == expected["in_place"]).all() and (x.to_numpy() == expected["x"]).all()
+assert not any(name.startswith("taichi_ext") for name in sys.modules)
+"""
+
+
+def columns(blocks, rows):
+    """The blocks of one output side by side, as one matrix."""
+    return np.concatenate([np.asarray(b).reshape(rows, -1) for b in blocks], axis=1)
+
+
+def test_modules_run_without_the_package_and_give_the_same_bits(fields, tmp_path):
+    x, v, y = fields
+    directly, in_place, by_arrays = make_kernels(*fields)
+    before, expected = x.to_numpy(), {}
+    plan = Jacobian(directly, (x, v), y)
+    expected["directly"], expected["y"] = columns(plan(), 8), y.to_numpy()
+    plan.export(tmp_path / "directly.py")
+    a, b = np.array([0.2, 0.4, 0.8]), np.zeros(3)
+    plan = Jacobian(by_arrays, ("a", "s"), args=(a, b, 1.25))
+    expected["returned"] = columns(plan(), 1)
+    expected["result"] = plan.value()
+    plan.export(str(tmp_path / "by_arrays.py"))
+    plan = Jacobian(in_place, x, x)
+    expected["in_place"], expected["x"] = plan(), x.to_numpy()
+    plan.export(tmp_path / "in_place.py")
+    x.from_numpy(before)
+    np.savez(tmp_path / "expected.npz", **expected)
+    command = [sys.executable, "-c", RUN, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "directly.py").read_text()
+    assert "test_export.py:" in text
+    assert plan.source in (tmp_path / "in_place.py").read_text() or "def make(x):" in plan.source
+
+
+def test_what_cannot_be_exported_says_why(fields, tmp_path):
+    x, v, y = fields
+    directly = make_kernels(*fields)[0]
+
+    @ti.kernel
+    def with_constants():
+        for i in x:
+            y[i, 0] = x[i]
+            v[i] = ti.Vector([1.0, 2.0])
+
+    path = tmp_path / "module.py"
+    plan = Jacobian(directly, x, y)
+    with pytest.raises(InvalidArgumentError, match="has not been called yet"):
+        plan.export(path)
+    plan = Jacobian(directly, x, y, chunk_size=2)
+    plan()
+    with pytest.raises(InvalidArgumentError, match="blocks of columns"):
+        plan.export(path)
+    plan = Jacobian(with_constants, x, (y, v))
+    with pytest.warns(DerivativeWarning, match="field v"):
+        plan()
+    with pytest.raises(UnsupportedError, match="field v of shape .* nothing to export"):
+        plan.export(path)
+    plan = Jacobian(lambda: directly(), x, y)
+    plan()
+    with pytest.raises(UnsupportedError, match="Export the Jacobian of a single kernel"):
+        plan.export(path)
+    assert not path.exists()
