@@ -83,6 +83,8 @@ def fuse_program(launch: Launch) -> Fused:
     program = simplify(recorded)
     check_rules(program)
     seeds = seeds_of(program, launch, infos, constants)
+    if launch.is_repeated and launch.sparse is None:
+        seeds = with_own_tangents(program, seeds)
     differentiated = differentiate(program, seeds)
     if launch.watch is not None:
         differentiated = replace(differentiated, program=launch.watch.program(differentiated))
@@ -102,6 +104,8 @@ def fuse_program(launch: Launch) -> Fused:
     fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
     fused.paired = frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired)
     fused.program, fused.arrays = scheduled.program, launch.arrays
+    if launch.sparse is None:
+        fused.assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
     if differentiated.sparse is not None:
         _note_entries(fused, differentiated.sparse)
     return fused
@@ -223,6 +227,23 @@ def seeds_of(
         threads=backend.thread_count(),
         sparse=sparse,
     )
+
+
+def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
+    """What is asked for where the kernel runs again: it reads the tangents that it has stored the time before."""
+    activity = find_activity(program, seeds.start, seeds.arguments)
+    own = activity.containers & read_containers(program.body) & written_containers(program.body)
+    roles = {c: replace(role, is_fresh=False) if c in own else role for c, role in seeds.roles.items()}
+    return replace(seeds, roles=roles)
+
+
+def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Differentiated) -> Role:
+    """What a container may carry when the kernel is launched: a kernel for tangents is right for zeros, too."""
+    role = seeds.roles[c]
+    if role.first_column is not None:
+        return Role(role.first_column + launch.first_column)
+    may_carry = c in differentiated.active.containers and c not in differentiated.relied
+    return Role(has_shadow=may_carry or not role.is_fresh)
 
 
 def with_arguments(differentiated: Differentiated) -> Program:

@@ -67,6 +67,7 @@ class Launch:
     values_rows: int = 0  # of that shadow
     sparse: Columns | None = None  # of a sparse Jacobian
     sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
+    is_repeated: bool = False  # the same kernel may be launched again, on tangents that it has left behind
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,21 @@ class Fused:
     streams: Any = None  # the memory of the sites, kept from launch to launch
     program: Program | None = None  # what the kernel was emitted from
     arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # the array arguments, by position
+    assumed: dict[Any, Role] | None = None  # what the containers that it uses may carry; None: as at its first launch
 
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""
         refuse_changed(self.primal, self.kernel.captures.changed_number())
+
+    def suits(self, roles: dict[Any, Role]) -> bool:
+        """Whether the kernel is right for containers that carry this: tangents that it reckons with may be zero."""
+        if self.assumed is None:
+            return False
+        given = ((assumed, roles.get(key, Role())) for key, assumed in self.assumed.items())
+        return all(
+            a.first_column == role.first_column and (a.has_shadow or not role.has_shadow or a.first_column is not None)
+            for a, role in given
+        )
 
     def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
         """Run it; ``shadows`` are the arrays, in the order of the keys."""
@@ -122,6 +134,14 @@ class Fused:
         if not self.paired:
             return shadows
         return [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, shadows, strict=True)]
+
+
+def find(table: dict[Any, Fused], name: tuple[Any, ...], roles: dict[Any, Role]) -> Fused | None:
+    """A kernel that is right for these roles; a table has it under its name and the roles of its first launch."""
+    exact = table.get((*name, frozenset(roles.items())))
+    if exact is not None:
+        return exact
+    return next((fused for key, fused in table.items() if key[:-1] == name and fused.suits(roles)), None)
 
 
 def refuse_changed(kernel: Any, changed: Any) -> None:

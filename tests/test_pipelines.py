@@ -839,3 +839,24 @@ def test_fields_that_a_pipeline_makes():
     plan = Jacobian(run, x, y)
     for _ in range(3):
         assert_allclose(plan(), np.diag([0.6, 1.6, 1.0]))
+
+
+def test_a_kernel_that_is_repeated_is_built_once():
+    """What it stores and reads again carries no tangent at the first launch, and one from then on."""
+    x, v, k = scalars([0.3, 0.8]), scalars([0.0, 0.1]), scalars([2.0])
+
+    @ti.kernel
+    def step():
+        for i in x:
+            v[i] -= 0.1 * k[0] * x[i]
+        for i in x:
+            x[i] += 0.1 * v[i]
+
+    def run():
+        for _ in range(3):
+            step()
+
+    check_jacobian(run, k, [x, v], state=[x, v])
+    plan = Jacobian(run, k, x)
+    plan()
+    assert len(plan._prepared.fused) == 1

@@ -83,5 +83,6 @@ class Differentiated:
     scratch_sizes: dict[Any, int]  # of scratch memory, by what it is for
     active: Activity  # what carries tangents, of the program that was differentiated
     walks: int
+    relied: frozenset[Container] = frozenset()  # of which the tangents must be zero at the start
     report: Report = field(default_factory=Report)  # the decisions, for people
     sparse: SparseResult | None = None  # the entries of a sparse Jacobian

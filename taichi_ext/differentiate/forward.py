@@ -145,6 +145,7 @@ class Forward:
         self.read: set[Container] = set()  # containers whose tangents have been read
         self.covering: list[Tangents] = []
         self.covered: set[Container] = set()
+        self.relied: set[Container] = set()  # containers whose tangents are taken to be zero at the start
         self.tangents = {c: self._new_tangents(c) for c in activity.containers}
         parameters = {
             t.container.name: (t.role.first_column, t.size)
@@ -185,7 +186,8 @@ class Forward:
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
         given, report = tuple(self.arguments.given), reported(self, body, self.decisions.serial)
         sparse = None if self.sparse is None else self.sparse.result()
-        return Differentiated(program, given, covered, sizes, self.activity, self.decisions.walks, report, sparse)
+        walks, relied = self.decisions.walks, frozenset(self.relied)
+        return Differentiated(program, given, covered, sizes, self.activity, walks, relied, report, sparse)
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))

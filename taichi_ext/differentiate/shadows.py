@@ -116,7 +116,7 @@ class Tangents:
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         stores = self.forward.stores
-        if any(forms) or not (self.role.is_fresh and stores.is_untouched(site)):
+        if any(forms) or not (stores.is_untouched(site) and self._is_fresh()):
             self._store_forms(site, targets, forms)
 
     def _prepared(self, group: tuple[Statement, ...]) -> tuple[list[Load], list[Form], list[Value]]:
@@ -137,6 +137,12 @@ class Tangents:
             values = [self.builder.keep(v) for v in values]
         return targets, forms, values
 
+    def _is_fresh(self) -> bool:
+        """Whether the tangents are zero at the start; a kernel that makes use of that is only right where they are."""
+        if self.role.is_fresh:
+            self.forward.relied.add(self.container)
+        return self.role.is_fresh
+
     def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         forward = self.forward
         covers = forward.stores.covers(site)
@@ -146,7 +152,7 @@ class Tangents:
             forms = [_written_out(form, forward.columns) for form in forms]
         is_complete = covers and all(_is_complete(form, forward.columns) for form in forms)
         rows = [self.row_number(t.indices, self.component(t)) for t in targets]
-        fresh = is_complete or (self.role.is_fresh and forward.stores.is_first(site) and not covers)
+        fresh = is_complete or (not covers and forward.stores.is_first(site) and self._is_fresh())
         kept = [self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True)]
         has_rows = any(is_row(leaf) for form in forms for leaf in form)
         if covers and len(forms) == 1 and self._is_placed(only_row(forms[0])):

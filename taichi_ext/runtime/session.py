@@ -12,7 +12,7 @@ from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
-from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
+from taichi_ext.launches import ContainerInfo, Fused, Launch, Role, find
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
@@ -276,8 +276,8 @@ class Session(LaunchHooks):
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         place = (self.first_column, self.columns, self._variant(binding.outer))
-        cache_key = (id(kernel), features, shapes, frozenset(roles.items()), place)
-        fused = self.fused.get(cache_key)
+        name = (id(kernel), features, shapes, place)
+        fused = find(self.fused, name, roles)
         if fused is not None and fused.rules_version != registry.version:
             if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules):
                 fused.rules_version = registry.version
@@ -289,6 +289,7 @@ class Session(LaunchHooks):
             options = (columns, wants_return, self.first_column, self.watch, self.strategy, self.constants)
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, *options)
             launch.values_dtype, launch.values_rows = self.values_dtype, self.values_rows
+            launch.is_repeated = not self.is_direct
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)
@@ -296,7 +297,7 @@ class Session(LaunchHooks):
                 self.before_launch(fused, binding.outer)
             if len(self.fused) >= _MOST_KERNELS:
                 del self.fused[next(iter(self.fused))]
-            self.fused[cache_key] = fused
+            self.fused[(*name, frozenset(roles.items()))] = fused
         self._accept(fused, binding.outer)
         return fused
 
