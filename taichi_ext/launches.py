@@ -136,14 +136,6 @@ class Fused:
         return [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, shadows, strict=True)]
 
 
-def find(table: dict[Any, Fused], name: tuple[Any, ...], roles: dict[Any, Role]) -> Fused | None:
-    """A kernel that is right for these roles; a table has it under its name and the roles of its first launch."""
-    exact = table.get((*name, frozenset(roles.items())))
-    if exact is not None:
-        return exact
-    return next((fused for key, fused in table.items() if key[:-1] == name and fused.suits(roles)), None)
-
-
 def refuse_changed(kernel: Any, changed: Any) -> None:
     """Raise where a Python value is another one than when the kernel was first compiled."""
     if changed is not None:

@@ -12,9 +12,10 @@ from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
-from taichi_ext.launches import ContainerInfo, Fused, Launch, Role, find
+from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
+from taichi_ext.runtime.fused_kernels import find
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
@@ -278,18 +279,13 @@ class Session(LaunchHooks):
         place = (self.first_column, self.columns, self._variant(binding.outer))
         name = (id(kernel), features, shapes, place)
         fused = find(self.fused, name, roles)
-        if fused is not None and fused.rules_version != registry.version:
-            if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules):
-                fused.rules_version = registry.version
-            else:
-                fused = None
         if fused is None:
             columns, wants_return = (self.argument_columns, self.wants_return) if self.is_direct else ({}, False)
             backend.materialize()  # fields that the pipeline has just made
             options = (columns, wants_return, self.first_column, self.watch, self.strategy, self.constants)
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, *options)
-            launch.values_dtype, launch.values_rows = self.values_dtype, self.values_rows
             launch.is_repeated = not self.is_direct
+            launch.values_dtype, launch.values_rows = self.values_dtype, self.values_rows
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
             self._refuse_other_fields(kernel, features, fused)
