@@ -88,6 +88,7 @@ def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Wal
     if not isinstance(name, str):
         raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
     r.rules.note_mark(name)
+    kept = {k: frozen(r, v, k) for k, v in along.items()}  # which the kernel reads, whatever the rule takes
     rule = find_rule(r, name)
     if rule is None:
         return value
@@ -98,7 +99,6 @@ def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Wal
                 f"The rule {rule.name!r} ({rule.place}) has a parameter {parameter!r}, which mark({name!r}, ...) does "
                 f"not pass along; it can take {', '.join(sorted(allowed))}."
             )
-    kept = {k: frozen(r, v, k) for k, v in along.items()}
     return apply_rule(r, rule, kept, value, walk)
 
 
