@@ -111,6 +111,32 @@ def fuse_program(launch: Launch) -> Fused:
     return fused
 
 
+def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:
+    """A kernel that Taichi cannot compile by itself (with antialiased edges), without a Jacobian.
+
+    Taichi may compile it for its reverse mode.
+    """
+    is_reverse = backend.is_reverse(kernel)
+    rules = RulesInUse(takes_derivative=is_reverse)
+    captures = backend.Captures()
+    program = simplify(record(kernel, args, rules, captures))
+    seeds = Seeds(0, {}, {}, is_host=backend.is_host_arch(), is_reverse=is_reverse)
+    emitted = build(simplify(differentiate(program, seeds).program))
+    rules.count_uses()
+    positions = [n for n, a in enumerate(kernel.arguments) if not isinstance(a.annotation, backend.ti.template)]
+    features = backend.argument_features(kernel, args)
+    plain = backend.EmittedKernel(
+        emitted.kernel._primal,
+        positions,
+        [args[p] for p in positions],
+        tuple(features[p] for p in positions),
+        has_vectors=emitted.has_vectors,
+        like=kernel,
+    )
+    plain.captures = captures
+    return plain
+
+
 def _note_entries(fused: Fused, found: SparseResult) -> None:
     """What a session has to know of the entries of a sparse Jacobian."""
     fused.sites, fused.sparse, fused.columns = found.sites, found.columns, found.columns.width

@@ -1062,6 +1062,46 @@ def test_reverse_is_the_transpose_of_forward_in_float32(build):
     check_transpose(*program(build, ti.f32), rtol=1e-5)
 
 
+def test_rules_beside_an_antialiased_edge_in_reverse():
+    """Such a kernel is compiled from its record: rules with loops, marks, structs, stopped and replaced gradients."""
+    Pair = ti.types.struct(a=ti.f64, v=tm.vec2, n=ti.i32)
+
+    @ti.func
+    def f(pair, m):
+        return Pair(a=pair.a * m[0, 0], v=m @ pair.v, n=pair.n), pair.v.norm_sqr()
+
+    @boundary_gradient(f)
+    def _(pair, m, d_pair, d_m, out, auto):
+        total = d_pair.v
+        for n in range(SMALL):
+            for k in range(n + 1):
+                total += k * (m @ d_pair.v) + d_m @ pair.v
+        for i, j in ti.ndrange((1, 3), 2):
+            total *= 0.5 * i + j
+        for index in ti.grouped(ti.ndrange(2, 2)):
+            total[index[0]] += d_pair.a * index.y
+        return Pair(a=auto[0].a + 2.0 * d_pair.a, v=total, n=0), 3.0 * auto[1] + out[1] * d_m[1, 0]
+
+    @boundary_gradient("m")
+    def _(auto, by, d_by):
+        return auto + by * d_by
+
+    x, y = gradient_field([0.3, 0.8, 0.5, 0.2, 0.7, 0.9]), gradient_field(np.zeros(6))
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            px = float(i)
+            py = 0.2
+            pair, length = f(Pair(a=x[i], v=tm.vec2(x[3], x[4]), n=i), ti.Matrix([[x[0], x[1]], [0.4, x[2]]]))
+            value = pair.a * pair.v[1] + mark("m", length * x[5], by=x[i] ** 2) * pair.n
+            value += stop_gradient(x[1]) * x[2] + replace_gradient(ti.floor(10.0 * x[4]), x[3] * x[4])
+            y[i] = edge(2.0 * x[0] + 1.5 - px, value, x[5], at=(px, py), antialias=True)
+
+    J = check_transpose(k, x, y)
+    assert np.count_nonzero(J) >= 12
+
+
 def test_rules_that_end_outside_loops_in_reverse():
     """Taichi's reverse mode does not mix loops with statements outside of them: a rule must not bring one in."""
     f, _, _, _ = product_kernel()

@@ -332,3 +332,7 @@ def test_reverse_mode_is_refused():
 
     with pytest.raises(UnsupportedError, match="layers has no derivative in Taichi's reverse mode; use taichi_ext"):
         k.grad()
+    x, image = ti.field(ti.f64, 2, needs_dual=True), ti.field(ti.f64, (5, 4), needs_dual=True)
+    with pytest.raises(ti.TaichiCompilationError, match=r"FwdMode.*taichi_ext.jacobian"):
+        with ti.ad.FwdMode(loss=image, param=x, seed=[1.0, 0.0]):
+            k()

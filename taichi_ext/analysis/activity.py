@@ -53,28 +53,19 @@ class Activity:
         return False
 
 
-def find_activity(program: Program, containers: Iterable[Container], locals_: Iterable[Local] = ()) -> Activity:
+def find_activity(
+    program: Program, containers: Iterable[Container], locals_: Iterable[Local] = (), own: Iterable[Local] = ()
+) -> Activity:
     """What carries tangents when those containers and locals (arguments) do at the start: a fixed point.
 
-    Of locals also what depends on the position of a pixel, or on a tangent that a rule is given: no container does.
+    ``own`` are locals with a tangent of their own, such as the position of a pixel: no container takes it on.
     """
     everything = list(statements(program.body))
     found = _closure(everything, Activity(frozenset(locals_), frozenset(containers)))
-    own = own_seeds(everything)
-    if not own:
+    seeded = frozenset(own) - found.locals
+    if not seeded:
         return found
-    return replace(_closure(everything, replace(found, locals=found.locals | own)), containers=found.containers)
-
-
-def own_seeds(everything: Iterable[Statement]) -> frozenset[Local]:
-    """The locals with respect to which boundaries differentiate: positions of pixels, and tangents of rules."""
-    found: set[Local] = set()
-    for s in everything:
-        if isinstance(s, Boundary):
-            found |= {local for locals_ in s.inner.values() for local in locals_}
-            found |= {e.local for e in getattr(s.given.get("at"), "entries", ()) if isinstance(e, Read)}
-            found |= set(s.results) if s.kind == "sqrt_edge" else set()
-    return frozenset(found)
+    return replace(_closure(everything, replace(found, locals=found.locals | seeded)), containers=found.containers)
 
 
 def _closure(everything: list[Statement], found: Activity) -> Activity:

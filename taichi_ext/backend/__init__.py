@@ -64,7 +64,7 @@ from taichi_ext.backend.calling import (
     thread_functions,
 )
 from taichi_ext.backend.captures import Captures, first_captures, frozen
-from taichi_ext.backend.compiling import NeedsTracing, compile_with, compiled_anew
+from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_anew
 from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.expressions import (
@@ -180,7 +180,7 @@ __all__ = [
     "MatrixField",
     "MatrixType",
     "Ndarray",
-    "NeedsTracing",
+    "NeedsEngine",
     "ScalarField",
     "SealedError",
     "Struct",

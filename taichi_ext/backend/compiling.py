@@ -15,7 +15,7 @@ from taichi_ext.backend.kernels import FusedKernel
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
-class NeedsTracing(ti.TaichiCompilationError):
+class NeedsEngine(ti.TaichiCompilationError):
     """Raised while Taichi compiles a kernel, by what only the engine can build; the kernel is then compiled by it."""
 
 
@@ -54,7 +54,7 @@ def compiled_anew() -> Iterator[None]:
 
 
 def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> None:
-    """From now on, kernels whose compilation raises ``NeedsTracing`` are built by ``trace(kernel, args)``."""
+    """From now on, kernels whose compilation raises ``NeedsEngine`` are what ``trace(kernel, args)`` gives."""
     compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__
 
     def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
@@ -71,8 +71,10 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
                     compile_kernel(self, key, args, arg_features)
                 if _anew is None:
                     first_captures(self, arg_features, captures)
-            except NeedsTracing:
+            except NeedsEngine:
                 traced = trace(self, args)
+                if _anew is None:
+                    first_captures(self, arg_features, traced.captures)
                 traced.compile()
                 self.compiled_kernels[key] = traced.cpp
                 self.has_print |= traced.has_print
@@ -81,7 +83,7 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
         callable_before = impl.get_runtime().compiling_callable
         try:
             compile_function(self, key, args, arg_features)
-        except NeedsTracing:
+        except NeedsEngine:
             # Taichi would take the function for compiled when the next kernel calls it
             impl.get_runtime().compiling_callable = callable_before
             for table in (self.compiled, self.taichi_functions):

@@ -14,9 +14,18 @@ class EmittedKernel(FusedKernel):
     """A generated kernel; it is launched with the arguments of the user's kernel and, behind them, its own."""
 
     def __init__(
-        self, kernel: Any, positions: list[int], given: list[Any], features: tuple[Any, ...], *, has_vectors: bool
+        self,
+        kernel: Any,
+        positions: list[int],
+        given: list[Any],
+        features: tuple[Any, ...],
+        *,
+        has_vectors: bool,
+        like: Any = None,
     ) -> None:
         super().__init__(kernel, [], has_vectors=has_vectors)
+        if like is not None:  # the user's kernel, in place of which Taichi launches this one
+            self.autodiff_mode = like.autodiff_mode
         self.positions = positions
         source = source_of(kernel.func)
         tree = ast.parse(textwrap.dedent("\n".join(source[1])))

@@ -4,23 +4,15 @@ A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reyno
 
     d/dt  integral f dx  =  integral f_dot dx  +  integral over the edge of (f_in - f_out) phi_dot / |grad phi| dl.
 
-Autodiff of the renderer gives the first term, these functions the second one, with the formulas of ``pixel.py``.
-grad phi comes from the engine: the variables given as ``at=`` are two more seeds.
+Autodiff of the renderer gives the first term, these functions the second one. The engine computes both: grad phi is
+the derivative by the variables given as ``at=``.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
-
-from taichi_ext import backend
-from taichi_ext.backend import ops
-from taichi_ext.boundary.kernel_scope import require_kernel
-from taichi_ext.boundary.pixel import segment_partials
-from taichi_ext.derivative.values import entries_of, make_tensor, primal_of, shape_of
-from taichi_ext.errors import InvalidRuleError, UnsupportedError
+from taichi_ext.boundary.kernel_scope import leave_to_engine
 
 
 def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bool = False, jump: Any = None) -> Any:
@@ -65,7 +57,7 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
         >>> print(f"{growth:.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
         75.6 of 75.4
     """
-    return _edge("edge", level, inside, outside, at, antialias)
+    leave_to_engine("edge", level)
 
 
 def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
@@ -97,7 +89,7 @@ def step(level: Any, *, at: Any = None, antialias: bool = False) -> Any:
         >>> print(f"{by_x.sum():.2f} of {abs(by_x).sum():.0f}")  # a disc that moves does not grow
         0.07 of 48
     """
-    return _edge("step", level, 1.0, 0.0, at, antialias)
+    leave_to_engine("step", level)
 
 
 def coverage(level: Any, *, at: Any = None) -> Any:
@@ -127,7 +119,7 @@ def coverage(level: Any, *, at: Any = None) -> Any:
         >>> print(f"{image.to_numpy().sum():.1f} of {3.14159265 * 12.0**2:.1f}")
         452.6 of 452.4
     """
-    return _edge("coverage", level, 1.0, 0.0, at, True)
+    leave_to_engine("coverage", level)
 
 
 def sqrt_edge(level: Any, *, at: Any = None) -> Any:
@@ -160,11 +152,7 @@ def sqrt_edge(level: Any, *, at: Any = None) -> Any:
         >>> print(f"{slope:.0f} of {2 * 3.14159265 * 12.0**2:.0f}")
         905 of 905
     """
-    require_kernel("sqrt_edge", level)
-    if backend.is_gradient_kernel():
-        raise backend.NeedsTracing("sqrt_edge")
-    level = real_level("sqrt_edge", level)
-    return ops.sqrt(ops.max(level, 0.0))
+    leave_to_engine("sqrt_edge", level)
 
 
 def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
@@ -196,98 +184,10 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
         >>> jacobian(cover, corners, area)[0].round(6)  # (y1 - y2, x2 - x1) / 2
         array([-3.35, -3.25])
     """
-    require_kernel("segment_edge", start)
-    start, end = ends_of("segment_edge", start, end)
-    at = position_of("segment_edge", at)
-    if not backend.is_gradient_kernel():
-        return jump * 0.0
-    parts = segment_partials(start, end, jump, at)
-    stop = backend.stop_gradient
-    total = jump * 0.0
-    for n in range(2):
-        total = total + stop(parts[n]) * (start[n] - stop(start[n]))
-        total = total + stop(parts[2 + n]) * (end[n] - stop(end[n]))
-    return total
+    leave_to_engine("segment_edge", start)
 
 
 PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
 for _function in PUBLIC:
     _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
     _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
-
-
-def _edge(what: str, level: Any, inside: Any, outside: Any, at: Any, antialias: Any) -> Any:
-    """An edge in a kernel that Taichi compiles by itself; raises where only the engine can build it."""
-    require_kernel(what, level)
-    if is_antialiased(what, antialias) or backend.is_gradient_kernel():
-        raise backend.NeedsTracing(what)
-    level = real_level(what, level)
-    inside, outside = alike(what, inside, outside)
-    return ops.select(level > 0, inside, outside)
-
-
-def is_antialiased(what: str, antialias: Any) -> bool:
-    """The option ``antialias``; raises unless it is known to be true or false when the kernel is compiled."""
-    if not isinstance(antialias, (bool, np.bool_)):
-        shown = "a value of the kernel" if backend.is_expr(antialias) else repr(antialias)
-        raise InvalidRuleError(
-            f"{what}: antialias is {shown}; expected True or False, a constant when the kernel is compiled."
-        )
-    return bool(antialias)
-
-
-def real_level(what: str, level: Any) -> Any:
-    """The level, if it can be one."""
-    if not backend.is_expr(level) or backend.is_tensor(level) or not backend.is_real(backend.dtype_of(level)):
-        raise UnsupportedError(
-            f"{what}: level must be a real scalar computed from the position of the pixel; {described(level)} is "
-            "given. Compute it from real variables, for example px = float(i)."
-        )
-    return level
-
-
-def alike(what: str, inside: Any, outside: Any) -> tuple[Any, Any]:
-    """Both values with one shape: a scalar stands for all entries."""
-    shapes = shape_of(inside), shape_of(outside)
-    if shapes[0] == shapes[1]:
-        return inside, outside
-    if () not in shapes:
-        raise UnsupportedError(
-            f"{what}: inside has shape {shapes[0]}, outside {shapes[1]}; give both the same shape, or a scalar for one."
-        )
-    if shapes[1]:
-        return make_tensor([inside] * math.prod(shapes[1]), shapes[1]), outside
-    return inside, make_tensor([outside] * math.prod(shapes[0]), shapes[0])
-
-
-def ends_of(what: str, start: Any, end: Any) -> tuple[list[Any], list[Any]]:
-    """The coordinates of both ends of a side."""
-    for name, value in (("start", start), ("end", end)):
-        if shape_of(value) != (2,):
-            raise UnsupportedError(
-                f"{what}: {name} must be a vector of 2, x and y in pixels; {described(value)} is given. "
-                "Write ti.Vector([x, y])."
-            )
-    return entries_of(start), entries_of(end)
-
-
-def position_of(what: str, at: Any) -> list[Any]:
-    """The two coordinates of a pixel."""
-    if shape_of(at) == (2,):
-        return entries_of(at)
-    if not isinstance(at, (tuple, list)) or len(at) != 2 or any(shape_of(c) for c in at):
-        raise UnsupportedError(
-            f"{what}: at must be a pair of real numbers, at=(px, py); {described(at)} is given. "
-            "It is the centre of the pixel, for example px = float(i) and py = float(j)."
-        )
-    return list(at)
-
-
-def described(x: Any) -> str:
-    """An argument as messages tell it."""
-    if isinstance(x, (tuple, list)):
-        return f"a {type(x).__name__} of {len(x)}"
-    shape, x = shape_of(x), primal_of(x)
-    if shape:
-        return f"a value of shape {shape}"
-    return f"a value of type {backend.dtype_of(x).to_string()}" if backend.is_expr(x) else repr(x)

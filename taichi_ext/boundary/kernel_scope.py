@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
@@ -18,3 +18,10 @@ def require_kernel(name: str, given: Any) -> None:
         f"{place}{name} is called from Python, with a value of type {type(given).__name__}. It can only be called in "
         "a kernel: call it in a @ti.kernel, or in a @ti.func that a kernel calls."
     )
+
+
+def leave_to_engine(name: str, given: Any) -> NoReturn:
+    """Make the engine build the kernel that Taichi is compiling; raise outside of kernels, and in forward mode."""
+    require_kernel(name, given)
+    backend.is_gradient_kernel()
+    raise backend.NeedsEngine(name)

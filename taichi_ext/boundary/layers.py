@@ -14,9 +14,8 @@ from typing import Any
 
 import taichi as ti
 
-from taichi_ext import backend
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import require_kernel
+from taichi_ext.boundary.kernel_scope import leave_to_engine
 
 MOST = 6  # shapes of which parts can be seen in one pixel
 
@@ -65,8 +64,7 @@ def layers(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
         >>> print(by_radius.round(1))  # of the first, only the part of its rim that is seen counts
         [34.2 90.4]
     """
-    require_kernel("layers", count)
-    raise backend.NeedsTracing("layers")
+    leave_to_engine("layers", count)
 
 
 def nearest(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
@@ -104,18 +102,17 @@ def nearest(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
         >>> print(jacobian(draw, sites, image).sum((0, 1))[:, 0].round(1))  # the border moves by half a pixel
         [-5. -5.]
     """
-    require_kernel("nearest", count)
-    raise backend.NeedsTracing("nearest")
+    leave_to_engine("nearest", count)
 
 
 def shape_at(shape: Any, n: Any, x: Any, y: Any) -> Any:
     """Level, depth and value of shape n; traced by the engine, which checks them."""
-    raise backend.NeedsTracing("shape_at")
+    leave_to_engine("shape_at", n)
 
 
 def level_gradient(shape: Any, name: str, value: Any, *, at: Any) -> Any:
     """The gradient of a level or depth at the position, without a tangent; traced by the engine."""
-    raise backend.NeedsTracing("level_gradient")
+    leave_to_engine("level_gradient", value)
 
 
 PUBLIC = (layers, nearest)

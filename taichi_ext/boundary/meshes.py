@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import taichi as ti
 
-from taichi_ext import backend
 from taichi_ext.boundary.edges import segment_edge
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import require_kernel
+from taichi_ext.boundary.kernel_scope import leave_to_engine
 from taichi_ext.errors import InvalidArgumentError
 
 _PARTS = 4  # of a segment within a pixel, each of which is seen or hidden
@@ -106,8 +105,7 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any) -> Any:
         >>> jacobian(draw, border, image)[4].round(3)
         array([-2., -2., -2.,  0.,  0., -2., -2., -2.])
     """
-    require_kernel("visible_edge", start)
-    raise backend.NeedsTracing("visible_edge")
+    leave_to_engine("visible_edge", start)
 
 
 visible_edge.boundary_kind = "visible_edge"  # type: ignore[attr-defined]  # for the recorder

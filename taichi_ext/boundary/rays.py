@@ -5,9 +5,8 @@ from typing import Any
 
 import taichi as ti
 
-from taichi_ext import backend
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import require_kernel
+from taichi_ext.boundary.kernel_scope import leave_to_engine
 
 _STEPS = 96
 _SHORTEST = 1 / 512  # of the way, for a step
@@ -57,8 +56,7 @@ def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any) -
         >>> print(f"{jacobian(draw, radius, image).sum():.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
         75.6 of 75.4
     """
-    require_kernel("ray_level", near)
-    raise backend.NeedsTracing("ray_level")
+    leave_to_engine("ray_level", near)
 
 
 ray_level.boundary_kind = "ray_level"  # type: ignore[attr-defined]  # for the recorder

@@ -15,8 +15,9 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.derivative.values import is_tensor_like, shape_of
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.program import Tensor, Value
+from taichi_ext.record.handles import Cell, Cells
 
 _numbers = itertools.count()
 
@@ -159,8 +160,20 @@ def result_shapes(call: Callable[[PointKernel], str], points: int, dtype: Any) -
     result = noted[0]
     is_tuple = isinstance(result, (tuple, list))
     parts = list(result) if is_tuple else [result]
-    if not all(backend.is_expr(p) or isinstance(p, (int, float)) or is_tensor_like(p) for p in parts):
+    shapes = list(map(_shape, parts))
+    if None in shapes:
         raise InvalidArgumentError(
             "check_rule takes functions that return numbers, vectors, matrices or tuples of them."
         )
-    return [shape_of(p) if is_tensor_like(p) else () for p in parts], is_tuple
+    return shapes, is_tuple
+
+
+def _shape(x: Any) -> tuple[int, ...] | None:
+    """The shape of a value in a kernel that Taichi compiles, or that is recorded; None where it is something else."""
+    if isinstance(x, backend.Matrix):
+        return tuple(x.get_shape() or ())
+    if isinstance(x, (Tensor, Cells)):
+        return x.shape
+    if backend.is_expr(x):
+        return backend.shape_of(x)
+    return () if isinstance(x, (int, float, Value, Cell)) else None

@@ -16,11 +16,12 @@ import taichi as ti
 from taichi_ext import backend
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.api.options import check_number
-from taichi_ext.boundary.gradients import check_shapes, mark
+from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.boundary.rule_points import PointKernel, Slot, make_slots, result_shapes
 from taichi_ext.checks.reports import table
 from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
+from taichi_ext.record.rules import check_shapes
 from taichi_ext.runtime.memory import numpy_dtype
 
 _TOLERANCE = {4: (1e-4, 2e-2), 8: (1e-9, 1e-6)}  # of identities, and of differences, by bytes of the type

@@ -68,8 +68,9 @@ KEPT = frozenset(("print", "assert", "append", ".append"))
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes what ``program`` does, and its tangents."""
     decisions = Decisions()
-    program = with_branches(program, find_activity(program, seeds.start, seeds.arguments))
-    activity = find_activity(program, seeds.start, seeds.arguments)
+    own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
+    program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
+    activity = find_activity(program, seeds.start, seeds.arguments, own)
     special.refuse_bits(program.body, activity)
     if seeds.sparse is not None:
         decisions.sparse = seeds.sparse.decisions()
@@ -81,7 +82,6 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
             decisions.shadowed.add(container)
         if seeds.sparse is not None and container in written:
             _compose(container, seeds, decisions)
-    own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
     while decisions.walks < MOST_WALKS:
         decisions.walks += 1
         walk = Forward(program, seeds, decisions, activity, own)
@@ -303,7 +303,7 @@ class Forward:
     def _effect(self, s: Effect) -> None:
         """A call that stays as it is."""
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
-        if name == "stop_grad":
+        if name == "stop_grad" and not self.seeds.is_reverse:
             self.block.stopped.update(s.args)
             return
         if name not in KEPT and any(map(self.is_active, values_of(s))):

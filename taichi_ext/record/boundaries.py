@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from taichi_ext.errors import InvalidRuleError
-from taichi_ext.program import Boundary, Local, Read, Tensor, Value, entries, regrouped
+from taichi_ext.program import Boundary, Const, Declare, Local, Op, Read, Tensor, Value, entries, regrouped
 from taichi_ext.program.values import Struct
 from taichi_ext.record.handles import Record, group_of, shape_of
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.recording import Recording
+from taichi_ext.record.taichi_types import result_type
 
 
 def statement(r: Recording, kind: str, given: Mapping[str, Any], values: Any, **options: Any) -> Any:
@@ -50,9 +52,48 @@ def _as_handle(group: Any, like: Any) -> Any:
     return group
 
 
+def by_number(change: Callable[..., Value], value: Any, *others: Any) -> Any:
+    """A function of numbers, applied to those that values of one structure consist of."""
+    if isinstance(value, (tuple, list)):
+        return tuple(by_number(change, *parts) for parts in zip(value, *others, strict=True))
+    if isinstance(value, Record):
+        members = {k: by_number(change, m, *(o.members[k] for o in others)) for k, m in value.members.items()}
+        return Record(members, value.methods, value.kind)
+    if isinstance(value, Tensor):
+        columns = zip(value.entries, *(o.entries for o in others), strict=True)
+        return Tensor(tuple(change(*numbers) for numbers in columns), value.shape)
+    return change(as_value(value), *map(as_value, others))
+
+
 def stopped(r: Recording, value: Any) -> Any:
-    """The value, without its tangent."""
-    return statement(r, "stop_gradient", {}, value)
+    """The value, without its tangent; in reverse mode by ``floor``, which Taichi does not differentiate."""
+    if not r.is_reverse:
+        return statement(r, "stop_gradient", {}, value)
+
+    def stop(x: Value) -> Value:
+        if isinstance(x, Const) or not x.dtype.is_real:
+            return x
+        whole = Op("floor", (Op("mul", (x, Const(2.0**64, x.dtype)), x.dtype),), x.dtype)
+        local = Local("stopped", x.dtype, (), "temporary")
+        r.add(Declare(local, (Op("mul", (whole, Const(2.0**-64, x.dtype)), x.dtype),), place=r.place()))
+        return Read(local)
+
+    return by_number(stop, value)
+
+
+def difference(x: Value, y: Value) -> Value:
+    """A tangent of reverse mode: a value less the same value stopped."""
+    return operation("sub", x, y) if x.dtype.is_real else Const(0, x.dtype)
+
+
+def total(x: Value, *tangents: Value) -> Value:
+    """A value with tangents; whole numbers have none."""
+    return functools.reduce(lambda a, b: operation("add", a, b), tangents, x) if x.dtype.is_real else x
+
+
+def operation(name: str, a: Value, b: Value) -> Value:
+    """An operation on two real numbers."""
+    return Op(name, (a, b), result_type(name, (a.dtype, b.dtype)))
 
 
 def replaced(r: Recording, value: Any, surrogate: Any) -> Any:
@@ -62,4 +103,6 @@ def replaced(r: Recording, value: Any, surrogate: Any) -> Any:
             f"replace_gradient: the value has shape {shape_of(value)}, the surrogate {shape_of(surrogate)}; give both "
             "the same shape."
         )
-    return statement(r, "replace_gradient", {"surrogate": surrogate}, value)
+    if not r.is_reverse:
+        return statement(r, "replace_gradient", {"surrogate": surrogate}, value)
+    return by_number(total, stopped(r, value), by_number(difference, surrogate, stopped(r, surrogate)))

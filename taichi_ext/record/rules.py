@@ -8,14 +8,15 @@ from typing import Any, Protocol
 
 import taichi as ti
 
-from taichi_ext.errors import InvalidRuleError
+from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import F32, Boundary, Const, Declare, Group, Local, Read, Tensor, Value, entries
 from taichi_ext.program.values import Struct
 from taichi_ext.record.assignments import declare, frozen
-from taichi_ext.record.boundaries import as_groups, results_of, stopped
+from taichi_ext.record.boundaries import as_groups, by_number, difference, results_of, stopped, total
 from taichi_ext.record.handles import Cells, Record, group_of, value_of
 from taichi_ext.record.literals import as_value
-from taichi_ext.record.recording import Recording
+from taichi_ext.record.recording import Block, Recording
+from taichi_ext.simplify.unrolling import unrolled
 
 Walk = Callable[[Any, list[Any]], Any]  # of a function on bound arguments
 
@@ -117,24 +118,59 @@ def apply_rule(r: Recording, rule: Rule, inputs: dict[str, Any], automatic: Any,
             value = inputs[parameter]
             is_value = isinstance(value, (Value, Tensor, Record))
             bound.append(declare(r, parameter, stopped(r, value), "argument") if is_value else value)
+        elif r.is_reverse:
+            value = whole if parameter == "auto" else inputs[parameter[2:]]
+            bound.append(declare(r, parameter, by_number(difference, value, stopped(r, value)), "argument"))
         else:
             value = whole if parameter == "auto" else inputs[parameter[2:]]
             tangent, inner[parameter], sources[parameter] = _tangent_of(r, parameter, value)
             bound.append(declare(r, parameter, tangent, "argument"))
+    result = _walked(r, rule, walk, bound)
+    returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    check_shapes(rule, [_shape(p) for p in parts], None if result is None else [_shape(x) for x in returned])
+    groups, locals_, results = results_of("ruled", whole)
+    if sum(len(entries(group)) for group in sources.get("auto", ())) == len(locals_):
+        del sources["auto"]  # the values themselves, which are then read once
+    if r.is_reverse:
+        return _with_tangents(r, rule, whole, returned if is_tuple else returned[0])
+    given = {**sources, "returned": as_groups(returned)}
+    options = {"keeps_automatic": "auto" not in rule.parameters, "name": rule.name, "place": rule.place}
+    r.add(Boundary("rule", rule.target, given, groups, locals_, inner, options, place=r.place()))
+    return results
+
+
+def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[Any]) -> Any:
+    """What a rule returns; in reverse mode its loops are written out.
+
+    Taichi 1.7.4 counts only the last iteration of what a loop does to a value from before it, and reads wild memory
+    where the end of a loop in a loop is not a constant.
+    """
     function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
     r.stopped.append(rule.target)
+    r.blocks.append(Block("rule"))
     try:
         result = value_of(walk(function, bound))
     finally:
         r.stopped.pop()
-    returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    check_shapes(rule, [_shape(p) for p in parts], None if result is None else [_shape(x) for x in returned])
-    sources.pop("auto", None)  # the values themselves, which are then read once
-    given = {**sources, "returned": as_groups(returned)}
-    options = {"keeps_automatic": "auto" not in rule.parameters, "name": rule.name, "place": rule.place}
-    groups, locals_, results = results_of("ruled", whole)
-    r.add(Boundary("rule", rule.target, given, groups, locals_, inner, options, place=r.place()))
-    return results
+        body = tuple(r.blocks.pop().statements)
+    for s in unrolled(body, lambda what: _unsuitable(rule, what)) if r.is_reverse else body:
+        r.add(s)
+    return result
+
+
+def _unsuitable(rule: Rule, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"The rule {rule.name!r} has {what}: in Taichi's reverse mode its loops are unrolled. Write a for loop with "
+        "constant bounds and conditions, or use taichi_ext.jacobian."
+    )
+
+
+def _with_tangents(r: Recording, rule: Rule, automatic: Any, tangents: Any) -> Any:
+    """The result in reverse mode: its value, stopped, plus what the rule returns, which is 0 and has the gradient."""
+    values = stopped(r, automatic)
+    if "auto" in rule.parameters:
+        return by_number(total, values, tangents)
+    return by_number(total, values, by_number(difference, automatic, values), tangents)
 
 
 def _tangent_of(r: Recording, name: str, value: Any) -> tuple[Any, tuple[Local, ...], Any]:

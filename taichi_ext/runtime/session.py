@@ -11,7 +11,7 @@ import numpy as np
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.labels import Label, Labels
+from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
@@ -21,7 +21,6 @@ from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.reachable import reachable_arrays
 from taichi_ext.runtime.state import OverBudgetError, State
-from taichi_ext.tracing import trace
 
 _STORED = (
     "A number that was read from a field or array with a tangent is stored from Python: what is stored counts as a "
@@ -424,4 +423,4 @@ class Session(LaunchHooks):
             )
 
 
-backend.compile_with(lambda kernel, args: trace.trace_plain(kernel, args, FieldTable(Labels(kernel))))
+backend.compile_with(engine.plain_kernel)

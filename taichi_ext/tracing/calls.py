@@ -20,7 +20,7 @@ from taichi_ext.derivative.values import Scalar, StructValue, TensorValue, is_ac
 from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.record.known_calls import BY_CLASS, is_without_tangents
 from taichi_ext.record.parallel_loops import is_arithmetic
-from taichi_ext.tracing import atomics, edge_tracing, python_calls, whole_fields
+from taichi_ext.tracing import atomics, edge_tracing, python_calls, rule_tracing, whole_fields
 from taichi_ext.tracing.constructors import COMPARISONS, FROM_PARTS, cast, construct, select
 from taichi_ext.tracing.containers import Ref
 from taichi_ext.tracing.index_forms import Locals
@@ -151,7 +151,7 @@ def _inline(tracer: Any, func: Any, args: list[Any], keywords: dict[str, Any]) -
         values = [primal_of(tracer.value_of(b)) for b in bound]
         return backend.call_with_rule(rule, lambda *v: primal_of(_run(tracer, func, list(v))), names, values)
     if rule is not None:
-        return gradients.call_with_rule(tracer, rule, func, bound, lambda passed: _run(tracer, func, passed))
+        return rule_tracing.call_with_rule(tracer, rule, func, bound, lambda passed: _run(tracer, func, passed))
     if func in tracer.without_rules:  # a rule that calls its own function gets the primal
         bound = [primal_of(tracer.value_of(b)) if is_active(tracer.value_of(b)) else b for b in bound]
     return _run(tracer, func, bound)
@@ -341,9 +341,9 @@ _SPECIAL.update({getattr(operator, name): _operator(name) for name in (*_ARITHME
 _SPECIAL.update(linalg.SPECIAL)
 _SPECIAL.update(
     {
-        gradients.mark: gradients.trace_mark,
-        gradients.stop_gradient: gradients.trace_stop,
-        gradients.replace_gradient: gradients.trace_replace,
+        gradients.mark: rule_tracing.trace_mark,
+        gradients.stop_gradient: rule_tracing.trace_stop,
+        gradients.replace_gradient: rule_tracing.trace_replace,
     }
 )
 _SPECIAL.update({getattr(ti.Matrix, name): _static_method(name) for name in FROM_PARTS})

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from taichi_ext import backend
 from taichi_ext.backend import ops
-from taichi_ext.boundary.edges import (
-    alike,
-    coverage,
-    described,
-    edge,
-    ends_of,
-    is_antialiased,
-    position_of,
-    real_level,
-    segment_edge,
-    sqrt_edge,
-    step,
-)
+from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.layers import layers, level_gradient, mean_of_shapes, nearest, shape_at
 from taichi_ext.boundary.meshes import visible_edge, visible_parts
-from taichi_ext.boundary.pixel import Pixel, segment_partials
 from taichi_ext.boundary.rays import level_along, ray_level
 from taichi_ext.derivative.linear_form import Form, Seed, as_expression, is_row, multiply
 from taichi_ext.derivative.rules import Rule
@@ -37,9 +27,10 @@ from taichi_ext.derivative.values import (
     primal_of,
     shape_of,
 )
-from taichi_ext.errors import UnsupportedError
+from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.tracing import subscripts
 from taichi_ext.tracing.constructors import cast
+from taichi_ext.tracing.pixel import Pixel, segment_partials
 
 
 def _pixel(tracer: Any, what: str, level: Any, at: Any) -> tuple[Any, Pixel]:
@@ -271,6 +262,73 @@ def trace_gradient(tracer: Any, function: Any, args: list[Any], keywords: dict[s
         tracer.require_settled(f"{shapes.what}: level does not depend on x and y; compute it from them in the shape.")
     dtype = backend.dtype_of(primal_of(tracer.value_of(value)))
     return backend.tensor([backend.variable(as_expression(c, dtype)) for c in gradient], (2,))
+
+
+def is_antialiased(what: str, antialias: Any) -> bool:
+    """The option ``antialias``; raises unless it is known to be true or false when the kernel is compiled."""
+    if not isinstance(antialias, (bool, np.bool_)):
+        shown = "a value of the kernel" if backend.is_expr(antialias) else repr(antialias)
+        raise InvalidRuleError(
+            f"{what}: antialias is {shown}; expected True or False, a constant when the kernel is compiled."
+        )
+    return bool(antialias)
+
+
+def real_level(what: str, level: Any) -> Any:
+    """The level, if it can be one."""
+    if not backend.is_expr(level) or backend.is_tensor(level) or not backend.is_real(backend.dtype_of(level)):
+        raise UnsupportedError(
+            f"{what}: level must be a real scalar computed from the position of the pixel; {described(level)} is "
+            "given. Compute it from real variables, for example px = float(i)."
+        )
+    return level
+
+
+def alike(what: str, inside: Any, outside: Any) -> tuple[Any, Any]:
+    """Both values with one shape: a scalar stands for all entries."""
+    shapes = shape_of(inside), shape_of(outside)
+    if shapes[0] == shapes[1]:
+        return inside, outside
+    if () not in shapes:
+        raise UnsupportedError(
+            f"{what}: inside has shape {shapes[0]}, outside {shapes[1]}; give both the same shape, or a scalar for one."
+        )
+    if shapes[1]:
+        return make_tensor([inside] * math.prod(shapes[1]), shapes[1]), outside
+    return inside, make_tensor([outside] * math.prod(shapes[0]), shapes[0])
+
+
+def ends_of(what: str, start: Any, end: Any) -> tuple[list[Any], list[Any]]:
+    """The coordinates of both ends of a side."""
+    for name, value in (("start", start), ("end", end)):
+        if shape_of(value) != (2,):
+            raise UnsupportedError(
+                f"{what}: {name} must be a vector of 2, x and y in pixels; {described(value)} is given. "
+                "Write ti.Vector([x, y])."
+            )
+    return entries_of(start), entries_of(end)
+
+
+def position_of(what: str, at: Any) -> list[Any]:
+    """The two coordinates of a pixel."""
+    if shape_of(at) == (2,):
+        return entries_of(at)
+    if not isinstance(at, (tuple, list)) or len(at) != 2 or any(shape_of(c) for c in at):
+        raise UnsupportedError(
+            f"{what}: at must be a pair of real numbers, at=(px, py); {described(at)} is given. "
+            "It is the centre of the pixel, for example px = float(i) and py = float(j)."
+        )
+    return list(at)
+
+
+def described(x: Any) -> str:
+    """An argument as messages tell it."""
+    if isinstance(x, (tuple, list)):
+        return f"a {type(x).__name__} of {len(x)}"
+    shape, x = shape_of(x), primal_of(x)
+    if shape:
+        return f"a value of shape {shape}"
+    return f"a value of type {backend.dtype_of(x).to_string()}" if backend.is_expr(x) else repr(x)
 
 
 SPECIAL = {

@@ -1,0 +1,144 @@
+"""Loops written out, iteration by iteration."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Call,
+    Const,
+    Declare,
+    Effect,
+    For,
+    If,
+    Jump,
+    Local,
+    Op,
+    Read,
+    Statement,
+    Update,
+    Value,
+    While,
+    declared,
+    rebuilt,
+    statements,
+    with_values,
+)
+
+MOST = 1024  # iterations, of all loops together
+
+_COMPUTE: dict[str, Callable[..., int]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b,
+    "neg": lambda a: -a,
+    "max": max,
+    "min": min,
+    "cast": lambda a: a,
+}
+
+
+def unrolled(body: Body, refuse: Callable[[str], Exception]) -> Body:
+    """The block without loops; ``refuse(what)`` is the exception where something cannot be written out."""
+    return _Unrolling(refuse).block(body, {}, {}, is_copy=False)
+
+
+class _Unrolling:
+    def __init__(self, refuse: Callable[[str], Exception]) -> None:
+        self.refuse = refuse
+        self.count = 0
+
+    def block(self, body: Body, names: Mapping[Local, Local], known: Mapping[Any, int], *, is_copy: bool) -> Body:
+        """A block: of an iteration, a copy. ``names`` are the new locals of outer copies, ``known`` loop variables."""
+        names = dict(names)
+        made: list[Statement] = []
+        for s in body:
+            s = _substituted(s, names, known)
+            if isinstance(s, While):
+                raise self.refuse("a while loop")
+            if isinstance(s, For):
+                made += self.loop(s, names, known)
+                continue
+            if is_copy:
+                names.update((local, replace(local)) for local in declared(s))
+                s = _renamed(s, names)
+            if isinstance(s, If):
+                then, orelse = (self.block(b, names, known, is_copy=is_copy) for b in (s.then, s.orelse))
+                s = replace(s, then=then, orelse=orelse)
+            made.append(s)
+        return tuple(made)
+
+    def loop(self, s: For, names: Mapping[Local, Local], known: Mapping[Any, int]) -> Iterator[Statement]:
+        if any(isinstance(inner, Jump) for inner in statements(s.body)):
+            raise self.refuse("a loop with break or continue")
+        for index in self.iterations(s):
+            own, numbers = dict(names), dict(known)
+            if len(s.variables) == 1 and s.variables[0].shape:
+                (variable,) = s.variables
+                own[variable] = replace(variable, kind="temporary")
+                yield Declare(own[variable], tuple(Const(i, variable.dtype) for i in index), place=s.place)
+                numbers.update(((variable, n), i) for n, i in enumerate(index))
+            else:
+                numbers.update(zip(s.variables, index, strict=True))
+            yield from self.block(s.body, own, numbers, is_copy=True)
+
+    def iterations(self, s: For) -> list[tuple[int, ...]]:
+        if s.kind == "range":
+            axes = [tuple(map(_number, s.domain))]
+        elif s.kind in ("ndrange", "grouped ndrange"):
+            axes = [tuple(map(_number, d if isinstance(d, (tuple, list)) else (d,))) for d in s.domain]
+        else:
+            axes = [(None,)]
+        if any(n is None for axis in axes for n in axis):
+            raise self.refuse("a loop whose bounds are not constants")
+        found = list(itertools.product(*(range(*axis) for axis in axes)))  # type: ignore[arg-type]
+        self.count += len(found)
+        if self.count > MOST:
+            raise self.refuse(f"more than {MOST} iterations of loops")
+        return found
+
+
+def _substituted(s: Statement, names: Mapping[Local, Local], known: Mapping[Any, int]) -> Statement:
+    """The statement with the locals of a copy, and numbers for the variables of loops."""
+
+    def change(node: Value) -> Value:
+        if not isinstance(node, Read):
+            return node
+        number = known.get((node.local, *node.index) if node.index else node.local)
+        if number is not None:
+            return Const(number, node.dtype, place=node.place)
+        new = names.get(node.local)
+        return node if new is None else Read(new, node.index, place=node.place)
+
+    memo: dict[Value, Value] = {}
+    s = with_values(s, lambda v: rebuilt(v, change, memo))
+    if isinstance(s, (Assign, Update, Atomic)):
+        return replace(s, target=change(s.target))  # type: ignore[arg-type]
+    return s
+
+
+def _renamed(s: Statement, names: Mapping[Local, Local]) -> Statement:
+    """The statement with new locals for those that it declares."""
+    if isinstance(s, Declare):
+        return replace(s, local=names[s.local])
+    if isinstance(s, Atomic) and s.result is not None:
+        return replace(s, result=names[s.result])
+    return replace(s, results=tuple(names[r] for r in s.results)) if isinstance(s, (Call, Effect, Boundary)) else s
+
+
+def _number(value: Any) -> int | None:
+    """A bound that is known."""
+    if isinstance(value, Const):
+        return int(value.value)
+    if not isinstance(value, Op) or value.name not in _COMPUTE or not value.dtype.is_integer:
+        return None
+    numbers = list(map(_number, value.args))
+    return None if None in numbers else _COMPUTE[value.name](*numbers)
