@@ -106,7 +106,21 @@ def conditional_expression():
     return [over(y, [Update(at(y, Read(i)), "add", op("mul", value, at(x, Read(i))))])]
 
 
+def guarded_index():
+    """A branch keeps x[i + 2] within x: where it is not taken, the row of y has no such column."""
+    branch = If(op("lt", Read(i), c(2)), (Assign(Read(a), at(x, op("add", Read(i), c(2)))),))
+    return [over(y, [Declare(a, (f(0.5),)), branch, Assign(at(y, Read(i)), op("mul", Read(a), at(x, Read(i))))])]
+
+
+def guarded_index_in_a_sum():
+    """The same, added to a row of which each entry would get one term."""
+    guarded = If(op("lt", Read(n), c(2)), (Assign(Read(a), at(x, op("add", Read(n), c(2)))),))
+    inner = [Declare(a, (f(0.5),)), guarded, Update(Read(s), "add", op("mul", Read(a), Read(a)))]
+    return [over(y, [Declare(s, (f(0),)), times(P, n, inner), Assign(at(y, Read(i)), op("mul", Read(s), f(2)))])]
+
+
 PROGRAMS = [straight_line, symbolic_columns, sum_over_a_loop, nearest, intermediate, conditional_expression]
+PROGRAMS += [guarded_index, guarded_index_in_a_sum]
 
 
 def values_after(body, given):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.changes import written
 from taichi_ext.program import Body, Const, Container, For, If, Jump, Size, Statement, While, bodies
 
@@ -105,6 +106,19 @@ def number(x: Any, extents: Extents) -> int | None:
     if isinstance(x, Const):
         x = x.value
     return int(x) if isinstance(x, int) else None
+
+
+def span(column: Affine, loops: Iterable[Loop]) -> tuple[int, int] | None:
+    """The least and the greatest value of an index in these loops, None where the kernel alone knows them."""
+    bounds = {a: b for loop in loops if loop.bounds for a, b in zip(loop.atoms, loop.bounds, strict=True)}
+    least = greatest = column.constant
+    for atom, factor in column.terms:
+        if atom not in bounds:
+            return None
+        first, end = bounds[atom]
+        ends = factor * first, factor * (end - 1)
+        least, greatest = least + min(ends), greatest + max(ends)
+    return least, greatest
 
 
 def _has_jump(body: Body) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Indices, atom_value
-from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply
+from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply, operation
 from taichi_ext.differentiate.forms import Seed
 from taichi_ext.program import I32, Local, Read, Value
 
@@ -58,6 +58,7 @@ class Naming:
         self.builder = builder
         self.indices = indices
         self.owners: dict[Any, Any] = {}  # of columns that were read from slots
+        self.conditional: dict[Seed, int] = {}  # that may lie outside of so many columns, with a coefficient of 0 then
         self._keep = keep  # in a temporary of the statement, unless it does not change
         self._parameters = parameters
 
@@ -98,7 +99,11 @@ class Naming:
         return add(total, affine.constant)
 
     def column(self, seed: Seed) -> Any:
-        return self.value_of(seed.column)
+        """The number of a seed's column; one of all columns, whatever is not read in this iteration."""
+        column = self.value_of(seed.column)
+        if seed not in self.conditional:
+            return column
+        return operation("max", 0, operation("min", column, self.conditional[seed] - 1))
 
     def is_visible(self, seed: Seed, block: Block) -> bool:
         """Whether a seed can be named in a block."""

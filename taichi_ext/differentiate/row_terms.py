@@ -70,6 +70,8 @@ class Terms:
         if storage.is_array or any(is_row(leaf) or leaf in storage.registers for leaf in form):
             return ADDED
         forward, width = storage.forward, storage.forward.columns
+        if any(leaf in forward.naming.conditional for leaf in form):
+            return ADDED  # with a coefficient of 0, to the column of another term
         around, inner = forward.loops[: len(storage.loops)], forward.loops[len(storage.loops) :]
         fixed = {atom for loop in around for atom in loop.atoms}
         columns = [seed.column for seed in form]
