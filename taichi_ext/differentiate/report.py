@@ -24,7 +24,6 @@ from taichi_ext.program import (
     Value,
     bodies,
     children,
-    statements,
 )
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
@@ -60,7 +59,7 @@ class LocalChoice:
 
 @dataclass(frozen=True)
 class LoopChoice:
-    """How a parallel loop runs, and why: ``runs serially: ...``; ``number`` counts the loops of the kernel."""
+    """How a parallel loop runs, and why: ``runs serially: ...``; ``number`` counts the parallel loops of a kernel."""
 
     number: int
     text: str
@@ -83,7 +82,11 @@ class Report:
         """The decisions in words; ``name_of`` gives what the user calls a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
-        return [*locals_, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in self.loops)]
+        return [
+            *locals_,
+            *operations,
+            *(f"parallel loop {loop.number} {loop.text}" for loop in sorted(self.loops, key=lambda loop: loop.number)),
+        ]
 
 
 def _of_local(choice: LocalChoice, columns: int, name_of: Any) -> str:
@@ -123,8 +126,13 @@ def _local_choices(walk: Any) -> list[LocalChoice]:
 
 
 def _loop_choices(body: Body, serial: dict[Statement, str]) -> list[LoopChoice]:
-    loops = [s for s in statements(body) if isinstance(s, For)]
-    return [LoopChoice(n, f"runs serially: {serial[loop]}") for n, loop in enumerate(loops, 1) if loop in serial]
+    loops = enumerate(parallel_loops(body), 1)
+    return [LoopChoice(n, f"runs serially: {serial[loop]}") for n, loop in loops if loop in serial]
+
+
+def parallel_loops(body: Body) -> list[For]:
+    """The loops that a kernel runs in parallel, or could, in the order in which they are counted."""
+    return [s for s in body if isinstance(s, For)]
 
 
 def line_of(place: Place | None) -> Line:

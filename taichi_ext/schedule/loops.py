@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.arguments import shadow_argument
 from taichi_ext.differentiate.build import add, literal, multiply, operation
-from taichi_ext.differentiate.report import LoopChoice
+from taichi_ext.differentiate.report import LoopChoice, parallel_loops
 from taichi_ext.program import (
     I32,
     Argument,
@@ -30,7 +30,6 @@ from taichi_ext.program import (
     Read,
     Statement,
     Value,
-    statements,
 )
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.pieces import Pieces, as_pairs, find_pieces, in_pieces, touched
@@ -66,7 +65,7 @@ def schedule(
     pieces = {s: p for s, d in domains.items() if (p := find_pieces(s, d, shadows, columns, machine)) is not None}
     users = Counter(c for s in program.body for c in touched(s))
     pairs = {c: as_pairs(c) for p in pieces.values() for c in p.pairs if users[c] == 1}
-    numbers = {s.variables[0]: n for n, s in enumerate(_loops(recorded), 1)}
+    numbers = {s.variables[0]: n for n, s in enumerate(parallel_loops(recorded.body), 1)}
     choices: list[LoopChoice] = []
     body: list[Statement] = []
     for s in program.body:
@@ -86,10 +85,6 @@ def schedule(
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
     arguments = tuple(_paired(a, pairs) for a in program.arguments)
     return Scheduled(replace(program, body=tuple(body), arguments=arguments), tuple(choices), frozenset(pairs))
-
-
-def _loops(program: Program) -> list[For]:
-    return [s for s in statements(program.body) if isinstance(s, For)]
 
 
 def _domain(s: For, machine: Machine) -> tuple[int, ...] | None:
