@@ -82,11 +82,8 @@ class Report:
         """The decisions in words; ``name_of`` gives what the user calls a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
-        return [
-            *locals_,
-            *operations,
-            *(f"parallel loop {loop.number} {loop.text}" for loop in sorted(self.loops, key=lambda loop: loop.number)),
-        ]
+        loops = sorted(self.loops, key=lambda loop: loop.number)
+        return [*locals_, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
 
 
 def _of_local(choice: LocalChoice, columns: int, name_of: Any) -> str:
