@@ -38,16 +38,20 @@ class Slots:
             total += self.values[atom] * factor
         return total
 
-    def rows(self, group: Group) -> np.ndarray:
+    def rows(self, group: Group, dtype: Any) -> np.ndarray:
         """The row of each entry, slot by slot."""
-        parts = np.stack([self.of(row) for row in self.site.rows], axis=1)
-        return parts[:, [entry.part for entry in group.entries]].reshape(-1)
+        found = np.empty((self.site.slots, len(group.entries)), dtype)
+        parts = [self.of(row) for row in self.site.rows]
+        for n, entry in enumerate(group.entries):
+            found[:, n] = parts[entry.part]
+        return found.reshape(-1)
 
     def columns(self, group: Group) -> np.ndarray:
         """The column of each entry, among all columns; negative where there is none."""
-        if not group.entries:
-            return np.zeros(0, np.int64)
-        return np.stack([self.of(entry.column) for entry in group.entries], axis=1).reshape(-1)
+        found = np.empty((self.site.slots, len(group.entries)), np.int32)  # columns end before 2**31
+        for n, entry in enumerate(group.entries):
+            found[:, n] = self.of(entry.column)
+        return found.reshape(-1)
 
 
 LONG = 1 << 15  # from here on, threads share the work
@@ -103,13 +107,15 @@ def block_of(
 ) -> Block:
     """The CSR arrays for numbers with these rows and columns, of which some are kept."""
     dtype = np.int32 if max(*shape, len(rows)) < 2**31 else np.int64
-    key = rows * max(1, shape[1]) + columns
+    key = rows * np.int64(max(1, shape[1]))
+    key += columns
     if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
         indptr = np.zeros(shape[0] + 1, dtype)
         np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
-        return Block(indptr, columns.astype(dtype), None, None, shape, has_rows)
-    numbers = np.flatnonzero(kept)
-    key = key[numbers]
+        return Block(indptr, columns.astype(dtype, copy=False), None, None, shape, has_rows)
+    del rows, columns
+    numbers = None if kept.all() else np.flatnonzero(kept)
+    key = key if numbers is None else key[numbers]
     order = np.argsort(key, kind="stable")
     key = key[order]
     is_first = np.ones(len(key), bool)
@@ -119,7 +125,7 @@ def block_of(
     indptr = np.zeros(shape[0] + 1, dtype)
     np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
     indices = (key % max(1, shape[1])).astype(dtype)
-    order = numbers[order].astype(dtype)
+    order = (order if numbers is None else numbers[order]).astype(dtype)
     ends = np.append(starts, len(order))
     for length in LENGTHS if len(order) >= LONG else ():
         if _comes_together(order, ends, length):

@@ -130,19 +130,21 @@ class Streams:
     def _bundle_blocks(
         self, bundle: _Bundle, key: Any, slots: dict[int, Slots], kept: dict[int, np.ndarray]
     ) -> dict[Any, Block]:
-        rows = np.concatenate([slots[s.number].rows(g) for s, g in bundle.sources])
-        columns = np.concatenate([slots[s.number].columns(g) for s, g in bundle.sources])
-        counts = [kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources]
-        is_kept = np.concatenate(counts)
+        size = self._sizes[key]
+        row_type = np.int32 if size < 2**31 else np.int64
+        rows = _joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])
+        columns = _joined([slots[s.number].columns(g) for s, g in bundle.sources])
+        is_kept = _joined([kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources])
         has_rows = any(s.has_rows for s, _ in bundle.sources)
+        is_whole = len(bundle.owners) == 1
         blocks = {}
         for first, end, owner in self._ranges:
             if owner in bundle.owners:
                 here = is_kept & (columns >= first) & (columns < end)
                 if here.any():
-                    shape = (self._sizes[key], end - first)
-                    is_whole = len(bundle.owners) == 1
-                    blocks[owner] = block_of(rows, columns - first, here, shape, has_rows, may_be_in_place=is_whole)
+                    shape = (size, end - first)
+                    own = np.subtract(columns, first, out=columns if is_whole else None)
+                    blocks[owner] = block_of(rows, own, here, shape, has_rows, may_be_in_place=is_whole)
         return blocks
 
     # --- what it wrote
@@ -159,6 +161,10 @@ class Streams:
                     numbers = _to_numpy(bundle.memory)[: bundle.numbers]
                     full[owner] = (block, block.data(numbers))
                 yield StageBlocks(key, self._sizes[key], self._stored[stage, key], full)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _new_array(size: int, dtype: Any) -> Any:

@@ -1,0 +1,89 @@
+"""Entries of a sparse Jacobian in programs written by hand, without Taichi: which columns, in which order, or a reason."""
+
+import pytest
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Extent
+from taichi_ext.differentiate.decisions import Seeds
+from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.differentiate.shadows import Role
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.sparse_order import are_apart
+from taichi_ext.program import F64, I32, Assign, Const, Container, Declare, For, Load, Local, Op, Program, Read, Update
+
+P, M = 5, 4
+x, y, u = Container("x", F64, 1, shape=(P,)), Container("y", F64, 1, shape=(M,)), Container("u", F64, 1, shape=(M,))
+which = Container("which", I32, 1, shape=(M,))
+i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
+total = Local("total", F64)
+EXTENTS = {c: Extent(c.shape, ()) for c in (x, y, u, which)}
+
+
+def op(name, *args):
+    return Op(name, args, args[-1].dtype)
+
+
+def at(container, index):
+    return Load(container, (index,))
+
+
+def over(container, *body):
+    return For("field", (i,), (container,), body)
+
+
+def sparse(*body):
+    """What is found out about a program with the parameter x and the output y."""
+    roles = {x: Role(0, is_fresh=False), y: Role(), u: Role()}
+    asked = SparseSeeds(Columns({"x": P}), frozenset({"y"}), {x: "x", y: "y", u: "u", which: "which"})
+    program = Program("program", (), (), body, (x, y, u, which))
+    return differentiate(program, Seeds(P, roles, EXTENTS, sparse=asked)).sparse
+
+
+def test_an_index_that_is_read_is_one_column_wherever_it_stands():
+    read = lambda: at(x, at(which, Read(i)))  # noqa: E731
+    (site,) = sparse(
+        over(
+            y,
+            Declare(total, (op("mul", read(), read()),)),
+            Assign(at(y, Read(i)), op("add", Read(total), op("sin", read()))),
+        )
+    ).sites
+    assert [(group.owner, len(group.entries)) for group in site.groups] == [("x", 1)]
+    assert len(site.atoms) == 1
+    assert site.is_injective
+
+
+def test_what_is_written_and_read_is_a_column_of_its_own():
+    found = sparse(
+        over(u, Assign(at(u, Read(i)), op("sin", at(x, Read(i))))),
+        over(y, Assign(at(y, Read(i)), op("mul", at(u, Read(i)), at(x, Read(i))))),
+    )
+    assert found.columns.composed == {"u": M}
+    assert [{group.owner for group in site.groups} for site in found.sites] == [{"x"}, {("composed", "u", 1), "x"}]
+    assert found.sites[0].stage < found.sites[1].stage
+
+
+def test_terms_that_add_up_are_in_rows():
+    body = For("range", (j,), (Const(P, I32),), (Update(Read(total), "add", at(x, Read(j))),))
+    found = sparse(over(y, Declare(total, (Const(0.0, F64),)), body, Assign(at(y, Read(i)), Read(total))))
+    assert found.columns.in_rows == {"x"}
+    assert [len(group.entries) for group in found.sites[0].groups] == [P]
+    assert found.sites[0].has_rows
+
+
+def test_reasons_for_dense_rows():
+    neighbour = at(y, op("sub", Read(i), Const(1, I32)))
+    with pytest.raises(DenseRowsError, match="read in the loop that writes it"):
+        sparse(over(y, Assign(at(y, Read(i)), op("mul", neighbour, at(x, Read(i))))))
+    count = Local("count", I32, kind="parameter")
+    loop = For("range", (i,), (Read(count),), (Assign(at(y, Read(i)), at(x, Read(i))),))
+    with pytest.raises(DenseRowsError, match="y is written in a loop whose number of iterations is not known"):
+        sparse(loop)
+
+
+def test_rows_that_are_apart():
+    even = Affine(((i, 2),))
+    assert are_apart(even, Affine(((j, 4),), 1))
+    assert not are_apart(even, Affine(((j, 3),), 1))
+    assert not are_apart(even, even)
