@@ -24,7 +24,7 @@ TOLERANCE = 1e-9
 VECTORS = 16  # tangents at once
 
 
-def make_image(width: int = 640, height: int = 480, blobs: int = 75) -> SparseProgram:
+def make_image(width: int = 320, height: int = 240, blobs: int = 75) -> SparseProgram:
     """Residuals of a picture that is a sum of blobs, each with a place, a width and a height: a dense J."""
     p, r = ti.Vector.field(4, ti.f64, blobs), ti.field(ti.f64, (height, width))
     p.from_numpy(np.random.default_rng(0).uniform(0.1, 0.9, (blobs, 4)))
