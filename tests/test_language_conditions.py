@@ -5,6 +5,9 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose
+
+from taichi_ext import engine, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -129,6 +132,32 @@ def test_conditional_expression_guards_an_index():
             y[i] = left * right + (x[i - 1] if i - 1 >= 0 else x[i] * x[i])
 
     check_jacobian(parallel, x, y)
+
+
+@pytest.mark.skipif(getattr(engine, "ENGINE", "") == "tracer", reason="the tracer writes past the end of J")
+def test_guarded_columns_stay_within_j():
+    """Where the guard does not hold, nothing is added: not to -0.0 either, which would become 0.0."""
+    x, y = scalars([0.3, 0.8, 1.4]), outputs(6)
+
+    @ti.kernel
+    def branch():
+        for i in range(6):
+            t = 0.5
+            if i < 3:
+                t = x[i]
+            y[i] = t * t
+
+    @ti.kernel
+    def chosen():
+        for i in range(6):
+            y[i] = ti.select(i < 3, x[i], 0.5) ** 2
+
+    for kernel in (branch, chosen):
+        memory = np.full(54, -0.0)
+        J = jacobian(kernel, x, y, out=memory[18:36].reshape(6, 3))
+        assert_allclose(J, np.diag([0.6, 1.6, 2.8, 0, 0, 0])[:, :3])
+        assert np.signbit(memory[36:]).all()
+        assert np.signbit(memory[:18]).all()
 
 
 def test_conditional_expression_guards_a_division():

@@ -152,7 +152,8 @@ class Forward:
             for t in self.tangents.values()
             if t.role.first_column is not None
         }
-        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters)
+        reach = self.columns if self.sparse is None else 0
+        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters, reach)
 
     def _new_tangents(self, container: Container) -> Tangents:
         role = self.seeds.roles.get(container, Role())

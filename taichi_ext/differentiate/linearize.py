@@ -237,6 +237,8 @@ class Linearizer:
         forms = [self._settled(a) for a in args]
         if node.name == "select":
             picks: tuple[Any, ...] = (self.keep(node.args[0]), None)
+            for seed in (leaf for form in forms for leaf in form if not is_row(leaf)):
+                self.forward.naming.note_conditional(seed, self.forward.loops)
         else:
             assert rule.picks is not None
             values = [self.keep(a, node.dtype) for a in args]

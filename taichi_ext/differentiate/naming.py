@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Indices, atom_value
+from taichi_ext.analysis.loops import Loop, span
 from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply, operation
 from taichi_ext.differentiate.forms import Seed
 from taichi_ext.program import I32, Local, Read, Value
@@ -46,7 +47,10 @@ class Block:
 
 
 class Naming:
-    """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes."""
+    """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes.
+
+    ``columns`` is their number, 0 where no column lies outside of a row (in a sparse Jacobian).
+    """
 
     def __init__(
         self,
@@ -54,13 +58,15 @@ class Naming:
         indices: Indices,
         keep: Callable[[Value, Any, str], Value],
         parameters: Mapping[str, tuple[int, int]],
+        columns: int,
     ) -> None:
         self.builder = builder
         self.indices = indices
         self.owners: dict[Any, Any] = {}  # of columns that were read from slots
-        self.conditional: dict[Seed, int] = {}  # that may lie outside of so many columns, with a coefficient of 0 then
+        self.conditional: set[Seed] = set()  # that may lie outside of all columns, with a coefficient of 0 then
         self._keep = keep  # in a temporary of the statement, unless it does not change
         self._parameters = parameters
+        self._columns = columns
 
     def named(self, column: Any, owner: Any = None) -> Affine:
         """A column that is known in a local, as a normal form."""
@@ -103,7 +109,15 @@ class Naming:
         column = self.value_of(seed.column)
         if seed not in self.conditional:
             return column
-        return operation("max", 0, operation("min", column, self.conditional[seed] - 1))
+        return operation("max", 0, operation("min", column, self._columns - 1))
+
+    def note_conditional(self, seed: Seed, loops: Iterable[Loop]) -> None:
+        """Take note of a column that a condition may guard: where it does not hold, there may be no such column."""
+        if seed.is_constant or self._columns == 0:
+            return
+        known = span(seed.column, loops)
+        if known is None or known[0] < 0 or known[1] >= self._columns:
+            self.conditional.add(seed)
 
     def is_visible(self, seed: Seed, block: Block) -> bool:
         """Whether a seed can be named in a block."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine, atom_value
-from taichi_ext.analysis.loops import span
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
 from taichi_ext.differentiate.forms import Form, Row, Seed, accumulate, coefficient, is_row, row_sum, settled
 from taichi_ext.differentiate.row_terms import STORED, Terms
@@ -93,7 +92,7 @@ class Storage:
         for seed in facts.seeds:
             if not (is_full and seed.is_column):
                 self.registers[seed] = self._new_register(seed)
-                self._note_conditional(seed)
+                self.forward.naming.note_conditional(seed, self.loops)
         if self.row is None:
             for n in range(facts.slots):
                 column = self.builder.declare(f"column_{n}", literal(self.no_column, I32))
@@ -104,14 +103,6 @@ class Storage:
         if self.is_array:
             return self.builder.array(name, self.size, self.dtype)
         return self.builder.declare(name, literal(0, self.dtype)).local
-
-    def _note_conditional(self, seed: Seed) -> None:
-        """Take note of a column that a branch may guard: where the branch is not taken, there may be no such column."""
-        if seed.is_constant or self.sparse is not None:
-            return
-        known = span(seed.column, self.loops)
-        if known is None or known[0] < 0 or known[1] >= self.forward.columns:
-            self.forward.naming.conditional[seed] = self.forward.columns
 
     def _register(self, seed: Seed, index: Any) -> Read:
         return Read(self.registers[seed], (index,) if self.is_array else ())
