@@ -8,6 +8,7 @@ from typing import Any
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.report import Report
+from taichi_ext.differentiate.reverse_loops import ReversalDecisions
 from taichi_ext.differentiate.row_terms import RowDecisions
 from taichi_ext.differentiate.shadows import Role
 from taichi_ext.differentiate.sparse_numbering import SparseDecisions, SparseSeeds
@@ -32,6 +33,7 @@ class Decisions:
     indexed: set[Local] = field(default_factory=set)  # vectors that do not change, indexed at run time
     olds: dict[Statement, Local] = field(default_factory=dict)  # what was there before an atomic operation
     rows: RowDecisions = field(default_factory=RowDecisions)
+    reversals: ReversalDecisions = field(default_factory=ReversalDecisions)
     sparse: SparseDecisions = field(default_factory=SparseDecisions)
     walks: int = 0
 

@@ -7,6 +7,7 @@ twice) is added to the ``Decisions``, and the walk is repeated; decisions only g
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
 from taichi_ext.differentiate.naming import Block, Naming
 from taichi_ext.differentiate.report import reported
+from taichi_ext.differentiate.reverse_loops import Reversals
 from taichi_ext.differentiate.serial_loops import serialized
 from taichi_ext.differentiate.shadows import Role, Tangents
 from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE
@@ -104,6 +106,10 @@ def _compose(container: Container, seeds: Seeds, decisions: Decisions) -> None:
         decisions.sparse.composed[key] = math.prod(extent.shape) * math.prod(container.element_shape)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Forward:
     """One walk over the statements of a program."""
 
@@ -140,6 +146,7 @@ class Forward:
         self.arguments = Arguments(program)
         self.given: GivenTangents | None = None
         self.locals = LocalTangents(self)
+        self.reversals = Reversals(self)
         self.block = Block(None)
         self.loops: list[Loop] = []
         self.read: set[Container] = set()  # containers whose tangents have been read
@@ -183,7 +190,7 @@ class Forward:
         body = (*self.builder.body, *self._body(self.program.body))
         program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
         if not self.has_news:
-            self.has_news = self.decisions.rows.accept(self.locals.storages, self.read)
+            self.has_news = self.decisions.rows.accept(self.locals.storages, self.read) or self.reversals.accept()
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
         given, report = tuple(self.arguments.given), reported(self, body, self.decisions.serial)
         sparse = None if self.sparse is None else self.sparse.result()
@@ -261,15 +268,23 @@ class Forward:
     # --- blocks
 
     def _body(self, body: tuple[Statement, ...], variables: Any = ()) -> tuple[Statement, ...]:
+        return self.block_of(body, variables, _nothing, _nothing)
+
+    def block_of(
+        self, body: tuple[Statement, ...], variables: Any, begin: Callable[[], None], finish: Callable[[], None]
+    ) -> tuple[Statement, ...]:
+        """A block with tangents; ``begin`` and ``finish`` emit what comes before and after its statements."""
         outer, self.block = self.block, Block(self.block)
         self.block.declared.update(variables)
         with self.builder.collecting() as collected:
+            begin()
             for group in grouped(body):
                 if self.sparse is not None and self.block.is_kernel:
                     self.sparse.stage += 1
                 self.builder.place = group[0].place
                 self.linearizer.begin_statement()
                 self.statement(group)
+            finish()
         self.block = outer
         return tuple(collected)
 
@@ -312,6 +327,9 @@ class Forward:
         self.builder.emit(s)
 
     def _loop(self, s: For | While) -> None:
+        if isinstance(s, For) and self.reversals.is_reversed(s):
+            self.reversals.loop(s)
+            return
         loop = self.loop_table[s]
         self.loops.append(loop)
         variables = s.variables if isinstance(s, For) else ()

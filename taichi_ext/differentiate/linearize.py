@@ -220,7 +220,9 @@ class Linearizer:
         with self.builder.at(node.place):
             partials = self._partials(node)
         for arg, partial in partials:
-            accumulate(form, guarded_scale(self._settled(arg), partial))
+            inner = self._settled(arg)
+            self.forward.reversals.note_singular(inner)
+            accumulate(form, guarded_scale(inner, partial))
         return form
 
     def _settled(self, node: Value) -> Form:

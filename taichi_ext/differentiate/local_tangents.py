@@ -144,11 +144,11 @@ class LocalTangents:
     def declare_stored(self, s: Declare, value: Value) -> None:
         form = settled(self.builder, self.forward.form(value))
         self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
-        storage = self._new_storage(s.local)
+        storage = self.new_storage(s.local)
         storage.write(self.with_own(s.local, [form]), [0])
 
-    def _new_storage(self, local: Local) -> Storage:
-        facts = self.decisions.storages.setdefault(local, StorageFacts())
+    def new_storage(self, local: Local) -> Storage:
+        facts = self.decisions.storages.setdefault(self.decisions.reversals.key(local), StorageFacts())
         storage = self.storages[local] = Storage(self.forward, local, facts)
         return storage
 
@@ -156,7 +156,7 @@ class LocalTangents:
         forms = [settled(self.builder, self.forward.form(v)) for v in s.values]
         forms = self.with_own(s.local, forms)
         self.builder.emit(with_values(s, self.forward.primal))
-        storage = self._new_storage(s.local)
+        storage = self.new_storage(s.local)
         if any(forms):
             storage.write(forms, list(range(len(forms))))
         storage.is_zero = False  # what follows may stand in a loop
@@ -190,7 +190,7 @@ class LocalTangents:
         """The tangents of the entries of a vector or matrix that does not change."""
         forms = self.with_own(local, forms)
         if local in self.decisions.indexed:
-            self._new_storage(local).write(forms, list(range(len(forms))))
+            self.new_storage(local).write(forms, list(range(len(forms))))
         else:
             self.entry_forms[local] = forms
 

@@ -11,6 +11,8 @@ from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply
 from taichi_ext.differentiate.forms import Seed
 from taichi_ext.program import I32, Local, Read, Value
 
+STATES = -1_000_000  # and below: the columns of what a reversed loop carries
+
 
 class Block:
     """A block of control flow: what is declared in it can be named in it."""
@@ -125,6 +127,8 @@ class Naming:
 
     def seed_name(self, seed: Seed) -> str:
         """What a register for a seed is called, after the parameter."""
+        if seed.is_constant and seed.column.constant <= STATES:
+            return f"state_{STATES - seed.column.constant}"
         if seed.is_constant:
             for name, (first, size) in self._parameters.items():
                 number = seed.column.constant - first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from taichi_ext.program import (
 )
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
+BACKWARDS = "is gone over a second time, backwards, to accumulate tangents"
 _COUNTED = frozenset(("add", "sub", "mul", "truediv"))
 
 
@@ -104,7 +105,8 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Any) -> str:
 def reported(walk: Any, body: Body, serial: dict[Statement, str]) -> Report:
     """The decisions of a walk that has found nothing new; ``body`` is what it has made."""
     shadows = {c for _, c in walk.arguments.given}
-    return Report(tuple(_local_choices(walk)), tuple(_loop_choices(walk.program.body, serial)), costs(body, shadows))
+    loops = _loop_choices(walk.program.body, serial, walk.decisions.reversals.chosen)
+    return Report(tuple(_local_choices(walk)), tuple(loops), costs(body, shadows))
 
 
 def _local_choices(walk: Any) -> list[LocalChoice]:
@@ -122,9 +124,14 @@ def _local_choices(walk: Any) -> list[LocalChoice]:
     return found
 
 
-def _loop_choices(body: Body, serial: dict[Statement, str]) -> list[LoopChoice]:
-    loops = enumerate(parallel_loops(body), 1)
-    return [LoopChoice(n, f"runs serially: {serial[loop]}") for n, loop in loops if loop in serial]
+def _loop_choices(body: Body, serial: dict[Statement, str], backwards: Collection[Statement]) -> list[LoopChoice]:
+    found: list[LoopChoice] = []
+    for n, loop in enumerate(parallel_loops(body), 1):
+        if loop in serial:
+            found.append(LoopChoice(n, f"runs serially: {serial[loop]}"))
+        inner = (s for s in statements(loop.body) if s in backwards)
+        found += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {BACKWARDS}") for s in inner]
+    return found
 
 
 def parallel_loops(body: Body) -> list[For]:

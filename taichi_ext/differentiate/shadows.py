@@ -132,6 +132,7 @@ class Tangents:
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         forms = [self.forward.form(v) for v in raw]
         forms = [settled(self.builder, columns_only(f, self.forward.is_column)) for f in forms]
+        forms = [self.forward.reversals.swept(f, self) for f in forms]
         values = [self.forward.primal(v) for v in raw]
         if len(values) > 1:
             values = [self.builder.keep(v) for v in values]
@@ -173,7 +174,7 @@ class Tangents:
     def _is_placed(self, row: Any) -> bool:
         """Whether the row of a local, which is stored as it is, lies here from the start."""
         storage = self.forward.locals.storages.get(row.source) if row is not None else None
-        if storage is None:
+        if storage is None or storage.row is None:
             return False
         decisions = self.forward.decisions.rows
         decisions.note_stored_row(storage, self)

@@ -1,0 +1,320 @@
+"""Serial loops whose tangents are accumulated backwards.
+
+A loop that carries a few numbers from iteration to iteration, each with the tangents of all iterations before, costs a
+product per column and iteration if their rows go forward. Where all that is stored in the end is one sum of them, the
+loop is *reversed*: each iteration keeps the partial derivatives of what it carries on, by what came in and by
+parameters, on a tape, and a second loop goes over the tape from its end, with one weight for each number carried.
+
+It assumes that the number of iterations is known and that each is run to its end; that the body has no other effects
+on tangents than on these numbers; and that the coefficients of each iteration have names outside of it. All but the
+first is found out in the walk: where something else reads or changes such a tangent, the loop is walked forward after
+all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.build import add, cast, literal, multiply, operation
+from taichi_ext.differentiate.forms import Form, Guarded, Row, Seed, accumulate, coefficient, is_row, settled
+from taichi_ext.differentiate.naming import STATES, Block
+from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, ScratchRow, Storage, StorageFacts
+from taichi_ext.program import (
+    I32,
+    Assign,
+    Declare,
+    For,
+    If,
+    Local,
+    Read,
+    Size,
+    Statement,
+    Update,
+    Value,
+    While,
+    declared,
+    statements,
+)
+from taichi_ext.simplify.usage import all_values
+
+LEAST_COLUMNS = 8  # below which rows that go forward cost no more
+MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
+
+
+@dataclass
+class ReversalDecisions:
+    """Which loops are reversed; what is refused once stays forward."""
+
+    chosen: dict[Statement, tuple[Local, ...]] = field(default_factory=dict)  # and what they carry
+    refused: set[Statement] = field(default_factory=set)
+    widths: dict[Statement, int] = field(default_factory=dict)  # numbers on the tape for each iteration
+    sums: dict[Any, Local] = field(default_factory=dict)  # what the loops over a tape add up, by their numbers
+
+    def key(self, local: Local) -> Any:
+        """What the storage of a local before the loop is known by."""
+        return ("before", local) if any(local in carried for carried in self.chosen.values()) else local
+
+
+@dataclass
+class Tape:
+    """What a reversed loop has kept."""
+
+    statement: For
+    loop: Loop
+    carried: tuple[Local, ...]
+    around: tuple[Loop, ...]
+    sums: frozenset[Local]  # of them, those that are only added to
+    before: dict[Local, Form]
+    memory: Any
+    width: int
+    sweeps: int = 0
+    entries: list[tuple[Local, Seed]] = field(default_factory=list)  # whose coefficients are on the tape, in order
+
+    def entry(self, iteration: Value, number: int) -> Any:
+        first = self.loop.bounds[0][0]  # type: ignore[index]
+        return self.memory.entry(add(multiply(add(iteration, -first), self.width), number))
+
+
+class Reversals:
+    """The reversed loops of one walk."""
+
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+        self.builder = forward.builder
+        self.decisions: ReversalDecisions = forward.decisions.reversals
+        self.seen: list[For] = []
+        self.open: list[For] = []  # loops that are being walked
+
+    def is_reversed(self, s: Statement) -> bool:
+        if isinstance(s, For) and s not in self.decisions.chosen:
+            self.seen.append(s)
+        return s in self.decisions.chosen
+
+    def refuse(self, s: Statement) -> None:
+        """The loop is walked forward from the next walk on."""
+        self.decisions.refused.add(s)
+        self.decisions.chosen.pop(s, None)
+        self.forward.found_news()
+
+    def note_singular(self, form: Form) -> None:
+        """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
+        if self.open and any(not is_row(x) and x.is_constant and x.column.constant <= STATES for x in form):
+            self.refuse(self.open[-1])
+
+    def accept(self) -> bool:
+        """At the end of a walk that found nothing else: choose loops; True if that is news."""
+        count = len(self.decisions.chosen)
+        for s in self.seen:
+            carried = self._carried(s) if s not in self.decisions.refused else ()
+            if carried:
+                self.decisions.chosen[s] = carried
+                for inner in (local for x in statements(s.body) for local in declared(x)):
+                    self.forward.decisions.storages.pop(inner, None)  # what reached it going forward
+                break  # the others after another walk
+        return len(self.decisions.chosen) > count
+
+    def _carried(self, s: For) -> tuple[Local, ...]:
+        """What a loop carries if it is worth reversing it, as far as its text tells."""
+        f, loop = self.forward, self.forward.loop_table[s]
+        is_plain = f.sparse is None and f.given is None and f.columns >= LEAST_COLUMNS and f.width == f.columns
+        if not is_plain or loop.is_parallel or loop.bounds is None or len(loop.atoms) != 1 or loop.is_interrupted:
+            return ()
+        kinds = (Declare, Assign, Update, If, For, While)
+        if s.kind != "range" or not all(isinstance(x, kinds) for x in statements(s.body)):
+            return ()
+        if loop.changes & f.tangents.keys() or s.variables[0] in f.changed:
+            return ()
+        inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
+        found = [x.target.local for x in statements(s.body) if isinstance(x, (Assign, Update)) if _is_local(x.target)]  # type: ignore[attr-defined]
+        carried = tuple(dict.fromkeys(v for v in found if v in f.activity.locals and v not in inner))
+        stored = [f.locals.storages.get(v) for v in carried]
+        is_simple = (
+            all(isinstance(x, Storage) and not x.is_array for x in stored) and len({v.dtype for v in carried}) == 1
+        )
+        has_rows = any(isinstance(x, Storage) and x.row is not None and x.terms.row_loops for x in stored)
+        return carried if is_simple and has_rows and len(carried) <= MOST_CARRIED else ()
+
+    # --- the loop, which writes the tape
+
+    def loop(self, s: For) -> None:
+        f, loop = self.forward, self.forward.loop_table[s]
+        carried = self.decisions.chosen[s]
+        storages = [f.locals.storages[v] for v in carried]
+        before = {v: settled(self.builder, x.form()) for v, x in zip(carried, storages, strict=True)}
+        if any(x.block is not f.block for x in storages) or any(is_row(leaf) for b in before.values() for leaf in b):
+            self.refuse(s)
+        width = max(1, self.decisions.widths.get(s, 0))
+        memory = self._memory(s, width, carried[0].dtype)
+        tape = Tape(s, loop, carried, f.loop_sites(), _only_added(s, carried), before, memory, width)
+        f.loops.append(loop)
+        self.open.append(s)
+        self.builder.frozen.update(s.variables)
+        body = f.block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
+        f.loops.pop()
+        self.open.pop()
+        self.builder.emit(For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
+        for v in carried:
+            f.locals.storages[v] = Reversed(self, v, tape)
+
+    def _memory(self, s: For, width: int, dtype: Any) -> Any:
+        f = self.forward
+        size = f.loop_table[s].iterations * width
+        if size > MAX_LOCAL_ARRAY and f.seeds.is_host:
+            return ScratchRow(f, size, dtype, is_filled=True)
+        if size > MAX_LOCAL_ARRAY:
+            self.refuse(s)
+        return LocalRow(self.builder, "tape", size, dtype)
+
+    def _begin(self, tape: Tape) -> None:
+        """At the start of an iteration: what is carried has a column of its own."""
+        f = self.forward
+        for n, v in enumerate(tape.carried):
+            facts = f.decisions.storages.setdefault((v, tape.statement), StorageFacts())
+            storage = f.locals.storages[v] = Storage(f, v, facts)
+            storage.write([{} if v in tape.sums else {Seed(Affine((), STATES - n)): 1}], [0])
+
+    def _finish(self, tape: Tape) -> None:
+        """At the end of an iteration: its coefficients go to the tape."""
+        f, iteration = self.forward, Read(tape.statement.variables[0])
+        for v in tape.carried:
+            storage = f.locals.storages[v]
+            form = storage.form()
+            if storage.row is not None or storage.slots or not all(self._is_named(x, iteration.local) for x in form):
+                self.refuse(tape.statement)
+                return
+            for seed, c in form.items():
+                entry = tape.entry(iteration, len(tape.entries))
+                self.builder.assign(entry, coefficient(c, entry.dtype))
+                tape.entries.append((v, seed))
+        if len(tape.entries) != tape.width:
+            self.decisions.widths[tape.statement] = len(tape.entries)
+            f.found_news()
+
+    def _is_named(self, seed: Seed, iteration: Local) -> bool:
+        """Whether a column can be named outside of the loop, given the iteration."""
+        names = (atom[0] if isinstance(atom, tuple) else atom for atom, _ in seed.column.terms)
+        return all(name is iteration or self.forward.block.outer.can_name(name) for name in names)
+
+    # --- the loop over the tape
+
+    def swept(self, form: Form, to: Any) -> Form:
+        """The form with the tangents of reversed loops accumulated, for a store to the tangents ``to``."""
+        for row in [leaf for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]:
+            if row in form and row.rows.tape.statement in self.decisions.chosen:
+                form = self._swept(form, row.rows.tape, to)
+        return form
+
+    def _swept(self, form: Form, tape: Tape, to: Any) -> Form:
+        f, mine = self.forward, {}
+        rest: Form = {}
+        for leaf, c in form.items():
+            is_mine = is_row(leaf) and isinstance(leaf.rows, Reversed) and leaf.rows.tape is tape
+            (mine if is_mine else rest)[leaf] = c
+        if (f.loops[: len(f.loops)] and tape.loop in f.loops) or any(isinstance(c, Guarded) for c in mine.values()):
+            self.refuse(tape.statement)
+            return rest
+        tape.sweeps += 1
+        local = self.decisions.sums.setdefault((tape.statement, tape.sweeps), Local("sum", to.container.dtype))
+        total = f.locals.new_storage(local)
+        weights = {leaf.source: c for leaf, c in mine.items()}
+        kind = tape.carried[0].dtype
+        adjoints = {
+            v: self.builder.declare(f"weight_{v.name}", cast(weights.get(v, 0), kind), kind) for v in tape.carried
+        }
+        self._over_tape(tape, adjoints, total, to)
+        for leaf, c in total.form().items():
+            rest[leaf] = add(rest.get(leaf, 0), c)
+        for v, first in tape.before.items():
+            accumulate(rest, first, adjoints[v])
+        return settled(self.builder, rest)
+
+    def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: Storage, to: Any) -> None:
+        f = self.forward
+        variable = tape.statement.variables[0]
+        back, iteration = Local("back", I32, (), "loop"), Local(variable.name, I32, (), "temporary")
+        self.builder.frozen.update((back, iteration))
+        ((first, end),) = tape.loop.bounds  # type: ignore[misc]
+        f.loops.append(Loop(tape.statement, False, (iteration,), tape.loop.bounds))
+        outer, f.block = f.block, Block(f.block)
+        f.block.declared.add(iteration)
+        with self.builder.collecting() as body:
+            self.builder.emit(Declare(iteration, (operation("sub", literal(end - 1, I32), Read(back)),)))
+            self._step(tape, adjoints, total, Read(iteration))
+        f.block = outer
+        f.loops.pop()
+        count: Value = literal(end - first, I32)
+        if end - first <= to.size * f.columns:  # LLVM would write out so many iterations: it must not know how many
+            count = operation("min", count, Size(to.shadow, 0))
+        self.builder.emit(For("range", (back,), (count,), tuple(body), place=self.builder.place))
+
+    def _step(self, tape: Tape, adjoints: dict[Local, Read], total: Storage, iteration: Read) -> None:
+        """One iteration backwards."""
+        terms: Form = {}
+        new: dict[Local, Any] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
+        for number, (v, seed) in enumerate(tape.entries):
+            product = multiply(adjoints[v], tape.entry(iteration, number))
+            state = STATES - seed.column.constant
+            if seed.is_constant and 0 <= state < len(tape.carried):
+                into = tape.carried[state]
+                new[into] = add(new[into], product)
+            else:
+                accumulate(terms, {_renamed(seed, tape.statement.variables[0], iteration.local): product})
+        terms = settled(self.builder, terms)
+        values = {v: x if x is adjoints[v] else self.builder.keep(cast(x, v.dtype)) for v, x in new.items()}
+        total.add(terms)
+        for v, x in values.items():
+            if x is not adjoints[v]:
+                self.builder.assign(adjoints[v], x)
+
+
+class Reversed:
+    """The tangent of what a reversed loop carried, after the loop: in place of its storage."""
+
+    def __init__(self, reversals: Reversals, local: Local, tape: Tape) -> None:
+        self.reversals, self.local, self.tape = reversals, local, tape
+        self.version = 0
+        self.row = None
+        self.registers: dict[Seed, Any] = {}
+        self.slots: list[Any] = []
+        self.is_array = False
+        self.block = reversals.forward.block
+        self.place = reversals.builder.place
+
+    def form(self, index: Any = 0) -> Form:
+        return {Row(self.local, 0, self, 0, 0, self.reversals.forward.loop_sites()): 1}
+
+    def entry(self, index: Any, column: Any) -> Value:
+        """One entry: something needs all of the row."""
+        self.reversals.refuse(self.tape.statement)
+        return literal(0, self.local.dtype)
+
+    def write(self, forms: list[Form], indices: list[Any]) -> None:
+        self.reversals.refuse(self.tape.statement)
+
+    def add(self, form: Form, index: Any = 0) -> None:
+        self.reversals.refuse(self.tape.statement)
+
+
+def _is_local(target: Any) -> bool:
+    return isinstance(target, Read)
+
+
+def _only_added(s: For, carried: tuple[Local, ...]) -> frozenset[Local]:
+    """What the body only adds to, and does not read."""
+    inner = list(statements(s.body))
+    others = {v.local for x in inner for v in all_values(x) if isinstance(v, Read)}
+    for x in inner:
+        if isinstance(x, Assign) or (isinstance(x, Update) and x.op not in ("add", "sub")):
+            others |= {x.target.local} if isinstance(x.target, Read) else set()
+    return frozenset(v for v in carried if v not in others)
+
+
+def _renamed(seed: Seed, old: Local, new: Local) -> Seed:
+    """The seed with another variable."""
+    column = Affine((), seed.column.constant)
+    for atom, factor in seed.column.terms:
+        column = column + Affine(((new if atom is old else atom, factor),))
+    return Seed(column)

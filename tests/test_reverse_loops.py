@@ -1,0 +1,235 @@
+"""Loops that carry numbers from iteration to iteration: their tangents are accumulated backwards, where that is possible."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vector_outputs
+
+from taichi_ext import Jacobian, engine
+from taichi_ext.differentiate.report import BACKWARDS
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+N = 12
+
+
+@pytest.fixture(autouse=True)
+def program_engine(monkeypatch):
+    monkeypatch.setattr(engine, "ENGINE", "only")
+
+
+def make_kernels(x, y, z, v):
+    """Kernels with a recurrence over x, by name."""
+
+    @ti.kernel
+    def volume():
+        for i in y:
+            through, total = 1.0, 0.0
+            for n in range(N):
+                alpha = 1.0 - ti.exp(-x[n] * (i + 1))
+                total += through * alpha * 0.1 * n
+                through *= 1.0 - alpha
+            y[i] = total * through + x[i]
+
+    @ti.kernel
+    def with_a_start():
+        for i in y:
+            s = x[0] * x[1] + i
+            for n in range(2, N):
+                s = ti.sin(s * x[n] + x[i])
+            y[i] = 2.0 * s
+
+    @ti.kernel
+    def branches():
+        for i in y:
+            s, t = 0.5, 1.0
+            for n in range(N):
+                if n % 3 == i % 3:
+                    s = s * x[n] + t
+                else:
+                    t = ti.max(t * 0.9, s * x[0])
+            y[i] = s - t
+
+    @ti.kernel
+    def inner_loop():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                d = 0.0
+                for m in range(3):
+                    d += x[n] * m * 0.1
+                s = ti.cos(s * d + x[n])
+            y[i] = s
+
+    @ti.kernel
+    def squared():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                s = s * s * x[n] + 0.5
+            y[i] = s * s * s
+
+    @ti.kernel
+    def added():
+        for i, j in z:
+            s = 0.5
+            for n in range(N):
+                s = s * x[n] + j
+            y[i] += s * 0.01
+
+    @ti.kernel
+    def components():
+        for i in v:
+            s, t = 0.5, 0.1
+            for n in range(N):
+                s, t = s * x[n] + t, ti.sin(s) - t * x[n]
+            v[i] = ti.Vector([s, t * i])
+
+    @ti.kernel
+    def in_a_loop():
+        for i in range(4):
+            for j in range(3):
+                s = 0.5
+                for n in range(N):
+                    s = ti.sin(s + x[n] * j)
+                z[i, j] = s * i
+
+    @ti.kernel
+    def many_steps():
+        for i in y:
+            s = 0.5
+            for n in range(40 * N):
+                s = ti.sin(s * 1.5 + x[n % N] * 0.1 + x[n // 40])
+            y[i] = s
+
+    @ti.kernel
+    def used_twice():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                s = ti.sin(s + x[n])
+            y[i] = s
+            z[i, 0] = s * s
+
+    @ti.kernel
+    def used_in_another_loop():
+        for i in y:
+            s, t = 0.5, 0.0
+            for n in range(N):
+                s = ti.sin(s + x[n])
+            for m in range(3):
+                t += s * m
+            y[i] = t
+
+    @ti.kernel
+    def changed_after():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                s = ti.sin(s + x[n])
+            s *= x[i]
+            y[i] = s
+
+    @ti.kernel
+    def two_loops():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                s = ti.sin(s + x[n])
+            for n in range(N):
+                s = s * x[n] + 1.0
+            y[i] = s
+
+    @ti.kernel
+    def left_early():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                s = ti.sin(s + x[n])
+                if s > 0.9:
+                    break
+            y[i] = s
+
+    @ti.kernel
+    def stored_within():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                s = ti.sin(s + x[n])
+                z[i, n % 3] = s
+            y[i] = s
+
+    @ti.kernel
+    def of_unknown_length():
+        for i in y:
+            s = 0.5
+            for n in range(i + N - 4):
+                s = ti.sin(s + x[n])
+            y[i] = s
+
+    @ti.kernel
+    def looked_up():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                k = (n * 5 + i) % N
+                s = ti.sin(s + x[k])
+            y[i] = s
+
+    @ti.kernel
+    def singular():
+        """A tangent that is zero stays zero, though the partial is infinite."""
+        for i in y:
+            s = 0.0
+            for n in range(N):
+                s = ti.sqrt(s) + 0.1 * n * x[n] * x[i]
+            y[i] = s
+
+    @ti.kernel
+    def scaled_output():
+        for i in y:
+            s = 0.5
+            for n in range(N):
+                s = ti.sin(s + x[n])
+            y[i] = 2.0
+            y[i] *= s
+            ti.atomic_add(y[i], s)
+
+    @ti.kernel
+    def root():
+        for i in y:
+            s = 0.0
+            for n in range(N):
+                s = s * x[n]
+            y[i] = ti.sqrt(s)
+
+    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+
+REVERSED = """
+    volume with_a_start branches inner_loop squared added components in_a_loop used_twice scaled_output
+""".split()
+FORWARD = """
+    many_steps used_in_another_loop changed_after two_loops left_early stored_within of_unknown_length looked_up root singular
+""".split()
+WRITTEN = {"components": "v", "in_a_loop": "z", "used_twice": "yz", "stored_within": "yz"}
+
+
+@pytest.mark.parametrize("name", [*REVERSED, *FORWARD])
+def test_kernels(name):
+    x, y, z, v = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3), vector_outputs(2, 3)
+    kernels = make_kernels(x, y, z, v)
+    assert set(kernels) == {*REVERSED, *FORWARD}
+    written = [{"y": y, "z": z, "v": v}[c] for c in WRITTEN.get(name, "y")]
+    whole = check_jacobian(kernels[name], x, written, state=[y, z, v])
+    plan = Jacobian(kernels[name], x, written)
+    np.testing.assert_array_equal(plan()[0], whole[0])
+    assert (BACKWARDS in plan.explain()) == (name in REVERSED)
+
+
+def test_columns_in_blocks_and_other_storage():
+    x, y, z, v = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3), vector_outputs(2, 3)
+    k = make_kernels(x, y, z, v)["with_a_start"]
+    whole = Jacobian(k, x, y)()
+    for options in ({"chunk_size": 9}, {"tangents": "dense"}, {"tangents": "sparse"}):
+        np.testing.assert_allclose(Jacobian(k, x, y, **options)(), whole, rtol=1e-12)
