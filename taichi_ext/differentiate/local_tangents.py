@@ -96,7 +96,7 @@ class LocalTangents:
         form = self.with_own(local, [settled(self.builder, form)])[0]
         self.builder.emit(s)
         if local in self.decisions.own_rows:
-            self._new_storage(local).write([form], [0])
+            self.new_storage(local).write([form], [0])
         elif form:
             self.forms[local] = form
 

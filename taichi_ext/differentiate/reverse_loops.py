@@ -125,9 +125,13 @@ class Reversals:
         kinds = (Declare, Assign, Update, If, For, While)
         if s.kind != "range" or not all(isinstance(x, kinds) for x in statements(s.body)):
             return ()
-        if loop.changes & f.tangents.keys() or s.variables[0] in f.changed:
-            return ()
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
+        if (
+            loop.changes & f.tangents.keys()
+            or s.variables[0] in f.changed
+            or (inner | loop.changes) & f.own_seeds.keys()
+        ):
+            return ()
         found = [x.target.local for x in statements(s.body) if isinstance(x, (Assign, Update)) if _is_local(x.target)]  # type: ignore[attr-defined]
         carried = tuple(dict.fromkeys(v for v in found if v in f.activity.locals and v not in inner))
         stored = [f.locals.storages.get(v) for v in carried]
