@@ -24,6 +24,7 @@ from taichi_ext.program import (
     Value,
     bodies,
     children,
+    statements,
 )
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
