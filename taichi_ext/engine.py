@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from dataclasses import replace
 from typing import Any
@@ -50,29 +48,10 @@ from taichi_ext.record.recording import field_container
 from taichi_ext.record.taichi_types import type_of
 from taichi_ext.schedule import Machine, Scheduled, schedule
 from taichi_ext.simplify import simplify
-from taichi_ext.tracing import trace
-
-# Which engine takes a kernel: "tracer"; "program": this one, else the tracer; "only": this one, or an error
-ENGINE = os.environ.get("TAICHI_EXT_ENGINE", "tracer")
 
 
 def fuse(launch: Launch) -> Fused:
-    """The kernel that does what ``launch.kernel`` does, and its tangents: by this engine, or by the tracer."""
-    is_plain = launch.watch is None and not launch.constants and launch.columns > 0
-    if ENGINE == "only":
-        return fuse_program(launch)
-    if ENGINE == "program" and is_plain and not backend.is_reverse(launch.kernel):
-        with contextlib.suppress(NotImplementedError):  # what is still missing
-            return fuse_program(launch)
-    return trace.fuse(launch)
-
-
-def fuse_program(launch: Launch) -> Fused:
-    """The kernel with tangents, emitted from its record.
-
-    Raises:
-        NotImplementedError: the kernel has a statement that only the tracer can differentiate so far.
-    """
+    """The kernel that does what ``launch.kernel`` does, and its tangents."""
     start = time.perf_counter()
     captures, constants = backend.Captures(), constants_of(launch)
     rules = RulesInUse(takes_derivative=launch.columns > 0 or launch.sparse is not None)

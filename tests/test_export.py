@@ -7,17 +7,12 @@ import numpy as np
 import pytest
 import taichi as ti
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, engine
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
     pytest.mark.cpu_only("another process would have to start the same device"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def only_the_new_engine(monkeypatch):
-    monkeypatch.setattr(engine, "ENGINE", "only")
 
 
 @pytest.fixture

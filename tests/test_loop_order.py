@@ -1,6 +1,5 @@
 """Parallel loops whose order matters to the derivative: they run in one thread, whatever they go over."""
 
-import ast
 import textwrap
 
 import numpy as np
@@ -10,7 +9,9 @@ from conftest import end_program, initialise
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
-from taichi_ext.record.nesting import flatten_loop
+from taichi_ext.analysis.loops import Extent
+from taichi_ext.differentiate.serial_loops import serialized
+from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
 
 pytestmark = pytest.mark.cpu_only("the threads of the CPU, and their number")
 
@@ -28,15 +29,19 @@ def eight_threads():
     end_program()
 
 
-def test_text():
-    tree = ast.parse("for i, j in x:\n    a(i, j)")
-    flatten_loop(tree.body[0], (3, 40), (0, -5))
-    assert ast.unparse(tree) == textwrap.dedent(
+def test_a_loop_over_a_field_as_one_over_a_number():
+    x = Container("x", F64, 2, shape=(3, 40))
+    i, j = Local("i", I32, kind="loop"), Local("j", I32, kind="loop")
+    loop = For("field", (i, j), (x,), (Assign(Load(x, (Read(i), Read(j))), Const(1.0, F64)),))
+    new = serialized(loop, Extent((3, 40), (0, -5)), is_host=False)
+    assert text(Program("k", (), (), (new,), (x,))) == textwrap.dedent(
         """\
-        for <flat> in range(120):
-            i = <ad>.index(<flat> // 40 % 3 + 0)
-            j = <ad>.index(<flat> // 1 % 40 + -5)
-            a(i, j)"""
+        program k():
+            for number in range(120:i32) with {'serialize': True}:
+                i: i32 = ((number // 40:i32) % 3:i32)
+                j: i32 = (((number // 1:i32) % 40:i32) + -5:i32)
+                x[i, j] = 1.0:f64
+        """
     )
 
 

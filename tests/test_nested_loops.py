@@ -7,7 +7,7 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vectors
 
-from taichi_ext import engine, jacobian
+from taichi_ext import jacobian
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
 from taichi_ext.schedule import loops, machine
 from taichi_ext.schedule.loops import by_rows
@@ -21,7 +21,6 @@ X = [0.3, 0.8, 0.5]
 def nested(monkeypatch):
     """Fields of tests are small: rows of any length are cut, and each loop that is nested is counted."""
     found = []
-    monkeypatch.setattr(engine, "ENGINE", "only")
     monkeypatch.setattr(loops, "SHORTEST", 0)
     monkeypatch.setattr(machine, "LEAST_ITERATIONS", 4)
 

@@ -9,7 +9,7 @@ from conftest import initialise
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import Jacobian, backend, engine
+from taichi_ext import Jacobian, backend
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.storage import STRATEGIES
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read, text
@@ -33,7 +33,6 @@ def pieces(monkeypatch):
     if STRATEGIES["auto"] is STRATEGIES["dense"]:
         pytest.skip("with dense rows for all locals that branches write, no such loop is arithmetic alone")
     found = []
-    monkeypatch.setattr(engine, "ENGINE", "only")
     monkeypatch.setattr(machine, "LEAST_ITERATIONS", 0)
     monkeypatch.setattr(schedule_pieces, "LEAST_WORK", 0)
     monkeypatch.setattr(loops, "find_pieces", lambda *args: found.append(find_pieces(*args)) or found[-1])

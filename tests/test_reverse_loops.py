@@ -5,17 +5,12 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
 
-from taichi_ext import Jacobian, engine
+from taichi_ext import Jacobian
 from taichi_ext.differentiate.report import BACKWARDS
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
 N = 12
-
-
-@pytest.fixture(autouse=True)
-def program_engine(monkeypatch):
-    monkeypatch.setattr(engine, "ENGINE", "only")
 
 
 def make_kernels(x, y, z, v):

@@ -6,7 +6,6 @@
 import ast
 import gc
 import inspect
-import itertools
 import textwrap
 import weakref
 
@@ -18,9 +17,17 @@ from taichi_ext import UnsupportedError
 from taichi_ext.record.rewrite import rewrite
 
 
+def text_of(function):
+    return ast.unparse(rewrite(function).tree()).replace("<ad>", "_ad")
+
+
+def signature(function):
+    return text_of(function).splitlines()[0]
+
+
 def rewritten(function):
     """The statements after the first, as text."""
-    lines = rewrite(function).text.splitlines()
+    lines = text_of(function).splitlines()
     assert lines[1].strip() == "_ad.begin()"
     return textwrap.dedent("\n".join(lines[2:]))
 
@@ -68,10 +75,9 @@ def test_comparisons_and_logic():
     check(
         f,
         """
-        _ad.let('c', _ad.lt(a, b))
-        _ad.let('d', _ad.condition(_ad.condition(_ad.eq(a, 1)) and \
-_ad.condition(_ad.logical_not(_ad.ge(b, 2)))) or _ad.condition(_ad.ne(a, b)))
-        _ad.let('e', _ad.primal(0) < _ad.primal(a) <= _ad.primal(b))
+        _ad.let('c', _ad.compare(('lt',), a, b))
+        _ad.let('d', _ad.bool_op('or', _ad.bool_op('and', _ad.compare(('eq',), a, 1), _ad.logical_not(_ad.compare(('ge',), b, 2))), _ad.compare(('ne',), a, b)))
+        _ad.let('e', _ad.compare(('lt', 'le'), 0, a, b))
         """,
     )
 
@@ -81,7 +87,13 @@ def test_comparisons_that_are_not_arithmetic_stay():
         if ti.static(a is None or "x" not in a):
             pass
 
-    check(f, "if ti.static(_ad.condition(a is None) or _ad.condition('x' not in a)):\n    pass")
+    check(
+        f,
+        """
+        if ti.static(_ad.bool_op('or', a is None, 'x' not in a)):
+            pass
+        """,
+    )
 
 
 def test_conditional_expression():
@@ -89,7 +101,13 @@ def test_conditional_expression():
         c = a if b > 0 else -a
         d = a if ti.static(b) else 1
 
-    check(f, "_ad.let('c', _ad.where(_ad.gt(b, 0), a, _ad.neg(a)))\n_ad.let('d', a if ti.static(b) else 1)")
+    check(
+        f,
+        """
+        _ad.let('c', _ad.where(_ad.compare(('gt',), b, 0), a, _ad.neg(a)))
+        _ad.let('d', a if ti.static(b) else 1)
+        """,
+    )
 
 
 def test_reads_of_places():
@@ -104,7 +122,7 @@ def test_reads_of_places():
         """
         _ad.let('a', _ad.load(x, (i,)))
         _ad.let('b', _ad.load(_ad.load(x, (i, 2)), (0,)))
-        _ad.let('c', _ad.load(x, (i,)).pos.xy)
+        _ad.let('c', _ad.attribute(_ad.attribute(_ad.load(x, (i,)), 'pos'), 'xy'))
         _ad.let('d', _ad.load(x, (_ad.slice(1, 3, None),)))
         """,
     )
@@ -152,9 +170,9 @@ def test_text_is_formatted_from_primal_values():
         f,
         """
         _ad.run(print, a, 'text')
-        _ad.run(print, f'{_ad.primal(a)}')
-        _ad.run(print, '%d' % _ad.primal(a))
-        _ad.run(print, '{}'.format(_ad.primal(a)))
+        _ad.run(print, _ad.format('{}', a))
+        _ad.run(print, _ad.percent('%d', a))
+        _ad.run(print, _ad.format('{}', a))
         """,
     )
 
@@ -166,7 +184,10 @@ def test_assert_shows_the_user_s_text():
 
     check(
         f,
-        "assert _ad.condition(_ad.gt(a, 0)), 'a > 0'\nassert _ad.condition(_ad.lt(a, 1)), 'too large'",
+        """
+        _ad.assert_(_ad.compare(('gt',), a, 0), 'a > 0')
+        _ad.assert_(_ad.compare(('lt',), a, 1), 'too large')
+        """,
     )
 
 
@@ -274,21 +295,21 @@ def test_branches_are_blocks():
     check(
         f,
         """
-        if _ad.condition(_ad.gt(a, 0)):
-            _ad.enter()
+        if _ad.if_(_ad.compare(('gt',), a, 0)):
             _ad.let('a', 1)
-            _ad.leave()
+            _ad.close()
         else:
-            _ad.enter()
-            if _ad.condition(_ad.lt(a, -1)):
-                _ad.enter()
+            _ad.orelse()
+            if _ad.if_(_ad.compare(('lt',), a, -1)):
                 _ad.let('a', 2)
-                _ad.leave()
+                _ad.close()
             else:
-                _ad.enter()
+                _ad.orelse()
                 _ad.let('a', 3)
-                _ad.leave()
-            _ad.leave()
+                _ad.close()
+            _ad.end_if()
+            _ad.close()
+        _ad.end_if()
         """,
     )
 
@@ -312,18 +333,10 @@ def test_static_loops_are_unrolled_by_taichi():
 
 
 def loops(function):
-    """The headers of the loops, and the numbers that mark them."""
-    tree = ast.parse(rewrite(function).text)
-    found = []
-    for node in ast.walk(tree):
-        for body in (getattr(node, "body", []), getattr(node, "orelse", [])):
-            for before, loop in itertools.pairwise(body) if isinstance(body, list) else ():
-                if isinstance(loop, (ast.For, ast.While)):
-                    name, number = before.value.func.attr, before.value.args[0].value
-                    assert name == "before_loop"
-                    header = loop.iter if isinstance(loop, ast.For) else loop.test
-                    found.append((number, ast.unparse(header), loop))
-    return found
+    """Of each loop: what is told before it, and what it runs over."""
+    lines = rewritten(function).splitlines()
+    heads = [n for n, line in enumerate(lines) if line.startswith("for")]
+    return [(lines[n - 1].removeprefix("_ad."), lines[n].split(" in ")[1].rstrip(":")) for n in heads]
 
 
 def test_loops_keep_the_form_that_taichi_recognises():
@@ -341,16 +354,14 @@ def test_loops_keep_the_form_that_taichi_recognises():
         for i in x:
             x[i] = 1.0
 
-    headers = [header for _, header, _ in loops(f)]
-    assert [h.replace("_ad.bound(n)", "n") for h in headers] == [
-        "range(n)",
-        "range(2, _ad.bound(_ad.add(n, 1)))",
-        "ti.ndrange(n, (1, _ad.bound(_ad.mul(n, 2))))",
-        "ti.grouped(x)",
-        "ti.grouped(ti.ndrange(3, n))",
-        "x",
+    assert loops(f) == [
+        ("before_loop('range', n)", "range(_ad.bound(0))"),
+        ("before_loop('range', 2, _ad.add(n, 1))", "range(_ad.bound(0), _ad.bound(1))"),
+        ("before_loop('ndrange', n, (1, _ad.mul(n, 2)))", "ti.ndrange(*_ad.bound())"),
+        ("before_loop('grouped', x)", "ti.grouped(_ad.bound(0))"),
+        ("before_loop('grouped ndrange', 3, n)", "ti.grouped(ti.ndrange(*_ad.bound()))"),
+        ("before_loop('field', x)", "_ad.bound(0)"),
     ]
-    assert [number for number, _, _ in loops(f)] == [1, 2, 3, 4, 5, 6]
 
 
 def test_loop_bodies_are_blocks_that_know_their_variables():
@@ -358,9 +369,16 @@ def test_loop_bodies_are_blocks_that_know_their_variables():
         for i, j in x:
             x[i, j] = 1.0
 
-    ((_, _, loop),) = loops(f)
-    statements = [ast.unparse(s) for s in loop.body]
-    assert statements == ["_ad.enter(1, i, j)", "_ad.store(x, (i, j), 1.0)", "_ad.leave()"]
+    check(
+        f,
+        """
+        _ad.before_loop('field', x)
+        for i, j in _ad.bound(0):
+            _ad.enter_for('i', 'j')
+            _ad.store(x, (i, j), 1.0)
+            _ad.end_loop()
+        """,
+    )
 
 
 def test_while_loop():
@@ -368,12 +386,17 @@ def test_while_loop():
         while a < 3.0:
             a *= 2.0
 
-    ((_, header, loop),) = loops(f)
-    assert header == "_ad.loop_condition(_ad.enter(1), _ad.lt(a, 3.0))"
-    assert [ast.unparse(s) for s in loop.body] == ["_ad.update_local('a', 'Mult', 'mul', 2.0)", "_ad.leave()"]
+    check(
+        f,
+        """
+        while _ad.while_(_ad.enter_while(), _ad.compare(('lt',), a, 3.0)):
+            _ad.update_local('a', 'Mult', 'mul', 2.0)
+            _ad.end_loop()
+        """,
+    )
 
 
-def test_break_and_continue_stay():
+def test_break_and_continue_are_told_and_stay():
     def f(x):
         for i in x:
             if x[i] > 1.0:
@@ -382,8 +405,8 @@ def test_break_and_continue_stay():
                 break
 
     text = rewritten(f)
-    assert text.count("continue") == 1
-    assert text.count("break") == 1
+    assert text.count("_ad.jump('continue')") == text.count("continue\n") == 1
+    assert text.count("_ad.jump('break')") == text.count("break\n") == 1
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -397,8 +420,8 @@ def test_decorators_and_defaults_are_dropped_and_annotations_kept():
     def with_default(a, b=2.0):
         pass
 
-    assert rewrite(k._primal.func).text.splitlines()[0] == "def k(a: ti.f64, x: ti.template()):"
-    assert rewrite(with_default).text.splitlines()[0] == "def with_default(a, b):"
+    assert signature(k._primal.func) == "def k(a: ti.f64, x: ti.template()):"
+    assert signature(with_default) == "def with_default(a, b):"
 
 
 def test_docstrings_and_pass_stay():
@@ -429,7 +452,7 @@ def test_every_node_is_at_a_line_of_the_user():
             assert 0 <= node.col_offset
             assert node.end_lineno >= node.lineno
     for node in ast.walk(rewrite(f).tree()):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func.attr == "store":
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.value.func.id == "<ad>.store":
             assert isinstance(lines[node.lineno], (ast.Assign, ast.AugAssign))
 
 

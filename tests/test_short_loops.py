@@ -7,18 +7,13 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
 
-from taichi_ext import Jacobian, engine
+from taichi_ext import Jacobian
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Program, Read, text
 from taichi_ext.schedule.loops import spread
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("loops are spread over the threads of a CPU")]
 
 X = [0.3, 0.8, 0.5]
-
-
-@pytest.fixture(autouse=True)
-def program_engine(monkeypatch):
-    monkeypatch.setattr(engine, "ENGINE", "only")
 
 
 def test_text():

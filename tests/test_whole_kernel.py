@@ -7,7 +7,7 @@ from devices import real
 from differences import check_jacobian, outputs, scalars
 from numpy.testing import assert_allclose
 
-from taichi_ext import Jacobian, backend, engine, jacobian
+from taichi_ext import Jacobian, backend, jacobian
 from taichi_ext.schedule import machine
 from taichi_ext.schedule import pieces as schedule_pieces
 
@@ -22,7 +22,6 @@ def pieces(monkeypatch):
     """Short loops run in pieces too."""
     if backend.stores_by_column():
         pytest.skip("loops run in pieces where the rows of J come one after the other in memory, not on a GPU")
-    monkeypatch.setattr(engine, "ENGINE", "only")
     monkeypatch.setattr(machine, "LEAST_ITERATIONS", 0)
     monkeypatch.setattr(schedule_pieces, "LEAST_WORK", 0)
 

@@ -13,7 +13,6 @@ from taichi_ext.program import Const, For, Local
 from taichi_ext.program.types import I32
 from taichi_ext.record.assignments import assign_to, declare
 from taichi_ext.record.construct import typed
-from taichi_ext.record.dialect import RecordRewriter
 from taichi_ext.record.handles import Cell, Cells, Record, value_of
 from taichi_ext.record.operations import cast
 from taichi_ext.record.recording import Frame, Recording
@@ -75,7 +74,7 @@ def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
     kinds = func.return_type or ()
     if func.is_real_function:
         scope.update({RETURN_TYPE.format(n): kind for n, kind in enumerate(kinds)})
-    rewritten = rewrite(function, len(kinds) if func.is_real_function else None, RecordRewriter)
+    rewritten = rewrite(function, len(kinds) if func.is_real_function else None)
     if len(r.frames) > MAX_DEPTH:
         raise UnsupportedError(
             f"Calls of {function.__qualname__!r} nest deeper than {MAX_DEPTH}: its recursion does not end at compile "

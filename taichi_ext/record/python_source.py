@@ -16,7 +16,7 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
-from taichi_ext.record.rewrite import BINARY, COMPARE
+from taichi_ext.record.rewriter import BINARY, COMPARE
 
 SCOPE = "<py>"
 _NAME = "<function>"  # such as no function has, so that names within mean what they meant

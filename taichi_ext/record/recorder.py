@@ -21,13 +21,12 @@ from taichi_ext.program import Const, Effect, Jump, Program, Return, Type
 from taichi_ext.program.types import I32
 from taichi_ext.record.arguments import bind_arguments, returned_annotations
 from taichi_ext.record.constants import Constants, Watched
-from taichi_ext.record.dialect import RecordRewriter
 from taichi_ext.record.handles import Cells, group_of, has_values, value_of
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.loops import before_loop, enter_for
-from taichi_ext.record.names import TRACER
 from taichi_ext.record.recording import Frame, Recording
-from taichi_ext.record.rewrite import BINARY, rewrite
+from taichi_ext.record.rewrite import rewrite
+from taichi_ext.record.rewriter import BINARY, RECORDER
 from taichi_ext.record.rules import NoRules, Rules
 from taichi_ext.record.taichi_types import default_types, dummy
 
@@ -38,7 +37,7 @@ class Recorder:
     """The library that one recording calls."""
 
     def __init__(self, kernel: Any, rules: Rules, constants: Constants | None = None) -> None:
-        names = {f"{TRACER}.{name}": getattr(self, name) for name in dir(type(self)) if not name.startswith("__")}
+        names = {f"{RECORDER}.{name}": getattr(self, name) for name in dir(type(self)) if not name.startswith("__")}
         self.recording = Recording(kernel, self, names, rules, constants)
 
     # --- functions and control flow
@@ -252,7 +251,7 @@ def record(
     Raises:
         UnsupportedError: the kernel uses what cannot be recorded; with the user's file, line and source text.
     """
-    rewritten = rewrite(kernel.func, None, RecordRewriter)
+    rewritten = rewrite(kernel.func, None)
     recorder = Recorder(kernel, rules or NoRules(), constants)
     r = recorder.recording
     scope = {**backend.global_variables(kernel.func), **r.library_names}

@@ -1,1 +1,0 @@
-"""How values are differentiated: the table of derivatives, linear forms, and where tangents are kept."""

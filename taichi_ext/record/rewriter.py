@@ -1,0 +1,331 @@
+"""The syntax tree of a kernel as calls of the recorder; Python AST in, Python AST out.
+
+Control flow stays, as Taichi walks it, and is told to the recorder; operators, loads, stores, calls and comparisons are
+calls on ``<ad>`` (``recorder.Recorder``). Each node is at the position of the user's own, so that Taichi's errors and
+warnings cite the user's line and text. ``ti.static``, ``ti.grouped``, ``ti.ndrange`` and ``range`` stay as they are,
+since Taichi recognises them by their syntax.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import types
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.errors import UnsupportedError
+
+RECORDER = "<ad>"  # what the recorder is called: a name such as no user can write
+BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.BitAnd: "bit_and",
+    ast.BitOr: "bit_or",
+    ast.BitXor: "bit_xor",
+    ast.LShift: "shift_left",
+    ast.RShift: "shift_right",
+}
+_ENTRIES = frozenset("xyzwrgbastpq")  # attributes that name one entry of a vector
+_UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Not: "logical_not", ast.Invert: "invert"}
+COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+
+
+class Rewriter(ast.NodeTransformer):
+    """Turns a function into calls of the recorder; blocks are opened and closed by calls of their own."""
+
+    def __init__(self, scope: dict[str, Any]) -> None:
+        self.scope = scope
+        self.locals: set[str] = set()
+        self.temporaries = 0
+
+    # --- helpers
+
+    def library(self, name: str, node: ast.AST, *args: ast.expr, keywords: Any = ()) -> ast.Call:
+        """``<ad>.name(*args)``, the function under one name: each node of a tree costs time."""
+        function = ast.Name(id=f"{RECORDER}.{name}", ctx=ast.Load())
+        call = ast.Call(func=function, args=list(args), keywords=list(keywords))
+        return ast.copy_location(call, ast.copy_location(function, node))
+
+    def statement(self, name: str, node: ast.AST, *args: ast.expr) -> ast.Expr:
+        return ast.copy_location(ast.Expr(value=self.library(name, node, *args)), node)
+
+    def string(self, value: Any, node: ast.AST) -> ast.Constant:
+        return ast.copy_location(ast.Constant(value=value), node)
+
+    def static_name(self, node: ast.AST) -> str:
+        return backend.resolves_to_static_call(node, self.scope)
+
+    def body(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        result: list[ast.stmt] = []
+        for statement in statements:
+            new = self.visit(statement)
+            result.extend(new if isinstance(new, list) else [new])
+        return result
+
+    # --- functions
+
+    def rewrite_function(self, node: ast.FunctionDef) -> None:
+        node.decorator_list = []
+        node.args.defaults = []
+        self.locals = {a.arg for a in node.args.args}
+        for child in ast.walk(node):
+            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                self.locals.add(child.id)
+        node.body = [self.statement("begin", node), *self.body(node.body)]
+        ast.copy_location(node.body[0], node)
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        if node.value is None:
+            return node
+        value = node.value
+        if isinstance(value, ast.Tuple):
+            value = ast.copy_location(ast.Tuple(elts=[self.visit(e) for e in value.elts], ctx=ast.Load()), value)
+        else:
+            value = self.visit(value)
+        node.value = self.library("result", node, value)
+        return node
+
+    # --- statements
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        is_static = self.static_name(node.value) == "static"
+        value = self.visit(node.value)
+        if is_static:
+            return self.statement("bind_static", node, self.targets(node.targets[0]), value)
+        if len(node.targets) == 1:
+            return self.assignment(node.targets[0], value, node)
+        temporary = self.temporary()
+        statements: list[ast.stmt] = [self.statement("let", node, self.string(temporary, node), value)]
+        for target in node.targets:
+            name = ast.copy_location(ast.Name(id=temporary, ctx=ast.Load()), node)
+            statements.append(self.assignment(target, name, node))
+        return statements
+
+    def temporary(self) -> str:
+        self.temporaries += 1
+        return f"<value{self.temporaries}>"
+
+    def targets(self, node: ast.expr) -> ast.expr:
+        """The target names as constants: a name, or a tuple of names."""
+        if isinstance(node, ast.Name):
+            return self.string(node.id, node)
+        if isinstance(node, (ast.Tuple, ast.List)) and all(isinstance(e, ast.Name) for e in node.elts):
+            return self.string(tuple(e.id for e in node.elts), node)  # type: ignore[attr-defined]
+        raise UnsupportedError("ti.static can only be assigned to names.")
+
+    def assignment(self, target: ast.expr, value: ast.expr, node: ast.AST) -> ast.stmt:
+        if isinstance(target, ast.Name):
+            return self.statement("let", node, self.string(target.id, node), value)
+        if isinstance(target, (ast.Tuple, ast.List)):
+            if all(isinstance(e, ast.Name) for e in target.elts):
+                return self.statement("unpack", node, self.targets(target), value)
+            places = [self.place(e) for e in target.elts]
+            group = ast.copy_location(ast.Tuple(elts=places, ctx=ast.Load()), target)
+            return self.statement("unpack_to", node, group, value)
+        return self.statement("store", node, *self.place_parts(target), value)
+
+    def place(self, target: ast.expr) -> ast.expr:
+        """Something that can be stored to, as a tuple (object, kind, index) or a name."""
+        if isinstance(target, ast.Name):
+            return self.string(target.id, target)
+        return ast.copy_location(ast.Tuple(elts=self.place_parts(target), ctx=ast.Load()), target)
+
+    def place_parts(self, target: ast.expr) -> list[ast.expr]:
+        if isinstance(target, ast.Subscript):
+            return [self.visit(target.value), self.index(target.slice)]
+        if isinstance(target, ast.Attribute):
+            return [self.visit(target.value), self.string(target.attr, target)]
+        raise UnsupportedError(f"cannot assign to {ast.unparse(target)!r}")
+
+    def index(self, node: ast.expr) -> ast.expr:
+        """The indices of a subscript as a tuple."""
+        elements = node.elts if isinstance(node, ast.Tuple) else [node]
+        return ast.copy_location(ast.Tuple(elts=[self.visit(e) for e in elements], ctx=ast.Load()), node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is None:
+            return node
+        value = self.library("cast", node, self.visit(node.value), self.visit(node.annotation))
+        return self.assignment(node.target, value, node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        operator = self.string(type(node.op).__name__, node)
+        value = self.visit(node.value)
+        name = BINARY[type(node.op)]
+        if isinstance(node.target, ast.Name):
+            target = self.string(node.target.id, node)
+            return self.statement("update_local", node, target, operator, self.string(name, node), value)
+        return self.statement("update", node, *self.place_parts(node.target), operator, self.string(name, node), value)
+
+    def visit_If(self, node: ast.If) -> Any:
+        if self.static_name(node.test) == "static":
+            node.test, node.body, node.orelse = self.visit(node.test), self.body(node.body), self.body(node.orelse)
+            return node
+        node.test = self.library("if_", node.test, self.visit(node.test))
+        node.body = [*self.body(node.body), self.statement("close", node)]
+        if node.orelse:
+            node.orelse = [self.statement("orelse", node), *self.body(node.orelse), self.statement("close", node)]
+        return [node, self.statement("end_if", node)]
+
+    def visit_While(self, node: ast.While) -> Any:
+        enter = self.library("enter_while", node.test)
+        node.test = self.library("while_", node.test, enter, self.visit(node.test))
+        node.body = [*self.body(node.body), self.statement("end_loop", node)]
+        return node
+
+    def visit_For(self, node: ast.For) -> Any:
+        kind = self.static_name(node.iter)
+        if kind == "static":
+            node.iter = self.visit(node.iter)
+            node.body = self.body(node.body)
+            return node
+        call = node.iter if isinstance(node.iter, ast.Call) else None
+        inner: Any = call.args[0] if call is not None and kind == "grouped" else None
+        if call is not None and isinstance(call.func, ast.Name) and call.func.id == "range":
+            kind = "range"
+        elif kind == "grouped" and self.static_name(inner) == "ndrange":
+            kind = "grouped ndrange"
+        elif kind not in ("grouped", "ndrange"):
+            kind = "field"
+        bounds: list[ast.expr] = getattr(call, "args", [])
+        bounds = {"field": [node.iter], "grouped ndrange": getattr(inner, "args", [])}.get(kind, bounds)
+        before = self.statement("before_loop", node, self.string(kind, node), *map(self.visit, bounds))
+        self._put_bounds(node, kind, call, inner, len(bounds))
+        names = [self.string(n.id, n) for n in ast.walk(node.target) if isinstance(n, ast.Name)]
+        enter = self.statement("enter_for", node, *names)
+        node.body = [enter, *self.body(node.body), self.statement("end_loop", node)]
+        return [before, node]
+
+    def _put_bounds(self, node: ast.For, kind: str, call: Any, inner: Any, count: int) -> None:
+        """Let the loop that Taichi walks run over what the library gives in place of the bounds."""
+
+        def bound(*number: int) -> Any:
+            return self.library("bound", node, *[self.string(n, node) for n in number])
+
+        if kind == "range":
+            call.args = [bound(n) for n in range(count)]
+        elif kind in ("ndrange", "grouped ndrange"):
+            over = call if kind == "ndrange" else inner
+            over.args = [ast.copy_location(ast.Starred(value=bound(), ctx=ast.Load()), node)]
+        elif kind == "grouped":
+            call.args = [bound(0)]
+        else:
+            node.iter = bound(0)
+
+    def visit_Continue(self, node: ast.Continue) -> Any:
+        return [self.statement("jump", node, self.string("continue", node)), node]
+
+    def visit_Break(self, node: ast.Break) -> Any:
+        return [self.statement("jump", node, self.string("break", node)), node]
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        if isinstance(node.value, ast.Constant):
+            return node
+        node.value = self.visit(node.value)
+        called = node.value.func if isinstance(node.value, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id == f"{RECORDER}.call":
+            called.id = f"{RECORDER}.run"  # the result is not used
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        message = self.string(ast.unparse(node.test), node) if node.msg is None else self.visit(node.msg)
+        return self.statement("assert_", node, self.visit(node.test), message)
+
+    # --- expressions
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
+            return self.library("percent", node, node.left, self.visit(node.right))
+        return self.library(BINARY[type(node.op)], node, self.visit(node.left), self.visit(node.right))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if isinstance(node.operand, ast.Constant) and isinstance(node.op, ast.USub):
+            return node
+        return self.library(_UNARY[type(node.op)], node, self.visit(node.operand))
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        if not all(type(op) in COMPARE for op in node.ops):
+            return self.generic_visit(node)
+        names = self.string(tuple(COMPARE[type(op)] for op in node.ops), node)
+        return self.library("compare", node, names, self.visit(node.left), *map(self.visit, node.comparators))
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        kind = self.string("and" if isinstance(node.op, ast.And) else "or", node)
+        return self.library("bool_op", node, kind, *map(self.visit, node.values))
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        if self.static_name(node.test) == "static":
+            return self.generic_visit(node)
+        return self.library("where", node, self.visit(node.test), self.visit(node.body), self.visit(node.orelse))
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+        return self.library("let_value", node, self.string(node.target.id, node), self.visit(node.value))
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        return self.library("load", node, self.visit(node.value), self.index(node.slice))
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        if not isinstance(node.ctx, ast.Load) or self.is_module_attribute(node):
+            return node
+        return self.library("attribute", node, self.visit(node.value), self.string(node.attr, node))
+
+    def visit_Slice(self, node: ast.Slice) -> Any:
+        parts = [self.string(None, node) if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
+        return self.library("slice", node, *parts)
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        return node
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        template, values = "", []
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                spec = ast.unparse(part.format_spec)[2:-1] if part.format_spec else ""
+                template += "{:" + spec + "}" if spec else "{}"
+                values.append(self.visit(part.value))
+            elif isinstance(part, ast.Constant):
+                template += part.value.replace("{", "{{").replace("}", "}}")
+        return self.library("format", node, self.string(template, node), *values)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        static = self.static_name(node)
+        if static:
+            node.args = [self.visit(a) for a in node.args]
+            return node
+        if isinstance(node.func, ast.Name) and node.func.id == "super":
+            return node
+        args = [self.visit(a) for a in node.args]
+        keywords = [ast.copy_location(ast.keyword(arg=k.arg, value=self.visit(k.value)), k) for k in node.keywords]
+        if isinstance(node.func, ast.Attribute) and not self.is_module_attribute(node.func):
+            base = node.func.value
+            if node.func.attr == "format" and isinstance(base, ast.Constant) and isinstance(base.value, str):
+                return self.library("format", node, base, *args, keywords=keywords)
+            name = self.string(node.func.attr, node.func)
+            return self.library("method", node, self.visit(base), name, *args, keywords=keywords)
+        function = node.func if isinstance(node.func, (ast.Name, ast.Attribute)) else self.visit(node.func)
+        return self.library("call", node, function, *args, keywords=keywords)
+
+    def visit_Starred(self, node: ast.Starred) -> Any:
+        node.value = self.library("spread", node, self.visit(node.value))
+        return node
+
+    def is_module_attribute(self, node: ast.Attribute) -> bool:
+        """Whether ``a.b.c`` is a name in a module or class rather than an attribute of a value."""
+        base: Any = node.value
+        names: list[str] = []
+        while isinstance(base, ast.Attribute):
+            names.append(base.attr)
+            base = base.value
+        if not isinstance(base, ast.Name) or base.id in self.locals:
+            return False
+        obj = self.scope.get(base.id, getattr(builtins, base.id, None))
+        for name in reversed(names):
+            obj = getattr(obj, name, None)
+        return isinstance(obj, (types.ModuleType, type))

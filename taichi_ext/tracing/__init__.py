@@ -1,1 +1,0 @@
-"""A kernel with tangents, built while Taichi walks its rewritten source."""
