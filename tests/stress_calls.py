@@ -28,7 +28,9 @@ COUNTS = {"threads": 1000, "calls": 20000, "kernels": 3000}  # calls of each thr
 WARM_UP = 0.2  # the part of the calls before memory is read
 PER_FIRST_CALL = 25  # of so many calls of a thread, one is the first call of a new kernel
 MOST_PER_CALL = 100  # bytes
-MOST_PER_KERNEL = 250_000  # bytes; Taichi keeps each compiled kernel until its program ends, 120 kB of a plain one
+# bytes; Taichi keeps each kernel until its program ends: 114 kB of the plain one here, 156 kB of one that is written like
+# the kernel with tangents; 10 kB are Python objects, half of them Taichi's
+MOST_PER_KERNEL = 250_000
 
 
 def resident() -> int:
