@@ -194,7 +194,8 @@ def field_container(field: Any, name: str) -> Container:
 def _writes(s: Statement) -> bool:
     """Whether a statement may change a field or an array."""
     if isinstance(s, Effect):
-        return s.function not in ("print", "assert") and any(isinstance(a, Container) for a in s.args)
+        name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
+        return name.lstrip(".") in ("append", "deactivate")
     return isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load)
 
 
