@@ -135,7 +135,8 @@ def test_links_lead_somewhere(page):
 def test_lines_are_short(page):
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         is_table = line.startswith("|") or line.startswith("20")  # or the line about the machine above one
-        assert is_table or len(line) <= 132, f"{page.name}:{number}"
+        is_printed = page.name == "architecture.md" and line.startswith("        ")  # by the engine
+        assert is_table or is_printed or len(line) <= 132, f"{page.name}:{number}"
 
 
 def test_every_page_is_linked_from_the_index():

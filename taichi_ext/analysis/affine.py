@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,8 +35,19 @@ class Affine:
         return Affine(tuple((a, f * factor) for a, f in self.terms), self.constant * factor)
 
 
+_ranks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_count = itertools.count()
+
+
+def _rank(atom: Any) -> tuple[int, ...]:
+    """The place of an atom in sums: the order in which atoms are first seen, so that texts are the same in each run."""
+    if isinstance(atom, tuple):
+        return (*_rank(atom[0]), *atom[1:])
+    return (_ranks[atom] if atom in _ranks else _ranks.setdefault(atom, next(_count)),)
+
+
 def _sorted(factors: Mapping[Any, int]) -> tuple[tuple[Any, int], ...]:
-    return tuple(sorted(((a, f) for a, f in factors.items() if f), key=lambda term: id(term[0])))
+    return tuple(sorted(((a, f) for a, f in factors.items() if f), key=lambda term: _rank(term[0])))
 
 
 class Indices:

@@ -1,0 +1,71 @@
+"""The kernel that docs/architecture.md follows through all stages: what stands there is what the engine prints."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from textwrap import dedent, indent
+
+import numpy as np
+import pytest
+
+from taichi_ext import Jacobian, engine
+from taichi_ext.program import statements
+from taichi_ext.program.printer import text as text_of
+from taichi_ext.record import record
+from taichi_ext.simplify import simplify
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+START = "import taichi as ti\nfrom taichi.math import vec3\n\n"
+
+pytestmark = [pytest.mark.usefixtures("ti32"), pytest.mark.cpu_only("loops run in pieces there alone")]
+
+
+def loaded(path, name):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def stages(tmp_path, monkeypatch):
+    """The record, the program with tangents, and the prepared Jacobian after a call."""
+    found = []
+    differentiate = engine.differentiate
+
+    def noted(program, seeds):
+        made = differentiate(program, seeds)
+        found.append((program, simplify(engine.with_arguments(made))))
+        return made
+
+    monkeypatch.setattr(engine, "differentiate", noted)
+    section = PAGE.split("One kernel through all stages.")[1]
+    block = dedent(section.split("\n\n    ", 1)[1].split("\n\nIts record")[0].join(("    ", "\n")))
+    (tmp_path / "sphere.py").write_text(START + block)
+    sphere = loaded(tmp_path / "sphere.py", "followed_sphere")
+    sphere.scene_params.from_numpy(np.array([10.1, 10.1, 10.1, 100.1], np.float32))
+    plan = Jacobian(sphere.trace, sphere.scene_params, sphere.depth)
+    plan()
+    yield (*found[0], plan, block)
+    del sys.modules["followed_sphere"]
+
+
+def test_the_page_shows_what_the_engine_prints(stages):
+    recorded, with_tangents, plan, block = stages
+    assert block in (ROOT / "README.md").read_text(encoding="utf-8")
+    decisions = "\n".join(line.strip() for line in plan.explain().splitlines()[1:])
+    kernel = dedent(plan.source.split("@ti.kernel\n")[1].split("\n    return ")[0])
+    for text in (text_of(recorded), decisions, text_of(with_tangents), kernel):
+        assert indent(text.strip(), "    ") in PAGE
+
+
+def test_the_program_with_tangents_is_not_much_longer_than_one_derived_by_hand(stages, monkeypatch):
+    """Both recorded and simplified, so that vectors count alike."""
+    _, with_tangents, _, _ = stages
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    program = loaded(ROOT / "bench" / "programs.py", "bench_programs").make_sphere()
+    by_hand = simplify(record(program.hand_kernel._primal, (np.zeros((640, 480, 4), np.float32),)))
+    counts = [sum(1 for _ in statements(p.body)) for p in (with_tangents, by_hand)]
+    assert counts[0] <= 1.5 * counts[1], counts
