@@ -165,7 +165,7 @@ def result_shapes(call: Callable[[PointKernel], str], points: int, dtype: Any) -
         raise InvalidArgumentError(
             "check_rule takes functions that return numbers, vectors, matrices or tuples of them."
         )
-    return shapes, is_tuple
+    return [s for s in shapes if s is not None], is_tuple
 
 
 def _shape(x: Any) -> tuple[int, ...] | None:
