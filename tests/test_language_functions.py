@@ -323,7 +323,15 @@ def test_bits_of_a_value_with_a_tangent_are_refused():
     def bits():
         y[0] = ti.bit_cast(ti.bit_cast(x[0], ti.i64), ti.f64)
 
+    @ti.kernel
+    def kept():
+        n = ti.bit_cast(x[0], ti.u64)
+        m = n >> 1
+        y[0] = x[0] * ti.cast(n > 5, ti.f64)
+        y[1] = ti.bit_cast(m, ti.f64)
+
     check_refused(bits, x, y, "ti.bit_cast(x[0], ti.i64)")
+    check_refused(kept, x, y, "ti.bit_cast(x[0], ti.u64)")
 
 
 def test_random_numbers_are_drawn_once():

@@ -258,6 +258,19 @@ def test_one_loop_over_several_fields(pieces):
     check_jacobian(k, x, [a, b, c])
 
 
+def test_integers_at_fixed_places_of_fields_are_read_before(pieces):
+    x, y, p = scalars(X), outputs(3, 20), ti.field(ti.i32, shape=3)
+    p.from_numpy(np.int32([3, 4, 5]))
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            y[i, j] = x[0] * p[0] + x[1] * p[2]
+
+    check_jacobian(k, x, y)
+    assert [load.container.name for load in pieces[-1].loads].count("p") == 2
+
+
 def kernels_that_stay(x, y, z, count):
     """Kernels with a loop that LLVM does not vectorise, or that does not store whole rows of J, by reason."""
     p = ti.field(ti.i32, shape=3)
@@ -317,11 +330,6 @@ def kernels_that_stay(x, y, z, count):
             y[i, j] = x[(i + j) % 3] * x[0]
 
     @ti.kernel
-    def looked_up_in_integers():
-        for i, j in y:
-            y[i, j] = x[0] * p[0] + x[1]
-
-    @ti.kernel
     def counted():
         for i, j in y:
             y[i, j] = x[0] * j
@@ -353,7 +361,7 @@ def kernels_that_stay(x, y, z, count):
 
 
 STAY = """
-    exponential inner_loop while_loop skipped conditional added turned read_again looked_up looked_up_in_integers counted
+    exponential inner_loop while_loop skipped conditional added turned read_again looked_up counted
     power another_sum a_vector_indexed_at_run_time over_a_range_of_another_length
 """.split()
 

@@ -16,7 +16,10 @@ from taichi_ext.program import F64, I32, Boundary, Call, Op, Return, statements,
 from taichi_ext.record import record
 from taichi_ext.simplify import simplify
 
-pytestmark = pytest.mark.cpu_only("the emitted kernels run on every device; their bits are compared on one")
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.cpu_only("the emitted kernels run on every device; their bits are compared on one"),
+]
 
 N = 6
 

@@ -211,7 +211,7 @@ class Jacobian:
 
     @property
     def source(self) -> str:
-        """The rewritten kernels as text, after the first call."""
+        """The kernels with tangents as the text that runs, after the first call; lines name those of your source."""
         return "\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values())))
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -228,10 +228,25 @@ class Jacobian:
             UnsupportedError: a pipeline, a sparse Jacobian, or a kernel that uses what has no text.
 
         Example:
-            >>> plan = Jacobian(kernel, x, y)  # doctest: +SKIP
-            >>> plan(); plan.export("kernel_jacobian.py")  # doctest: +SKIP
-            >>> run = kernel_jacobian.bind(x=x, y=y)  # doctest: +SKIP
-            >>> run(J)  # doctest: +SKIP
+            >>> import runpy
+            >>> import tempfile
+            >>> import numpy as np
+            >>> import taichi as ti
+            >>> from taichi_ext import Jacobian
+            >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+            >>> x, y = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=3)
+            >>> x[0], x[1] = 1.0, 2.0
+            >>> @ti.kernel
+            ... def k():
+            ...     for i in y:
+            ...         y[i] = i * x[0] * x[1]
+            >>> plan, folder = Jacobian(k, x, y), tempfile.mkdtemp()
+            >>> J = plan()
+            >>> plan.export(f"{folder}/k_jacobian.py")
+            >>> module, again = runpy.run_path(f"{folder}/k_jacobian.py"), np.zeros((3, 2))
+            >>> module["bind"](x=x, y=y)(again)
+            >>> np.array_equal(again, J)
+            True
         """
         self._refuse_ended()
         Path(path).write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")

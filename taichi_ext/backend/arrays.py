@@ -24,11 +24,6 @@ def is_torch_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def is_own_device(tensor: Any) -> bool:
-    """Whether a tensor is on the device that Taichi runs on."""
-    return tensor.device.type == "cuda" and impl.current_cfg().arch == core.Arch.cuda
-
-
 def host_values(x: Any) -> Any:
     """The memory of a NumPy array or of a tensor on the host as a NumPy array; None for anything else."""
     if isinstance(x, np.ndarray):

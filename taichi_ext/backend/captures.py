@@ -246,9 +246,6 @@ def _followed(build: Callable[..., Any], note: Callable[..., None]) -> Callable[
     return wrapped
 
 
-_STATIC = (impl.static, impl.static_assert)
-
-
 def _followed_call(build: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(context: Any, node: Any) -> Any:
         reader = _noting[-1].reader if _noting else None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import taichi as ti
@@ -14,8 +13,6 @@ from taichi.lang.expr import Expr
 from taichi.lang.matrix import Matrix
 from taichi.types import primitive_types
 from taichi.types.primitive_types import f16, f32, f64, i32, integer_types, real_types
-
-_LIBRARY = os.path.dirname(ti.__file__)
 
 
 def builder() -> Any:
@@ -32,12 +29,6 @@ def source_location() -> str:
     """File, line and source text of the user's statement being traced."""
     stack = impl.get_runtime().src_info_stack
     return stack[-1] if stack else ""
-
-
-def user_place() -> str:
-    """The innermost statement being traced that is not in Taichi's own library."""
-    places = [place for place in impl.get_runtime().src_info_stack if _LIBRARY not in place.split('", line')[0]]
-    return places[-1] if places else "an unknown place"
 
 
 def is_expr(x: Any) -> bool:
@@ -106,11 +97,6 @@ def fixed(x: Expr) -> Expr:
     return x
 
 
-def zeros_variable(n: int, dtype: Any) -> Any:
-    """A local array of n zeros, to be indexed at run time."""
-    return impl.expr_init(matrix.make_matrix_with_shape([0.0] * n, [n], dtype))
-
-
 def tensor(entries: list[Any], shape: tuple[int, ...], dtype: Any = None) -> Expr:
     exprs = [e if isinstance(e, Expr) else Expr(e) for e in entries]
     if dtype is None:
@@ -135,23 +121,11 @@ def atomic_add(target: Expr, value: Any) -> None:
     target._atomic_add(value)
 
 
-def is_not_finite(x: Expr) -> Expr:
-    """Whether a real number is NaN or infinite: by its bits, because Taichi's fast_math lets ``x != x`` be false."""
-    if dtype_of(x) == f64:
-        return (ops.bit_cast(x, ti.i64) >> 52) & 0x7FF == 0x7FF
-    return (ops.bit_cast(cast(x, f32), i32) >> 23) & 0xFF == 0xFF
-
-
 def temporary_field(dtype: Any, size: int) -> tuple[Any, Any]:
     """A field of zeros, and the tree to destroy when it is no longer needed."""
     layout, field = ti.FieldsBuilder(), ti.field(dtype)
     layout.dense(ti.i, size).place(field)
     return field, layout.finalize()
-
-
-def native_init(x: Any) -> Any:
-    """What ``name = x`` binds the name to in an ordinary kernel."""
-    return impl.expr_init(x)
 
 
 @contextlib.contextmanager
@@ -165,32 +139,6 @@ def for_range(n: int | Expr) -> Iterator[Expr]:
         yield k
     finally:
         b.end_frontend_range_for()
-
-
-def if_else(condition: Expr, then: Callable[[], None], orelse: Callable[[], None] | None = None) -> None:
-    """Emit ``if condition: then() else: orelse()``."""
-    b = builder()
-    impl.begin_frontend_if(b, condition, debug_info())
-    b.begin_frontend_if_true()
-    then()
-    b.pop_scope()
-    b.begin_frontend_if_false()
-    if orelse is not None:
-        orelse()
-    b.pop_scope()
-
-
-def serialize_next_loop() -> None:
-    """Let the next loop run in one thread.
-
-    Taichi 1.7.4 heeds the first of the two for loops over ranges, the second for those over fields, on a CPU.
-    """
-    builder().strictly_serialize()
-    builder().parallelize(1)
-
-
-def augassign(target: Expr, value: Any, operator: str) -> None:
-    target._augassign(value, operator)
 
 
 def is_matrix_expression_method(name: str) -> bool:
@@ -238,11 +186,6 @@ def is_debug() -> bool:
     return bool(impl.current_cfg().debug)
 
 
-def thread_index() -> Any:
-    """Number of the thread that runs an iteration of a parallel loop, below ``thread_count()``."""
-    return Expr(builder().insert_thread_idx_expr())
-
-
 def thread_count() -> int:
     """How many threads can run iterations of a parallel loop at the same time; 0 where threads have no number."""
     config = impl.current_cfg()
@@ -259,12 +202,6 @@ _MOST_THREADS = 1 << 10
 
 def named_type(name: str) -> Any:
     return {"f16": f16, "f32": f32, "f64": f64, "i32": i32, "u64": ti.u64}[name]
-
-
-def assert_zero(x: Any, message: str) -> None:
-    """In debug mode, check while the kernel runs that x is 0."""
-    if impl.current_cfg().debug:
-        impl.ti_assert(x == 0, message, [], debug_info())
 
 
 def type_names(kinds: Any) -> str:

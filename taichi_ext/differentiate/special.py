@@ -9,6 +9,7 @@ from typing import Any
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.bits import escaping_bits
 from taichi_ext.differentiate.build import add, literal, multiply
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
@@ -34,10 +35,8 @@ from taichi_ext.program import (
     Value,
     entries,
     regrouped,
-    statements,
     with_values,
 )
-from taichi_ext.simplify.usage import all_values
 
 ATOMIC = "order of iterations matters to an atomic"
 
@@ -145,15 +144,14 @@ def refuse_effect(f: Any, s: Effect) -> None:
 
 
 def refuse_bits(body: Body, activity: Activity) -> None:
-    """Raise: the bits of a number with a tangent are used."""
-    for s in statements(body):
-        for node in all_values(s):
-            if isinstance(node, Op) and node.name == "bit_cast" and activity.has(node.args[0]):
-                place = _text(node if node.place else s)
-                raise UnsupportedError(
-                    f"{place}'bit_cast' is called on a value with a tangent, and its derivative is not known. Write it "
-                    "as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
-                )
+    """Raise: the bits of a number with a tangent are used for more than a comparison."""
+    found = escaping_bits(body, activity)
+    if found is not None:
+        op, s = found
+        raise UnsupportedError(
+            f"{_text(op if op.place else s)}'bit_cast' is called on a value with a tangent, and its derivative is not "
+            "known. Write it as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
+        )
 
 
 def _text(s: Statement | Value) -> str:

@@ -1,6 +1,6 @@
 """The language of the engine: typed values, a dozen kinds of statement, and helpers that visit and rebuild them."""
 
-from taichi_ext.program.printer import text, value_text
+from taichi_ext.program.printer import text
 from taichi_ext.program.statements import (
     Argument,
     Assign,
@@ -106,7 +106,6 @@ __all__ = [
     "regrouped",
     "statements",
     "text",
-    "value_text",
     "values_of",
     "walk",
     "with_bodies",

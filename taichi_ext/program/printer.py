@@ -42,11 +42,6 @@ def text(program: Program) -> str:
     return "\n".join(printer.lines) + "\n"
 
 
-def value_text(value: Any) -> str:
-    """One expression."""
-    return _Printer().value(value)
-
-
 class _Printer:
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -194,7 +194,6 @@ def _fill(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement:
     call(r, backend.fill_function, [field, value], {}, True)
 
 
-_ATOMICS = ("add", "sub", "mul", "min", "max", "and", "or", "xor")
 _SPECIAL: dict[Any, Handler] = {
     **{f: _extremum(n) for n in ("max", "min") for f in (getattr(builtins, n), getattr(ops, n))},
     **{f: _operation(f.__name__) for f in (builtins.abs, builtins.pow, builtins.round)},

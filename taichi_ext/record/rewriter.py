@@ -32,7 +32,6 @@ BINARY = {
     ast.LShift: "shift_left",
     ast.RShift: "shift_right",
 }
-_ENTRIES = frozenset("xyzwrgbastpq")  # attributes that name one entry of a vector
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Not: "logical_not", ast.Invert: "invert"}
 COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 
