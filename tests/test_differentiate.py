@@ -1,4 +1,4 @@
-"""The next engine on programs written by hand, without Taichi: run by an interpreter, held against differences."""
+"""Differentiation of programs written by hand, without Taichi: run by an interpreter, held against differences."""
 
 import numpy as np
 import pytest
