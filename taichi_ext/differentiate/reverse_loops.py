@@ -118,28 +118,41 @@ class Reversals:
 
     def _carried(self, s: For) -> tuple[Local, ...]:
         """What a loop carries if it is worth reversing it, as far as its text tells."""
-        f, loop = self.forward, self.forward.loop_table[s]
-        is_plain = f.sparse is None and f.given is None and f.columns >= LEAST_COLUMNS and f.width == f.columns
-        if not is_plain or loop.is_parallel or loop.bounds is None or len(loop.atoms) != 1 or loop.is_interrupted:
-            return ()
-        kinds = (Declare, Assign, Update, If, For, While)
-        if s.kind != "range" or not all(isinstance(x, kinds) for x in statements(s.body)):
+        if not (self._is_wanted() and self._is_counted(s) and self._is_closed(s)):
             return ()
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
-        if (
-            loop.changes & f.tangents.keys()
-            or s.variables[0] in f.changed
-            or (inner | loop.changes) & f.own_seeds.keys()
-        ):
-            return ()
-        found = [x.target.local for x in statements(s.body) if isinstance(x, (Assign, Update)) if _is_local(x.target)]  # type: ignore[attr-defined]
-        carried = tuple(dict.fromkeys(v for v in found if v in f.activity.locals and v not in inner))
-        stored = [f.locals.storages.get(v) for v in carried]
-        is_simple = (
-            all(isinstance(x, Storage) and not x.is_array for x in stored) and len({v.dtype for v in carried}) == 1
-        )
-        has_rows = any(isinstance(x, Storage) and x.row is not None and x.terms.row_loops for x in stored)
-        return carried if is_simple and has_rows and len(carried) <= MOST_CARRIED else ()
+        targets = [x.target for x in statements(s.body) if isinstance(x, (Assign, Update))]
+        active = self.forward.activity.locals
+        found = [t.local for t in targets if _is_local(t) and t.local in active and t.local not in inner]  # type: ignore[union-attr]
+        carried = tuple(dict.fromkeys(found))
+        return carried if len(carried) <= MOST_CARRIED and self._have_rows(carried) else ()
+
+    def _is_wanted(self) -> bool:
+        """Whether there are columns enough, each of them in memory from the start."""
+        f = self.forward
+        return f.sparse is None and f.given is None and f.columns >= LEAST_COLUMNS and f.width == f.columns
+
+    def _is_counted(self, s: For) -> bool:
+        """Whether it is a serial loop over a range that runs to its end, by one number that nothing else changes."""
+        loop = self.forward.loop_table[s]
+        is_whole = not loop.is_parallel and loop.bounds is not None and not loop.is_interrupted
+        return is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.forward.changed
+
+    def _is_closed(self, s: For) -> bool:
+        """Whether it changes nothing but locals, and takes no tangents of rules or edges."""
+        f, changes = self.forward, self.forward.loop_table[s].changes
+        kinds = (Declare, Assign, Update, If, For, While)
+        if not all(isinstance(x, kinds) for x in statements(s.body)) or changes & f.tangents.keys():
+            return False
+        inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
+        return not (inner | changes) & f.own_seeds.keys()
+
+    def _have_rows(self, carried: tuple[Local, ...]) -> bool:
+        """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
+        stored = [self.forward.locals.storages.get(v) for v in carried]
+        if len({v.dtype for v in carried}) != 1 or not all(isinstance(x, Storage) and not x.is_array for x in stored):
+            return False
+        return any(x.row is not None and x.terms.row_loops for x in stored)  # type: ignore[union-attr]
 
     # --- the loop, which writes the tape
 

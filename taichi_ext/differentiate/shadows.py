@@ -151,25 +151,31 @@ class Tangents:
             forward.note_covered(self)
         if covers and forward.columns <= MOST_WRITTEN_OUT:
             forms = [_written_out(form, forward.columns) for form in forms]
-        is_complete = covers and all(_is_complete(form, forward.columns) for form in forms)
         rows = [self.row_number(t.indices, self.component(t)) for t in targets]
-        fresh = is_complete or (not covers and forward.stores.is_first(site) and self._is_fresh())
-        kept = [self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True)]
-        has_rows = any(is_row(leaf) for form in forms for leaf in form)
-        if covers and len(forms) == 1 and self._is_placed(only_row(forms[0])):
-            kept, has_rows = [True], False  # the row is in its place already
-        if not all(kept) and (has_rows or not fresh):
+        fresh = self._needs_no_clearing(site, forms, covers=covers)
+        is_placed = covers and len(forms) == 1 and self._is_placed(only_row(forms[0]))
+        has_rows = not is_placed and any(is_row(leaf) for form in forms for leaf in form)
+        kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
+        if not kept and (has_rows or not fresh):
             self.builder.loop(forward.columns, lambda k: self._store_column(rows, forms, k))
-        for (_, index), form in zip(rows, forms, strict=True):
-            # constant columns differ from each other; index expressions may meet them and one another
-            for seed in sorted(
-                (s for s in form if not is_row(s)), key=lambda s: (not s.is_constant, s.column.constant)
-            ):
-                entry = self.entry(index, forward.naming.column(seed))
-                value = coefficient(form[seed], self.container.dtype)
-                is_alone = fresh and not has_rows and (seed.is_constant or len(form) == 1)
-                self.builder.assign(entry, value if is_alone else add(entry, value))
+        self._store_seeds(rows, forms, overwrites=fresh and not has_rows)
         self.version += 1
+
+    def _needs_no_clearing(self, site: Site, forms: list[Form], *, covers: bool) -> bool:
+        """Whether all that a store leaves out is zero already, or is stored with the rest."""
+        if covers:
+            return all(_is_complete(form, self.forward.columns) for form in forms)
+        return self.forward.stores.is_first(site) and self._is_fresh()
+
+    def _store_seeds(self, rows: list[Any], forms: list[Form], *, overwrites: bool) -> None:
+        """Store what belongs to single columns; constant ones differ, index expressions may meet any other."""
+        for (_, index), form in zip(rows, forms, strict=True):
+            seeds = (s for s in form if not is_row(s))
+            for seed in sorted(seeds, key=lambda s: (not s.is_constant, s.column.constant)):
+                entry = self.entry(index, self.forward.naming.column(seed))
+                value = coefficient(form[seed], self.container.dtype)
+                is_alone = overwrites and (seed.is_constant or len(form) == 1)
+                self.builder.assign(entry, value if is_alone else add(entry, value))
 
     def _is_placed(self, row: Any) -> bool:
         """Whether the row of a local, which is stored as it is, lies here from the start."""
