@@ -63,7 +63,7 @@ from taichi_ext.backend.calling import (
     thread_functions,
 )
 from taichi_ext.backend.captures import Captures, first_captures, frozen
-from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_anew
+from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
 from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.expressions import (
@@ -190,7 +190,7 @@ __all__ = [
     "cast",
     "child_numbers",
     "compile_with",
-    "compiled_anew",
+    "compiled_again",
     "component_numbers",
     "constant",
     "cook_dtype",

@@ -19,8 +19,8 @@ class NeedsEngine(ti.TaichiCompilationError):
     """Raised while Taichi compiles a kernel, by what only the engine can build; the kernel is then compiled by it."""
 
 
-class _Anew:
-    """Attributes of kernels and functions as they were before these were compiled anew."""
+class _Again:
+    """Attributes of kernels and functions as they were before these were compiled again."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], tuple[Any, Any]] = {}
@@ -37,20 +37,20 @@ class _Anew:
             setattr(obj, name, value)
 
 
-_anew: _Anew | None = None
+_again: _Again | None = None
 
 
 @contextlib.contextmanager
-def compiled_anew() -> Iterator[None]:
+def compiled_again() -> Iterator[None]:
     """Kernels that are launched within are compiled for it, with the Python values of now."""
-    global _anew
-    assert _anew is None
-    _anew = _Anew()
+    global _again
+    assert _again is None
+    _again = _Again()
     try:
         yield
     finally:
-        anew, _anew = _anew, None
-        anew.restore()
+        again, _again = _again, None
+        again.restore()
 
 
 def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> None:
@@ -60,8 +60,8 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
     def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
         with exclusive:
             skip_empty_layout()
-            if _anew is not None:
-                _anew.renew(self, "compiled_kernels", {})
+            if _again is not None:
+                _again.renew(self, "compiled_kernels", {})
             if key in self.compiled_kernels:
                 compile_kernel(self, key, args, arg_features)
                 return
@@ -69,11 +69,11 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
             try:
                 with noting(captures):
                     compile_kernel(self, key, args, arg_features)
-                if _anew is None:
+                if _again is None:
                     first_captures(self, arg_features, captures)
             except NeedsEngine:
                 traced = trace(self, args)
-                if _anew is None:
+                if _again is None:
                     first_captures(self, arg_features, traced.captures)
                 traced.compile()
                 self.compiled_kernels[key] = traced.cpp
@@ -92,10 +92,10 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
             raise
 
     def call(self: Func, *args: Any, **keywords: Any) -> Any:
-        if _anew is not None and self.is_real_function:
-            _anew.renew(self, "compiled", {})
-            _anew.renew(self, "taichi_functions", {})
-            _anew.renew(self, "func_id", Func.function_counter)
+        if _again is not None and self.is_real_function:
+            _again.renew(self, "compiled", {})
+            _again.renew(self, "taichi_functions", {})
+            _again.renew(self, "func_id", Func.function_counter)
             Func.function_counter += 1
         return call_function(self, *args, **keywords)
 

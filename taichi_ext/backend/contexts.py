@@ -17,7 +17,7 @@ from taichi_ext.backend.lifetime import refuse_ended
 
 
 class _Context(ASTTransformerContext):
-    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines anew."""
+    """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines again."""
 
     def __init__(self, places: dict[Any, str], **options: Any) -> None:
         super().__init__(**options)

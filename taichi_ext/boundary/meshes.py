@@ -114,7 +114,7 @@ visible_edge._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: 
 
 @ti.func
 def visible_parts(seen: ti.template(), start, end, x, y):
-    """The boundary terms of the parts of a segment in the pixel at (x, y), each with what is seen beside its middle."""
+    """The boundary terms of the parts of a segment in the pixel at (x, y), with what is seen next to the middle."""
     total = stop_gradient(seen(x, y)) * 0.0
     a = stop_gradient(start)
     side = stop_gradient(end) - a

@@ -182,7 +182,7 @@ class _Run:
         same = [variable, *(v for f in fused for v in f.facts.namesakes.get(variable.key, ()))]
         before = [v.read() for v in same]
         try:
-            with backend.compiled_anew():
+            with backend.compiled_again():
                 for v in same:
                     v.write(value)
                 yield

@@ -17,7 +17,7 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
 
     Args:
         program: the program.
-        has_comments: write the user's file and line beside each statement.
+        has_comments: write the user's file and line next to each statement.
 
     Returns:
         The text, which defines ``make(...)``, and the objects by the names of its parameters.

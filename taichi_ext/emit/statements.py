@@ -1,4 +1,4 @@
-"""Statements of a program as lines of a kernel, with the user's file and line beside them."""
+"""Statements of a program as lines of a kernel, with the user's file and line next to them."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Streams:
         return bundle.memory
 
     def end(self) -> None:
-        """After the launch: find the pattern anew where the integers that it depends on are others."""
+        """After the launch: find the pattern again where the integers that it depends on are others."""
         integers = {n: _to_numpy(array) for n, array in self._integers.items()}
         is_same = self._blocks and all(np.array_equal(a, self._known[n]) for n, a in integers.items())
         if not is_same:
