@@ -107,6 +107,14 @@ def make_kernels(x, y, z, v):
             z[i, 0] = s * s
 
     @ti.kernel
+    def guarded_columns():
+        for i in y:
+            s = 0.5
+            for n in range(-5, 2 * N):
+                s = s * (x[n] if 0 <= n < N else 0.9) + 0.1 * i
+            y[i] = s
+
+    @ti.kernel
     def used_in_another_loop():
         for i in y:
             s, t = 0.5, 0.0
@@ -202,7 +210,7 @@ def make_kernels(x, y, z, v):
 
 
 REVERSED = """
-    volume with_a_start branches inner_loop squared added components in_a_loop used_twice scaled_output
+    volume with_a_start branches inner_loop squared added components in_a_loop used_twice guarded_columns scaled_output
 """.split()
 FORWARD = """
     many_steps used_in_another_loop changed_after two_loops left_early stored_within of_unknown_length looked_up root singular

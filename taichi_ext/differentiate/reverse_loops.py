@@ -278,13 +278,23 @@ class Reversals:
                 into = tape.carried[state]
                 new[into] = add(new[into], product)
             else:
-                accumulate(terms, {_renamed(seed, tape.statement.variables[0], iteration.local): product})
+                accumulate(terms, {self._renamed(seed, tape.statement.variables[0], iteration.local): product})
         terms = settled(self.builder, terms)
         values = {v: x if x is adjoints[v] else self.builder.keep(cast(x, v.dtype)) for v, x in new.items()}
         total.add(terms)
         for v, x in values.items():
             if x is not adjoints[v]:
                 self.builder.assign(adjoints[v], x)
+
+    def _renamed(self, seed: Seed, old: Local, new: Local) -> Seed:
+        """The seed with another variable; a column that a branch guards stays one."""
+        column = Affine((), seed.column.constant)
+        for atom, factor in seed.column.terms:
+            column = column + Affine(((new if atom is old else atom, factor),))
+        renamed, naming = Seed(column), self.forward.naming
+        if seed in naming.conditional:
+            naming.conditional.add(renamed)
+        return renamed
 
 
 class Reversed:
@@ -327,11 +337,3 @@ def _only_added(s: For, carried: tuple[Local, ...]) -> frozenset[Local]:
         if isinstance(x, Assign) or (isinstance(x, Update) and x.op not in ("add", "sub")):
             others |= {x.target.local} if isinstance(x.target, Read) else set()
     return frozenset(v for v in carried if v not in others)
-
-
-def _renamed(seed: Seed, old: Local, new: Local) -> Seed:
-    """The seed with another variable."""
-    column = Affine((), seed.column.constant)
-    for atom, factor in seed.column.terms:
-        column = column + Affine(((new if atom is old else atom, factor),))
-    return Seed(column)
