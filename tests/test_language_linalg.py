@@ -191,3 +191,19 @@ def test_other_sizes_are_taichis_own_errors():
 
     with pytest.raises(ti.TaichiCompilationError, match="2D and 3D"):
         jacobian(k, x, y)
+
+
+def test_a_matrix_that_is_solved_for_in_its_own_place():
+    x, y = scalars([0.1, 0.2, 0.3, 0.4]), outputs(1)
+
+    @ti.kernel
+    def k(n: ti.i32):
+        for i in range(1):
+            m = ti.Matrix([[0.5, 0.7], [0.7, 0.5]])
+            for step in range(2):
+                for j in range(4):
+                    m[0, 0] -= x[j] * x[(j + n) % 4]
+                m = ti.Matrix([[1.25, 0.5 * m[0, 1]], [0.5 * m[n - 1, n - 1], 1.0 + m[n - 1, n - 1]]]).inverse()
+            y[0] += m.sum()
+
+    check_jacobian(k, x, y, args=(1,))

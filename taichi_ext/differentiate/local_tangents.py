@@ -36,11 +36,14 @@ class LocalTangents:
         if local in self.entry_forms:
             index = self._flat_index(value)
             if isinstance(index, int):
-                return self.entry_forms[local][index]
+                return self._fresh(self.entry_forms[local][index], local)
             self.decisions.indexed.add(local)
             self.forward.found_news()
             return {}
-        form = self.forms.get(local, {})
+        return self._fresh(self.forms.get(local, {}), local)
+
+    def _fresh(self, form: Form, local: Local) -> Form:
+        """The form of a local, or of one of its entries, whose rows hold what they did when it was computed."""
         for leaf in form:
             if is_row(leaf):
                 self._check_fresh(leaf, local)
@@ -189,7 +192,7 @@ class LocalTangents:
     def set_entries(self, local: Local, forms: list[Form]) -> None:
         """The tangents of the entries of a vector or matrix that does not change."""
         forms = self.with_own(local, forms)
-        if local in self.decisions.indexed:
+        if local in self.decisions.indexed or local in self.decisions.own_rows:
             self.new_storage(local).write(forms, list(range(len(forms))))
         else:
             self.entry_forms[local] = forms
