@@ -23,6 +23,22 @@ MATRIX = [[1.3, 0.2, -0.4], [0.1, 0.9, 0.7], [-0.3, 0.6, 1.8]]
 # --- run-time indices -------------------------------------------------------------------------------------------------
 
 
+def test_indices_that_are_named_after_a_local_whose_tangent_they_reach():
+    x, y = scalars(VALUES), outputs(3)
+
+    @ti.kernel
+    def k(n: ti.i32):
+        for i in range(3):
+            s = x[0]
+            v = ti.Vector([0.7, s, s])
+            index = n % 4
+            for j in range(2):
+                s += x[index] * x[1]
+            y[i] += v[n % 3] * s
+
+    check_jacobian(k, x, y, args=(1,))
+
+
 def test_runtime_indices_of_local_vectors():
     x, y = scalars(VALUES), outputs(6)
 

@@ -119,10 +119,11 @@ class Storage:
         return add(multiply(index, self.forward.columns), column)
 
     def form(self, index: Any = 0) -> Form:
-        """The tangent as it is now, of one element."""
+        """The tangent as it is now, of one element; registers whose seeds are only named later are still zero."""
         self.terms.note_read(self.forward.loop_sites())
         key = index if isinstance(index, int) else self.forward.indices.site(index)
-        form: Form = {seed: self._register(seed, index) for seed in self.registers}
+        is_visible, block = self.forward.naming.is_visible, self.forward.block
+        form: Form = {seed: self._register(seed, index) for seed in self.registers if is_visible(seed, block)}
         if self.row is not None:
             form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
         for column, value in self.slots:
