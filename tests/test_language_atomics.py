@@ -130,6 +130,20 @@ def test_atomics_on_locals():
     check_jacobian(k, x, y)
 
 
+def test_atomics_on_locals_that_nothing_reads():
+    x, y = scalars(FIVE), outputs(1)
+
+    @ti.kernel
+    def k():
+        unread = 1.1
+        before = ti.atomic_add(unread, 0.7)  # noqa: F841
+        ti.atomic_max(unread, x[0])
+        kept = x[2]
+        y[0] = x[1] * ti.atomic_add(kept, x[3])
+
+    check_jacobian(k, x, y)
+
+
 def test_atomics_on_local_vectors_at_runtime_indices():
     x, y = scalars(FIVE[:3]), outputs(3)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from taichi_ext.program import (
     Assign,
+    Atomic,
     Body,
     Boundary,
     Call,
@@ -52,6 +53,7 @@ def needed_locals(body: Body) -> set[Local]:
             pending += values_of(s)
         else:
             values = values_of(_with_used_tangents(s, set())) if isinstance(s, Boundary) else values_of(s)
+            values += [s.target] if isinstance(s, Atomic) else []  # its result is the value before
             for local in defined:
                 sources[local] += values
             for name, locals_ in (s.inner if isinstance(s, Boundary) else {}).items():
@@ -73,6 +75,8 @@ def _defined(s: Statement) -> set[Local] | None:
         return {s.local}
     if isinstance(s, (Assign, Update)) and isinstance(s.target, Read) and is_pure(s.value):
         return {s.target.local}
+    if isinstance(s, Atomic) and isinstance(s.target, Read) and is_pure(s.value):
+        return {s.target.local} if s.result is None else {s.target.local, s.result}
     return set(s.results) if isinstance(s, (Call, Boundary)) and all(map(is_pure, values_of(s))) else None
 
 
