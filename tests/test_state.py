@@ -454,3 +454,26 @@ def test_arrays_are_not_kept_for_the_next_call():
     value_and_jacobian(square, a, b, args=(a, b))
     gc.collect()
     assert (sys.getrefcount(a), sys.getrefcount(b)) == before
+
+
+def test_a_sparse_layout_in_a_pipeline_that_begins_again_names_the_format():
+    s = ti.field(ti.f64)
+    ti.root.pointer(ti.i, 4).dense(ti.i, 4).place(s)
+    x, y = scalars([0.6, 0.8]), outputs(1)
+
+    @ti.kernel
+    def store():
+        for i in range(4):
+            s[i] = x[0] * i
+
+    @ti.kernel
+    def add():
+        for i in s:
+            y[0] += s[i] * x[1]
+
+    def run():
+        store()
+        add()
+
+    with pytest.raises(InvalidArgumentError, match=r"begin again with dense .* cannot be restored .*format='csr'\.$"):
+        jacobian(run, x, y, format="csr")

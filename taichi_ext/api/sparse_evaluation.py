@@ -91,11 +91,12 @@ class SparseEvaluation(Evaluation):
             try:
                 return self._run_sparse()
             except DenseRowsError as error:
+                reason = str(error).strip()
                 if not self._put_in_rows():
-                    self._prepared.dense_reason = str(error)
+                    self._prepared.dense_reason = reason
             except OverBudgetError:
-                self._prepared.dense_reason = "the rows of tangents do not fit into max_memory"
-            self._restore()
+                reason = self._prepared.dense_reason = "the rows of tangents do not fit into max_memory"
+            self._restore(reason)
         return self._run_dense()
 
     def _put_in_rows(self) -> bool:
@@ -112,8 +113,11 @@ class SparseEvaluation(Evaluation):
         prepared.composed.clear()
         return True
 
-    def _restore(self) -> None:
+    def _restore(self, reason: str) -> None:
+        """The state before a run that came to where its tangents cannot be kept sparse."""
         if self._state is not None:
+            self._state.reason = f"The run has to begin again with dense tangents, because {reason}"
+            self._state.advice = f"Leave out format={self._prepared.format!r}."
             self._state.restore()
 
     def _run_sparse(self) -> list[list[Any]]:

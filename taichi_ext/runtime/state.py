@@ -16,6 +16,7 @@ from taichi_ext.labels import Labels
 _SEVERAL_RUNS = (
     "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into max_memory)"
 )
+_FEWER_RUNS = "Leave out chunk_size=, allow more max_memory, or use fewer parameters at a time."
 
 
 @dataclass(eq=False)
@@ -40,6 +41,7 @@ class State:
         self._log: dict[Any, tuple[Any, Any]] = {}  # fields, ti.ndarrays, single numbers of fields: what they held
         self._memory: dict[Any, list[_Stretch]] = {}  # of arrays, by address; no two stretches overlap
         self.has_random = False
+        self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to do with one
 
     def save(self, obj: Any) -> None:
         """Keep a copy of a field or array, the first time that it is named; of memory only where there is none yet."""
@@ -73,9 +75,8 @@ class State:
         memory = backend.memory_of(stretch.owner, stretch.start, stretch.copy.size)
         if not np.array_equal(memory, stretch.copy):
             raise InvalidArgumentError(
-                f"{_SEVERAL_RUNS}, but Python code changes an array of shape {tuple(array.shape)} before a kernel gets "
-                "it, and this cannot be undone for another run. Pass the array in args, leave out chunk_size=, or "
-                "allow more max_memory."
+                f"{self.reason}, but Python code changes an array of shape {tuple(array.shape)} before a kernel gets "
+                f"it, and this cannot be undone for another run. Pass the array in args. {self.advice}"
             )
 
     def restore(self) -> None:
@@ -87,15 +88,13 @@ class State:
         """Raise where what has been saved so far cannot be put back, or would be computed from other numbers."""
         if self.has_random:
             raise InvalidArgumentError(
-                f"{_SEVERAL_RUNS}, and a kernel that draws random numbers cannot draw the same ones again. Leave out "
-                "chunk_size=, allow more max_memory, or use fewer parameters at a time."
+                f"{self.reason}, and a kernel that draws random numbers cannot draw the same ones again. {self.advice}"
             )
         for obj, _ in self._log.values():
             if not _is_dense(obj):
                 what = f"{self._labels.field(obj)}," if isinstance(obj, backend.Field) else "a field,"
                 raise InvalidArgumentError(
-                    f"{_SEVERAL_RUNS}, and {what} in a sparse layout, cannot be restored for another run. Leave out "
-                    "chunk_size=, allow more max_memory, or use fewer parameters at a time."
+                    f"{self.reason}, and {what} in a sparse layout, cannot be restored for another run. {self.advice}"
                 )
 
     def undo(self) -> None:
