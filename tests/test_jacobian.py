@@ -533,6 +533,14 @@ def test_out_has_the_structure_of_the_result(squares):
     assert_allclose(out["y"][1].to_numpy(), true["y", "v"])
     assert_allclose(out["z"][0], true["z", "x"])
     assert_allclose(out["z"][1], true["z", "v"])
+    given = jacobian(k, [x, v], {"y": y, "z": z})  # the blocks of a row share an array, in which they lie apart
+    expected = {name: [block.copy() for block in row] for name, row in given.items()}
+    for block in (block for row in given.values() for block in row):
+        block[...] = 7
+    jacobian(k, [x, v], {"y": y, "z": z}, out=given)
+    for name, row in expected.items():
+        for block, values in zip(given[name], row, strict=True):
+            np.testing.assert_array_equal(block, values)
 
 
 def test_out_is_filled_by_name(squares):

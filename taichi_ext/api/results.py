@@ -103,7 +103,7 @@ def _is_shared(a: Any, b: Any) -> bool:
     values = [backend.host_values(x) for x in (a, b)]
     if values[0] is None or values[1] is None:
         return a is b or backend.is_same_storage(a, b)
-    return bool(np.may_share_memory(*values))
+    return bool(np.shares_memory(*values))
 
 
 def fill_out(out: Any, result: Any) -> Any:
