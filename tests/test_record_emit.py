@@ -586,3 +586,11 @@ def test_quantised_types_are_refused():
 
     with pytest.raises(UnsupportedError, match="quantised"):
         program_of(k)
+
+
+@pytest.mark.parametrize(("lines", "level"), [(1000, 1), (1001, 0)])
+def test_taichi_looks_for_repeated_values_in_short_kernels_alone(lines, level):
+    config = ti.lang.impl.get_runtime().prog.config()
+    with backend.careful_compilation(has_vectors=False, lines=lines):
+        assert config.opt_level == level
+    assert config.opt_level == 1

@@ -28,6 +28,7 @@ class EmittedKernel(FusedKernel):
             self.autodiff_mode = like.autodiff_mode
         self.positions = positions
         source = source_of(kernel.func)
+        self.lines = len(source[1])
         tree = ast.parse(textwrap.dedent("\n".join(source[1])))
         context = make_context(
             kernel.func,

@@ -74,10 +74,20 @@ SETTINGS = {
     "cfg_optimization": False,  # drops a store to a local vector that is read after an inner loop
     "real_matrix_scalarize": True,  # without it, vectors in a fused kernel hold what was never stored in them
 }
+LONG = 1000  # lines; for each value that such a kernel computes twice, Taichi would go over the whole kernel
+
+
+def _settings_of(has_vectors: bool, lines: int) -> dict[str, int]:
+    settings = dict(SETTINGS)
+    if has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
+        settings["force_scalarize_matrix"] = True
+    if lines > LONG:  # short ones run faster with it; in long ones LLVM finds such values soon enough
+        settings["opt_level"] = 0
+    return settings
 
 
 @contextlib.contextmanager
-def _settings(config: Any, values: dict[str, bool]) -> Iterator[None]:
+def _settings(config: Any, values: dict[str, int]) -> Iterator[None]:
     """Compile with other settings than the user's."""
     with exclusive:
         before = {name: getattr(config, name) for name in values}
@@ -90,15 +100,12 @@ def _settings(config: Any, values: dict[str, bool]) -> Iterator[None]:
                 setattr(config, name, value)
 
 
-def careful_compilation(has_vectors: bool) -> contextlib.AbstractContextManager[None]:
+def careful_compilation(has_vectors: bool, lines: int = 0) -> contextlib.AbstractContextManager[None]:
     """Kernels that are compiled in the meantime avoid what Taichi 1.7.4 gets wrong.
 
-    ``has_vectors`` says whether array arguments have vectors or matrices as elements.
+    ``has_vectors`` says whether array arguments have vectors or matrices as elements, ``lines`` how long the kernel is.
     """
-    settings = dict(SETTINGS)
-    if has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
-        settings["force_scalarize_matrix"] = True
-    return _settings(impl.get_runtime().prog.config(), settings)
+    return _settings(impl.get_runtime().prog.config(), _settings_of(has_vectors, lines))
 
 
 class _DroppedError(Exception):
@@ -132,6 +139,7 @@ class FusedKernel(Kernel):
         self.compiled: Any = None
         self.captures = Captures()
         self.has_vectors = has_vectors  # array arguments have vectors or matrices as elements
+        self.lines = 0  # of its text, where it was generated
 
     def trace(
         self,
@@ -174,7 +182,7 @@ class FusedKernel(Kernel):
         """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong."""
         prog = self.runtime.prog
         if self.compiled is None:
-            with careful_compilation(self.has_vectors):
+            with careful_compilation(self.has_vectors, self.lines):
                 self.compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), self.cpp)
         return self.compiled
 
@@ -351,9 +359,9 @@ def as_function(func: Func) -> Any:
     return call
 
 
-def settings_text(has_vectors: bool) -> str:
+def settings_text(has_vectors: bool, lines: int) -> str:
     """``careful_compilation`` as the text of a function that needs Taichi alone."""
-    settings = {**SETTINGS, **({"force_scalarize_matrix": True} if has_vectors else {})}
+    settings = _settings_of(has_vectors, lines)
     return textwrap.dedent(f'''\
         @contextlib.contextmanager
         def _careful_compilation():

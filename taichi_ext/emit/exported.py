@@ -80,7 +80,8 @@ def export(
         f"import contextlib\nimport math\n{HEADER}",
         *constants,
     ]
-    functions = (text, module.bind(shapes, list(objects)), backend.settings_text(has_vectors), _CHECKS)
+    settings = backend.settings_text(has_vectors, text.count("\n"))
+    functions = (text, module.bind(shapes, list(objects)), settings, _CHECKS)
     return "\n".join(parts) + "\n\n" + "\n\n".join(functions)
 
 

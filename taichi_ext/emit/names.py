@@ -18,15 +18,29 @@ class Names:
         self.scopes: list[set[str]] = [set(taken)]
         self.locals: dict[Local, str] = {}
         self.objects: dict[str, Any] = {}  # that the factory takes
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, int] = {}  # names with smaller numbers are taken
+        self._outer: list[dict[str, int]] = []
+
+    def open(self) -> None:
+        """A block begins."""
+        self.scopes.append(set())
+        self._outer.append(dict(self.counts))
+
+    def close(self) -> None:
+        """A block ends, and its names are free again."""
+        self.scopes.pop()
+        self.counts = self._outer.pop()
 
     def fresh(self, name: str) -> str:
         """A name that is free here, like the given one."""
         name = name if name.isidentifier() else "value"
-        new, number = name, 1
+        number = self.counts.get(name, 0)
+        new = f"{name}_{number}" if number else name
         while new in RESERVED or any(new in scope for scope in self.scopes):
-            new, number = f"{name}_{number}", number + 1
+            number += 1
+            new = f"{name}_{number}"
         self.scopes[-1].add(new)
+        self.counts[name] = number + 1
         return new
 
     def declare(self, local: Local) -> str:

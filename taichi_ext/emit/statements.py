@@ -66,12 +66,12 @@ class Lines:
 
     def block(self, body: Body) -> None:
         self.depth += 1
-        self.names.scopes.append(set())
+        self.names.open()
         for s in body:
             self.statement(s)
         if not body:
             self.line("pass")
-        self.names.scopes.pop()
+        self.names.close()
         self.depth -= 1
 
     def statement(self, s: Statement) -> None:
@@ -171,11 +171,11 @@ class Lines:
             domain = self.names.container(over) if isinstance(over, Container) else self.names.object(over, "node")
         else:
             domain = ", ".join(map(self.bound, s.domain))
-        self.names.scopes.append(set())
+        self.names.open()
         variables = ", ".join(map(self.names.declare, s.variables))
         self.line(f"for {variables} in {_ITERABLES[s.kind].format(domain)}:", s.place)
         self.block(s.body)
-        self.names.scopes.pop()
+        self.names.close()
 
     def bound(self, x: Any) -> str:
         return f"({', '.join(map(self.bound, x))})" if isinstance(x, tuple) else self.expressions.text(x)
