@@ -333,3 +333,27 @@ def test_bad_input(network):
         jacobian(network.run, x, force, format="torch_csr")
     with pytest.raises(InvalidArgumentError, match="format='bsr' needs blocks of 1 x 2 that are full"):
         in_format(scipy.sparse.csr_array([[1.0, 0.0]]), "bsr", (1, 2), None)
+
+
+def test_guarded_columns_stay_within_the_rows_of_locals():
+    """Where a condition does not hold, the column that it guards may lie outside of the row, with a coefficient of 0."""
+    n = 12
+    x, y = scalars(np.linspace(0.3, 0.9, n)), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            t = 0.0
+            for m in range(-3, n + 4):
+                a = 0.0
+                if 0 <= m - 2 < n:
+                    a = x[m - 2]
+                b = a
+                if 0 <= m + 2 < n:
+                    b = x[m + 2] * a
+                t += b * b
+            y[i] = t * i
+
+    J = jacobian(k, x, y, format="csr")
+    assert_allclose(J.toarray(), jacobian(k, x, y), rtol=1e-13)
+    assert_allclose(J.toarray(), central_differences(k, [x], [y])[0][0], rtol=1e-6, atol=1e-8)

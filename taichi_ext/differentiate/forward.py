@@ -159,8 +159,8 @@ class Forward:
             for t in self.tangents.values()
             if t.role.first_column is not None
         }
-        reach = self.columns if self.sparse is None else 0
-        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters, reach)
+        held = None if self.sparse is None else self.sparse.numbering.is_in_rows
+        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters, self.columns, held)
 
     def _new_tangents(self, container: Container) -> Tangents:
         role = self.seeds.roles.get(container, Role())

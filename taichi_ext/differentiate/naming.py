@@ -51,7 +51,7 @@ class Block:
 class Naming:
     """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes.
 
-    ``columns`` is their number, 0 where no column lies outside of a row (in a sparse Jacobian).
+    ``columns`` is the number that rows have, and ``is_held`` says which columns these are: in a sparse Jacobian, not all.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Naming:
         keep: Callable[[Value, Any, str], Value],
         parameters: Mapping[str, tuple[int, int]],
         columns: int,
+        is_held: Callable[[Affine], bool] | None = None,
     ) -> None:
         self.builder = builder
         self.indices = indices
@@ -69,6 +70,7 @@ class Naming:
         self._keep = keep  # in a temporary of the statement, unless it does not change
         self._parameters = parameters
         self._columns = columns
+        self._is_held = is_held
 
     def named(self, column: Any, owner: Any = None) -> Affine:
         """A column that is known in a local, as a normal form."""
@@ -115,7 +117,7 @@ class Naming:
 
     def note_conditional(self, seed: Seed, loops: Iterable[Loop]) -> None:
         """Take note of a column that a condition may guard: where it does not hold, there may be no such column."""
-        if seed.is_constant or self._columns == 0:
+        if seed.is_constant or (self._is_held is not None and not self._is_held(seed.column)):
             return
         known = span(seed.column, loops)
         if known is None or known[0] < 0 or known[1] >= self._columns:
