@@ -51,7 +51,7 @@ class Block:
 class Naming:
     """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes.
 
-    ``columns`` is the number that rows have, and ``is_held`` says which columns these are: in a sparse Jacobian, not all.
+    ``columns`` is the number that rows have; ``is_held`` says which columns these are: not all in a sparse Jacobian.
     """
 
     def __init__(
