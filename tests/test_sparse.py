@@ -357,3 +357,24 @@ def test_guarded_columns_stay_within_the_rows_of_locals():
     J = jacobian(k, x, y, format="csr")
     assert_allclose(J.toarray(), jacobian(k, x, y), rtol=1e-13)
     assert_allclose(J.toarray(), central_differences(k, [x], [y])[0][0], rtol=1e-6, atol=1e-8)
+
+
+def test_local_multiplied_in_place_keeps_few_columns():
+    """Factors of a local in straight-line code take one slot each, and do not make each other grow."""
+    x, y = scalars(np.linspace(0.3, 0.9, 7)), outputs(6)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            a = x[i] * 1.5
+            if i % 3 == 0:
+                a = a * x[(i * i) % 7]
+            a = a * x[(i * i + 3) % 7]
+            y[i] = a
+
+    expected = central_differences(k, [x], [y])[0][0]
+    assert_allclose(jacobian(k, x, y, format="csr").toarray(), expected, rtol=1e-6, atol=1e-8)
+    plan = Jacobian(k, x, y)
+    assert_allclose(plan(), expected, rtol=1e-6, atol=1e-8)
+    assert "a row of" not in plan.explain()
+    assert "slot" in plan.explain()

@@ -83,6 +83,7 @@ class Storage:
         self.place = forward.builder.place
         self.registers: dict[Seed, Any] = {}
         self.slots: list[tuple[Read, Read]] = []
+        self.used = 0  # slots that may hold something by now, outside of loops
         self.sparse = forward.sparse and forward.sparse.numbering
         self.owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
         self.no_column = 0 if self.sparse is None else self.sparse.no_column(self.owner)
@@ -126,12 +127,16 @@ class Storage:
         form: Form = {seed: self._register(seed, index) for seed in self.registers if is_visible(seed, block)}
         if self.row is not None:
             form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
-        for column, value in self.slots:
+        for column, value in self._held_slots():
             named = self.forward.naming.named(self.builder.keep(column, "column"), self)
             if self.sparse is not None:
                 self.sparse.set_owner(named, self.owner)
             form[Seed(named)] = value
         return form
+
+    def _held_slots(self) -> list[tuple[Read, Read]]:
+        """The slots that may hold something: in a loop that the local is older than, whatever is written later."""
+        return self.slots[: self.used] if self.forward.loop_sites() == self.loops else self.slots
 
     # --- writing
 
@@ -190,6 +195,7 @@ class Storage:
         if not self.slots:
             return
         inner = [(s, c) for s, c in form.items() if not is_row(s) and s not in self.registers][: len(self.slots)]
+        self.used = max(self.used, len(inner))
         columns = [self.builder.keep(self.forward.naming.column(s)) for s, _ in inner]
         for n, (column, value) in enumerate(self.slots):
             if n < len(inner):
