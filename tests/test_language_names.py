@@ -191,4 +191,3 @@ def test_the_text_tells_the_users_names_from_generated_ones():
     plan()
     lines = [line.split("#")[0].strip() for line in plan.source.splitlines()]
     assert {"value = 2.0", "_ad = value", "_value1 = value", "y[i] = x[i] * _ad * _value1"} <= set(lines)
-    assert "__ad.mul(__ad.mul(__ad.load(x, (i,)), _ad), _value1)" in plan.source
