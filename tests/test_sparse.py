@@ -378,3 +378,27 @@ def test_local_multiplied_in_place_keeps_few_columns():
     assert_allclose(plan(), expected, rtol=1e-6, atol=1e-8)
     assert "a row of" not in plan.explain()
     assert "slot" in plan.explain()
+
+
+def test_guarded_columns_stay_within_the_rows_of_entries():
+    """Next to a row, the term of a guarded register is added to an entry of its own site, wherever the guard fails."""
+    n = 6
+    x, w, y = scalars(np.linspace(0.3, 0.9, n)), scalars(np.linspace(0.8, 0.4, n)), ti.field(ti.f64, shape=(4, 2 * n))
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            t = 0.0
+            for m in range(n):
+                t += x[m] * w[m]
+            a = 0.0
+            if 2 <= j < n + 2:
+                a = x[j - 2]
+            if 4 <= j < n + 4:
+                a = a + w[j - 4] * x[0]
+            y[i, j] = t * a
+
+    plan = Jacobian(k, [x, w], y, format="csr")
+    expected = np.concatenate([b.reshape(y.to_numpy().size, n) for b in central_differences(k, [x, w], [y])[0]], axis=1)
+    assert_allclose(np.concatenate([b.toarray() for b in plan()], axis=1), expected, rtol=1e-6, atol=1e-8)
+    assert "+ max(0, min(j + -2, 5))" in plan.source  # outside of it, a term of 0 would meet another iteration's sum

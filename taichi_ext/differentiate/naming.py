@@ -110,17 +110,21 @@ class Naming:
 
     def column(self, seed: Seed) -> Any:
         """The number of a seed's column; one of all columns, whatever is not read in this iteration."""
-        column = self.value_of(seed.column)
-        if seed not in self.conditional:
-            return column
-        return operation("max", 0, operation("min", column, self._columns - 1))
+        return self.column_within(seed, 0, self._columns)
+
+    def column_within(self, seed: Seed, first: int, size: int) -> Any:
+        """A seed's column, counted from the first of some that come one after the other, and kept within them."""
+        number = self.value_of(seed.column + Affine((), -first))
+        if seed not in self.conditional or not (self._is_held is None or self._is_held(seed.column)):
+            return number
+        return operation("max", 0, operation("min", number, size - 1))
 
     def note_conditional(self, seed: Seed, loops: Iterable[Loop]) -> None:
         """Take note of a column that a condition may guard: where it does not hold, there may be no such column."""
-        if seed.is_constant or (self._is_held is not None and not self._is_held(seed.column)):
+        if seed.is_constant:
             return
         known = span(seed.column, loops)
-        if known is None or known[0] < 0 or known[1] >= self._columns:
+        if self._is_held is not None or known is None or known[0] < 0 or known[1] >= self._columns:
             self.conditional.add(seed)
 
     def is_visible(self, seed: Seed, block: Block) -> bool:

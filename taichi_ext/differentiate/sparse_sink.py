@@ -14,7 +14,7 @@ from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import add, cast, literal, multiply
 from taichi_ext.differentiate.entry_sites import Axis, Entry, Group, Site
-from taichi_ext.differentiate.forms import Form, accumulate, coefficient, is_row, row_sum
+from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, is_row, row_sum
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
@@ -245,7 +245,7 @@ class Sink:
                 continue
             value = coefficient(c, array.dtype)
             if has_rows and self.numbering.is_in_rows(leaf.column):
-                self._add_to_row(array, start, leaf.column, places, value)
+                self._add_to_row(array, start, leaf, places, value)
             elif leaf.column in places:
                 self.builder.assign(_element(array, add(start, places[leaf.column])), value)
 
@@ -259,12 +259,13 @@ class Sink:
 
         self.builder.loop(len(places), body)
 
-    def _add_to_row(self, array: Container, start: Any, column: Affine, places: dict[Affine, int], value: Any) -> None:
-        first = self.numbering.columns.first(self.numbering.owner(column)) or 0
+    def _add_to_row(self, array: Container, start: Any, seed: Seed, places: dict[Affine, int], value: Any) -> None:
+        owner = self.numbering.owner(seed.column)
+        first = self.numbering.columns.first(owner) or 0
         place = places.get(Affine((), first))
         if place is None:
             return  # of another group
-        number = self.forward.naming.value_of(column + Affine((), -first))
+        number = self.forward.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
         entry = _element(array, self.builder.keep(add(add(start, place), number), "place"))
         self.builder.assign(entry, add(entry, value))
 
