@@ -78,7 +78,7 @@ LONG = 1000  # lines; for each value that such a kernel computes twice, Taichi w
 
 
 def _settings_of(has_vectors: bool, lines: int) -> dict[str, int]:
-    settings = dict(SETTINGS)
+    settings: dict[str, int] = {**SETTINGS}
     if has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
         settings["force_scalarize_matrix"] = True
     if lines > LONG:  # short ones run faster with it; in long ones LLVM finds such values soon enough
