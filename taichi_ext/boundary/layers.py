@@ -234,7 +234,7 @@ def count_mixed(i, found, seen: ti.template()):
 def lines_around(shape: ti.template(), i, piece, found, x, y, seen: ti.template(), lines: ti.template()):
     """Put the lines around what is seen of shape i into the table, behind the sides of the pixel.
 
-    Beside a mixed shape j it is seen outside of j, and inside of j where it is before it: two polygons.  Each bit of
+    Where a shape j is mixed, it is seen outside of j, and inside of j where it is before it: two polygons.  Each bit of
     ``piece`` says which.  Returns where the lines end, 0 if nothing is seen.  ``i == found`` is the background.
     """
     last = SIDES

@@ -74,13 +74,12 @@ def export(
         by_column=by_column,
     )
     constants = [f"{name} = {_written(name, obj)}\n" for name, obj in objects.items() if name not in module.given]
-    has_vectors = any(c.is_argument and c.element_shape for c in program.containers)
     parts = [
         module.description(title, os.path.basename(program.file)),
         f"import contextlib\nimport math\n{HEADER}",
         *constants,
     ]
-    settings = backend.settings_text(has_vectors, text.count("\n"))
+    settings = backend.settings_text(program.has_vectors, text.count("\n"))
     functions = (text, module.bind(shapes, list(objects)), settings, _CHECKS)
     return "\n".join(parts) + "\n\n" + "\n\n".join(functions)
 

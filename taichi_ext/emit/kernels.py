@@ -40,5 +40,4 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     exec(compile(text, file, "exec", dont_inherit=True), scope)
     kernel = scope["make"](**objects)
     weakref.finalize(kernel, linecache.cache.pop, file, None)
-    has_vectors = any(c.is_argument and c.element_shape for c in program.containers)
-    return Emitted(kernel, text, objects, has_vectors)
+    return Emitted(kernel, text, objects, program.has_vectors)

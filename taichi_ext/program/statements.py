@@ -200,6 +200,11 @@ class Program:
     default_real: Type = F32
     default_integer: Type = I32
 
+    @property
+    def has_vectors(self) -> bool:
+        """Whether an array argument has vectors or matrices as entries."""
+        return any(c.is_argument and c.element_shape for c in self.containers)
+
 
 def bodies(statement: Statement) -> tuple[Body, ...]:
     """The blocks of a statement."""

@@ -1,7 +1,7 @@
 """Python numbers that are parameters: where a kernel reads them, they become values with a derivative.
 
 The value stays Python's own number, so that Python folds it with others exactly as it does for the plain kernel; what
-it was computed from is kept beside it. Python code that runs while the kernel is recorded is watched: where it names
+it was computed from is kept with it. Python code that runs while the kernel is recorded is watched: where it names
 such a number, it is run rewritten, so that the number takes its derivative along.
 """
 

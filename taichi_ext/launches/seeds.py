@@ -1,0 +1,103 @@
+"""What a launch asks for, in the words of the program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.analysis.accesses import read_containers
+from taichi_ext.analysis.activity import find_activity
+from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.loops import Extent
+from taichi_ext.differentiate import shadows
+from taichi_ext.differentiate.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.storage import SPARSE, STRATEGIES
+from taichi_ext.launches.launch import ContainerInfo, Launch, Role
+from taichi_ext.program import Container, Local, Program, entries
+from taichi_ext.record.constants import Constants
+from taichi_ext.record.taichi_types import type_of
+
+
+def constants_of(launch: Launch) -> Constants | None:
+    """The Python numbers that are parameters; None where there are none, and no name could mean one."""
+    if not launch.columns or not (launch.constants or launch.argument_columns):
+        return None
+    return Constants(tuple(variable for variable, _ in launch.constants), frozenset(launch.argument_columns))
+
+
+def seeds_of(
+    program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
+) -> Seeds:
+    """What is asked for, in the words of the program."""
+    numbers = _numbers(program, launch, constants)
+    limits, sparse = STRATEGIES[launch.strategy], None
+    if launch.sparse is not None:
+        limits = SPARSE if launch.strategy == "auto" else limits
+        keys = {what: key for what, (key, _) in numbers.items()}
+        sparse = SparseSeeds(launch.sparse, launch.sinks, {**{c: info.key for c, info in infos.items()}, **keys})
+    return Seeds(
+        launch.columns,
+        _roles(launch, infos),
+        _extents(program, infos),
+        {local: first - launch.first_column for local, (_, first) in numbers.items()},
+        limits,
+        launch.wants_return,
+        backend.stores_by_column(),
+        backend.is_host_arch(),
+        None if launch.values_dtype is None else (type_of(launch.values_dtype), launch.values_rows),
+        is_debug=backend.is_debug(),
+        threads=backend.thread_count(),
+        sparse=sparse,
+    )
+
+
+def _roles(launch: Launch, infos: dict[Container, ContainerInfo]) -> dict[Container, shadows.Role]:
+    """What the containers carry, with columns counted from the first of the block."""
+    found = {}
+    for c, info in infos.items():
+        role = launch.roles.get(info.key, Role())
+        first = None if role.first_column is None else role.first_column - launch.first_column
+        is_fresh = first is None and (role.is_fresh or not role.has_shadow)
+        found[c] = shadows.Role(first, is_fresh, backend.stores_by_column())
+    return found
+
+
+def _extents(program: Program, infos: dict[Container, ContainerInfo]) -> dict[Container, Extent]:
+    """The shapes of the containers, and whether all of their entries are there."""
+    fields = [c for c in program.containers if not c.is_argument]
+    extents = {c: Extent(c.shape or (), c.offset, backend.is_dense(c.object)) for c in fields}
+    for c, info in infos.items():
+        extents[c] = Extent(info.shape, info.offset, c.is_argument or backend.is_dense(c.object))
+    return extents
+
+
+def _numbers(program: Program, launch: Launch, constants: Constants | None) -> dict[Local, tuple[Any, int]]:
+    """The arguments and Python numbers that are parameters: the key and the first column of each."""
+    found: dict[Local, tuple[Any, int]] = {}
+    for argument in program.arguments:
+        if argument.name in launch.argument_columns and argument.value is not None:
+            (local,) = {value.local for value in entries(argument.value)}  # type: ignore[arg-type, union-attr]
+            found[local] = ("argument", argument.name), launch.argument_columns[argument.name]
+    for variable, first in launch.constants:
+        if constants is not None and variable.key in constants.locals:
+            found[constants.locals[variable.key]] = variable.key, first
+    return found
+
+
+def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
+    """What is asked for where the kernel runs again: it reads the tangents that it has stored the time before."""
+    activity = find_activity(program, seeds.start, seeds.arguments)
+    own = activity.containers & read_containers(program.body) & written_containers(program.body)
+    roles = {c: replace(role, is_fresh=False) if c in own else role for c, role in seeds.roles.items()}
+    return replace(seeds, roles=roles)
+
+
+def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Differentiated) -> Role:
+    """What a container may carry when the kernel is launched: a kernel for tangents is right for zeros, too."""
+    role = seeds.roles[c]
+    if role.first_column is not None:
+        return Role(role.first_column + launch.first_column)
+    may_carry = c in differentiated.active.containers and c not in differentiated.relied
+    return Role(has_shadow=may_carry or not role.is_fresh)
