@@ -121,9 +121,13 @@ def draw(path: Any, J: Any, errors: list[float]) -> None:
     pattern, convergence = figure.subplots(1, 2)
     pattern.spy(J, markersize=0.8, aspect="auto", color=BLUE)
     pattern.set_title(f"J: {J.nnz} of {J.shape[0]} x {J.shape[1]} entries")
-    pattern.set_xlabel("cameras, then points")
+    pattern.set_xlabel("column: free numbers of the cameras, then of the points")
+    pattern.set_ylabel("row: x and y of each observation")
     convergence.semilogy(errors, "o-", color=BLUE)
-    convergence.set_title("error of the images in pixels, by iteration")
+    convergence.set_title("error of the images")
+    convergence.set_xlabel("iteration")
+    convergence.set_ylabel("RMS error (pixels)")
+    convergence.get_xaxis().get_major_locator().set_params(integer=True)
     save(figure, path)
 
 

@@ -78,9 +78,11 @@ def draw(path: Path, mesh: Mesh, target: np.ndarray, first: np.ndarray, errors: 
         mesh.pose.from_numpy(np.append(pose, POSE[6]))
         mesh.render()
         images.append(mesh.image.to_numpy()[..., 1])
-    shown = (target[..., 1], "target (depth)"), (images[0], "first start"), (images[1] - target[..., 1], "fit - target")
-    for axes, (image, title) in zip(panels, shown, strict=False):
-        plotting.show(axes, image, title, plotting.signed_scale(1.0) if "fit" in title else None, cmap="viridis")
+    for axes, image, title in zip(panels, (target[..., 1], images[0]), ("target", "first start"), strict=False):
+        drawn = plotting.show(axes, image, title, cmap="viridis")
+        plotting.color_bar(figure, drawn, axes, "depth (scene units)")
+    drawn = plotting.show(panels[2], images[1] - target[..., 1], "fit - target", plotting.signed_scale(1.0))
+    plotting.color_bar(figure, drawn, panels[2], "difference of depth (scene units)")
     plotting.convergence(panels[3], "Gauss-Newton", {NAMES[name]: runs for name, runs in errors.items()})
     plotting.save(figure, path)
 

@@ -145,7 +145,8 @@ def draw(path: Path, shown: list[tuple[str, list[tuple[str, np.ndarray, bool]]]]
         limit = max(np.abs(image).max() for _, image, is_signed in images if is_signed)
         for axes, (title, image, is_signed) in zip(row, images, strict=True):
             scale: Any = plotting.signed_scale(limit) if is_signed else None
-            plotting.show(axes, image, f"{name}: {title}", scale, cmap="RdBu_r" if is_signed else "gray")
+            drawn = plotting.show(axes, image, f"{name}: {title}", scale, cmap="RdBu_r" if is_signed else "gray")
+        plotting.color_bar(figure, drawn, row[-1], "brightness per pixel")
     plotting.save(figure, path)
 
 

@@ -124,7 +124,7 @@ def draw(path: Path, scene: Scene, found: list[tuple[np.ndarray, np.ndarray]]) -
         scale = plotting.signed_scale(np.abs(exact).max())
         plotting.show(axes[0], mean[:, ::-1], f"d / d {PARAMETERS[k]}: jacobian", scale)
         drawn = plotting.show(axes[1], exact[:, ::-1], "finite differences", scale)
-        plotting.color_bar(figure, drawn, axes[1], "brightness per unit")
+        plotting.color_bar(figure, drawn, list(axes), "brightness per unit")
     plotting.save(figure, path)
 
 
