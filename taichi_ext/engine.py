@@ -8,6 +8,7 @@ from typing import Any
 
 from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, read_locals
+from taichi_ext.analysis.activity import returns_active
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.order import free_loops
@@ -75,7 +76,8 @@ def fuse(launch: Launch) -> Fused:
     report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
     differentiated = replace(differentiated, report=report)
     facts, sizes = _facts(recorded, differentiated, infos, launch, constants), differentiated.scratch_sizes
-    facts = replace(facts, rules=tuple(rules.found.items()))
+    returns = returns_active(program, differentiated.active)
+    facts = replace(facts, rules=tuple(rules.found.items()), returns_active=returns)
     fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
     fused.paired = frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired)
     fused.program, fused.arrays = scheduled.program, launch.arrays

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import types
 
 import constant_modules
@@ -13,6 +14,7 @@ from differences import outputs, read, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import (
+    DerivativeWarning,
     InvalidArgumentError,
     Jacobian,
     UnsupportedError,
@@ -124,6 +126,25 @@ class TestGlobals:
         assert_allclose(agrees(by_module, "constant_modules.pull", y), X**2 + X)
         assert_allclose(agrees(by_name, "pull", y), X**2 + X)  # the same number under its own name in both modules
         assert_allclose(agrees(by_name, "constant_modules.stiffness", y), 2 * X)
+
+    def test_functions_of_the_math_module(self):
+        x, y = scalars(X), outputs(3)
+        rate, angle = 1.5, 0.4
+
+        def wave():
+            return math.cos(angle) * math.atan2(rate, angle)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = math.sqrt(rate) * x[i] + wave() + math.pow(rate, angle) - math.fabs(-angle) * math.exp(-rate)
+
+        J = agrees(k, ["rate", "angle"], y)
+        apart = 1.5**2 + 0.4**2
+        power, decay = 1.5**0.4, np.exp(-1.5)
+        assert_allclose(J[0], X / (2 * np.sqrt(1.5)) + np.cos(0.4) * 0.4 / apart + 0.4 * power / 1.5 + 0.4 * decay)
+        by_angle = -np.sin(0.4) * np.arctan2(1.5, 0.4) - np.cos(0.4) * 1.5 / apart + np.log(1.5) * power - decay
+        assert_allclose(J[1], np.full(3, by_angle))
 
     def test_closures(self):
         x, y = scalars(X), outputs(3)
@@ -255,6 +276,39 @@ class TestAttributes:
         assert_allclose(jacobian(functools.partial(run, 1), "a.dt", a.y), X * 2 * 3 + 2)
         with pytest.raises(InvalidArgumentError, match="not an argument of.*launched"):
             jacobian(launch, "c.dt", a.y)
+
+    def test_what_the_python_code_of_a_pipeline_reads(self):
+        x, y = scalars(X), outputs(3)
+        s, dt = Solver(), 0.5
+        dt_of = types.SimpleNamespace(dt=2.0)
+
+        @ti.kernel
+        def k(h: ti.f64):
+            for i in y:
+                y[i] = h * dt * x[i] * gravity
+
+        def passed():
+            return dt
+
+        def run():
+            k(passed())
+
+        def others():
+            k(dt_of.dt)
+            s.step()
+
+        with pytest.warns(DerivativeWarning, match="dt\\) is read by the Python code of .*passed, too"):
+            assert_allclose(jacobian(run, "dt", y), 0.5 * X * gravity)
+        jacobian(run, "gravity", y)  # warnings are errors in these tests
+        jacobian(others, "dt", y)
+        jacobian(others, "s.r", s.y)
+
+        def by_attribute():
+            s.step()
+            k(s.r)
+
+        with pytest.warns(DerivativeWarning, match="s.r\\) is read by the Python code of .*by_attribute, too"):
+            jacobian(by_attribute, "s.r", s.y)
 
 
 class TestRefusals:

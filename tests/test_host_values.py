@@ -6,9 +6,10 @@ import math
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars
+from differences import outputs, scalars, vectors
+from numpy.testing import assert_allclose
 
-from taichi_ext import jacobian
+from taichi_ext import DerivativeWarning, jacobian
 from taichi_ext.runtime.host_values import is_active_on_host
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -16,12 +17,12 @@ pytestmark = pytest.mark.usefixtures("ti64")
 # Y and Z are arrays of float64 and float32 that depend on the parameters, y is their field
 MARKED = """Y[0]; Y[0].item(); Y.sum().item() / 0.5; round(Y.max(), 3); Y[0] / 0.0; (-Y[0]) ** 0.5; Y.mean(); y[0] + 1
 3 * y[0]; max(y[0], Y[1]); Y.reshape(2, 2)[1]; Y[1:3]; list(Y); y[0] ** 2; 2 ** y[0]; -Y; abs(Y); np.sum(Y, axis=0)
-Y.sum(axis=0, keepdims=True); Z[0] / 3; np.exp(Z); np.sin(y[0]); {"a": Y[0]}; Y.astype(np.float32); Y @ Y; 1 - Z[1]"""
+Y.sum(axis=0, keepdims=True); Z[0] / 3; np.exp(Z); np.sin(y[0]); {"a": Y[0]}; Y.astype(np.float32); Y @ Y; 1 - Z[1]; Y.tolist()"""
 OTHERS = """round(y[0]); hash(Y.sum()); json.dumps(Y.sum()); {Y.max(): 1}; Y.astype(int); Y > 0; (Y > 0).sum(); Y.argmax()
 f"{Y[0]:.3f} {Y.sum():.2f} {y[0]:.3e}"; int(Y[0] * 10); bool(Y.any()); Y.dtype; Z.sum().dtype; np.exp(Z[0]).dtype
 isinstance(Y.sum(), float); y[0] > 0.1; Z[0] == Z[0] / 3 * 3; np.zeros(2)[0]"""
 # what NumPy and math make of marked numbers without asking them: the mark is lost, the value is right
-FORGOTTEN = "math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]]); Y.tolist()"
+FORGOTTEN = "math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]])"
 
 
 def expressions(text):
@@ -61,3 +62,73 @@ def test_numbers_compute_as_without_a_derivative():
     for text in everything:
         assert shown(found[text]) == plain[text], text
         assert is_active_on_host(found[text]) == (text in expressions(MARKED)), text
+
+
+def test_what_kernels_return_is_marked():
+    pair = ti.types.vector(2, ti.f64)
+    state = ti.types.struct(a=ti.f64, v=pair, n=ti.i32)
+    x, y = scalars([0.3, 0.8]), outputs(2)
+
+    @ti.kernel
+    def number() -> ti.f64:
+        return x[0] * x[1]
+
+    @ti.kernel
+    def constant() -> ti.f64:
+        return ti.floor(x[0])
+
+    @ti.kernel
+    def vector() -> pair:
+        return pair(x[0], 1.0)
+
+    @ti.kernel
+    def several() -> (ti.f64, pair):
+        return x[0], pair(x[0], x[1])
+
+    @ti.kernel
+    def struct() -> state:
+        return state(a=x[0], v=pair(x[0], x[1]), n=3)
+
+    @ti.kernel
+    def use(a: ti.f64):
+        for i in y:
+            y[i] = a * x[i]
+
+    found = {}
+
+    def run():
+        found.update(number=number(), vector=vector(), sum=vector() + 1.0, several=several()[1], struct=struct().v)
+        found.update(entry=vector()[1], member=struct().a, whole=struct().n, constant=constant())
+        use(0.5)
+
+    jacobian(run, x, y)
+    unmarked = {name for name, value in found.items() if not is_active_on_host(value)}
+    assert unmarked == {"whole", "constant"}
+    assert float(found["number"]) == 0.3 * 0.8
+    assert found["sum"].to_list() == [1.3, 2.0]
+
+    def passing():
+        use(number())
+
+    with pytest.warns(DerivativeWarning, match="is passed to .*use: it counts as a constant"):
+        J = jacobian(passing, x, y)
+    assert_allclose(J, 0.24 * np.eye(2))
+
+
+def test_vectors_that_python_computes_are_marked():
+    x, y = vectors([[0.3, 0.8], [0.5, 0.7]]), outputs(2)
+    found = []
+
+    @ti.kernel
+    def use(v: ti.types.vector(2, ti.f64)):
+        for i in y:
+            y[i] = v.dot(x[i])
+
+    def run():
+        values = [x[0], x[0] * 2, x[0] + x[1], ti.Vector([x[0][0], 1.0]), -x[0], ti.Vector([1.0, 2.0]) * 2]
+        found[:] = [(is_active_on_host(value), value.to_list()) for value in values]
+        use(values[-1])
+
+    jacobian(run, x, y)
+    assert [is_marked for is_marked, _ in found] == [True] * 5 + [False]
+    assert [value for _, value in found] == [[0.3, 0.8], [0.6, 1.6], [0.8, 1.5], [0.3, 1.0], [-0.3, -0.8], [2.0, 4.0]]

@@ -19,6 +19,7 @@ from taichi_ext.program import (
     Op,
     Program,
     Read,
+    Return,
     Statement,
     Update,
     Value,
@@ -66,6 +67,12 @@ def find_activity(
     if not seeded:
         return found
     return replace(_closure(everything, replace(found, locals=found.locals | seeded)), containers=found.containers)
+
+
+def returns_active(program: Program, activity: Activity) -> bool:
+    """Whether a kernel returns a value that carries a tangent."""
+    returned = (value for s in statements(program.body) if isinstance(s, Return) for value in values_of(s))
+    return any(map(activity.has, returned))
 
 
 def _closure(everything: list[Statement], found: Activity) -> Activity:

@@ -21,6 +21,7 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused
+from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.host_values import warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.session import Session
@@ -374,6 +375,7 @@ class Evaluation:
             where = f"by the kernels that {self.call.name} launched"
             numbers = [text for fused in prepared.fused.values() for text in fused.kernel.captures.numbers]
             refuse_unread(self._params, session.read, numbers, where)
+            self._note_python_readers()
             refuse_inactive(*self._keys(session), session.read, session.written, where)
         prepared.is_checked = True
         for target, key in zip(self._outputs, outputs, strict=True):
@@ -381,6 +383,16 @@ class Evaluation:
                 warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
             elif self._is_whole(session) and not session.tangents(key).any():
                 warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
+
+    def _note_python_readers(self) -> None:
+        """Warn of Python numbers that are parameters, and that the Python code of the pipeline reads, too."""
+        for target in self._params:
+            reader = None if target.variable is None else python_reader(target.variable, self.call.function)
+            if reader is not None:
+                warn_at_user(
+                    f"{target.name} is read by the Python code of {reader.__qualname__}, too: what that stores, or "
+                    "passes to a kernel, counts as a constant. Read the number in the kernel."
+                )
 
     def _is_whole(self, session: Session) -> bool:
         """Whether a session has all columns of J, and nothing has been said about a parameter."""

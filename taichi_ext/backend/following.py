@@ -14,7 +14,7 @@ from taichi.lang._ndarray import Ndarray, ScalarNdarray
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.field import ScalarField, SNodeHostAccess
 from taichi.lang.kernel_impl import Kernel
-from taichi.lang.matrix import MatrixField
+from taichi.lang.matrix import Matrix, MatrixField
 from taichi.lang.struct import Struct
 
 from taichi_ext.backend.arrays import is_dense_node
@@ -44,6 +44,9 @@ class _Stray:
         raise self._error("A field or array is written in")
 
     def host_read(self, obj: Any, value: Any) -> Any:
+        return value
+
+    def host_made(self, value: Any, parts: Any) -> Any:
         return value
 
     def _error(self, what: str) -> UnsupportedError:
@@ -250,6 +253,19 @@ def _followed_from_numpy(name: str) -> Callable[..., Any]:
     return from_numpy
 
 
+def _followed_matrix(self: Matrix, arr: Any, dt: Any = None) -> None:
+    _originals["matrix"](self, arr, dt)
+    follower = _follower()
+    if follower is not None and not self.is_host_access:
+        self.entries = follower.host_made(self.entries, arr)
+
+
+def _followed_matrix_to_numpy(self: Matrix) -> Any:
+    values = _originals["matrix to_numpy"](self)
+    follower = _follower()
+    return values if follower is None or not self.is_host_access else follower.host_made(values, self)
+
+
 # All that Python can do to a field or array.  What is not here ends in one of these, or in a kernel of Taichi's own,
 # whose launch is followed like any other:
 #
@@ -277,6 +293,8 @@ _FOLLOWED = {
     "proxy get": (mesh.MeshReorderedScalarFieldProxy, "__getitem__", _followed_proxy_get),
     "array set": (ScalarNdarray, "__setitem__", _followed_array_set),
     "array get": (ScalarNdarray, "__getitem__", _followed_array_get),
+    "matrix": (Matrix, "__init__", _followed_matrix),
+    "matrix to_numpy": (Matrix, "to_numpy", _followed_matrix_to_numpy),
     "fill": (Ndarray, "fill", _followed_fill),
     "thread start": (threading.Thread, "start", _followed_start),
 }

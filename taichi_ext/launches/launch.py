@@ -79,6 +79,7 @@ class KernelFacts:
     covered: frozenset[Any]  # containers of which all tangents are written, whatever they were
     other_fields: tuple[Any, ...] = ()  # integer fields that are written
     has_random: bool = False
+    returns_active: bool = False  # what it returns has a tangent
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
     report: Report = field(default_factory=Report)  # the decisions, for people
     namesakes: dict[Any, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import taichi_ext.record.python_functions as python_functions
 from taichi_ext import backend
 from taichi_ext.backend import matrix_ops, ops
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Tensor, Value
+from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
 from taichi_ext.record.inlining import inline_call
@@ -96,6 +97,9 @@ def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any
             name = getattr(function, "__qualname__", None) or repr(function)
             raise UnsupportedError(READS_PARAMETER.format(repr(name)))
         return result
+    operation = _OF_PYTHON_NUMBERS.get((function, len(args)))
+    if operation is not None and all(isinstance(a, Known) or not has_values(a) for a in args):
+        return operations.operate(r, operation, *args)
     found = python_functions.PythonScope(r.library).structure(function, tuple(args), keywords)
     if found is NotImplemented and isinstance(function, np.ufunc):
         raise UnsupportedError(f"NumPy's {function.__name__} is called on a value of the kernel; use Taichi's.")
@@ -227,6 +231,13 @@ _SPECIAL: dict[Any, Handler] = {
     ti.Matrix.cols: lambda r, a, k, s: construct.columns(a[0]),
     ti.Matrix.diag: lambda r, a, k, s: construct.diagonal(*a),
     **{kind.fill: _fill for kind in (backend.ScalarField, backend.MatrixField)},
+}
+# Functions of Python's math module with a number of arguments, on Python numbers that are parameters.
+_OF_PYTHON_NUMBERS: dict[Any, str] = {
+    **{(getattr(math, name), 1): name for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "asin", "acos")},
+    (math.fabs, 1): "abs",
+    (math.pow, 2): "pow",
+    (math.atan2, 2): "atan2",
 }
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos", "invert")
 _SPECIAL.update({getattr(operator, name): _operator(name) for name in _ARITHMETIC})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -127,16 +128,41 @@ def plain_function(obj: Any) -> types.FunctionType | None:
     return obj if isinstance(obj, types.FunctionType) else None
 
 
-def _reachable(root: Any) -> Iterator[types.FunctionType]:
-    """The functions that a kernel or function may call, itself first: those that its code names."""
+def python_reader(variable: Variable, root: Any) -> types.FunctionType | None:
+    """The pipeline, or the first plain Python function that it may call, whose own code names a variable."""
+    is_attribute = variable.is_qualified or variable.key[0] == "attribute"
+    for function in _reachable(root, in_python=True):
+        found = global_variable(function, variable.name) if variable.name in names_in_code(function.__code__) else None
+        is_named = found is not None and found.key == variable.key
+        if is_named or (is_attribute and variable.name in _attributes_in_code(function.__code__)):
+            return function
+    return None
+
+
+def _attributes_in_code(code: types.CodeType) -> set[str]:
+    """The names of the attributes that a function's code reads, and what is defined in it."""
+    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_ATTR"}
+    return names.union(*(_attributes_in_code(c) for c in code.co_consts if isinstance(c, types.CodeType)))
+
+
+def _reachable(root: Any, in_python: bool = False) -> Iterator[types.FunctionType]:
+    """The functions that a kernel or function may call, itself first: those that its code names.
+
+    ``in_python``: without kernels and ti.funcs.
+    """
     pending, seen = [root], set()
     while pending and len(seen) < _MOST_FUNCTIONS:
-        function = plain_function(pending.pop(0))
+        named = pending.pop(0)
+        if in_python and (backend.primal_kernel(named) is not None or backend.taichi_func(named) is not None):
+            continue
+        function = plain_function(named)
         if function is None or id(function) in seen or backend.is_library(function):
             continue
         seen.add(id(function))
         yield function
         pending += _named(function)
+        if in_python and isinstance(root, types.MethodType):
+            pending += _members(root.__self__, names_in_code(function.__code__))
 
 
 def _named(function: types.FunctionType) -> Iterator[Any]:
@@ -151,7 +177,12 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
             elif callable(part):
                 yield part
             elif part is not None and not isinstance(part, (int, float, str)):
-                yield from (m for n in names if (m := inspect.getattr_static(type(part), n, None)) is not None)
+                yield from _members(part, names)
+
+
+def _members(owner: Any, names: set[str]) -> Iterator[Any]:
+    """What the class of an object has under some of these names."""
+    return (m for n in names if (m := inspect.getattr_static(type(owner), n, None)) is not None)
 
 
 def names_in_code(code: types.CodeType) -> set[str]:

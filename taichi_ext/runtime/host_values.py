@@ -39,13 +39,25 @@ class ActiveArray(np.ndarray):
     def __getitem__(self, index: Any) -> Any:
         return as_active(super().__getitem__(index))
 
+    def tolist(self) -> Any:
+        return as_active(super().tolist())
+
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         # without a subclass, a sum is a scalar
         return as_active(array[()] if array.ndim == 0 else array)
 
 
 def as_active(value: Any) -> Any:
-    """The value, marked."""
+    """The value, marked: a number, an array, or what a kernel returns, which may be a vector, a struct or several."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(as_active, value))
+    if isinstance(value, backend.Struct):
+        for name in value.keys:
+            value[name] = as_active(value[name])
+        return value
+    if isinstance(value, backend.Matrix):
+        value.entries = as_active(value.entries)
+        return value
     if isinstance(value, np.ndarray):
         return value.view(ActiveArray) if value.dtype.kind == "f" else np.asarray(value)
     if isinstance(value, np.float64):
@@ -60,7 +72,7 @@ def is_active_on_host(value: Any) -> bool:
     if isinstance(value, backend.Struct):
         value = [value[name] for name in value.keys]
     if isinstance(value, backend.Matrix):
-        value = value.to_list()
+        value = value.to_list() if value.is_host_access else value.entries
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

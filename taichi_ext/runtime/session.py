@@ -249,7 +249,7 @@ class Session(LaunchHooks):
         if is_simple and not fused.sites and not fused.facts.written & set(self.params):
             repeat = backend.repeat_launch(fused.kernel, fused.passed(passed))
             self._repeated[name] = (before, fused, repeat, args)  # if nothing is fresh any more, the next is the same
-        return result
+        return as_active(result) if fused.facts.returns_active else result
 
     def _refuse_other_fields(self, kernel: Any, features: Any, fused: Fused) -> None:
         """Raise where a kernel names other fields than when it was traced before, in another state of the pipeline."""
@@ -393,6 +393,10 @@ class Session(LaunchHooks):
             info = found[0] if isinstance(found, tuple) else found
             is_active = info is not None and self.carries_tangent(info.key)
         return as_active(value) if is_active else value
+
+    def host_made(self, value: Any, parts: Any) -> Any:
+        """What Python puts together: marked where a part is."""
+        return as_active(value) if is_active_on_host(parts) else value
 
     def start(self, function: Any, args: tuple[Any, ...]) -> None:
         """Before a pipeline runs: remember what the arrays hold that it can change."""
