@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import is_number
 from taichi_ext.differentiate.forms import Form, is_row
 from taichi_ext.program import Container, Local
@@ -69,26 +71,27 @@ class Terms:
         """
         if storage.is_array or any(is_row(leaf) or leaf in storage.registers for leaf in form):
             return ADDED
-        forward, width = storage.forward, storage.forward.columns
+        forward = storage.forward
         if any(leaf in forward.naming.conditional for leaf in form):
             return ADDED  # with a coefficient of 0, to the column of another term
         around, inner = forward.loops[: len(storage.loops)], forward.loops[len(storage.loops) :]
         fixed = {atom for loop in around for atom in loop.atoms}
         columns = [seed.column for seed in form]
-        factors = dict(columns[0].terms)
         if len(inner) > 1 or any(column.terms != columns[0].terms for column in columns):
             return ADDED
-        if not inner:
-            return STORED
-        (loop,) = inner
+        return self._level_in_loop(storage, columns, inner[0], fixed) if inner else STORED
+
+    def _level_in_loop(self, storage: Any, columns: list[Affine], loop: Loop, fixed: set[Any]) -> int:
+        """The same for columns that differ in their constants alone, ``fixed`` being the variables of loops around."""
+        factors, width = dict(columns[0].terms), storage.forward.columns
         if len(loop.atoms) != 1 or not fixed.issuperset(factors.keys() - set(loop.atoms)):
             return ADDED
         (variable,), constants = loop.atoms, sorted(column.constant for column in columns)
         factor = factors.get(variable, 0)
         if constants[-1] - constants[0] >= abs(factor):
             return ADDED
-        runs_whole = forward.block.outer is storage.block and not loop.is_interrupted and not self.reads
-        is_all = factors == {variable: len(form)} and constants == list(range(len(form)))
+        runs_whole = storage.forward.block.outer is storage.block and not loop.is_interrupted and not self.reads
+        is_all = factors == {variable: len(columns)} and constants == list(range(len(columns)))
         if not (runs_whole and is_all and loop.shape == (width // factor,) and width % factor == 0):
             return STORED
         self.filled_in = loop

@@ -93,13 +93,7 @@ class TorchFunction:
     """The function that ``torch_function`` returns: call it with tensors."""
 
     def __init__(
-        self,
-        kernel: Any,
-        inputs: Any,
-        outputs: Any,
-        shapes: Mapping[str, Any],
-        max_memory: int | None,
-        reverse: bool,
+        self, kernel: Any, inputs: Any, outputs: Any, shapes: Mapping[str, Any], max_memory: int | None, reverse: bool
     ) -> None:
         check_kernel(kernel)
         if not isinstance(shapes, Mapping):
@@ -113,9 +107,7 @@ class TorchFunction:
         self._is_checked = False
         self._labels = Labels(kernel)
         bound = backend.primal_kernel(kernel)
-        names, annotations = _signature(kernel)
-        self._names = names
-        self._annotations = annotations
+        self._names, self._annotations = _signature(kernel)
         self._inputs = _as_list(inputs)
         self._shapes = dict(shapes)
         if outputs is None:
@@ -132,7 +124,7 @@ class TorchFunction:
                 raise InvalidArgumentError("outputs is empty; name at least one argument or field, or None.")
         self._check()
         allocated = {*self._shapes, *(o for o in self._outputs if isinstance(o, str))}
-        self._constants = [n for n in names if n not in allocated and n not in self._inputs]
+        self._constants = [n for n in self._names if n not in allocated and n not in self._inputs]
         self.__name__ = getattr(kernel, "__name__", type(kernel).__name__)
         self.__doc__ = getattr(kernel, "__doc__", None)
 
@@ -141,34 +133,40 @@ class TorchFunction:
         return f"torch_function({self.__name__}, inputs={names})"
 
     def _check(self) -> None:
-        known = ", ".join(map(repr, self._names)) or "none"
         for what, items in (("inputs", self._inputs), ("outputs", self._outputs), ("shapes", list(self._shapes))):
             for item in items:
                 if isinstance(item, str):
-                    if item not in self._names:
-                        raise InvalidArgumentError(
-                            f"{what} has {item!r}, which is not an argument of {_name(self._kernel)} (arguments: "
-                            f"{known}).{suggestion(item, self._names)}"
-                        )
-                elif what == "shapes" or not isinstance(item, backend.Field):
-                    raise InvalidArgumentError(
-                        f"{what} has {shown(item)}; expected the name of an argument or a ti.field."
-                    )
-                elif not backend.is_real(item.dtype):
-                    raise InvalidArgumentError(
-                        f"{what} has {self._labels.field(item)}, of type {item.dtype.to_string()}; only real numbers "
-                        "have a derivative. Use ti.f32 or ti.f64."
-                    )
-        for what, items in (("inputs", self._inputs), ("outputs", self._outputs)):
+                    self._check_name(what, item)
+                else:
+                    self._check_field(what, item)
             if len({id(i) if isinstance(i, backend.Field) else i for i in items}) != len(items):
                 raise InvalidArgumentError(f"{what} names the same argument or field twice.")
         if not self._inputs:
             raise InvalidArgumentError("inputs is empty; name at least one argument or field.")
-        for name in self._outputs:
-            if isinstance(name, str) and self._is_value(name):
-                raise InvalidArgumentError(f"outputs has {name!r}, which is passed by value and cannot be written.")
-        if both := [n for n in self._shapes if n in self._inputs]:
-            raise InvalidArgumentError(f"shapes has {both[0]!r}, which is an input.")
+        self._check_reverse()
+
+    def _check_name(self, what: str, name: str) -> None:
+        if name not in self._names:
+            raise InvalidArgumentError(
+                f"{what} has {name!r}, which is not an argument of {_name(self._kernel)} (arguments: "
+                f"{', '.join(map(repr, self._names)) or 'none'}).{suggestion(name, self._names)}"
+            )
+        if what == "outputs" and self._is_value(name):
+            raise InvalidArgumentError(f"outputs has {name!r}, which is passed by value and cannot be written.")
+        if what == "shapes" and name in self._inputs:
+            raise InvalidArgumentError(f"shapes has {name!r}, which is an input.")
+
+    def _check_field(self, what: str, field: Any) -> None:
+        if what == "shapes" or not isinstance(field, backend.Field):
+            raise InvalidArgumentError(f"{what} has {shown(field)}; expected the name of an argument or a ti.field.")
+        if not backend.is_real(field.dtype):
+            raise InvalidArgumentError(
+                f"{what} has {self._labels.field(field)}, of type {field.dtype.to_string()}; only real numbers "
+                "have a derivative. Use ti.f32 or ti.f64."
+            )
+
+    def _check_reverse(self) -> None:
+        """Raise where Taichi's reverse mode cannot do what it is asked for."""
         arrays = [*self._inputs, *self._outputs]
         is_reversible = self._outputs and all(isinstance(a, str) and not self._is_value(a) for a in arrays)
         if not self._has_jacobian and (not is_reversible or backend.primal_kernel(self._kernel) is None):

@@ -10,22 +10,24 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.fused_kernels import find
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
+from taichi_ext.runtime.launch_checks import (
+    STORED,
+    refuse_ended,
+    refuse_other_fields,
+    refuse_replaced_gradient,
+    warn_of_lost_tangents,
+)
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.reachable import reachable_arrays
 from taichi_ext.runtime.state import OverBudgetError, State
 
-_STORED = (
-    "A number that was read from a field or array with a tangent is stored from Python: what is stored counts as a "
-    "constant, its tangent is lost. Assign it in a kernel."
-)
 _MOST_KERNELS = 256  # fused kernels kept for one prepared Jacobian
 
 
@@ -192,84 +194,68 @@ class Session(LaunchHooks):
 
     def _launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
         name = (id(kernel), *map(id, args))
-        if name in self._repeated and not backend.is_gradient_replaced():
-            changes, fused, repeat, _ = self._repeated[name]
-            if changes == self._changes and fused.rules_version == registry.version:
-                fused.refuse_changed()
-                return repeat()
-        if backend.is_reading_kernel(kernel):
+        repeat = self._repetition(name)
+        if repeat is not None:
+            return repeat()
+        if self._runs_plainly(kernel, args):
             with backend.suspend_following():
                 return kernel(*args)
-        node = backend.deactivated_node(kernel, args)
-        if node is not None:
-            self._clear_under(node)
-            with backend.suspend_following():
-                return kernel(*args)
-        if backend.is_gradient_replaced():
-            raise UnsupportedError(
-                f"{kernel.func.__qualname__} is launched in a function decorated with ti.ad.no_grad or "
-                "ti.ad.grad_replaced, whose gradient is only defined in reverse mode. Call it without the decorator, "
-                "or stop the gradient in the kernel."
-            )
+        refuse_replaced_gradient(kernel)
         self.has_launched = True
         if not self.is_direct:
             self._follow_host_arrays()
-            self._note_active_arguments(kernel, args)
-        for position, value in enumerate(args):
-            problem = backend.ended_problem(value)
-            if problem:
-                raise InvalidArgumentError(f"Argument {position} of {kernel.func.__qualname__} {problem}.")
+            warn_of_lost_tangents(kernel, args)
+        refuse_ended(kernel, args)
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
         binding = self.arrays.bind(kernel, args, self)
-        outer = binding.outer
-        roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
-        roles.update((local, self._role(key)) for local, key in outer.items())
-        fused = self._fused_kernel(kernel, args, binding, roles)
+        fused = self._fused_kernel(kernel, args, binding, self._roles(binding))
         fused.refuse_changed()
         refuse_overlaps(binding.given, fused.facts.written)
         if self.state is not None:
             self._save(self.state, fused, args)
             if self.is_repeated:
                 self.state.refuse_repetition()
-        passed, after = self._passed(fused, outer)
+        passed, after = self._passed(fused, binding.outer)
         before = self._changes
         result = fused.launch(args, passed)
-        self._collect(fused, outer)
-        for give_back in after:
-            give_back()
-        for shadow in self._shadows(fused, outer):
-            self._changes += shadow.is_fresh
-            shadow.is_fresh = False
-        self._note(fused, binding)
-        if self.is_direct:
-            return result
-        self.arrays.remember()  # before Python goes on
-        is_simple = not len(self.arrays.regions)  # what it writes has been saved
-        is_simple = is_simple and backend.is_plain_call(kernel)
-        if is_simple and not fused.sites and not fused.facts.written & set(self.params):
-            repeat = backend.repeat_launch(fused.kernel, fused.passed(passed))
-            self._repeated[name] = (before, fused, repeat, args)  # if nothing is fresh any more, the next is the same
-        return as_active(result) if fused.facts.returns_active else result
+        self._note(fused, binding, after)
+        if not self.is_direct:
+            self.arrays.remember()  # before Python goes on
+            if self._is_repeatable(kernel, fused):  # once nothing is fresh any more, the next launch is the same
+                repeat = backend.repeat_launch(fused.kernel, fused.passed(passed))
+                self._repeated[name] = before, fused, repeat, args
+            if fused.facts.returns_active:
+                return as_active(result)
+        return result
 
-    def _refuse_other_fields(self, kernel: Any, features: Any, fused: Fused) -> None:
-        """Raise where a kernel names other fields than when it was traced before, in another state of the pipeline."""
-        facts = fused.facts
-        named = tuple(frozenset(key for key in keys if key[0] == "field") for keys in (facts.read, facts.written))
-        if self._named.setdefault((id(kernel), features, registry.version), named) != named:
-            raise UnsupportedError(
-                f"{kernel.func.__qualname__} names other fields than at an earlier launch: attributes or globals have "
-                "changed, which plain Taichi does not notice. Pass the fields as ti.template() arguments."
-            )
+    def _repetition(self, name: Any) -> Callable[[], None] | None:
+        """The launch as it was last made, where nothing has changed that it depends on."""
+        if name not in self._repeated or backend.is_gradient_replaced():
+            return None
+        changes, fused, repeat, _ = self._repeated[name]
+        if changes != self._changes or fused.rules_version != registry.version:
+            return None
+        fused.refuse_changed()
+        return repeat
 
-    def _note_active_arguments(self, kernel: Any, args: tuple[Any, ...]) -> None:
-        if backend.is_library_kernel(kernel):  # field.fill(value); copies of arrays are told where they are made
-            if any(is_active_on_host(a) for a in args if not backend.is_array(a)):
-                warn_at_user(_STORED)
-        elif any(is_active_on_host(a) for a in args):
-            warn_at_user(
-                f"A number that was read from a field or array with a tangent is passed to {kernel.func.__qualname__}: "
-                "it counts as a constant, its tangent is lost. Read it in the kernel."
-            )
+    def _is_repeatable(self, kernel: Any, fused: Fused) -> bool:
+        """Whether what it writes has been saved, and nothing of it depends on the call."""
+        is_simple = not len(self.arrays.regions) and backend.is_plain_call(kernel)
+        return is_simple and not fused.sites and not fused.facts.written & set(self.params)
+
+    def _runs_plainly(self, kernel: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
+        if backend.is_reading_kernel(kernel):
+            return True
+        node = backend.deactivated_node(kernel, args)
+        if node is not None:
+            self._clear_under(node)
+        return node is not None
+
+    def _roles(self, binding: Binding) -> dict[Any, Role]:
+        """What the fields, and the arrays that a launch is given, carry."""
+        roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
+        return roles | {local: self._role(key) for local, key in binding.outer.items()}
 
     def _fused_kernel(self, kernel: Any, args: tuple[Any, ...], binding: Binding, roles: dict[Any, Role]) -> Fused:
         """The kernel with tangents, from the table where the same was built before."""
@@ -287,7 +273,10 @@ class Session(LaunchHooks):
             launch.values_dtype, launch.values_rows = self.values_dtype, self.values_rows
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
-            self._refuse_other_fields(kernel, features, fused)
+            keys = (fused.facts.read, fused.facts.written)
+            named = tuple(frozenset(key for key in found if key[0] == "field") for found in keys)
+            version = (id(kernel), features, registry.version)
+            refuse_other_fields(kernel, self._named.setdefault(version, named), named)
             if self.before_launch is not None:
                 self.before_launch(fused, binding.outer)
             if len(self.fused) >= _MOST_KERNELS:
@@ -321,7 +310,14 @@ class Session(LaunchHooks):
             if backend.is_array(value):
                 state.save(value)
 
-    def _note(self, fused: Fused, binding: Binding) -> None:
+    def _note(self, fused: Fused, binding: Binding, after: list[Callable[[], None]]) -> None:
+        """What a launch has done to tangents."""
+        self._collect(fused, binding.outer)
+        for give_back in after:
+            give_back()
+        for shadow in self._shadows(fused, binding.outer):
+            self._changes += shadow.is_fresh
+            shadow.is_fresh = False
         read, written = self.arrays.accesses(fused, binding)
         self.read |= read
         self.written |= written
@@ -341,7 +337,7 @@ class Session(LaunchHooks):
     def before_host_write(self, obj: Any, value: Any) -> None:
         """Something is about to be assigned from Python: a field or array, or a host accessor of a matrix field."""
         if is_active_on_host(value):
-            warn_at_user(_STORED)
+            warn_at_user(STORED)
         if self.state is None:
             return
         if not isinstance(obj, backend.FieldEntry):
