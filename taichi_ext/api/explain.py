@@ -7,6 +7,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.differentiate.decisions import RETURN, VALUES
+from taichi_ext.differentiate.sparse_columns import is_sum_key
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 
@@ -64,4 +65,6 @@ def _owner(owner: Any, fields: FieldTable) -> str:
 def _name(key: Any, fields: FieldTable) -> str:
     if key == RETURN:
         return "the return value"
+    if is_sum_key(key):
+        return f"the local {key[1]}"
     return str(fields.infos[key].name) if key in fields.infos else f"argument {key[1]}"

@@ -49,7 +49,8 @@ class Site:
 
     Attributes:
         number: among the sites of a kernel, in the order of the text.
-        stage: the top-level statement that it is in: all that one stage reads is older than what it writes.
+        stage: the top-level statement that it is in, and a step of it: all that one stage reads is older than what it
+            writes.
         key: the container that it writes to.
         is_sum: whether it adds to what is there.
         axes: the loops around it.
@@ -63,7 +64,7 @@ class Site:
     """
 
     number: int
-    stage: int
+    stage: tuple[int, int]
     key: Any
     is_sum: bool
     axes: tuple[Axis, ...]

@@ -135,7 +135,7 @@ class Forward:
         self.builder = Builder()
         self.sparse: Sink | None = None
         if seeds.sparse is not None:
-            self.sparse = Sink(self, Numbering(seeds.sparse, decisions.sparse, self._renumber))
+            self.sparse = Sink(self, Numbering(seeds.sparse, decisions.sparse, self.renumber))
             self.columns = self.sparse.numbering.columns.width
         self.width = self.columns
         self.indices = Indices(program.body)
@@ -189,6 +189,7 @@ class Forward:
                 self.locals.forms[local] = self.locals.with_own(local, [self.locals.forms.get(local, {})])[0]
         body = (*self.builder.body, *self._body(self.program.body))
         program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
+        self.locals.check_sums()
         if not self.has_news:
             self.has_news = self.decisions.rows.accept(self.locals.storages, self.read) or self.reversals.accept()
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
@@ -213,7 +214,8 @@ class Forward:
     def found_news(self) -> None:
         self.has_news = True
 
-    def _renumber(self) -> None:
+    def renumber(self) -> None:
+        """Columns have other numbers from the next walk on."""
         self.decisions.forget_columns()
         self.found_news()
 

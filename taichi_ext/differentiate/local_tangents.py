@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.build import add, multiply
 from taichi_ext.differentiate.forms import Form, is_row, negated, settled
 from taichi_ext.differentiate.linearize import Deferred
 from taichi_ext.differentiate.row_terms import FILLED
+from taichi_ext.differentiate.sparse_sums import LocalSum, takes_sum
 from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
@@ -24,7 +26,7 @@ class LocalTangents:
         self.deferred: dict[Local, Deferred] = {}
         self.forms: dict[Local, Form] = {}
         self.entry_forms: dict[Local, list[Form]] = {}  # of vectors and matrices that do not change
-        self.storages: dict[Local, Storage] = {}
+        self.storages: dict[Local, Any] = {}  # each a Storage, or what stands in its place
 
     # --- reading
 
@@ -150,10 +152,24 @@ class LocalTangents:
         storage = self.new_storage(s.local)
         storage.write(self.with_own(s.local, [form]), [0])
 
-    def new_storage(self, local: Local) -> Storage:
+    def new_storage(self, local: Local) -> Any:
+        number = self.decisions.sparse.sums.get(local)
+        if number is not None:
+            self.storages[local] = LocalSum(self.forward, local, number)
+            return self.storages[local]
         facts = self.decisions.storages.setdefault(self.decisions.reversals.key(local), StorageFacts())
         storage = self.storages[local] = Storage(self.forward, local, facts)
         return storage
+
+    def takes_sum(self, storage: Storage, column: Affine) -> bool:
+        """Whether a term that no row holds yet makes its local one that has columns of its own."""
+        return takes_sum(storage, column)
+
+    def check_sums(self) -> None:
+        """At the end of a walk: whether the locals that have columns of their own can have them."""
+        for storage in self.storages.values():
+            if isinstance(storage, LocalSum):
+                storage.check()
 
     def _declare_array(self, s: Declare) -> None:
         forms = [settled(self.builder, self.forward.form(v)) for v in s.values]

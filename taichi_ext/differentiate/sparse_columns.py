@@ -16,6 +16,16 @@ def composed_key(key: Any, version: int) -> Any:
     return ("composed", key, version)
 
 
+def sum_key(name: str, number: int) -> Any:
+    """What the entries of a local are known by that has columns of its own in one kernel."""
+    return ("sum", name, number)
+
+
+def is_sum_key(key: Any) -> bool:
+    """Whether a container, or the owner of columns, is such a local."""
+    return key[0] == "sum" or (key[0] == "composed" and is_sum_key(key[1]))
+
+
 class DenseRowsError(UnsupportedError):
     """Tangents need rows of all columns here: what and why."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms import Form, Seed, is_row
-from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError, composed_key
+from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError, composed_key, sum_key
 
 MOST_IN_ROWS = 4096  # columns that rows may have
 
@@ -20,6 +20,16 @@ class SparseDecisions:
     in_rows: set[Any] = field(default_factory=set)  # parameters whose columns rows hold
     composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
     versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
+    sums: dict[Any, int] = field(default_factory=dict)  # locals that have columns of their own, and their numbers
+    no_sums: set[Any] = field(default_factory=set)  # those that cannot
+
+    def refuse_sum(self, local: Any) -> None:
+        """A local that had columns of its own gets none."""
+        number = self.sums.pop(local, None)
+        if number is not None:
+            self.composed.pop(sum_key(local.name, number), None)
+            self.versions.pop(sum_key(local.name, number), None)
+        self.no_sums.add(local)
 
 
 @dataclass(frozen=True)

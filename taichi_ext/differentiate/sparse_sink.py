@@ -21,6 +21,7 @@ from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
 from taichi_ext.program import I32, Container, Load, Type
 
 MOST_SLOTS = 2**31 - 1
+LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Sink:
 
     def store(self, sunk: Sunk, site: stores.Site | None, rows: list[Affine], forms: list[Form]) -> None:
         """``entry = value``."""
-        is_injective = self._emit(sunk, site, rows, forms, is_sum=False)
+        is_injective = self._emit(sunk, True if site is None else site, rows, forms, is_sum=False)
         for row, form in zip(rows, forms, strict=True):
             self._forget(sunk.key, row)
             self._stored[sunk.key, row] = _Stored(dict(form), self.forward.block, self.forward.loop_sites())
@@ -131,6 +132,17 @@ class Sink:
                 self._stored[sunk.key, row] = _Stored(total, self.forward.block, loops)
             self._note(sunk.key, row, is_injective, is_sum=True)
 
+    def next_step(self) -> int:
+        """The number of the next step in which locals that have columns of their own are written."""
+        self._order += 1
+        return self._order
+
+    def write_sum(
+        self, sunk: Sunk, rows: list[Affine], forms: list[Form], step: int, *, is_sum: bool, is_injective: bool
+    ) -> None:
+        """Store to a local that has columns of its own, or add to it."""
+        self._emit(sunk, is_injective, rows, forms, is_sum=is_sum, step=step)
+
     def _is_written_before(self, key: Any, row: Affine) -> bool:
         return any(w.key == key and w.stage == self.stage and not are_apart(w.row, row) for w in self._writes)
 
@@ -146,23 +158,30 @@ class Sink:
     # --- one site
 
     def _emit(
-        self, sunk: Sunk, place: stores.Site | None, rows: list[Affine], forms: list[Form], *, is_sum: bool
+        self,
+        sunk: Sunk,
+        place: stores.Site | bool,
+        rows: list[Affine],
+        forms: list[Form],
+        *,
+        is_sum: bool,
+        step: int | None = None,
     ) -> bool:
         """Take down a site, and write its entries; returns whether it writes each row once at most."""
-        axes = self._axes(sunk)
+        axes = self.axes(sunk.name)
         variables = [axis.variable for axis in axes]
         groups = self._groups(forms)
         used = [a for row in rows for a, _ in row.terms]
         used += [a for group in groups for entry in group.entries for a, _ in entry.column.terms]
         site = Site(
             number=len(self.sites),
-            stage=self.stage,
+            stage=(self.stage, LAST_STEP) if step is None else (self.stage, step),
             key=sunk.key,
             is_sum=is_sum,
             axes=axes,
             loops=self.forward.loop_sites(),
             is_conditional=self._is_conditional(),
-            is_injective=place is None or _is_injective(place, variables),
+            is_injective=_is_injective(place, variables) if isinstance(place, stores.Site) else place,
             rows=tuple(rows),
             atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
             groups=groups,
@@ -178,12 +197,13 @@ class Sink:
         self._write_values(site, sunk, slot, forms)
         return site.is_injective
 
-    def _axes(self, sunk: Sunk) -> tuple[Axis, ...]:
+    def axes(self, name: str) -> tuple[Axis, ...]:
+        """The loops around this place; raises where it is not known what they run over."""
         axes: list[Axis] = []
         for loop in self.forward.loops:
             changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.changed for a in loop.atoms)
             if loop.bounds is None or not loop.atoms or changes:
-                raise DenseRowsError(f"{sunk.name} is written in a loop whose number of iterations is not known")
+                raise DenseRowsError(f"{name} is written in a loop whose number of iterations is not known")
             axes += [Axis(v, first, end) for v, (first, end) in zip(loop.atoms, loop.bounds, strict=True)]
         return tuple(axes)
 

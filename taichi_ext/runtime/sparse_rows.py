@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext.differentiate.sparse_columns import is_sum_key
 from taichi_ext.runtime.sparse_pattern import Block, block_of
 from taichi_ext.runtime.sparse_streams import StageBlocks
 
@@ -53,6 +54,8 @@ class SparseRows:
             for key, blocks in found.items():
                 versions.setdefault(key, [self.blocks(key)]).append(blocks)
             self._blocks.update(found)
+        for key in [key for key in self._blocks if is_sum_key(key)]:
+            del self._blocks[key]
 
     def _after(
         self, written: StageBlocks, outer: Callable[[Any], Any], known: Callable[[Any, int], dict[Any, Any]]

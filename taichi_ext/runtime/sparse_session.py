@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
 from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, Launch, Role
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
@@ -96,7 +96,7 @@ class SparseSession(Session):
     def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
         assert fused.sparse is not None
         in_rows = {outer.get(key, key) for key in fused.sparse.in_rows} - self.numbering.in_rows
-        composed = {outer.get(k, k): n for k, n in fused.sparse.composed.items()}
+        composed = {outer.get(k, k): n for k, n in fused.sparse.composed.items() if not is_sum_key(k)}
         new = {key: n for key, n in composed.items() if key not in self.numbering.composed}
         if any(key[0] == "array" for key in new):
             raise DenseRowsError("an array that carries tangents is read and written")

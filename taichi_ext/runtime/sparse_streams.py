@@ -149,10 +149,10 @@ class Streams:
 
     # --- what it wrote
 
-    def stages(self) -> list[int]:
+    def stages(self) -> list[tuple[int, int]]:
         return sorted({site.stage for site in self.sites})
 
-    def blocks(self, stage: int) -> Iterator[StageBlocks]:
+    def blocks(self, stage: tuple[int, int]) -> Iterator[StageBlocks]:
         for (at, key), blocks in self._blocks.items():
             if at == stage:
                 full = {}

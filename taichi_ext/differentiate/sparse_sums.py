@@ -1,0 +1,168 @@
+"""Locals whose tangents add up terms of many columns in a sparse Jacobian: each gets columns of its own.
+
+``s += w[nodes[i, k]] * x[k]`` in a loop over k has few terms in each iteration i, but their columns are all over w. A
+row of all columns would be long and nearly empty. Instead, s counts as an entry of a container that has one entry for each
+iteration of the loops around its declaration. The loop writes entries of s by w, what uses s afterwards writes entries
+by s, and the host multiplies the two, as it does for a field that one kernel writes and the next one reads.
+
+All writes come in steps, in the order of the text, and what reads s sees all steps before. That is right where no loop
+since the declaration holds both a read and a write, or two writes of which one is no sum. Where one does, the local
+gets a row after all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.forms import Form, Seed, is_row, settled
+from taichi_ext.differentiate.sparse_columns import DenseRowsError, is_sum_key, sum_key
+from taichi_ext.differentiate.sparse_sink import Sink, Sunk
+from taichi_ext.program import Local
+
+SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
+Loops = tuple[Loop, ...]
+
+
+@dataclass(frozen=True)
+class _Write:
+    step: int
+    loops: Loops
+    is_sum: bool
+
+
+class LocalSum:
+    """The tangent of a local that has columns of its own: in place of its storage."""
+
+    def __init__(self, forward: Any, local: Local, number: int) -> None:
+        self.forward, self.local = forward, local
+        self.sink: Sink = forward.sparse
+        self.loops: Loops = forward.loop_sites()
+        self.version, self.row, self.is_array = 0, None, bool(local.shape)
+        self.registers: dict[Seed, Any] = {}
+        self.slots: list[Any] = []
+        self.block, self.place = forward.block, forward.builder.place
+        self.size = math.prod(local.shape)
+        self._reads: list[Loops] = []
+        self._writes: list[_Write] = []
+        self._is_open = False  # whether what is added next belongs to the step before
+        self._first = Affine()
+        entries = self._count()
+        self.sunk = Sunk(sum_key(local.name, number), local.name, entries, local.dtype, is_columns=True)
+        self.sink.numbering.require_columns(self.sunk.key, entries)
+
+    def _count(self) -> int:
+        """How many entries there are: one for each iteration, and the first of this iteration's own."""
+        try:
+            axes = self.sink.axes(self.local.name)
+        except DenseRowsError:
+            self._refuse()
+            return 1
+        count = 1
+        for axis in axes:
+            self._first = self._first * axis.length + Affine(((axis.variable, 1),), -axis.first)
+            count *= axis.length
+        self._first = self._first * self.size
+        return max(1, count * self.size)
+
+    def _refuse(self) -> None:
+        """The local has a row from the next walk on."""
+        self.forward.decisions.sparse.refuse_sum(self.local)
+        self.forward.renumber()
+
+    def _entry(self, index: Any) -> Affine:
+        return self._first + (Affine((), index) if isinstance(index, int) else self.forward.naming.normal(index))
+
+    # --- reading
+
+    def form(self, index: Any = 0) -> Form:
+        """The tangent as it is now: a column of its own."""
+        self._reads.append(self.forward.loop_sites())
+        self._is_open = False
+        return self._seed(index)
+
+    def _seed(self, index: Any) -> Form:
+        versions = len({write.step for write in self._writes})
+        return self.sink.numbering.seed(self.sunk.key, self._entry(index), self.sunk.size, versions)
+
+    def check(self) -> None:
+        """At the end of a walk: give the local a row where steps in the order of the text are not right."""
+        pairs = itertools.combinations(self._writes, 2)
+        is_mixed = any(self._share(a.loops, b.loops) and not (a.is_sum and b.is_sum) for a, b in pairs)
+        if is_mixed or any(self._share(write.loops, read) for write in self._writes for read in self._reads):
+            self._refuse()
+
+    def _share(self, one: Loops, other: Loops) -> bool:
+        """Whether two places stand in one loop since the declaration."""
+        deep = len(self.loops)
+        return len(one) > deep and len(other) > deep and one[deep] is other[deep]
+
+    # --- writing
+
+    def write(self, forms: list[Form], indices: list[Any]) -> None:
+        """Replace the tangents of several elements at once."""
+        rests = [self._without_own(f, i) for f, i in zip(forms, indices, strict=True)]
+        if len(rests) == 1 and rests[0] is not None:  # s = s + t
+            self._reads.pop()
+            self.add(rests[0], indices[0])
+        elif self._writes or any(forms):
+            self._emit(forms, indices, is_sum=False)
+
+    def _without_own(self, form: Form, index: Any) -> Form | None:
+        """What is added to the element in question; None where it is replaced."""
+        ((own, _),) = self._seed(index).items()
+        if form.get(own) != 1 or not self._reads:
+            return None
+        return {leaf: c for leaf, c in form.items() if leaf != own}
+
+    def add(self, form: Form, index: Any = 0) -> None:
+        """Add to the tangent of one element."""
+        if form:
+            self._emit([form], [index], is_sum=True)
+
+    def _emit(self, forms: list[Form], indices: list[Any], *, is_sum: bool) -> None:
+        forms = [settled(self.forward.builder, form) for form in forms]
+        step, loops = self._step(forms, is_sum=is_sum), self.forward.loop_sites()
+        self._writes.append(_Write(step, loops, is_sum))
+        rows = [self._entry(index) for index in indices]
+        try:
+            self.sink.write_sum(self.sunk, rows, forms, step, is_sum=is_sum, is_injective=loops == self.loops)
+        except DenseRowsError:
+            self._refuse()
+        self._is_open = is_sum
+
+    def _step(self, forms: list[Form], *, is_sum: bool) -> int:
+        """The number of the step: that of the sum before, unless that was read since, or another sum is used."""
+        owners = {self.sink.numbering.owner(s.column) for form in forms for s in form if not is_row(s)}
+        uses_sums = any(owner is None or is_sum_key(owner) for owner in owners)
+        is_same = (
+            self._is_open and is_sum and not uses_sums and self._writes[-1].loops[:1] == self.forward.loop_sites()[:1]
+        )
+        return self._writes[-1].step if is_same else self.sink.next_step()
+
+    def entry(self, index: Any, column: Any) -> Any:
+        raise AssertionError("a sum has no row")
+
+
+def takes_sum(storage: Any, column: Affine) -> bool:
+    """Whether a term that no row can hold makes its local a sum with columns of its own, from the next walk on."""
+    forward = storage.forward
+    numbering, decisions = forward.sparse.numbering, forward.decisions.sparse
+    if storage.local in decisions.no_sums:
+        return False
+    owner = numbering.owner(column)
+    size = numbering.columns.sizes.get(owner)
+    if size is not None and size <= max(SHORT_ROW, _terms(storage)):
+        return False
+    decisions.sums.setdefault(storage.local, len(decisions.sums) + len(decisions.no_sums))
+    forward.renumber()
+    return True
+
+
+def _terms(storage: Any) -> int:
+    """How many terms the loops around this place add up; zero where that is not known."""
+    return math.prod(loop.iterations or 0 for loop in storage.forward.loops[len(storage.loops) :])

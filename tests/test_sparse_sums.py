@@ -1,0 +1,192 @@
+"""Locals that add up terms of many columns in a sparse Jacobian: against central differences, by entries of their own."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, scalars, vector_outputs, vectors
+from test_sparse import integers, random, require_equal
+
+from taichi_ext import Jacobian
+
+pytestmark = pytest.mark.cpu_only("differences in float64")
+P, M, K = 90, 7, 4  # more parameters than rows of locals hold in any case
+
+
+@pytest.fixture(autouse=True, scope="module")
+def program():
+    initialise(default_fp=ti.f64)
+
+
+@pytest.fixture
+def mesh():
+    return Mesh()
+
+
+class Mesh:
+    """Parameters by node, and for each residual a list of nodes."""
+
+    def __init__(self):
+        rng = np.random.default_rng(3)
+        self.w, self.x = scalars(random(P)), scalars(random(M, K))
+        self.nodes = integers(rng.integers(0, P, (M, K)))
+        self.y = outputs(M)
+
+    def check(self, run, params=None, outs=None, *, has_own_columns=True):
+        """J is right twice, no row of all columns is needed, and no more is stored than there may be."""
+        params, outs = params or [self.w, self.x], outs or [self.y]
+        plan = Jacobian(run, params, outs, format="csr")
+        require_equal(plan(), run, params, outs)
+        require_equal(plan(), run, params, outs)
+        assert not plan._prepared.dense_reason
+        assert ("entries of the local" in plan.explain()) == has_own_columns
+        return plan()
+
+
+def test_sum_over_neighbours_and_what_becomes_of_it(mesh):
+    """A loss of the sum, a factor that is known afterwards, and two uses."""
+    w, x, nodes, y, z = mesh.w, mesh.x, mesh.nodes, mesh.y, outputs(M)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = w[i]
+            weight = 0.0
+            for k in range(K):
+                s += w[nodes[i, k]] ** 2 * x[i, k]
+                weight += w[nodes[i, k]]
+            y[i] = s * s / weight
+            z[i] = ti.sin(s) * x[i, 0]
+
+    found = mesh.check(run, outs=[y, z])
+    distinct = [len({i, *row}) for i, row in enumerate(mesh.nodes.to_numpy())]
+    assert np.diff(found[0][0].indptr).tolist() == distinct
+
+
+def test_vectors_branches_and_interrupted_loops(mesh):
+    p, force = vectors(random(P, 3)), vector_outputs(3, M)
+    nodes = mesh.nodes
+
+    @ti.kernel
+    def run():
+        for i in force:
+            total = ti.Vector([0.0, 0.0, 0.0])
+            count = 0.0
+            for k in range(K):
+                n = nodes[i, k]
+                if n % 3 == 0:
+                    continue
+                d = p[n] - p[i]
+                if d.norm() > 0.4:
+                    total += d * (d.norm() - 1)
+                    count += 1.0
+                elif i == 3:
+                    total = total - d
+                if n % 7 == 0:
+                    break
+            if count > 1:
+                total /= count
+            force[i] = total
+
+    mesh.check(run, [p], [force])
+
+
+def test_sums_of_sums(mesh):
+    w, x, nodes, y = mesh.w, mesh.x, mesh.nodes, mesh.y
+
+    @ti.kernel
+    def run():
+        for i in y:
+            mean = 0.0
+            for k in range(K):
+                mean += w[nodes[i, k]] / K
+            spread = 0.0
+            for k in range(K):
+                spread += (w[nodes[i, k]] - mean) ** 2
+                part = 0.0
+                for m in range(k):
+                    part = part + w[nodes[i, m]] * x[i, m]
+                spread += part * mean
+            y[i] = ti.sqrt(spread)
+
+    mesh.check(run)
+
+
+def test_vectors_that_are_indexed_at_run_time(mesh):
+    w, nodes, y = mesh.w, mesh.nodes, vector_outputs(2, M)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            parts = ti.Vector([0.0, 0.0])
+            for k in range(K):
+                parts[nodes[i, k] % 2] += w[nodes[i, k]] ** 2
+            y[i] = parts * parts[0]
+
+    mesh.check(run, [w], [y])
+
+
+def test_sum_of_all_iterations():
+    w, x, y = scalars(random(P)), scalars(random(P)), outputs(2)
+
+    @ti.kernel
+    def run():
+        total = 0.0
+        for i in w:
+            total += w[i] * w[(i * 7) % P] * x[i]
+        y[0] = total * total
+        y[1] = total * x[3]
+
+    plan = Jacobian(run, [w, x], [y], format="csr")
+    require_equal(plan(), run, [w, x], [y])
+    assert not plan._prepared.dense_reason
+
+
+def test_stores_in_a_loop(mesh):
+    """The last store to a local counts; where stores and sums alternate, rows of all columns are needed."""
+    w, x, nodes, y, z = mesh.w, mesh.x, mesh.nodes, mesh.y, outputs(M)
+
+    @ti.kernel
+    def alternating():
+        for i in y:
+            s = 0.0
+            for k in range(K):
+                if nodes[i, k] % 2 == 0:
+                    s = w[nodes[i, k]] * x[i, k]
+                else:
+                    s += w[nodes[i, k]] ** 2
+            y[i] = s
+            s = w[i] * s
+            z[i] = s
+
+    mesh.check(alternating, outs=[y, z], has_own_columns=False)
+
+
+def test_recurrences_have_rows(mesh):
+    w, x, nodes, y = mesh.w, mesh.x, mesh.nodes, mesh.y
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = 0.0
+            for k in range(K):
+                s += w[nodes[i, k]] * ti.sin(s) + x[i, k]
+            y[i] = s
+
+    mesh.check(run, has_own_columns=False)
+
+
+def test_few_parameters_stay_in_rows():
+    pose, w, y = scalars(random(26)), scalars(random(P)), outputs(P)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = 0.0
+            for k in range(26):
+                s += pose[k] ** 2 * w[i]
+            y[i] = s
+
+    plan = Jacobian(run, [pose, w], [y], format="csr")
+    require_equal(plan(), run, [pose, w], [y])
+    assert "entries of the local" not in plan.explain()
