@@ -36,6 +36,11 @@ class Arguments:
         self.given.append((what, argument))
         return argument
 
+    def find(self, what: Any, name: str, dtype: Any) -> Container:
+        """The array for that; a new one where there is none yet."""
+        known = next((argument for key, argument in self.given if key == what), None)
+        return self.add(what, name, dtype) if known is None else known
+
     def reserve_scratch(self, size: int, dtype: Any, forward: Any) -> tuple[Container, Any]:
         """Memory for a row: the array, and where the row starts.
 

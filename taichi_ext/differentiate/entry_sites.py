@@ -61,6 +61,8 @@ class Site:
         atoms: the integers that each slot keeps.
         groups: the entries by owner.
         has_rows: whether entries come from rows of tangents, of which any number can be zero.
+        opened: the number of the first loop around it, if its number of iterations is only known at run time.
+        counter: the number of what counts its slots, if that is only known at run time.
     """
 
     number: int
@@ -75,9 +77,12 @@ class Site:
     atoms: tuple[Any, ...]
     groups: tuple[Group, ...]
     has_rows: bool = False
+    opened: int | None = None
+    counter: int | None = None
 
     @property
     def slots(self) -> int:
+        """How many there are, without those that are only known at run time."""
         return math.prod(axis.length for axis in self.axes)
 
     @property
@@ -88,4 +93,8 @@ class Site:
     def names(self) -> list[Any]:
         """The arrays that it writes to."""
         integers = [("site", self.number, "integers", self.key)] if self.integers else []
+        if self.opened is not None:
+            integers.append(("site", self.opened, "lengths", None))
+        if self.counter is not None:
+            integers += [("site", self.counter, what, None) for what in ("offsets", "counts")]
         return integers + [("site", self.number, group.owner, self.key) for group in self.groups]

@@ -332,6 +332,8 @@ class Forward:
         if isinstance(s, For) and self.reversals.is_reversed(s):
             self.reversals.loop(s)
             return
+        if self.sparse is not None:
+            self.sparse.counts.before(s)
         loop = self.loop_table[s]
         self.loops.append(loop)
         variables = s.variables if isinstance(s, For) else ()
@@ -348,6 +350,8 @@ class Forward:
             extent = self.seeds.extents.get(over) if isinstance(over, Container) else None
             new = serialized(new, extent, is_host=self.seeds.is_host)
         self.builder.emit(new)
+        if self.sparse is not None:
+            self.sparse.counts.after(s)
 
     def _accept_covering(self) -> None:
         """At the end of a parallel loop: what it covers need not be cleared before, unless it reads it as well."""

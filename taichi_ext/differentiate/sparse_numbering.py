@@ -21,6 +21,7 @@ class SparseDecisions:
     composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
     versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
     sums: dict[Any, int] = field(default_factory=dict)  # locals that have columns of their own, and their numbers
+    counters: dict[Any, int] = field(default_factory=dict)  # loops that count what they write, with so many counters
     no_sums: set[Any] = field(default_factory=set)  # those that cannot
 
     def refuse_sum(self, local: Any) -> None:

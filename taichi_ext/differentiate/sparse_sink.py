@@ -12,10 +12,11 @@ from typing import Any
 
 from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, atom_value
-from taichi_ext.differentiate.build import add, cast, literal, multiply
+from taichi_ext.differentiate.build import add, literal, multiply
 from taichi_ext.differentiate.entry_sites import Axis, Entry, Group, Site
 from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, is_row, row_sum
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
 from taichi_ext.program import I32, Container, Load, Type
@@ -60,6 +61,7 @@ class Sink:
         self.forward = forward
         self.builder = forward.builder
         self.numbering = numbering
+        self.counts = Counts(forward)
         self.sites: list[Site] = []
         self.containers: dict[Any, Sunk] = {}
         self.stage = 0  # the number of the top-level statement
@@ -168,7 +170,10 @@ class Sink:
         step: int | None = None,
     ) -> bool:
         """Take down a site, and write its entries; returns whether it writes each row once at most."""
-        axes = self.axes(sunk.name)
+        around = self._around(sunk.name)
+        axes, counter, slot, is_shared = around.axes, None, None, False
+        if around.counted is not None:
+            counter, slot, is_shared = self.counts.slot(around)
         variables = [axis.variable for axis in axes]
         groups = self._groups(forms)
         used = [a for row in rows for a, _ in row.terms]
@@ -180,37 +185,52 @@ class Sink:
             is_sum=is_sum,
             axes=axes,
             loops=self.forward.loop_sites(),
-            is_conditional=self._is_conditional(),
-            is_injective=_is_injective(place, variables) if isinstance(place, stores.Site) else place,
+            is_conditional=self._is_conditional() if counter is None else is_shared and self._is_interrupted(),
+            is_injective=counter is None and self._is_once(place, variables),
             rows=tuple(rows),
             atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
             groups=groups,
             has_rows=any(is_row(leaf) for form in forms for leaf in form),
+            opened=around.opened,
+            counter=counter,
         )
         self.sites.append(site)
         self.containers[sunk.key] = sunk
         for size in (site.integers, *(len(group.entries) for group in groups)):
             if site.slots * size > MOST_SLOTS:
                 raise DenseRowsError(f"{sunk.name} takes {site.slots} x {size} entries, more than Taichi can index")
-        slot = self._slot(axes)
+        slot = self.builder.keep(self.counts.number(around), "slot") if slot is None else slot
         self._write_integers(site, slot)
         self._write_values(site, sunk, slot, forms)
         return site.is_injective
 
     def axes(self, name: str) -> tuple[Axis, ...]:
-        """The loops around this place; raises where it is not known what they run over."""
-        axes: list[Axis] = []
-        for loop in self.forward.loops:
-            changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.changed for a in loop.atoms)
-            if loop.bounds is None or not loop.atoms or changes:
-                raise DenseRowsError(f"{name} is written in a loop whose number of iterations is not known")
-            axes += [Axis(v, first, end) for v, (first, end) in zip(loop.atoms, loop.bounds, strict=True)]
-        return tuple(axes)
+        """The loops around this place; raises where it is not known before the launch what they run over."""
+        around = self._around(name)
+        if around.counted is not None or around.opened is not None:
+            raise DenseRowsError(f"{name} is declared in a loop whose number of iterations is not known")
+        return around.axes
+
+    def _around(self, name: str) -> Around:
+        around = self.counts.around(self.forward.loops)
+        if around is None:
+            raise DenseRowsError(f"{name} is written in a loop whose number of iterations is not known")
+        return around
 
     def _is_conditional(self) -> bool:
         """Whether the place may not be reached in an iteration."""
         is_branch = self.forward.block.depth > 1 + len(self.forward.loops)
-        return is_branch or any(loop.is_interrupted for loop in self.forward.loops)
+        return is_branch or self._is_interrupted() or self.counts.is_partial(self.forward.loops)
+
+    def _is_interrupted(self) -> bool:
+        return any(loop.is_interrupted for loop in self.forward.loops)
+
+    def _is_once(self, place: stores.Site | bool, variables: list[Any]) -> bool:
+        """Whether no two slots are of the same row."""
+        if not isinstance(place, stores.Site):
+            return place
+        opened = [a for loop in self.forward.loops[:1] for a in loop.atoms]
+        return _is_injective(place, [*dict.fromkeys((*opened, *variables))])
 
     def _groups(self, forms: list[Form]) -> tuple[Group, ...]:
         found: dict[Any, list[Entry]] = {}
@@ -226,13 +246,6 @@ class Sink:
             for column in sorted(columns, key=lambda c: (order[c.terms], c.constant)):
                 found.setdefault(self.numbering.owner(column), []).append(Entry(part, column))
         return tuple(Group(owner, tuple(entries)) for owner, entries in found.items())
-
-    def _slot(self, axes: tuple[Axis, ...]) -> Any:
-        number: Any = 0
-        for axis in axes:
-            index = cast(atom_value(axis.variable), I32)
-            number = add(multiply(number, axis.length), add(index, -axis.first))
-        return self.builder.keep(number, "slot")
 
     def _array(self, what: Any, name: str, dtype: Type) -> Container:
         return self.forward.arguments.add(what, name, dtype)

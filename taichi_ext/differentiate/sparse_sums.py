@@ -2,8 +2,8 @@
 
 ``s += w[nodes[i, k]] * x[k]`` in a loop over k has few terms in each iteration i, but their columns are all over w. A
 row of all columns would be long and nearly empty. Instead, s counts as an entry of a container that has one entry for
-each iteration of the loops around its declaration. The loop writes entries of s by w, what uses s afterwards writes entries
-by s, and the host multiplies the two, as it does for a field that one kernel writes and the next one reads.
+each iteration of the loops around its declaration. The loop writes entries of s by w, what uses s afterwards writes
+entries by s, and the host multiplies the two, as it does for a field that one kernel writes and the next one reads.
 
 All writes come in steps, in the order of the text, and what reads s sees all steps before. That is right where no loop
 since the declaration holds both a read and a write, or two writes of which one is no sum. Where one does, the local

@@ -217,7 +217,7 @@ class Session(LaunchHooks):
                 self.state.refuse_repetition()
         passed, after = self._passed(fused, binding.outer)
         before = self._changes
-        result = fused.launch(args, passed)
+        result = self._run(fused, args, passed)
         self._note(fused, binding, after)
         if not self.is_direct:
             self.arrays.remember()  # before Python goes on

@@ -10,37 +10,38 @@ import numpy as np
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.entry_sites import Group, Site
 from taichi_ext.runtime.merging import merged
+from taichi_ext.runtime.sparse_counts import SlotCounts
 
 
 class Slots:
     """The slots of a site in one launch: which were filled, and what rows and columns are in them."""
 
-    def __init__(self, site: Site, integers: np.ndarray | None) -> None:
+    def __init__(self, site: Site, integers: np.ndarray | None, counts: SlotCounts) -> None:
         self.site = site
-        self.integers = None if integers is None else integers.reshape(site.slots, site.integers)
+        numbers, self.is_filled = counts.numbers(site)
+        self.count = len(numbers)
+        self.integers = None if integers is None else integers.reshape(self.count, site.integers)
         self.values: dict[Any, np.ndarray] = {}
         stride = site.slots
-        numbers = np.arange(site.slots, dtype=np.int64)
         for axis in site.axes:
             stride //= max(1, axis.length)
             self.values[axis.variable] = numbers // stride % axis.length + axis.first
         for n, atom in enumerate(site.atoms):
             assert self.integers is not None
             self.values[atom] = self.integers[:, n].astype(np.int64)
-        self.is_filled = np.ones(site.slots, bool)
         if site.is_conditional and self.integers is not None:
-            self.is_filled = self.integers[:, -1] == 1
+            self.is_filled = self.is_filled & (self.integers[:, -1] == 1)
 
     def of(self, affine: Affine) -> np.ndarray:
         """The value of an index in each slot."""
-        total = np.full(self.site.slots, affine.constant, np.int64)
+        total = np.full(self.count, affine.constant, np.int64)
         for atom, factor in affine.terms:
             total += self.values[atom] * factor
         return total
 
     def rows(self, group: Group, dtype: Any) -> np.ndarray:
         """The row of each entry, slot by slot."""
-        found = np.empty((self.site.slots, len(group.entries)), dtype)
+        found = np.empty((self.count, len(group.entries)), dtype)
         parts = [self.of(row) for row in self.site.rows]
         for n, entry in enumerate(group.entries):
             found[:, n] = parts[entry.part]
@@ -48,7 +49,7 @@ class Slots:
 
     def columns(self, group: Group) -> np.ndarray:
         """The column of each entry, among all columns; negative where there is none."""
-        found = np.empty((self.site.slots, len(group.entries)), np.int32)  # columns end before 2**31
+        found = np.empty((self.count, len(group.entries)), np.int32)  # columns end before 2**31
         for n, entry in enumerate(group.entries):
             found[:, n] = self.of(entry.column)
         return found.reshape(-1)
@@ -163,7 +164,7 @@ def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
             _keep_last(sites[n], kept[n])
         for later in stores:
             other = sites[later].site
-            if later <= n or other.loops != site.loops:
+            if later <= n or other.loops != site.loops or other.counter != site.counter:
                 continue
             for part, row in enumerate(site.rows):
                 if row in other.rows:

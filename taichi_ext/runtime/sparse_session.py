@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
-from taichi_ext.labels import Label
+from taichi_ext.labels import Label, Labels
 from taichi_ext.launches import Fused, Launch, Role
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse_streams import Streams
+from taichi_ext.runtime.state import State
 
 
 class SparseSession(Session):
@@ -132,6 +133,32 @@ class SparseSession(Session):
             self._streams = Streams.of(fused)
             self._streams.begin()
         return self._streams.array(name)
+
+    def _run(self, fused: Fused, args: tuple[Any, ...], passed: list[Any]) -> Any:
+        """Run the kernel, again where there was too little room for the entries that it counts."""
+        if self._streams is None or not self._streams.counts:
+            return super()._run(fused, args, passed)
+        state = State(Labels())
+        self._save(state, fused, args)
+        self._refuse_repetition(state, fused)
+        while True:
+            result = super()._run(fused, args, passed)
+            if self._streams.has_room():
+                return result
+            state.undo()
+            self._streams.begin()
+            passed = [
+                self._stream(fused, k) if k[0] == "site" else p for k, p in zip(fused.shadows, passed, strict=True)
+            ]
+
+    def _refuse_repetition(self, state: State, fused: Fused) -> None:
+        """Raise where a kernel that counts its entries cannot be run again."""
+        is_lost = any(k in fused.facts.written for k in fused.shadows if k[0] not in ("site", "scratch"))
+        if is_lost or not state.is_repeatable():
+            raise DenseRowsError(
+                "the number of entries is only known after a launch, which cannot be repeated: it draws random "
+                "numbers, or writes to a field in a sparse layout or to rows of tangents"
+            )
 
     def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:
         if not fused.sites:

@@ -13,6 +13,7 @@ from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Group, Site
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import numpy_dtype
+from taichi_ext.runtime.sparse_counts import SlotCounts
 from taichi_ext.runtime.sparse_pattern import Block, Slots, block_of, kept_slots, stored_rows
 
 
@@ -58,12 +59,18 @@ class Streams:
         self._sizes = {site.key: fused.row_counts[site.key] for site in fused.sites}
         self._dtypes = {site.key: fused.row_types[site.key] for site in fused.sites}
         self._ranges = fused.sparse.ranges()
+        self.counts = SlotCounts(self.sites, _array_of)
+        self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
+        self._blocks: dict[Any, dict[Any, Block]] = {}
+        self._stored: dict[Any, np.ndarray] = {}
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Memory for as many slots as are known of."""
         self._bundles: dict[Any, _Bundle] = {}
         self._places: dict[Any, tuple[_Bundle, int, int]] = {}
         self._integers: dict[int, Any] = {}
-        self._known: dict[int, np.ndarray] = {}  # integers that the blocks belong to
-        self._blocks: dict[Any, dict[Any, Block]] = {}
-        self._stored: dict[Any, np.ndarray] = {}
+        self._blocks.clear()
         self._make_bundles()
 
     def _make_bundles(self) -> None:
@@ -74,7 +81,7 @@ class Streams:
                 is_mixed = (site.stage, site.key) in mixed
                 name = (site.stage, site.key, None if is_mixed else group.owner)
                 bundle = self._bundles.setdefault(name, _Bundle([], every if is_mixed else (group.owner,)))
-                length = site.slots * len(group.entries)
+                length = self.counts.slots(site) * len(group.entries)
                 self._places["site", site.number, group.owner, site.key] = (bundle, bundle.numbers, length)
                 bundle.sources.append((site, group))
                 bundle.numbers += length
@@ -83,6 +90,7 @@ class Streams:
 
     def begin(self) -> None:
         """Memory for the numbers of one launch."""
+        self.counts.begin()
         for (stage, key, _), bundle in self._bundles.items():
             blocks = self._blocks.get((stage, key), {})
             is_reused = bundle.memory is not None and not any(
@@ -93,7 +101,7 @@ class Streams:
         for site in self.sites:
             if site.integers:
                 if site.number not in self._integers:
-                    self._integers[site.number] = _new_array(site.slots * site.integers, backend.i32)
+                    self._integers[site.number] = _new_array(self.counts.slots(site) * site.integers, backend.i32)
                 if site.is_conditional:
                     _clear(self._integers[site.number])
 
@@ -101,22 +109,33 @@ class Streams:
         """The array of that name, as it is passed to the kernel."""
         if name[2] == "integers":
             return self._integers[name[1]]
+        if name[2] in ("lengths", "offsets", "counts"):
+            return self.counts.array(name[1], name[2])
         bundle, start, length = self._places[name]
         if isinstance(bundle.memory, np.ndarray):
             return bundle.memory[start : start + max(1, length)]
         assert not start
         return bundle.memory
 
+    def has_room(self) -> bool:
+        """After a launch: whether there was room for all that it has written; from now on there is."""
+        if not self.counts or self.counts.end(_to_numpy):
+            return True
+        self._make_room()
+        return False
+
     def end(self) -> None:
         """After the launch: find the pattern again where the integers that it depends on are others."""
-        integers = {n: _to_numpy(array) for n, array in self._integers.items()}
+        integers: dict[Any, Any] = {n: _to_numpy(array) for n, array in self._integers.items()}
+        integers |= {("lengths", n): np.array(length) for n, length in self.counts.lengths.items()}
+        integers |= {("counts", n): counts for n, counts in self.counts.counts.items()}
         is_same = self._blocks and all(np.array_equal(a, self._known[n]) for n, a in integers.items())
         if not is_same:
             self._known = {n: a.copy() for n, a in integers.items()}
             self._find_blocks()
 
     def _find_blocks(self) -> None:
-        slots = {site.number: Slots(site, self._known.get(site.number)) for site in self.sites}
+        slots = {site.number: Slots(site, self._known.get(site.number), self.counts) for site in self.sites}
         self._blocks, self._stored = {}, {}
         for stage, key in dict.fromkeys((s.stage, s.key) for s in self.sites):
             here = [slots[s.number] for s in self.sites if (s.stage, s.key) == (stage, key)]
@@ -172,6 +191,15 @@ def _new_array(size: int, dtype: Any) -> Any:
         return np.empty(max(1, size), numpy_dtype(dtype))
     with backend.suspend_following():
         return ti.ndarray(dtype, shape=max(1, size))
+
+
+def _array_of(integers: np.ndarray) -> Any:
+    if backend.is_host_arch():
+        return integers
+    array = _new_array(len(integers), backend.i32)
+    with backend.suspend_following():
+        array.from_numpy(integers)
+    return array
 
 
 def _clear(array: Any) -> None:

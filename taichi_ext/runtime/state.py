@@ -97,6 +97,10 @@ class State:
                     f"{self.reason}, and {what} in a sparse layout, cannot be restored for another run. {self.advice}"
                 )
 
+    def is_repeatable(self) -> bool:
+        """Whether all that has been saved can be put back, and would be computed from the same numbers again."""
+        return not self.has_random and all(_is_dense(obj) for obj, _ in self._log.values())
+
     def undo(self) -> None:
         """Put back what can be put back: all but fields in sparse layouts."""
         with backend.suspend_following():

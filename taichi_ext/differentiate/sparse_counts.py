@@ -1,0 +1,199 @@
+"""Slots of a sparse Jacobian in loops whose number of iterations is only known at run time.
+
+A *counter* counts how often a block in such a loop runs, separately for each iteration of the loops around it whose
+numbers are known: the kernel is given where the slots of each of these begin, and tells how many it would have filled.
+Slots that there is no room for yet are written to one place that nobody reads; then the host makes room and launches
+the kernel again. From the next launch on, the same numbers fit at once.
+
+A parallel loop over a range that is only known at run time is *open*: the kernel is given how many iterations there is
+room for, and tells how many there are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext.analysis.affine import atom_value
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.build import add, cast, literal, multiply, operation, select
+from taichi_ext.differentiate.entry_sites import Axis
+from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While
+
+
+@dataclass(frozen=True)
+class Around:
+    """The loops around a place: those whose numbers of iterations are known, and the first one that has a counter."""
+
+    axes: tuple[Axis, ...]
+    opened: int | None  # the open loop that is the first of them
+    counted: Loop | None
+
+
+@dataclass
+class _Open:
+    """An open loop that is being walked over."""
+
+    number: int
+    iteration: Any = None
+    room: Any = None
+    first: Any = None
+
+
+@dataclass
+class _Counted:
+    """A loop with counters that is being walked over: of each the local that holds the next slot, its end, the last."""
+
+    counters: list[tuple[int, Read, Any, Any]] = field(default_factory=list)
+    slots: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # by block: the counter, and the slot of this run
+
+
+class Counts:
+    """The counters of one walk."""
+
+    def __init__(self, forward: Any) -> None:
+        self.forward = forward
+        self.builder = forward.builder
+        self.decided: dict[Statement, int] = forward.decisions.sparse.counters
+        self._open: dict[Statement, _Open] = {}
+        self._counted: dict[Statement, _Counted] = {}
+        self._count = 0
+
+    # --- loops
+
+    def before(self, s: For | While) -> None:
+        """Emit what comes before a loop."""
+        if s not in self.decided:
+            return
+        loop = self.forward.loop_table[s]
+        if loop.is_parallel:
+            self._begin_open(s)
+            return
+        around = self.around(self.forward.loops)
+        counted = self._counted[s] = _Counted()
+        for _ in range(self.decided[s]):
+            number = self._next()
+            offsets = self._array(number, "offsets")
+            place = self.builder.keep(self.number(around), "place")
+            slot = self.builder.declare("slot", _element(offsets, place))
+            end = self.builder.keep(_element(offsets, add(place, 1)), "end")
+            last = self.builder.keep(_element(offsets, self._length(around)), "last")
+            counted.counters.append((number, slot, end, last))
+
+    def after(self, s: For | While) -> None:
+        """Emit what comes after a loop."""
+        counted = self._counted.get(s)
+        if counted is None:
+            return
+        place = self.builder.keep(self.number(self.around(self.forward.loops)), "place")
+        for number, slot, _, _ in counted.counters:
+            self.builder.assign(_element(self._array(number, "counts"), place), slot)
+
+    def _begin_open(self, s: For | While) -> None:
+        assert isinstance(s, For)
+        bounds = [cast(self.forward.primal(b), I32) for b in s.domain]
+        first = self.builder.keep(bounds[0] if len(bounds) > 1 else literal(0, I32), "first")
+        opened = self._open[s] = _Open(self._next(), first=first)
+        lengths = self._array(opened.number, "lengths")
+        opened.room = self.builder.keep(_element(lengths, 0), "room")
+        self.builder.assign(_element(lengths, 1), operation("max", 0, operation("sub", bounds[-1], first)))
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _array(self, number: int, what: str) -> Container:
+        return self.forward.arguments.find(("site", number, what, None), f"{what}_{number}", I32)
+
+    # --- places
+
+    def around(self, loops: list[Loop]) -> Around | None:
+        """What is known of some loops; None where there is one that cannot be counted."""
+        axes: list[Axis] = []
+        opened = None
+        for loop in loops:
+            bounds = self._bounds(loop)
+            if bounds is not None:
+                axes += [Axis(v, first, end) for v, (first, end) in zip(loop.atoms, bounds, strict=True)]
+            elif not loop.is_parallel:
+                return Around(tuple(axes), opened, loop)
+            elif self._is_range(loop) and loop.statement in self._open:
+                opened = self._open[loop.statement].number
+            elif self._is_range(loop):
+                self._decide(loop.statement, 1)
+                return Around((), None, None)
+            else:
+                return None
+        return Around(tuple(axes), opened, None)
+
+    def _bounds(self, loop: Loop) -> Any:
+        """What a loop runs over, or over a part of which."""
+        changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.changed for a in loop.atoms)
+        if not loop.atoms or changes or loop.bounds is not None:
+            return None if changes or not loop.atoms else loop.bounds
+        s = loop.statement
+        extent = self.forward.seeds.extents.get(s.domain[0]) if s.kind in ("field", "grouped") else None  # type: ignore[union-attr]
+        if extent is None:
+            return None
+        offset = extent.offset or (0,) * len(extent.shape)
+        return tuple((first, first + n) for first, n in zip(offset, extent.shape, strict=True))
+
+    def _is_range(self, loop: Loop) -> bool:
+        s = loop.statement
+        is_plain = isinstance(s, For) and s.kind == "range" and len(s.domain) <= 2
+        return is_plain and s.variables[0] not in self.forward.changed  # type: ignore[union-attr]
+
+    def _decide(self, s: Statement, count: int) -> None:
+        if self.decided.get(s, 0) < count:
+            self.decided[s] = count
+            self.forward.found_news()
+
+    def is_partial(self, loops: list[Loop]) -> bool:
+        """Whether a loop may leave out some of the iterations that there is room for."""
+        return any(loop.bounds is None and self._bounds(loop) is not None for loop in loops)
+
+    def number(self, around: Around | None) -> Any:
+        """The number of the iteration, among those of the loops whose numbers are known."""
+        if around is None:
+            return 0
+        number: Any = 0
+        opened = next((o for o in self._open.values() if o.number == around.opened), None)
+        if opened is not None:
+            loop = self.forward.loops[0]
+            number = operation("sub", cast(atom_value(loop.atoms[0]), I32), opened.first)
+        for axis in around.axes:
+            index = cast(atom_value(axis.variable), I32)
+            number = add(multiply(number, axis.length), add(index, -axis.first))
+        if opened is None:
+            return number
+        return operation("min", number, self._length(around))
+
+    def _length(self, around: Around | None) -> Any:
+        """How many such iterations there are, or there is room for."""
+        assert around is not None
+        length: Any = math.prod(axis.length for axis in around.axes)
+        opened = next((o for o in self._open.values() if o.number == around.opened), None)
+        return length if opened is None else multiply(opened.room, length)
+
+    def slot(self, around: Around) -> tuple[int, Any, bool]:
+        """The counter of this block, the slot of this run of it, and whether a statement before has the same one."""
+        assert around.counted is not None
+        counted = self._counted.setdefault(around.counted.statement, _Counted())
+        block = self.forward.block
+        if block in counted.slots:
+            return *counted.slots[block], True
+        n = len(counted.slots)
+        self._decide(around.counted.statement, n + 1)
+        if n >= len(counted.counters):  # the next walk has one
+            counted.slots[block] = (-1, literal(0, I32))
+            return -1, literal(0, I32), False
+        number, following, end, last = counted.counters[n]
+        slot = self.builder.keep(select(operation("lt", following, end), following, last), "slot")
+        self.builder.assign(following, add(following, 1))
+        counted.slots[block] = (number, slot)
+        return number, slot, False
+
+
+def _element(array: Container, index: Any) -> Load:
+    return Load(array, (index if isinstance(index, Value) else literal(index, I32),))

@@ -1,0 +1,116 @@
+"""How many slots the sites of a sparse Jacobian have where that is only known at run time, launch by launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.errors import InvalidArgumentError
+
+MOST_SLOTS = 2**31 - 2
+
+
+class SlotCounts:
+    """What there is room for, and what the last launch has filled.
+
+    Attributes:
+        rooms: by open loop how many iterations there is room for.
+        lengths: how many there were.
+        offsets: by counter where the slots of each iteration begin, and the end of the last one twice. The slot after
+            that holds nothing.
+        counts: by counter how many slots each iteration has filled.
+    """
+
+    def __init__(self, sites: Iterable[Site], new_array: Callable[[int], Any]) -> None:
+        self._sites = [s for s in sites if s.opened is not None or s.counter is not None]
+        self._new_array = new_array
+        self.rooms = {s.opened: 0 for s in self._sites if s.opened is not None}
+        self.lengths = dict(self.rooms)
+        self.offsets: dict[int, np.ndarray] = {}
+        self.counts: dict[int, np.ndarray] = {}
+        self._memory: dict[Any, Any] = {}
+        for site in self._sites:
+            if site.counter is not None:
+                self._set_counts(site, np.zeros(self._iterations(site), np.int64))
+
+    def __bool__(self) -> bool:
+        return bool(self._sites)
+
+    def _iterations(self, site: Site) -> int:
+        """Of the loops around a site whose numbers of iterations are known, or of which there is room for some."""
+        return site.slots * (1 if site.opened is None else self.rooms[site.opened])
+
+    def _set_counts(self, site: Site, counts: np.ndarray) -> None:
+        assert site.counter is not None
+        ends = np.cumsum(counts)
+        self.offsets[site.counter] = np.concatenate([[0], ends, ends[-1:] if len(ends) else [0]])
+        self.counts[site.counter] = counts
+
+    # --- slots
+
+    def slots(self, site: Site) -> int:
+        """How many slots a site has; where the launch decides, the last one holds nothing."""
+        if site.counter is not None:
+            return int(self.offsets[site.counter][-1]) + 1
+        return self._iterations(site) + (site.opened is not None)
+
+    def numbers(self, site: Site) -> tuple[np.ndarray, np.ndarray]:
+        """For each slot the number of the iteration that it belongs to, and whether that has filled it."""
+        if site.counter is None:
+            numbers = np.arange(self.slots(site), dtype=np.int64)
+            if site.opened is None:
+                return numbers, np.ones(len(numbers), bool)
+            return numbers, numbers < site.slots * self.lengths[site.opened]
+        offsets, counts = self.offsets[site.counter], self.counts[site.counter]
+        rooms = np.diff(offsets)[:-1]
+        numbers = np.repeat(np.arange(len(rooms)), rooms)
+        is_filled = np.arange(len(numbers)) - offsets[numbers] < counts[numbers]
+        return np.append(numbers, 0), np.append(is_filled, False)
+
+    # --- launches
+
+    def begin(self) -> None:
+        """The arrays that tell a kernel how much room there is."""
+        self._memory = {}
+        for number, room in self.rooms.items():
+            self._memory[number, "lengths"] = self._filled(np.array([room, 0]))
+        for number, offsets in self.offsets.items():
+            self._memory[number, "offsets"] = self._filled(offsets)
+            self._memory[number, "counts"] = self._filled(offsets[:-1])
+
+    def _filled(self, values: np.ndarray) -> Any:
+        if values.max(initial=0) > MOST_SLOTS:
+            raise InvalidArgumentError(
+                f"A sparse Jacobian of {values.max()} entries in one loop is more than Taichi can index. "
+                "Compute it for fewer outputs at a time."
+            )
+        return self._new_array(values.astype(np.int32))
+
+    def array(self, number: int, what: str) -> Any:
+        return self._memory[number, what]
+
+    def end(self, to_numpy: Callable[[Any], np.ndarray]) -> bool:
+        """Take over what the launch has counted; False where there was too little room, which there is from now on."""
+        found = {name: to_numpy(array).astype(np.int64) for name, array in self._memory.items()}
+        self.lengths = {number: int(found[number, "lengths"][1]) for number in self.rooms}
+        if any(self.lengths[number] > room for number, room in self.rooms.items()):
+            self.rooms = {number: max(room, self.lengths[number]) for number, room in self.rooms.items()}
+            for site in self._sites:
+                if site.counter is not None and site.opened is not None:
+                    self._set_counts(site, np.zeros(self._iterations(site), np.int64))
+            return False
+        is_enough = True
+        for site in {s.counter: s for s in self._sites if s.counter is not None}.values():
+            counter: int = site.counter  # type: ignore[assignment]
+            offsets = self.offsets[counter]
+            counts = found[counter, "counts"][: len(offsets) - 2] - offsets[:-2]
+            if site.opened is not None:
+                counts[site.slots * self.lengths[site.opened] :] = 0
+            if (counts > np.diff(offsets)[:-1]).any():
+                self._set_counts(site, counts)
+                is_enough = False
+            self.counts[counter] = counts
+        return is_enough

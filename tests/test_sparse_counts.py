@@ -1,0 +1,276 @@
+"""Sparse Jacobians of loops whose number of iterations is only known at run time: against central differences."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, scalars, vector_outputs, vectors
+from test_sparse import integers, random, require_equal
+
+from taichi_ext import Jacobian, jacobian, value_and_jacobian
+
+pytestmark = pytest.mark.cpu_only("differences in float64")
+P, M = 80, 9
+
+
+@pytest.fixture(autouse=True, scope="module")
+def program():
+    initialise(default_fp=ti.f64)
+
+
+class Lists:
+    """Parameters by node, and for each residual a list of nodes: ``nodes[starts[i]:starts[i + 1]]``."""
+
+    def __init__(self):
+        self.w, self.y = scalars(random(P)), outputs(M)
+        self.starts, self.nodes = integers(np.zeros(M + 1)), integers(np.zeros(M * 6))
+        self.count = integers([M])
+        self.set(1)
+
+    def set(self, seed):
+        rng = np.random.default_rng(seed)
+        lengths = rng.integers(0, 6, M)
+        self.starts.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
+        self.nodes.from_numpy(rng.integers(0, P, M * 6).astype(np.int32))
+        return lengths
+
+
+@pytest.fixture
+def lists():
+    return Lists()
+
+
+def check(plan, run, params, outs, state=()):
+    """J is right, twice, without a row of all columns."""
+    for _ in range(2):
+        require_equal(plan(), run, params, outs, state)
+    assert not plan._prepared.dense_reason
+
+
+def test_lists_of_neighbours(lists):
+    """Direct sums and sums in a local; with other integers there are other entries, more or fewer."""
+    w, y, starts, nodes, z = lists.w, lists.y, lists.starts, lists.nodes, outputs(M)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = 0.0
+            y[i] = w[i]
+            for k in range(starts[i], starts[i + 1]):
+                if nodes[k] % 5 == 0:
+                    continue
+                y[i] += w[nodes[k]] ** 2
+                s += w[nodes[k]] * y[i]
+            z[i] = s * s
+
+    @ti.kernel
+    def apart():
+        for i in y:
+            s = 0.0
+            y[i] = w[i]
+            for k in range(starts[i], starts[i + 1]):
+                if nodes[k] % 5 == 0:
+                    continue
+                y[i] += w[nodes[k]] ** 2
+                if k % 2 == 0:
+                    s += w[nodes[k]]
+                    s += w[nodes[k]] * w[i]
+            z[i] = s * s
+
+    plan = Jacobian(apart, [w], [y, z], format="csr")
+    for seed in (1, 2, 3, 1):
+        lists.set(seed)
+        check(plan, apart, [w], [y, z])
+    dense = Jacobian(run, [w], [y, z], format="csr")
+    require_equal(dense(), run, [w], [y, z])
+    assert "read in the loop that writes it" in dense.explain()
+
+
+def test_entries_that_no_iteration_writes_are_not_stored(lists):
+    w, y, starts, nodes = lists.w, lists.y, lists.starts, lists.nodes
+
+    @ti.kernel
+    def run():
+        for i in y:
+            for k in range(starts[i], starts[i + 1]):
+                y[i] += w[nodes[k]]
+
+    plan = Jacobian(run, w, y, format="csr")
+    for seed in (4, 5):
+        lists.set(seed)
+        starts_, nodes_ = starts.to_numpy(), nodes.to_numpy()
+        found = plan()
+        distinct = [len(set(nodes_[a:b])) for a, b in zip(starts_, starts_[1:], strict=False)]
+        assert np.diff(found.indptr).tolist() == distinct
+
+
+def test_side_effects_happen_once(lists):
+    """The first call launches the kernel twice, and puts back what the first launch did."""
+    w, starts, nodes, total, steps = lists.w, lists.starts, lists.nodes, scalars(random(M)), integers([0])
+    before = total.to_numpy()
+
+    @ti.kernel
+    def run():
+        for i in total:
+            steps[0] += 1
+            for k in range(starts[i], starts[i + 1]):
+                total[i] += w[nodes[k]]
+
+    value, found = value_and_jacobian(run, [w, total], total, format="csr")
+    after = before.copy()
+    starts_, nodes_ = starts.to_numpy(), nodes.to_numpy()
+    for i in range(M):
+        after[i] += w.to_numpy()[nodes_[starts_[i] : starts_[i + 1]]].sum()
+    np.testing.assert_allclose(value, after)
+    assert steps[0] == M
+    np.testing.assert_array_equal(found[1].toarray(), np.eye(M))
+
+
+def test_parallel_loops_over_a_range_that_is_known_at_run_time(lists):
+    w, y, count, nodes, starts, z = lists.w, lists.y, lists.count, lists.nodes, lists.starts, outputs(M)
+
+    @ti.kernel
+    def run(first: ti.i32):
+        for i in range(first, count[0]):
+            y[i] = w[nodes[i]] * w[i + 3]
+            for k in range(2):
+                z[i] += w[nodes[i] - nodes[i] % 2 + k] ** 2 * w[i]
+            for k in range(starts[i], starts[i + 1]):
+                z[i] += w[nodes[k]]
+
+    for first, end in ((0, 4), (2, M), (5, 5), (1, 3)):
+        count[0] = end
+        y.fill(0)
+        plan = Jacobian(run, [w], [y, z], args=(first,), format="csr")
+        for _ in range(2):
+            z.fill(0)
+            require_equal(plan(), lambda first=first: run(first), [w], [y, z])
+        assert not plan._prepared.dense_reason
+
+
+def test_while_loops_and_loops_in_loops(lists):
+    w, y, nodes = lists.w, lists.y, lists.nodes
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = 0.0
+            n = i
+            while n > 0:
+                n = n // 2
+                for k in range(n):
+                    s += w[nodes[k]] * w[n]
+                    if k > 2:
+                        break
+                s += w[i]
+            y[i] = ti.exp(-s)
+
+    check(Jacobian(run, [w], [y], format="csr"), run, [w], [y])
+
+
+def test_vectors_in_springs_between_neighbours(lists):
+    p, force, starts, nodes = vectors(random(P, 2)), vector_outputs(2, M), lists.starts, lists.nodes
+
+    @ti.kernel
+    def run():
+        for i in force:
+            total = ti.Vector([0.0, 0.0])
+            for k in range(starts[i], starts[i + 1]):
+                d = p[nodes[k]] - p[i]
+                if nodes[k] != i:
+                    total += d * (d.norm() - 1) / d.norm()
+            force[i] = total - 0.1 * p[i]
+
+    check(Jacobian(run, [p], [force], format="csr"), run, [p], [force])
+
+
+def test_steps_of_a_pipeline(lists):
+    """Each launch counts for itself; what was stored before it stays."""
+    w, y, starts, nodes, u = lists.w, lists.y, lists.starts, lists.nodes, outputs(P)
+
+    @ti.kernel
+    def gather():
+        for i in y:
+            for k in range(starts[i], starts[i + 1]):
+                y[i] += u[nodes[k]] * w[i]
+
+    @ti.kernel
+    def start():
+        for i in u:
+            u[i] = w[i] * w[(i + 1) % P]
+        for i in y:
+            y[i] = 0.0
+
+    @ti.kernel
+    def step(first: ti.i32):
+        for k in range(first):
+            u[nodes[k]] += 0.5
+
+    def run():
+        start()
+        gather()
+        step(3)
+        gather()
+
+    check(Jacobian(run, [w], [y], format="csr"), run, [w], [y], [u])
+
+
+def test_sparse_layouts():
+    """A loop over a sparse field visits some of its entries: there is room for all."""
+    y, s = outputs(16), ti.field(ti.f64)
+    ti.root.pointer(ti.i, 4).dense(ti.i, 4).place(s)
+    for n in (1, 2, 9):
+        s[n] = 0.5 + n
+
+    @ti.kernel
+    def run():
+        for i in s:
+            y[i] = s[i] ** 2
+            y[0] += s[i]
+
+    found = jacobian(run, s, y, format="csr")
+    expected = np.zeros((16, 16))
+    active = [*range(4), *range(8, 12)]
+    for n in active:
+        expected[n, n] = 2 * s[n]
+    expected[0, active] += 1
+    np.testing.assert_allclose(found.toarray(), expected)
+
+
+def test_what_cannot_be_launched_again_is_dense(lists):
+    w, y, starts, nodes = lists.w, lists.y, lists.starts, lists.nodes
+
+    @ti.kernel
+    def run():
+        for i in y:
+            for k in range(starts[i], starts[i + 1]):
+                y[i] += w[nodes[k]] + ti.floor(ti.random())
+
+    plan = Jacobian(run, w, y, format="csr")
+    require_equal([[plan()]], run, [w], [y])
+    assert "it draws random numbers" in plan.explain()
+
+
+def test_float32_and_arrays(lists):
+    starts, nodes = lists.starts.to_numpy(), lists.nodes.to_numpy()
+
+    @ti.kernel
+    def run(
+        w: ti.types.ndarray(ti.f32, 1),
+        starts: ti.types.ndarray(ti.i32, 1),
+        nodes: ti.types.ndarray(ti.i32, 1),
+        y: ti.types.ndarray(ti.f32, 1),
+    ):
+        for i in range(y.shape[0]):
+            s = ti.cast(0, ti.f32)
+            for k in range(starts[i], starts[i + 1]):
+                s += w[nodes[k]]
+            y[i] = s * s
+
+    w, y = random(P).astype(np.float32), np.zeros(M, np.float32)
+    found = jacobian(run, w, y, args=(w, starts, nodes, y), format="csr")
+    expected = np.zeros((M, P))
+    for i in range(M):
+        np.add.at(expected[i], nodes[starts[i] : starts[i + 1]], 1)
+        expected[i] *= 2 * expected[i] @ w
+    np.testing.assert_allclose(found.toarray(), expected, rtol=1e-5)
