@@ -5,15 +5,13 @@ one fails there.
 """
 
 import taichi as ti
+from taichi import Field, Matrix, MatrixField, Ndarray, ScalarField, Struct, StructField, f32, i32
 from taichi.lang import matrix_ops, ops
-from taichi.lang._ndarray import Ndarray
 from taichi.lang.any_array import AnyArray
 from taichi.lang.expr import Expr
-from taichi.lang.field import Field, ScalarField
-from taichi.lang.matrix import Matrix, MatrixField, MatrixType
-from taichi.lang.struct import Struct, StructField, StructType
+from taichi.lang.matrix import MatrixType
+from taichi.lang.struct import StructType
 from taichi.lang.util import cook_dtype, to_numpy_type
-from taichi.types.primitive_types import f32, i32
 
 from taichi_ext.backend.arrays import (
     argument_problem,

@@ -6,12 +6,11 @@ import sys
 from typing import Any
 
 import numpy as np
+from taichi import MatrixField, Ndarray, StructField
 from taichi._lib import core
 from taichi.lang import impl
-from taichi.lang._ndarray import Ndarray
 from taichi.lang.expr import Expr
-from taichi.lang.matrix import MatrixField, MatrixType
-from taichi.lang.struct import StructField
+from taichi.lang.matrix import MatrixType
 from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
 from taichi.types import primitive_types
 

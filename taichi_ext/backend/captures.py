@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
+import taichi as ti
+from taichi import Field, Matrix, Ndarray
 from taichi.lang import impl
-from taichi.lang._ndarray import Ndarray
 from taichi.lang.ast.ast_transformer import ASTTransformer
 from taichi.lang.ast.symbol_resolver import ASTResolver
-from taichi.lang.field import Field
 from taichi.lang.kernel_impl import Kernel
-from taichi.lang.matrix import Matrix
 
 _NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
 _LARGEST_ARRAY = 4096  # entries, of those that are compared
@@ -250,8 +249,7 @@ def _followed_call(build: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(context: Any, node: Any) -> Any:
         reader = _noting[-1].reader if _noting else None
         is_static = reader is not None and any(
-            ASTResolver.resolve_to(node.func, static, context.global_vars)
-            for static in (impl.static, impl.static_assert)
+            ASTResolver.resolve_to(node.func, static, context.global_vars) for static in (ti.static, ti.static_assert)
         )
         if not is_static:
             result = build(context, node)

@@ -7,10 +7,9 @@ import inspect
 import types
 from typing import Any
 
+from taichi import Matrix, template
 from taichi.lang.ast import ASTTransformerContext, transform_tree
 from taichi.lang.kernel_arguments import KernelArgument
-from taichi.lang.matrix import Matrix
-from taichi.types.annotations import template
 
 from taichi_ext.backend.expressions import builder
 from taichi_ext.backend.lifetime import refuse_ended

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import taichi as ti
+from taichi import Matrix, f16, f32, f64, i32
 from taichi._lib import core
-from taichi.lang import impl, matrix, matrix_ops, ops
+from taichi.lang import impl, matrix, matrix_ops
 from taichi.lang.expr import Expr
-from taichi.lang.matrix import Matrix
 from taichi.types import primitive_types
-from taichi.types.primitive_types import f16, f32, f64, i32, integer_types, real_types
+from taichi.types.primitive_types import integer_types, real_types
 
 
 def builder() -> Any:
@@ -71,7 +71,7 @@ def is_scalar_integer(x: Any) -> bool:
 
 
 def cast(x: Any, dtype: Any) -> Expr:
-    return ops.cast(x if isinstance(x, Expr) else Expr(x), dtype)
+    return ti.cast(x if isinstance(x, Expr) else Expr(x), dtype)
 
 
 def constant(x: float, dtype: Any) -> Expr:
@@ -177,7 +177,7 @@ def array_type(array: Any) -> tuple[Any, tuple[int, ...]]:
 
 def pair(first: Expr, second: Expr) -> Expr:
     """Two numbers of 32 bits as one of 64, as memory has them one after the other."""
-    low, high = (cast(ops.bit_cast(x, ti.u32), ti.u64) for x in (first, second))
+    low, high = (cast(ti.bit_cast(x, ti.u32), ti.u64) for x in (first, second))
     return low | (high << constant(32, ti.u64))
 
 

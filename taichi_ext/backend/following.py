@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from taichi import Matrix, MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct
 from taichi.lang import impl, matrix, mesh
-from taichi.lang._ndarray import Ndarray, ScalarNdarray
 from taichi.lang.enums import AutodiffMode
-from taichi.lang.field import ScalarField, SNodeHostAccess
+from taichi.lang.field import SNodeHostAccess
 from taichi.lang.kernel_impl import Kernel
-from taichi.lang.matrix import Matrix, MatrixField
-from taichi.lang.struct import Struct
 
 from taichi_ext.backend.arrays import is_dense_node
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args

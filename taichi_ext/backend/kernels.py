@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import taichi as ti
+from taichi import ndrange as ndrange_function
 from taichi._funcs import field_fill_taichi_scope
 from taichi.lang import impl, kernel_impl, misc
-from taichi.lang._ndrange import ndrange as ndrange_function
 from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
 from taichi.lang.ast import ASTTransformerContext, transform_tree
 from taichi.lang.ast.symbol_resolver import ASTResolver
@@ -32,7 +32,7 @@ from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.threads import exclusive
 
-STATIC_CALLS = (impl.static, impl.static_assert, impl.grouped, ndrange_function)
+STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ndrange_function)
 
 
 def resolves_to_static_call(node: ast.AST, scope: dict[str, Any]) -> str:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from taichi._snode.fields_builder import FieldsBuilder
+from taichi import Field, FieldsBuilder, Ndarray, ScalarNdarray, StructField
 from taichi._snode.snode_tree import SNodeTree
 from taichi.lang import impl
-from taichi.lang._ndarray import Ndarray, ScalarNdarray
-from taichi.lang.field import Field
-from taichi.lang.struct import StructField
 
 from taichi_ext.errors import EndedFieldError
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import taichi as ti
-from taichi.lang import impl, kernel_impl, ops
+from taichi import Struct
+from taichi.lang import impl, kernel_impl
 from taichi.lang._ndrange import _Ndrange
 from taichi.lang.ast.ast_transformer import ASTTransformer, build_stmt
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.expr import Expr
 from taichi.lang.kernel_impl import Func
-from taichi.lang.struct import Struct
 
 from taichi_ext.backend.expressions import dtype_of, is_integer
 from taichi_ext.backend.kernels import is_library, source_of
@@ -53,7 +53,7 @@ def stop_gradient(x: Any) -> Any:
         return type(x)(stop_gradient(e) for e in x)
     if isinstance(x, Struct):
         return _by_member(stop_gradient, x)
-    return impl.expr_init(ops.floor(x * 2.0**64) * 2.0**-64)
+    return impl.expr_init(ti.floor(x * 2.0**64) * 2.0**-64)
 
 
 def _by_member(function: Callable[..., Any], *values: Any) -> Any:
@@ -187,7 +187,7 @@ def _iterations(ctx: Any, iterable: Any, decorator: str) -> list[Any] | None:
     if decorator in ("ndrange", "grouped"):
         domain = build_stmt(ctx, iterable if decorator == "ndrange" else iterable.args[0])
         is_constant = isinstance(domain, _Ndrange) and all(map(_is_constant, itertools.chain(*domain.bounds)))
-        return list(domain if decorator == "ndrange" else impl.grouped(domain)) if is_constant else None
+        return list(domain if decorator == "ndrange" else ti.grouped(domain)) if is_constant else None
     if not (isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.func.id == "range"):
         return None
     bounds = [build_stmt(ctx, bound) for bound in iterable.args]

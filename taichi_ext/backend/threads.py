@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import taichi as ti
 from taichi.lang import impl
 
 from taichi_ext.errors import InvalidArgumentError
@@ -48,7 +49,7 @@ def materialize() -> None:
     """Lay out the fields declared so far; Taichi does that only in the thread that called ti.init."""
     with exclusive:
         skip_empty_layout()
-        if not impl.root.finalized and not impl.root.empty and _is_other_thread():
+        if not ti.root.finalized and not ti.root.empty and _is_other_thread():
             raise InvalidArgumentError(
                 "Fields were declared that are not laid out yet, which Taichi does only in the thread that called "
                 "ti.init. Declare the fields there, and call ti.sync() there before other threads begin."
@@ -59,7 +60,7 @@ def materialize() -> None:
 def skip_empty_layout() -> None:
     """Let another thread than that of ti.init launch the first kernel, where there are no fields."""
     runtime = impl.get_runtime()
-    if not runtime.materialized and impl.root.empty and _is_other_thread():
+    if not runtime.materialized and ti.root.empty and _is_other_thread():
         runtime.materialized = True
 
 
