@@ -11,6 +11,7 @@ import taichi as ti
 
 PACKAGE = Path(__file__).resolve().parent.parent / "taichi_ext"
 PRIVATE = "backend"
+PUBLIC = ("taichi", "taichi.math", "taichi.types", "taichi.types.ndarray_type", "taichi.types.primitive_types")
 INSIDE = sorted((PACKAGE / PRIVATE).glob("*.py"))  # where Taichi's internals are used
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up: a district imports only from those before it.
@@ -93,6 +94,24 @@ def test_imports_go_one_way():
     assert order.index(PRIVATE) < order.index("record.recorder") < order.index("engine") < order.index("api.jacobian")
     assert all(name.startswith(f"{PRIVATE}.") or name == "errors" for m in INSIDE for name in graph[name_of(m)])
     assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in graph[name_of(m)])
+
+
+def internal_names(module):
+    """What a module imports of Taichi past its public modules, and the names that it looks up there."""
+    tree, imported = tree_of(module), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "taichi" and node.module not in PUBLIC:
+            imported.update((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+    looked_up = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+    return {*imported.values(), *(f"{imported[n.value.id]}.{n.attr}" for n in looked_up if n.value.id in imported)}
+
+
+def test_the_number_of_internal_names_is_that_of_the_docs():
+    found = set().union(*map(internal_names, MODULES))
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert f"non-public names of Taichi: {len(found)} names" in text
 
 
 def test_districts_import_from_those_below():
