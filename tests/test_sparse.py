@@ -281,6 +281,24 @@ def test_rows_of_few_columns():
     assert found[0][1].nnz == 8
 
 
+def test_an_entry_is_read_after_the_row_that_it_was_stored_with_has_changed():
+    x, y = scalars(random(3)), outputs(3)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            a = 0.7
+            y[i] += a
+            for k in range(2):
+                a -= a * x[k]
+            y[i] += y[i] * a
+
+    y.fill(0)
+    found = jacobian(run, [x], [y], format="csr")
+    y.fill(0)
+    require_equal(found, run, [x], [y], [y])
+
+
 def test_what_cannot_be_sparse_is_dense_and_says_so():
     x, y = scalars(random(4)), outputs(4)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.build import add, multiply
-from taichi_ext.differentiate.forms import Form, is_row, negated, settled
+from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
 from taichi_ext.differentiate.linearize import Deferred
 from taichi_ext.differentiate.row_terms import FILLED
 from taichi_ext.differentiate.sparse_sums import LocalSum, takes_sum
@@ -65,14 +65,17 @@ class LocalTangents:
 
     def _check_fresh(self, leaf: Any, local: Local) -> None:
         """A row that may have changed since a local took it on: that local needs a copy of its own."""
+        if self.is_stale(leaf) and local not in self.decisions.own_rows:
+            self.decisions.own_rows.add(local)
+            self.forward.found_news()
+
+    def is_stale(self, leaf: Row) -> bool:
+        """Whether a row may have changed since it was read."""
         source = leaf.source
         held = self.storages[source] if isinstance(source, Local) else self.forward.tangents.get(source)
         now = 0 if held is None else held.version  # tangents that are given do not change
         entered = [loop for loop in self.forward.loops if loop not in leaf.loops]
-        is_stale = leaf.version != now or any(source in loop.changes for loop in entered)
-        if is_stale and local not in self.decisions.own_rows:
-            self.decisions.own_rows.add(local)
-            self.forward.found_news()
+        return leaf.version != now or any(source in loop.changes for loop in entered)
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """An accumulation uses a local whose tangent is left to the place of its use."""

@@ -89,7 +89,7 @@ class Sink:
         loops = self.forward.loop_sites()
         stored = self._stored.get((sunk.key, row))
         self._order += 1
-        if stored is not None and self._is_open(stored.block):
+        if stored is not None and self._is_open(stored.block) and not self._is_stale(stored.form):
             self._reads.append(Access(self._order, self.stage, sunk.key, row, loops, since=len(stored.loops)))
             return dict(stored.form)
         self._reads.append(Access(self._order, self.stage, sunk.key, row, loops))
@@ -97,6 +97,10 @@ class Sink:
             self.numbering.require_columns(sunk.key, sunk.size)
             return {}
         return self.seed(sunk.key, row, sunk.size)
+
+    def _is_stale(self, form: Form) -> bool:
+        """Whether rows in a form may have changed since it was stored."""
+        return any(is_row(leaf) and self.forward.locals.is_stale(leaf) for leaf in form)
 
     def _is_open(self, block: Any) -> bool:
         """Whether a block is around this place."""
