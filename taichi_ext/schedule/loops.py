@@ -5,6 +5,8 @@
   loops run on one; this one is made one over so many pieces for each thread, of one iteration or none.
 * A loop over several dimensions runs *row by row*: as one over pieces of rows, each with a loop over its last indices,
   since finding i and j from a running number costs as much as a small body.
+
+Loops over many columns within them are not written out (``columns``).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from taichi_ext.program import (
     Statement,
     Value,
 )
+from taichi_ext.schedule.columns import with_counted_columns
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.pieces import Pieces, as_pairs, find_pieces, in_pieces, touched
 
@@ -84,7 +87,8 @@ def schedule(
         else:
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
     arguments = tuple(_paired(a, pairs) for a in program.arguments)
-    return Scheduled(replace(program, body=tuple(body), arguments=arguments), tuple(choices), frozenset(pairs))
+    scheduled = replace(program, body=with_counted_columns(tuple(body)), arguments=arguments)
+    return Scheduled(scheduled, tuple(choices), frozenset(pairs))
 
 
 def _domain(s: For, machine: Machine) -> tuple[int, ...] | None:

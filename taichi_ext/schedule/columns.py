@@ -1,0 +1,59 @@
+"""Loops over many columns, in a form that LLVM does not write out.
+
+Where LLVM knows how many iterations a loop has, it writes out as many of them as 150 instructions hold, and its later
+passes take more than in proportion to that: three quarters of the first call of a spring system with 259 columns. Runs
+gain nothing: after each store to an array the array's address is read again, whatever comes in one iteration.
+"""
+
+from __future__ import annotations
+
+from taichi_ext.differentiate.build import literal, operation
+from taichi_ext.program import (
+    I32,
+    Assign,
+    Body,
+    Const,
+    Container,
+    Declare,
+    For,
+    Load,
+    Read,
+    Size,
+    Statement,
+    Update,
+    While,
+    bodies,
+    mapped,
+    statements,
+    with_bodies,
+)
+
+MOST_WRITTEN_OUT = 16  # columns; so many are written out soon enough, and run faster
+
+
+def with_counted_columns(body: Body) -> Body:
+    """The program with the loops over many columns that stand within other statements as ``while`` loops."""
+    return tuple(with_bodies(s, tuple(mapped(inner, _counted) for inner in bodies(s))) for s in body)
+
+
+def _counted(s: Statement) -> Statement | Body:
+    if not isinstance(s, For) or s.kind != "range" or s.variables[0].kind != "column":
+        return s
+    (count,), (variable,) = s.domain, s.variables
+    array = _stored_to(s.body)
+    if not isinstance(count, Const) or count.value <= MOST_WRITTEN_OUT or array is None:
+        return s
+    k = Read(variable)
+    condition = operation("lt", k, operation("min", count, Size(array, 0)))  # read again after each store
+    body = (*s.body, Update(k, "add", literal(1, I32)))
+    return (Declare(variable, (literal(0, I32),), place=s.place), While(condition, body, place=s.place))
+
+
+def _stored_to(body: Body) -> Container | None:
+    """An array that a block stores numbers to."""
+    for s in statements(body):
+        if isinstance(s, (Assign, Update)) and isinstance(s.target, Load):
+            container = s.target.container
+            if container.is_argument and container.ndim == 1 and not container.element_shape:
+                return container
+    return None
