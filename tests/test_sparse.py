@@ -330,6 +330,22 @@ def test_too_large():
         jacobian(k, x, y, format="csr")
 
 
+def test_too_many_entries():
+    """Rows that are sparse, and too many of them: the memory is named before anything runs."""
+    n = 10**5
+    x, y = ti.field(ti.f64, n), ti.field(ti.f64, n)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            for j in range(10**4):
+                y[i] += x[(i + j) % n]
+
+    with pytest.raises(InvalidArgumentError, match=r"adds up 1000000000 entries, which takes 37\.3 GiB, more than the"):
+        jacobian(k, x, y, format="csr")
+    assert not y.to_numpy().any()
+
+
 def test_scipy_is_missing(network, monkeypatch):
     for name in ("scipy", "scipy.sparse"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -343,10 +359,14 @@ def test_bad_input(network):
         jacobian(network.run, x, force, format="csc")
     with pytest.raises(InvalidArgumentError, match="expected a scipy.sparse.csr_array of the same pattern"):
         jacobian(network.run, x, force, format="csr", out=np.zeros((12, 12)))
-    with pytest.raises(InvalidArgumentError, match="another pattern than the Jacobian: 12 and"):
+    with pytest.raises(InvalidArgumentError, match="another pattern than the Jacobian: 12 entries, not"):
         jacobian(network.run, x, force, format="csr", out=scipy.sparse.eye_array(12, format="csr"))
     with pytest.raises(InvalidArgumentError, match=r"out has shape \(3, 3\); the Jacobian has \(12, 12\)"):
         jacobian(network.run, x, force, format="csr", out=scipy.sparse.eye_array(3, format="csr"))
+    moved = jacobian(network.run, x, force, format="csr")
+    moved.indices[-1] = 0
+    with pytest.raises(InvalidArgumentError, match="another pattern than the Jacobian: entries at other places"):
+        jacobian(network.run, x, force, format="csr", out=moved)
     with pytest.raises(InvalidArgumentError, match="gives torch tensors, and not all outputs are torch tensors"):
         jacobian(network.run, x, force, format="torch_csr")
     with pytest.raises(InvalidArgumentError, match="format='bsr' needs blocks of 1 x 2 that are full"):

@@ -7,7 +7,7 @@ from conftest import initialise
 from differences import outputs, scalars, vector_outputs, vectors
 from test_sparse import integers, random, require_equal
 
-from taichi_ext import Jacobian, jacobian, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 
 pytestmark = pytest.mark.cpu_only("differences in float64")
 P, M = 80, 9
@@ -249,6 +249,23 @@ def test_what_cannot_be_launched_again_is_dense(lists):
     plan = Jacobian(run, w, y, format="csr")
     require_equal([[plan()]], run, [w], [y])
     assert "it draws random numbers" in plan.explain()
+
+
+def test_too_many_entries_are_known_after_the_first_launch(lists, monkeypatch):
+    """The memory that they take is named, and what that launch wrote is put back."""
+    w, y, count = lists.w, lists.y, lists.count
+
+    @ti.kernel
+    def run():
+        for i in y:
+            for k in range(count[0]):
+                y[i] += w[k]
+
+    count[0] = 50
+    monkeypatch.setattr("taichi_ext.runtime.sparse_streams.available_memory", lambda: 10_000)
+    with pytest.raises(InvalidArgumentError, match="adds up 451 entries, which takes"):
+        jacobian(run, w, y, format="csr")
+    assert not y.to_numpy().any()
 
 
 def test_float32_and_arrays(lists):

@@ -191,8 +191,9 @@ def matrices(given: Any, like: Any, what: str, shapes: list[tuple[int, ...]]) ->
         elif values.shape[1:] == shape and values.ndim == len(shape) + 1:
             counts.add(values.shape[0])
         else:
+            shown_shape = f"({', '.join(('n', *map(str, shape)))})"
             raise InvalidArgumentError(
-                f"{what}{path} has shape {values.shape}; expected {shape}, or (n, *{shape}) for n of them at once."
+                f"{what}{path} has shape {values.shape}; expected {shape}, or {shown_shape} for n of them at once."
             )
         found.append(values.reshape(1 if values.shape == shape else len(values), math.prod(shape)).T)
     if len(counts) > 1:

@@ -91,7 +91,7 @@ class SparseEvaluation(Evaluation):
             try:
                 return self._run_sparse()
             except DenseRowsError as error:
-                reason = str(error).strip()
+                reason = str(error)
                 if not self._put_in_rows():
                     self._prepared.dense_reason = reason
             except OverBudgetError:

@@ -108,9 +108,10 @@ def fill_out(leaves: list[tuple[str, Any]], matrices: list[Any]) -> None:
 def _refuse_other_pattern(path: str, target: Any, matrix: Any) -> None:
     is_same = np.array_equal(target.indptr, matrix.indptr) and np.array_equal(target.indices, matrix.indices)
     if not is_same:
+        counts = f"{target.nnz} entries, not {matrix.nnz}" if target.nnz != matrix.nnz else "entries at other places"
         raise InvalidArgumentError(
-            f"out{path} has another pattern than the Jacobian: {target.nnz} and {matrix.nnz} entries. Give the result "
-            "of an earlier call, or leave out= out."
+            f"out{path} has another pattern than the Jacobian: {counts}. Give the result of an earlier call, or leave "
+            "out= out."
         )
 
 

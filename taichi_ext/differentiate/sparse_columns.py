@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from taichi_ext.errors import UnsupportedError
-
 FIRST_SPARSE = 1 << 28  # columns from here on are in no row
 LAST_SPARSE = 2**31 - 1
 
@@ -26,7 +24,7 @@ def is_sum_key(key: Any) -> bool:
     return key[0] == "sum" or (key[0] == "composed" and is_sum_key(key[1]))
 
 
-class DenseRowsError(UnsupportedError):
+class DenseRowsError(Exception):
     """Tangents need rows of all columns here: what and why."""
 
 

@@ -146,6 +146,7 @@ class SparseSession(Session):
             if self._streams.has_room():
                 return result
             state.undo()
+            self._streams.make_room()
             self._streams.begin()
             passed = [
                 self._stream(fused, k) if k[0] == "site" else p for k, p in zip(fused.shadows, passed, strict=True)

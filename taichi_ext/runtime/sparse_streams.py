@@ -11,10 +11,13 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Group, Site
+from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
-from taichi_ext.runtime.memory import numpy_dtype
+from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.sparse_counts import SlotCounts
 from taichi_ext.runtime.sparse_pattern import Block, Slots, block_of, kept_slots, stored_rows
+
+ORDERING = 32  # bytes by entry: row, column, key, order
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,10 @@ class Streams:
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
         self._blocks: dict[Any, dict[Any, Block]] = {}
         self._stored: dict[Any, np.ndarray] = {}
-        self._make_room()
+        self.make_room()
 
-    def _make_room(self) -> None:
-        """Memory for as many slots as are known of."""
+    def make_room(self) -> None:
+        """Get ready for as many slots as are known of."""
         self._bundles: dict[Any, _Bundle] = {}
         self._places: dict[Any, tuple[_Bundle, int, int]] = {}
         self._integers: dict[int, Any] = {}
@@ -85,6 +88,8 @@ class Streams:
                 self._places["site", site.number, group.owner, site.key] = (bundle, bundle.numbers, length)
                 bundle.sources.append((site, group))
                 bundle.numbers += length
+        sizes = ((b.numbers, numpy_dtype(self._dtypes[name[1]]).itemsize) for name, b in self._bundles.items())
+        _refuse_too_many(list(sizes))
 
     # --- a launch
 
@@ -118,11 +123,8 @@ class Streams:
         return bundle.memory
 
     def has_room(self) -> bool:
-        """After a launch: whether there was room for all that it has written; from now on there is."""
-        if not self.counts or self.counts.end(_to_numpy):
-            return True
-        self._make_room()
-        return False
+        """After a launch: whether there was room for all that it has written; otherwise ``make_room`` makes some."""
+        return not self.counts or self.counts.end(_to_numpy)
 
     def end(self) -> None:
         """After the launch: find the pattern again where the integers that it depends on are others."""
@@ -180,6 +182,18 @@ class Streams:
                     numbers = _to_numpy(bundle.memory)[: bundle.numbers]
                     full[owner] = (block, block.data(numbers))
                 yield StageBlocks(key, self._sizes[key], self._stored[stage, key], full)
+
+
+def _refuse_too_many(sizes: list[tuple[int, int]]) -> None:
+    """Raise, before a launch, where the entries and what puts them in order do not fit into memory."""
+    needed, free = sum(count * (size + ORDERING) for count, size in sizes), available_memory()
+    if needed > free:
+        count = sum(count for count, _ in sizes)
+        raise InvalidArgumentError(
+            f"The sparse Jacobian adds up {count} entries, which takes {needed / 2**30:.1f} GiB, more than the "
+            f"{free / 2**30:.1f} GiB that are free. Compute it for fewer outputs or parameters at a time, or use jvp, "
+            "vjp, linear_operator or normal_equations."
+        )
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
