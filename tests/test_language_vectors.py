@@ -377,3 +377,28 @@ def test_lists_stored_to_vectors_and_matrices():
             m[i] = [[x[0] * i, x[1] * x[2]], [x[2], 1.0]]
 
     check_jacobian(k, x, [v, m])
+
+
+def test_stores_to_slices():
+    x, y = scalars([0.3, 0.8, -0.5, 1.1]), matrix_outputs(3, 3, 1)
+    z, u = vector_outputs(3, 2), matrix_outputs(2, 3, 1)
+
+    @ti.kernel
+    def k():
+        for i in range(1):
+            c = ti.Matrix([[x[0], x[1], x[2]], [x[3], x[0] * x[1], 1.0], [2.0, x[2], x[3] * x[2]]])
+            c[1, :] = ti.Vector([1.0, x[0], 2.0])
+            c[:, 0] = ti.Vector([5.0, 6.0, 7.0]) * x[1]
+            c[0:2, 1:3] += x[2]
+            c[2, :] *= x[3]
+            c[0:2, 0:2] = c[1:3, 1:3]
+            v = ti.Vector([1.0, x[0], 3.0])
+            v[0:2] = v[1:3] * x[0]
+            if x[0] > 0:
+                c[:, 1] -= c[:, 0]
+            y[i] = c
+            z[0][1:3] = v[0:2]
+            z[1][0:2] -= x[3]
+            u[0][1, :] = c[0, :]
+
+    check_jacobian(k, x, [y, z, u])

@@ -17,7 +17,7 @@ from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, 
 from taichi_ext.record.literals import as_value, convert, described
 from taichi_ext.record.operations import operate, tensor
 from taichi_ext.record.recording import Recording
-from taichi_ext.record.subscripts import load
+from taichi_ext.record.subscripts import places
 
 # Taichi converts the value of these to the type of the place first, and then combines.
 _ATOMIC = ("add", "sub", "bit_and", "bit_or", "bit_xor")
@@ -195,7 +195,7 @@ def assign_to(r: Recording, target: Any, value: Any) -> None:
 def place_of(r: Recording, base: Any, index: Any) -> Any:
     """What ``base[index]`` or ``base.name`` names: something to store to."""
     if not isinstance(index, str):
-        return load(r, base, index)
+        return places(r, base, index)
     numbers = backend.swizzle_indices(index) if isinstance(base, (Cells, Tensor)) else None
     if numbers is not None:
         if not isinstance(base, Cells):

@@ -101,7 +101,7 @@ def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> Any:
     if len(index) != len(base.shape):
         raise ti.TaichiSyntaxError(f"{len(index)} indices are given for a value of shape {base.shape}.")
     if any(isinstance(i, slice) for i in index):
-        axes = [range(*i.indices(s)) if isinstance(i, slice) else [i] for i, s in zip(index, base.shape, strict=True)]
+        axes = _axes(base, index)
         found = tuple(as_value(entry(r, base, list(i))) for i in itertools.product(*axes))
         return Tensor(found, tuple(len(a) for a, i in zip(axes, index, strict=True) if isinstance(i, slice)))
     if not any(isinstance(i, Value) for i in index):
@@ -116,6 +116,18 @@ def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> Any:
         r.add(Declare(local, base.entries, place=r.place()))
         base = Cells(local, (), base.shape)
     return base.at(tuple(i if isinstance(i, Value) else Const(i, I32) for i in index))
+
+
+def _axes(base: Tensor | Cells, index: list[Any]) -> list[Any]:
+    """The indices along each axis of a part of a vector or matrix."""
+    return [range(*i.indices(s)) if isinstance(i, slice) else [i] for i, s in zip(index, base.shape, strict=True)]
+
+
+def places(r: Recording, base: Any, index: Any) -> Any:
+    """``base[index]`` to be stored to: a list of places where it is a part of a vector or matrix."""
+    if isinstance(base, Cells) and any(isinstance(i, slice) for i in index):
+        return [entry(r, base, list(i)) for i in itertools.product(*_axes(base, index_list(index)))]
+    return load(r, base, index)
 
 
 def attribute(r: Recording, base: Any, name: str) -> Any:
