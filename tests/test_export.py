@@ -128,6 +128,59 @@ def test_modules_run_without_the_package_and_give_the_same_bits(fields, tmp_path
     assert plan.source in (tmp_path / "in_place.py").read_text() or "def make(x):" in plan.source
 
 
+NAMES = """
+import sys
+import numpy as np, taichi as ti
+ti.init(ti.cpu, default_fp=ti.f64, offline_cache=False, cpu_max_num_threads=2)
+sys.path.insert(0, sys.argv[1])
+import collected
+particle = ti.types.struct(p=ti.types.vector(2, ti.f64), m=ti.f64)
+particles, grids = particle.field(shape=2), [ti.field(ti.f64, 2), ti.field(ti.f64, 2)]
+make, kernel, total = ti.field(ti.f64, 2), ti.field(ti.f64, ()), ti.field(ti.f64, ())
+math = ti.Vector.ndarray(2, ti.f64, 2)
+grids[1].fill(0.7)
+particles.p.fill(0.5)
+make.fill(0.3)
+math.fill(0.2)
+given = dict(particles_p=particles.p, particles_m=particles.m, grids_0=grids[0], grids_1=grids[1], make=make)
+run = collected.bind(**given, kernel=kernel, target=total, math=math)
+expected = np.load(sys.argv[1] + "/collected.npz")
+by_total, by_kernel = np.full((1, 8), np.nan), np.full((1, 8), np.nan)
+run(by_total, by_kernel)
+assert (by_total == expected["total"]).all() and (by_kernel == expected["kernel"]).all()
+"""
+
+
+def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_order(ti64, tmp_path):
+    particle = ti.types.struct(p=ti.types.vector(2, ti.f64), m=ti.f64)
+    particles, grids = particle.field(shape=2), [ti.field(ti.f64, 2), ti.field(ti.f64, 2)]
+    make, kernel, total = ti.field(ti.f64, 2), ti.field(ti.f64, ()), ti.field(ti.f64, ())
+    math = ti.Vector.ndarray(2, ti.f64, 2)
+
+    @ti.kernel
+    def collected(target: ti.template(), math: ti.types.ndarray(ti.types.vector(2, ti.f64), ndim=1)):
+        for i in particles:
+            particles[i].m = particles[i].p.norm() * math[i][1]
+            grids[0][i] = grids[1][i] * particles[i].m
+            kernel[None] += grids[0][i] * make[i]
+        for i in particles:
+            target[None] += particles[i].m * make[i]
+
+    grids[1].fill(0.7)
+    particles.p.fill(0.5)
+    make.fill(0.3)
+    math.fill(0.2)
+    plan = Jacobian(collected, (particles.p, grids[1], make), (total, kernel), args=(total, math))
+    J = plan()
+    np.savez(tmp_path / "collected.npz", total=columns(J[0], 1), kernel=columns(J[1], 1))
+    plan.export(tmp_path / "collected.py")
+    text = (tmp_path / "collected.py").read_text()
+    assert "grids[1] of shape (2,)" in text.split("grids_1: ")[1].splitlines()[0]
+    command = [sys.executable, "-c", NAMES, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_cannot_be_exported_says_why(fields, tmp_path):
     x, v, y = fields
     directly = make_kernels(*fields)[0]

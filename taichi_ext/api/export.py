@@ -48,11 +48,14 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     missing = [str(t.name) for t, key in zip(prepared.outputs, outputs, strict=True) if key not in fused.shadows]
     if missing:
         raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
-    tangents = [_tangents(prepared, call, fused, n, key in outputs, columns) for n, key in enumerate(fused.shadows)]
+    tangents = [
+        _tangents(prepared, call, fused, n, outputs.index(key) if key in outputs else None, columns)
+        for n, key in enumerate(fused.shadows)
+    ]
     names = ", ".join(str(t.name) for t in prepared.outputs)
     by = ", ".join(str(t.name) for t in prepared.params)
     title = f"Jacobian of {call.name}: {names} by {by}."
-    return export(program, tangents, _shapes(prepared, fused, program), backend.stores_by_column(), title)
+    return export(program, tangents, _known(prepared, fused, program), backend.stores_by_column(), title)
 
 
 def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
@@ -86,7 +89,7 @@ def _first_columns(prepared: Prepared, call: KernelCall) -> dict[Any, int]:
 
 
 def _tangents(
-    prepared: Prepared, call: KernelCall, fused: Fused, number: int, is_output: bool, columns: dict[Any, int]
+    prepared: Prepared, call: KernelCall, fused: Fused, number: int, output: int | None, columns: dict[Any, int]
 ) -> TangentArray:
     """What one of the last arguments of a kernel is."""
     assert fused.program is not None
@@ -98,7 +101,7 @@ def _tangents(
     is_covered = key in fused.facts.covered or key[0] == "scratch"
     is_paired = key in fused.paired
     dtype = "f32" if is_paired else container.dtype.name
-    return TangentArray(container.name, dtype, shape, is_output, is_covered, columns.get(key), is_paired)
+    return TangentArray(container.name, dtype, shape, output, is_covered, columns.get(key), is_paired)
 
 
 def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:
@@ -109,13 +112,13 @@ def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:
     return prepared.fields.infos[key].size if key in prepared.fields.infos else 1
 
 
-def _shapes(prepared: Prepared, fused: Fused, program: Program) -> dict[str, tuple[int, ...]]:
-    """The shapes of the user's fields and arrays that tangents are stored for."""
-    found: dict[str, tuple[int, ...]] = {}
+def _known(prepared: Prepared, fused: Fused, program: Program) -> dict[Any, tuple[str, tuple[int, ...]]]:
+    """What messages call the fields (by identity) and arrays (by name) that tangents are stored for; their shapes."""
+    found: dict[Any, tuple[str, tuple[int, ...]]] = {}
     for c in program.containers:
         info = None if c.is_argument else prepared.fields.field(c.object)
         if info is not None:
-            found[c.name] = tuple(info.shape)
+            found[id(c.object)] = (str(info.name), tuple(info.shape))
     for position, info in fused.arrays.items():
-        found[fused.primal.arguments[position].name] = (*info.shape, *info.element_shape)
+        found[fused.primal.arguments[position].name] = (str(info.name), (*info.shape, *info.element_shape))
     return found

@@ -363,7 +363,7 @@ def settings_text(has_vectors: bool, lines: int) -> str:
     """``careful_compilation`` as the text of a function that needs Taichi alone."""
     settings = _settings_of(has_vectors, lines)
     return textwrap.dedent(f'''\
-        @contextlib.contextmanager
+        @_contextlib.contextmanager
         def _careful_compilation():
             """Compile without what Taichi 1.7.4 gets wrong."""
             config = ti.lang.impl.get_runtime().prog.config()

@@ -25,7 +25,7 @@ class TangentArray:
         name: of the argument.
         dtype: its type, as ``f32``.
         shape: rows and columns.
-        is_output: whether it is J; else memory that the module makes.
+        output: the number of the output whose J it is; None where it is memory that the module makes.
         is_covered: whether the kernel writes all of it, whatever it holds.
         first_seed: the column from which on its rows are seeds; None where they are not.
         is_paired: whether the kernel takes two numbers of float32 as one of 64 bits.
@@ -34,10 +34,14 @@ class TangentArray:
     name: str
     dtype: str
     shape: tuple[int, int]
-    is_output: bool
+    output: int | None
     is_covered: bool
     first_seed: int | None = None
     is_paired: bool = False
+
+    @property
+    def is_output(self) -> bool:
+        return self.output is not None
 
     @property
     def size(self) -> int:
@@ -50,14 +54,19 @@ class TangentArray:
 
 
 def export(
-    program: Program, tangents: list[TangentArray], shapes: Mapping[str, tuple[int, ...]], by_column: bool, title: str
+    program: Program,
+    tangents: list[TangentArray],
+    known: Mapping[Any, tuple[str, tuple[int, ...]]],
+    by_column: bool,
+    title: str,
 ) -> str:
     """The text of a module that defines ``bind(...)``.
 
     Args:
         program: the kernel with tangents, which takes them as its last arguments.
         tangents: what those arguments are.
-        shapes: of the fields and arrays whose shapes the kernel relies on, by their names in it.
+        known: the fields, by identity, and arrays, by name, whose shapes the kernel relies on: what messages call them,
+            and the shapes.
         by_column: whether the columns of J lie together in memory.
         title: what is differentiated, by what.
 
@@ -67,35 +76,36 @@ def export(
     text, objects = factory(program)
     fields = {id(c.object) for c in program.containers if not c.is_argument}
     own = {t.name for t in tangents}
-    module = _Module(
-        tangents,
-        given=[name for name, obj in objects.items() if id(obj) in fields or isinstance(obj, ti.SNode)],
-        arguments=[a.name for a in program.arguments if a.value is not None and a.name not in own],
-        by_column=by_column,
-    )
+    given = [name for name, obj in objects.items() if id(obj) in fields or isinstance(obj, ti.SNode)]
+    arguments = [a.name for a in program.arguments if a.value is not None and a.name not in own]
+    labels = {name: known[id(objects[name])] for name in given if id(objects[name]) in known}
+    labels |= {name: known[name] for name in arguments if name in known}
+    module = _Module(tangents, given, arguments, labels, by_column)
     constants = [f"{name} = {_written(name, obj)}\n" for name, obj in objects.items() if name not in module.given]
     parts = [
         module.description(title, os.path.basename(program.file)),
-        f"import contextlib\nimport math\n{HEADER}",
+        f"import contextlib as _contextlib\nimport math as _math\n{HEADER}",
         *constants,
     ]
     settings = backend.settings_text(program.has_vectors, text.count("\n"))
-    functions = (text, module.bind(shapes, list(objects)), settings, _CHECKS)
+    functions = (text.replace("def make(", "def _make(", 1), module.bind(list(objects)), settings, _CHECKS)
     return "\n".join(parts) + "\n\n" + "\n\n".join(functions)
 
 
 @dataclass(frozen=True)
 class _Module:
-    """The names in a module: arrays of tangents, fields, and arguments of the kernel."""
+    """The names in a module: arrays of tangents, fields, and arguments of the kernel; what is known of some of them."""
 
     tangents: list[TangentArray]
     given: list[str]
     arguments: list[str]
+    labels: Mapping[str, tuple[str, tuple[int, ...]]]
     by_column: bool
 
     @property
     def outputs(self) -> list[TangentArray]:
-        return [t for t in self.tangents if t.is_output]
+        found = [(t.output, t) for t in self.tangents if t.output is not None]
+        return [t for _, t in sorted(found, key=lambda pair: pair[0])]
 
     @property
     def names(self) -> str:
@@ -112,6 +122,8 @@ class _Module:
             f"    run = bind({', '.join(f'{n}={n}' for n in sorted({*self.given, *self.arguments}))})",
             f"    run({', '.join(t.name for t in self.outputs)})",
             "",
+            *(f"    {name}: {self.labels[name][0]}" for name in sorted(self.labels)),
+            *([""] if self.labels else []),
             f"The arrays of J are contiguous, {order}:",
             "",
             *arrays,
@@ -120,25 +132,25 @@ class _Module:
         ]
         return "\n".join(lines)
 
-    def bind(self, shapes: Mapping[str, tuple[int, ...]], objects: list[str]) -> str:
+    def bind(self, objects: list[str]) -> str:
         """The text of ``bind``."""
         outputs = ", ".join(t.name for t in self.outputs)
         lines = [
             f"def bind({'*, ' if self.names else ''}{self.names}):",
             '    """A function that runs the kernel and fills the arrays of J, which it takes."""',
-            *(f"    _check({name!r}, {name}, {shapes[name]})" for name in sorted(shapes)),
-            f"    kernel = make({', '.join(objects)})",
+            *(f"    _check({name!r}, {name}, {self.labels[name][1]})" for name in sorted(self.labels)),
+            f"    _kernel = _make({', '.join(objects)})",
             *(f"    {t.name} = {t.memory}" for t in self.tangents if not t.is_output),
             "",
-            f"    def run({outputs}):",
+            f"    def _run({outputs}):",
             *(f"        {t.name} = _flat({t.name!r}, {t.name}, {t.size})" for t in self.outputs),
             *(f"        {t.name}.fill(0)" for t in self.tangents if not t.is_covered),
             *(f"        {self.seed(t)}" for t in self.tangents if t.first_seed is not None),
             *(f'        {t.name} = {t.name}.view("uint64")' for t in self.outputs if t.is_paired),
             "        with _careful_compilation():",
-            f"            return kernel({', '.join([*self.arguments, *(t.name for t in self.tangents)])})",
+            f"            return _kernel({', '.join([*self.arguments, *(t.name for t in self.tangents)])})",
             "",
-            "    return run",
+            "    return _run",
             "",
         ]
         return "\n".join(lines)
@@ -166,13 +178,14 @@ def _written(name: str, obj: Any) -> str:
 
 _CHECKS = textwrap.dedent("""\
     def _check(name, given, shape):
-        if tuple(given.shape) != shape:
-            raise ValueError(f"{name} has the shape {tuple(given.shape)}; the kernel was made for {shape}.")
+        own = (*given.shape, *given.element_shape) if isinstance(given, ti.Ndarray) else tuple(given.shape)
+        if own != shape:
+            raise ValueError(f"{name} has the shape {own}; the kernel was made for {shape}.")
 
 
     def _flat(name, array, size):
-        if math.prod(array.shape) != size:
-            raise ValueError(f"{name} has {math.prod(array.shape)} entries; the kernel writes {size}.")
+        if _math.prod(array.shape) != size:
+            raise ValueError(f"{name} has {_math.prod(array.shape)} entries; the kernel writes {size}.")
         if isinstance(array, ti.Ndarray):
             return array
         flags = getattr(array, "flags", None)

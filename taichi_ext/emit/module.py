@@ -28,7 +28,7 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
 
 def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
     """The text of ``make(...)`` alone, see ``emit``."""
-    names = Names({a.name for a in program.arguments})
+    names = Names({a.name for a in program.arguments if a.value is not None})
     for container in program.containers:
         names.container(container)
     annotated = [(a.name, _annotation(names, a.annotation)) for a in program.arguments if a.value is not None]

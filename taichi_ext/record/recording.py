@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +33,8 @@ from taichi_ext.program.types import U1
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
 
+_DEEPEST = 4  # parts of a name: a.b[0].c
+_MOST_ITEMS = 64  # of a list that are searched for a field
 _POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
 
 
@@ -171,16 +175,14 @@ class Recording:
         return self.containers[id(obj)]
 
     def _name(self, obj: Any) -> str:
-        """What the user calls a field: a variable, a member of a struct field, an attribute."""
-        for scope in (self.context.global_vars, *self.context.local_scopes):
-            for name, value in scope.items():
-                if value is obj and name.isidentifier():
-                    return name
-        for scope in (self.context.global_vars, *self.context.local_scopes):
-            for name, value in scope.items():
-                found = _member(value, obj)
-                if found is not None:
-                    return f"{name}_{found}" if isinstance(value, backend.StructField) else found
+        """What the user calls a field: a variable, or an attribute, member or item of one."""
+        scopes = (self.context.global_vars, *self.context.local_scopes)
+        for depth in range(_DEEPEST):
+            for name, value in (item for scope in scopes for item in scope.items()):
+                found = _path(value, obj, depth)
+                if found is not None and name.isidentifier():
+                    own = name if not found or isinstance(value, (list, tuple, dict, backend.StructField)) else ""
+                    return "_".join(filter(None, (own, *found)))
         return "field"
 
 
@@ -199,8 +201,24 @@ def _writes(s: Statement) -> bool:
     return isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load)
 
 
-def _member(owner: Any, obj: Any) -> str | None:
-    if isinstance(owner, (types.ModuleType, type)) or not hasattr(owner, "__dict__"):
-        return None
-    members = owner.field_dict if isinstance(owner, backend.StructField) else vars(owner)
-    return next((name for name, value in members.items() if value is obj and name.isidentifier()), None)
+def _path(owner: Any, obj: Any, depth: int) -> tuple[str, ...] | None:
+    """The attributes, members and items by which one object is reached from another, so many; None where it is not."""
+    if depth == 0:
+        return () if owner is obj else None
+    for name, part in _named_parts(owner):
+        found = _path(part, obj, depth - 1)
+        if found is not None and f"_{name}".isidentifier():
+            return (name, *found)
+    return None
+
+
+def _named_parts(owner: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(owner, (list, tuple)):
+        return ((str(n), part) for n, part in enumerate(owner[:_MOST_ITEMS]))
+    if isinstance(owner, dict):
+        return ((str(key), part) for key, part in itertools.islice(owner.items(), _MOST_ITEMS))
+    if isinstance(owner, backend.StructField):
+        return owner.field_dict.items()
+    if isinstance(owner, (types.ModuleType, type)) or callable(owner) or backend.is_library(type(owner)):
+        return ()
+    return itertools.islice(getattr(owner, "__dict__", {}).items(), _MOST_ITEMS)
