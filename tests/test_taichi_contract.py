@@ -795,6 +795,29 @@ def test_vectors_in_arrays_need_to_be_scalarized_early(is_scalarized, tmp_path):
     assert (done.returncode == 0) == is_scalarized, done.stderr
 
 
+def test_vectors_in_fields_need_to_be_scalarized_early():
+    """Where an index is only known at run time, Taichi 1.7.4 reads other entries from elsewhere."""
+    config = impl.current_cfg()
+    v, y = ti.Vector.field(3, ti.f64, shape=2), ti.field(ti.f64, shape=2)
+    values = np.array([[0.3, -0.7, 0.2], [0.9, 0.4, -0.5]])
+    v.from_numpy(values)
+
+    def make():
+        @ti.kernel
+        def k():
+            for i in range(2):
+                y[i] = v[i][i] + (v[i][0] + v[i][1] + v[i][2])
+
+        return k
+
+    right = values[[0, 1], [0, 1]] + values.sum(axis=1)
+    make()()
+    plain = y.to_numpy()
+    run_with(config, make(), force_scalarize_matrix=True)
+    np.testing.assert_allclose(y.to_numpy(), right)
+    assert not np.allclose(plain, right), "Taichi no longer needs force_scalarize_matrix for fields"
+
+
 def test_global_values_in_registers_can_be_turned_off_for_one_compilation():
     """With the option, Taichi 1.7.4 keeps a[0] in a register over the loop that stores to a[j]."""
     config = impl.current_cfg()

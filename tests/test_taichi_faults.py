@@ -245,3 +245,83 @@ class TestVectorsInArrays:
             y[1][0, 0] += y[0][0, 1] * n[1][0]
 
         check_jacobian(k, p, y, args=(n,))
+
+
+class TestVectorsInFields:
+    """Where an index of one entry is known only at run time, Taichi reads the others from elsewhere in memory."""
+
+    P = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+    V = np.array([[0.3, -0.7, 0.2], [0.9, 0.4, -0.5]])
+    M = np.linspace(-1.0, 0.75, 8).reshape(2, 2, 2)
+    SUMS = V[[0, 1], [0, 1]] + V.sum(axis=1)
+
+    def test_vectors(self):
+        p, v, y = scalars(self.P), ti.Vector.field(3, ti.f64, shape=2), ti.field(ti.f64, shape=2)
+        v.from_numpy(self.V)
+
+        @ti.kernel
+        def k():
+            for i in range(2):
+                y[i] = (v[i][i] + v[i].sum()) * p[i]
+
+        np.testing.assert_allclose(check_jacobian(k, p, y), self.SUMS[:, None] * np.eye(2, 6))
+
+    def test_vectors_with_tangents(self):
+        v, y = ti.Vector.field(3, ti.f64, shape=2), ti.field(ti.f64, shape=2)
+        v.from_numpy(self.V)
+
+        @ti.kernel
+        def k():
+            for i in range(2):
+                y[i] = (v[i][i] + v[i].sum()) ** 2
+
+        check_jacobian(k, v, y)
+
+    def test_matrices(self):
+        p, m, y = scalars(self.P), ti.Matrix.field(2, 2, ti.f64, shape=2), ti.field(ti.f64, shape=2)
+        m.from_numpy(self.M)
+
+        @ti.kernel
+        def k():
+            for i in range(2):
+                y[i] = (m[i][i, i] + m[i].sum()) * p[i]
+
+        expected = self.M[[0, 1], [0, 1], [0, 1]] + self.M.sum(axis=(1, 2))
+        np.testing.assert_allclose(check_jacobian(k, p, y), expected[:, None] * np.eye(2, 6))
+
+    def test_a_kernel_without_tangents_in_a_pipeline(self):
+        """What runs is generated, too."""
+        p, v = scalars(self.P), ti.Vector.field(3, ti.f64, shape=2)
+        y, z = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=2)
+        v.from_numpy(self.V)
+
+        @ti.kernel
+        def load():
+            for i in range(2):
+                y[i] = v[i][i] + v[i].sum()
+
+        @ti.kernel
+        def k():
+            for i in range(2):
+                z[i] = y[i] * p[i]
+
+        def run():
+            load()
+            k()
+
+        np.testing.assert_allclose(check_jacobian(run, p, z, state=[y]), self.SUMS[:, None] * np.eye(2, 6))
+
+    def test_a_loop_over_an_array_that_adds_to_vectors(self):
+        """Taichi aborted: an address was used before it was computed."""
+        v, a = ti.Vector.field(3, ti.f64, shape=5), np.array([0.2, 0.9])
+
+        @ti.kernel
+        def k(a: ti.types.ndarray(ti.f64, ndim=1), p: ti.f64):
+            for i in a:
+                u = ti.Vector([0.1 * i + 1.3, 1.0, a[i]])
+                a[i] = a[i] * p
+                v[(i + 2) % 5] += u + a[i] * ti.Vector([0.8 * a[i], a[i] - a[i], a[i] * a[i]])
+
+        expected = np.zeros((5, 3))
+        expected[2:4] = np.stack([1.6 * a * a * 0.7, 0 * a, 3 * a**3 * 0.7**2], axis=1)
+        np.testing.assert_allclose(jacobian(k, "p", v, args=(a, 0.7)), expected)

@@ -79,7 +79,7 @@ LONG = 1000  # lines; for each value that such a kernel computes twice, Taichi w
 
 def _settings_of(has_vectors: bool, lines: int) -> dict[str, int]:
     settings: dict[str, int] = {**SETTINGS}
-    if has_vectors:  # else Taichi aborts where their entries are used before and after a parallel loop
+    if has_vectors:  # else Taichi aborts, or stores nothing, where entries are used before and after a parallel loop
         settings["force_scalarize_matrix"] = True
     if lines > LONG:  # short ones run faster with it; in long ones LLVM finds such values soon enough
         settings["opt_level"] = 0
@@ -103,7 +103,8 @@ def _settings(config: Any, values: dict[str, int]) -> Iterator[None]:
 def careful_compilation(has_vectors: bool, lines: int = 0) -> contextlib.AbstractContextManager[None]:
     """Kernels that are compiled in the meantime avoid what Taichi 1.7.4 gets wrong.
 
-    ``has_vectors`` says whether array arguments have vectors or matrices as elements, ``lines`` how long the kernel is.
+    ``has_vectors`` says whether fields or array arguments have vectors or matrices as entries, ``lines`` how long the
+    kernel is.
     """
     return _settings(impl.get_runtime().prog.config(), _settings_of(has_vectors, lines))
 
@@ -138,7 +139,7 @@ class FusedKernel(Kernel):
         self.cpp = None
         self.compiled: Any = None
         self.captures = Captures()
-        self.has_vectors = has_vectors  # array arguments have vectors or matrices as elements
+        self.has_vectors = has_vectors  # fields or array arguments have vectors or matrices as entries
         self.lines = 0  # of its text, where it was generated
 
     def trace(

@@ -23,7 +23,7 @@ class Emitted:
     kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
     text: str
     objects: dict[str, Any]
-    has_vectors: bool  # as elements of array arguments
+    has_vectors: bool  # as entries of fields and array arguments
 
     def __call__(self, *args: Any) -> Any:
         """Run it, compiled without what Taichi gets wrong."""

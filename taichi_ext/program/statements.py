@@ -202,8 +202,8 @@ class Program:
 
     @property
     def has_vectors(self) -> bool:
-        """Whether an array argument has vectors or matrices as entries."""
-        return any(c.is_argument and c.element_shape for c in self.containers)
+        """Whether a field or an array argument has vectors or matrices as entries."""
+        return any(c.element_shape for c in self.containers)
 
 
 def bodies(statement: Statement) -> tuple[Body, ...]:
