@@ -44,7 +44,7 @@ def make_image(width: int = 320, height: int = 240, blobs: int = 75) -> SparsePr
 
 # by name: the program, whether its J is sparse, which products are measured
 PROGRAMS: dict[str, tuple[Callable[[], SparseProgram], bool, tuple[str, ...]]] = {
-    "ba1": (make_bundle_adjustment, True, ("jvp", "several", "J", "normal equations")),
+    "ba1": (make_bundle_adjustment, True, ("jvp", "several", "vjp", "J", "normal equations")),
     "springs": (partial(make_springs, 1000, 4500), True, ("jvp", "several", "vjp", "J", "normal equations")),
     "image": (make_image, False, ("jvp", "vjp", "normal equations")),
 }

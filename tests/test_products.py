@@ -9,6 +9,7 @@ from differences import outputs, read, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, jacobian, jvp, linear_operator, vjp
+from taichi_ext.api import products
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -153,6 +154,125 @@ class TestVjp:
             assert_allclose(product.numpy(), [3.0, -12.0])
 
 
+class TestVjpByEntries:
+    """Products with the transpose of sparse rows, which large programs get; here all do."""
+
+    @pytest.fixture(autouse=True)
+    def large(self, monkeypatch):
+        pytest.importorskip("scipy")
+        monkeypatch.setattr(products, "LARGE", 0)
+        monkeypatch.setattr(products, "BLOCK", 0)
+        monkeypatch.setattr(products, "DENSE_TO_SPARSE", 1e-9)
+        self.ways = []
+
+        def spy(*args):
+            found = by_entries(*args)
+            self.ways.append("dense" if found is None else "entries")
+            return found
+
+        by_entries = products.transposed_by_entries
+        monkeypatch.setattr(products, "transposed_by_entries", spy)
+
+    def check(self, run, params, outs, start=lambda: None, way="entries"):
+        """``vjp`` twice, with one cotangent and several, is the dense J, and leaves the outputs of one run."""
+        start()
+        J = jacobian(run, params, outs)
+        after = [read(y) for y in outs]
+        J = np.block([[b.reshape(read(y).size, -1) for b in row] for row, y in zip(J, outs)])
+        for lead in ((), (3,)):
+            start()
+            v = [rng.standard_normal((*lead, *read(y).shape)) for y in outs]
+            found = vjp(run, params, outs, v)
+            flat = np.concatenate([a.reshape(*lead, -1) for a in v], axis=-1)
+            given = np.concatenate([g.reshape(*lead, -1) for g in found], axis=-1)
+            assert_allclose(given, flat @ J, rtol=1e-11, atol=1e-13)
+            for y, wanted in zip(outs, after):
+                assert_array_equal(read(y), wanted)
+        assert self.ways == [way] * 2
+
+    def test_one_kernel(self):
+        x, w, y, z = scalars(np.arange(1.0, 6.0)), scalars(np.arange(2.0, 5.0)), outputs(5), outputs(3)
+
+        @ti.kernel
+        def run():
+            for i in y:
+                s = 0.0
+                for k in range(i):
+                    s += x[k] * w[k % 3]
+                y[i] = s * s + x[i]
+            for i in range(4):
+                z[i % 3] += y[i] * w[0]
+
+        self.check(run, [x, w], [y, z], lambda: z.fill(0))
+
+    def test_steps_in_place_and_stores_from_python(self):
+        x, u, y = scalars([0.3, 0.4, 0.5, 0.6]), outputs(4), outputs(4)
+
+        @ti.kernel
+        def begin():
+            for i in u:
+                u[i] = x[i] ** 2
+
+        @ti.kernel
+        def step():
+            for i in y:
+                y[i] = ti.sin(u[i]) * x[(i + 1) % 4]
+            for i in u:
+                u[i] += y[(i + 1) % 4]
+                x[i] *= 1.5
+            for i in range(2):
+                y[i] = 0.1
+
+        def run():
+            begin()
+            for n in range(3):
+                step()
+                u[n] = 0.2
+                x[n] = 0.7
+
+        self.check(run, [x], [y, u, x], lambda: x.from_numpy(np.array([0.3, 0.4, 0.5, 0.6])))
+
+    def test_counted_loops_and_chains_of_sums(self):
+        x, y, length = scalars(np.linspace(0.2, 1.0, 80)), outputs(6), ti.field(ti.i32, 6)
+        length.from_numpy(np.array([3, 0, 1, 5, 2, 4], np.int32))
+
+        @ti.kernel
+        def run():
+            for i in y:
+                mean = 0.0
+                for k in range(length[i]):
+                    mean += x[(7 * k + i) % 80]
+                first = mean
+                mean /= 3
+                spread = 0.0
+                for k in range(length[i]):
+                    spread += (x[(11 * k + i) % 80] - mean) ** 2
+                y[i] = spread * first
+
+        self.check(run, [x], [y])
+
+    def test_where_rows_are_dense(self):
+        x, y = scalars([0.3, 0.4, 0.5]), outputs(3)
+
+        @ti.kernel
+        def run():
+            ti.loop_config(serialize=True)
+            for i in range(1, 3):
+                y[i] = y[i - 1] * x[i] + x[0]
+
+        self.check(run, [x], [y], lambda: y.fill(0.5), way="dense")
+
+    def test_operator(self, program):
+        linalg = pytest.importorskip("scipy.sparse.linalg")
+        J = program.J([program.y, program.u])
+        A = linear_operator(program.run, program.params, [program.y, program.u], args=program.args)
+        before = [read(program.y), read(program.u)]
+        U = rng.standard_normal((6, 2))
+        assert_allclose(linalg.aslinearoperator(A).rmatmat(U), J.T @ U, rtol=1e-11)
+        for field, values in zip((program.y, program.u), before):
+            assert_array_equal(read(field), values)
+
+
 class TestOperator:
     def test_products(self, program):
         J = program.J([program.y, program.u])
@@ -169,6 +289,38 @@ class TestOperator:
         assert abs(u @ (A @ x) - x @ (A.T @ u)) < 1e-12 * np.abs(J).max() * 100  # scipy's dot test
         for field, values in zip((program.y, program.u), before):
             assert_array_equal(read(field), values)  # products leave the state as it was
+
+    @pytest.mark.parametrize("large", [0, 2**30])
+    def test_dot_test_in_a_pipeline(self, large, monkeypatch):
+        """u (A v) = (A^T u) v, by blocks of columns and by entries."""
+        for name in ("LARGE", "BLOCK"):
+            monkeypatch.setattr(products, name, large)
+        monkeypatch.setattr(products, "DENSE_TO_SPARSE", 1e-9)
+        x, u, y = scalars(np.linspace(0.1, 0.9, 7)), outputs(7), outputs(5)
+
+        @ti.kernel
+        def step():
+            for i in u:
+                u[i] = u[i] * 0.5 + ti.sin(x[i]) * x[(i + 2) % 7]
+
+        @ti.kernel
+        def gather():
+            for i in y:
+                s = 0.0
+                for k in range(i):
+                    s += u[k + 1] * x[i]
+                y[i] = s * s
+
+        def run():
+            for _ in range(3):
+                step()
+            gather()
+            u[2] = 0.3
+
+        A = linear_operator(run, x, [y, u])
+        V, U = rng.standard_normal((7, 4)), rng.standard_normal((12, 4))
+        assert_allclose(U.T @ (A @ V), (A.T @ U).T @ V, rtol=1e-11, atol=1e-13)
+        assert_allclose(A.T @ U[:, 0], A.materialize().T @ U[:, 0], rtol=1e-11, atol=1e-13)
 
     def test_in_a_solver(self):
         linalg = pytest.importorskip("scipy.sparse.linalg")

@@ -14,8 +14,11 @@ from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.results import as_torch
 from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.runtime.sparse_rows import scipy_sparse
 
 BLOCK = 2**26  # bytes of J that a product of its rows keeps at a time, where they hold a column or more
+LARGE = 2**22  # bytes of a dense J from which on products with the transpose of J first try its entries
+DENSE_TO_SPARSE = 8  # what an entry of sparse rows costs, over one of dense rows
 
 
 def jvp(
@@ -88,9 +91,9 @@ def vjp(
 ) -> Any:
     """The product v J of cotangents of the outputs with the Jacobian, without keeping J.
 
-    J is computed a block of columns at a time, 64 MiB of it by default; what the kernels wrote is restored between the
-    runs, so that the call has the side effects of one plain run.  It is exact wherever ``jacobian`` is, and costs what
-    J costs, and one run of the kernel for each block.
+    Where rows of J are sparse (and SciPy is installed), it costs one launch that writes their entries, which are added
+    up backwards.  Otherwise J is computed a block of columns at a time, 64 MiB of it by default; what the kernels wrote
+    is restored between the runs.  Both are exact wherever ``jacobian`` is, and have the side effects of one plain run.
 
     Args:
         kernel: see ``jacobian``.
@@ -100,7 +103,7 @@ def vjp(
             them along a leading axis, as many for every output.
         args: see ``jacobian``.
         max_memory: see ``jacobian``.
-        chunk_size: the largest number of columns of J in one run.
+        chunk_size: the largest number of columns of J in one run; if given, J is computed in blocks of columns.
 
     Returns:
         An array for each parameter, of its shape and element shape, with the leading axis of the cotangents if they
@@ -129,7 +132,12 @@ def vjp(
     evaluation = plan.start(args)
     shapes = evaluation.output_shapes()
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
-    found = transposed(evaluation, [v.T for v in given], options[2])
+    found = None
+    if options[2] is None and is_large(evaluation):
+        entries = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products")
+        found = transposed_by_entries(evaluation, entries.start(args), given)
+    if found is None:
+        found = transposed(evaluation, [v.T for v in given], options[2])
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():
         size = math.prod(shape)
@@ -161,6 +169,33 @@ def transposed(evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size:
         block = sum(v @ J for v, J in zip(rows, found, strict=True))
         result[:, first : first + found[0].shape[1]] = block
     return result
+
+
+def is_large(evaluation: Evaluation) -> bool:
+    """Whether a product with the transpose of J may cost much less by the entries that rows can have.
+
+    Where rows turn out to be dense, a pipeline has to be run again; so it has to be large enough for several runs.
+    """
+    try:
+        scipy_sparse()
+    except ImportError:
+        return False
+    column = sum(math.prod(shape) * dtype.itemsize for shape, dtype in evaluation.output_shapes())
+    return evaluation.column_count() * column > (LARGE if evaluation.call.kernel is not None else BLOCK)
+
+
+def transposed_by_entries(dense: Evaluation, sparse: Any, cotangents: list[np.ndarray]) -> np.ndarray | None:
+    """Columns of cotangents times J, by the entries of sparse rows; None, and nothing has run, where rows are dense."""
+    shapes = dense.output_shapes()
+    rows = sum(math.prod(shape) for shape, _ in shapes)
+    dtype = np.result_type(*(dtype for _, dtype in shapes))
+    matrices = [np.ascontiguousarray(v, dtype) for v in cotangents]
+    found = sparse.transposed(matrices, rows * dense.column_count() / DENSE_TO_SPARSE)
+    if found is None:
+        return None
+    sizes, count = list(map(math.prod, dense.parameter_shapes())), matrices[0].shape[1]
+    blocks = [np.zeros((n, count)) if g is None else g for n, g in zip(sizes, found, strict=True)]
+    return np.concatenate(blocks).astype(dtype, copy=False).T
 
 
 def block_size(evaluation: Evaluation, memory: float) -> int:

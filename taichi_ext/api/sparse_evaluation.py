@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ from taichi_ext.api.results import by_path
 from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse_too_large
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.runtime.memory import available_memory
 from taichi_ext.runtime.session import Session
-from taichi_ext.runtime.sparse_rows import csr_of
+from taichi_ext.runtime.sparse_adjoint import AdjointRows
+from taichi_ext.runtime.sparse_rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse_session import SparseSession
-from taichi_ext.runtime.state import OverBudgetError
+from taichi_ext.runtime.state import OverBudgetError, State
+from taichi_ext.stages import Stages
 
 FEW_COLUMNS = 64  # of a parameter that rows of tangents hold if rows cannot be sparse otherwise
 MOST_COLUMNS = 512  # of all of them
@@ -26,6 +29,9 @@ MOST_COLUMNS = 512  # of all of them
 
 class SparseEvaluation(Evaluation):
     """A call with ``format=``."""
+
+    _make_rows: type[SparseRows] = SparseRows
+    _most_entries: float = math.inf
 
     def jacobian(self) -> Any:
         """J in the structure that was asked for, in ``out`` if that was given."""
@@ -73,7 +79,9 @@ class SparseEvaluation(Evaluation):
         prepared = self._prepared
         if prepared.dense_reason:
             return super()._session()
-        return SparseSession(prepared.fields, prepared.fused, self.call.kernel is not None, Columns())
+        session = SparseSession(prepared.fields, prepared.fused, self.call.kernel is not None, Columns())
+        session.make_rows, session.most_entries = self._make_rows, self._most_entries
+        return session
 
     def _new_session(self, first: int, count: int | None) -> tuple[Any, Any]:
         session, columns = super()._new_session(first, count)
@@ -87,9 +95,31 @@ class SparseEvaluation(Evaluation):
     def _run_within_memory(self) -> list[list[Any]]:
         if self._prepared.format.startswith("torch"):
             self._device()
+        found = self._while_sparse(self._run_sparse)
+        return self._run_dense() if found is None else found
+
+    def transposed(self, cotangents: list[np.ndarray], most_entries: float) -> list[np.ndarray | None] | None:
+        """The transpose of J times the columns of matrices, one for each output: for each parameter a matrix.
+
+        A matrix is None where it is zero; all is None, and nothing has changed, where rows of J cannot be sparse or a
+        kernel writes more entries than this.
+        """
+        self._make_rows, self._most_entries = AdjointRows, most_entries
+        with self._whole(), backend.suspend_following(), Stages(f"Product with the Jacobian of {self.call.name}"):
+            if self._state is None and self._may_need_state():
+                self._state = State(self.call.labels)
+            try:
+                return self._while_sparse(lambda: self._run_transposed(cotangents))
+            except (InvalidArgumentError, UnsupportedError):
+                if self._state is not None:
+                    self._state.undo()
+                raise
+
+    def _while_sparse(self, run: Callable[[], Any]) -> Any:
+        """The result of a run; None, at the state before it, where rows cannot be sparse."""
         while not self._prepared.dense_reason:
             try:
-                return self._run_sparse()
+                return run()
             except DenseRowsError as error:
                 reason = str(error)
                 if not self._put_in_rows():
@@ -97,7 +127,7 @@ class SparseEvaluation(Evaluation):
             except OverBudgetError:
                 reason = self._prepared.dense_reason = "the rows of tangents do not fit into max_memory"
             self._restore(reason)
-        return self._run_dense()
+        return None
 
     def _put_in_rows(self) -> bool:
         """Let rows of tangents hold the columns of small parameters; False where they have been tried."""
@@ -121,6 +151,22 @@ class SparseEvaluation(Evaluation):
             self._state.restore()
 
     def _run_sparse(self) -> list[list[Any]]:
+        session, outputs, params = self._run_session()
+        return [
+            [session.block(key, param, math.prod(shape), self._dtype(session, key)) for param in params]
+            for key, shape in outputs
+        ]
+
+    def _run_transposed(self, cotangents: list[np.ndarray]) -> list[np.ndarray | None]:
+        session, outputs, params = self._run_session()
+        given: dict[Any, Any] = {}
+        for (key, _), matrix in zip(outputs, cotangents, strict=True):
+            given[key] = given[key] + matrix if key in given else matrix
+        gradient = session.rows.times(given)
+        return [gradient.get(key) for key in params]
+
+    def _run_session(self) -> tuple[Any, list[Any], list[Any]]:
+        """A run: its session, the keys and shapes of the outputs, the keys of the parameters."""
         session, columns = self._new_session(0, None)
         try:
             outputs = [self._open_output(session, target, None) for target in self._outputs]
@@ -130,11 +176,7 @@ class SparseEvaluation(Evaluation):
             keys = list(session.numbering.sizes)
             self._prepared.in_rows |= {keys.index(key) for key in session.numbering.in_rows}
             self._prepared.composed.update(session.numbering.composed)
-        params = [self._key(session, target) for target in self._params]
-        return [
-            [session.block(key, param, math.prod(shape), self._dtype(session, key)) for param in params]
-            for key, shape in outputs
-        ]
+        return session, outputs, [self._key(session, target) for target in self._params]
 
     def _run_dense(self) -> list[list[Any]]:
         session, columns = self._new_session(0, None)

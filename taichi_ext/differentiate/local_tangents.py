@@ -164,9 +164,9 @@ class LocalTangents:
         storage = self.storages[local] = Storage(self.forward, local, facts)
         return storage
 
-    def takes_sum(self, storage: Storage, column: Affine) -> bool:
-        """Whether a term that no row holds yet makes its local one that has columns of its own."""
-        return takes_sum(storage, column)
+    def takes_sum(self, storage: Storage, column: Affine, terms: int) -> bool:
+        """Whether a term that no row holds yet, one of so many, makes its local one that has columns of its own."""
+        return takes_sum(storage, column, terms)
 
     def check_sums(self) -> None:
         """At the end of a walk: whether the locals that have columns of their own can have them."""

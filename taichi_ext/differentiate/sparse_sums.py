@@ -148,21 +148,24 @@ class LocalSum:
         raise AssertionError("a sum has no row")
 
 
-def takes_sum(storage: Any, column: Affine) -> bool:
-    """Whether a term that no row can hold makes its local a sum with columns of its own, from the next walk on."""
+def takes_sum(storage: Any, column: Affine, terms: int) -> bool:
+    """Whether a term that no row holds yet makes its local a sum with columns of its own, from the next walk on.
+
+    There are so many terms each time; where they are as many as a row has entries, the row is no longer.
+    """
     forward = storage.forward
     numbering, decisions = forward.sparse.numbering, forward.decisions.sparse
     if storage.local in decisions.no_sums:
         return False
     owner = numbering.owner(column)
     size = numbering.columns.sizes.get(owner)
-    if size is not None and size <= max(SHORT_ROW, _terms(storage)):
+    if size is not None and size <= max(SHORT_ROW, terms * _times(storage)):
         return False
     decisions.sums.setdefault(storage.local, len(decisions.sums) + len(decisions.no_sums))
     forward.renumber()
     return True
 
 
-def _terms(storage: Any) -> int:
-    """How many terms the loops around this place add up; zero where that is not known."""
+def _times(storage: Any) -> int:
+    """How often the loops around this place run; zero where that is not known."""
     return math.prod(loop.iterations or 0 for loop in storage.forward.loops[len(storage.loops) :])

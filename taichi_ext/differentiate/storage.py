@@ -160,7 +160,9 @@ class Storage:
         if self.sparse is None:
             return seeds
         for seed, _ in seeds:
-            if not self.sparse.is_in_rows(seed.column) and not self.forward.locals.takes_sum(self, seed.column):
+            if not self.sparse.is_in_rows(seed.column) and not self.forward.locals.takes_sum(
+                self, seed.column, len(seeds)
+            ):
                 self.sparse.require_rows(seed.column, self.local)
         return [(s, c) for s, c in seeds if self.sparse.is_in_rows(s.column)]
 

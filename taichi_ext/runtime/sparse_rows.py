@@ -18,6 +18,7 @@ class SparseRows:
     """For each container a sparse matrix by each parameter."""
 
     def __init__(self, sizes: dict[Any, int]) -> None:
+        self.note_clear: Callable[[Any], None] = lambda key: None  # called before rows of a container are cleared
         self._sizes = sizes
         self._blocks: dict[Any, dict[Any, Any]] = {key: {key: IDENTITY} for key in sizes}
 
@@ -41,6 +42,16 @@ class SparseRows:
 
     def replace(self, key: Any, blocks: dict[Any, Any]) -> None:
         self._blocks[key] = blocks
+
+    def clear(self, key: Any, rows: Any) -> None:
+        """Set the tangents of some entries to zero."""
+        left = {}
+        for param, block in self.blocks(key).items():
+            size = self._sizes[key] if isinstance(block, str) else block.shape[0]
+            rest = without_rows(block, np.arange(size)[rows].reshape(-1), size)
+            if rest is not None:
+                left[param] = rest
+        self._blocks[key] = left
 
     def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Any], Any]) -> None:
         """Go on by one launch: what each stage writes, by what was there before it."""
@@ -96,13 +107,8 @@ class Rows:
 
     def clear_rows(self, rows: Any) -> None:
         """Set the tangents of some entries to zero."""
-        left = {}
-        for param, block in self._rows.blocks(self._key).items():
-            size = self._rows._sizes[self._key] if isinstance(block, str) else block.shape[0]
-            rest = without_rows(block, np.arange(size)[rows].reshape(-1), size)
-            if rest is not None:
-                left[param] = rest
-        self._rows.replace(self._key, left)
+        self._rows.note_clear(self._key)
+        self._rows.clear(self._key, rows)
 
 
 def scipy_sparse() -> Any:

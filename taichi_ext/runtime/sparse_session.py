@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,26 @@ class SparseSession(Session):
         super().__init__(fields, fused, is_direct)
         self.numbering = numbering
         self.outputs: dict[Any, Any] = {}  # sizes by key
+        self.make_rows: type[SparseRows] = SparseRows
+        self.most_entries = math.inf  # that are not rather computed as dense rows
         self.rows = SparseRows(numbering.sizes)
         self._streams: Streams | None = None
 
     def number(self, sizes: dict[Any, int], in_rows: set[Any], composed: dict[Any, int]) -> None:
         """Give the parameters their columns."""
         self.numbering = Columns(sizes, in_rows, dict(composed))
-        self.rows = SparseRows(sizes)
+        self.rows = self.make_rows(sizes)
+        self.rows.note_clear = self._note_clear
         self.columns = self.numbering.width
+
+    def _note_clear(self, key: Any) -> None:
+        """Python is about to store to a parameter: from now on its entries are other columns than at the start."""
+        if key not in self.numbering.sizes or key in self.numbering.composed:
+            return
+        if key[0] == "array":
+            raise DenseRowsError("an array that is a parameter is changed from Python")
+        composed = {**self.numbering.composed, key: self.numbering.sizes[key]}
+        self.numbering = self.numbering.extended(self.numbering.in_rows, composed, {})
 
     def block(self, key: Any, param: Any, rows: int, dtype: Any) -> Any:
         """A block of J as a CSR array."""
@@ -131,8 +144,13 @@ class SparseSession(Session):
     def _stream(self, fused: Fused, name: Any) -> Any:
         if self._streams is None:
             self._streams = Streams.of(fused)
+            self._refuse_many(self._streams)
             self._streams.begin()
         return self._streams.array(name)
+
+    def _refuse_many(self, streams: Streams) -> None:
+        if streams.entries > self.most_entries:
+            raise DenseRowsError("rows have nearly as many entries as columns")
 
     def _run(self, fused: Fused, args: tuple[Any, ...], passed: list[Any]) -> Any:
         """Run the kernel, again where there was too little room for the entries that it counts."""
@@ -147,6 +165,7 @@ class SparseSession(Session):
                 return result
             state.undo()
             self._streams.make_room()
+            self._refuse_many(self._streams)
             self._streams.begin()
             passed = [
                 self._stream(fused, k) if k[0] == "site" else p for k, p in zip(fused.shadows, passed, strict=True)

@@ -126,6 +126,11 @@ class Streams:
         """After a launch: whether there was room for all that it has written; otherwise ``make_room`` makes some."""
         return not self.counts or self.counts.end(_to_numpy)
 
+    @property
+    def entries(self) -> int:
+        """How many numbers a launch writes at most."""
+        return sum(bundle.numbers for bundle in self._bundles.values())
+
     def end(self) -> None:
         """After the launch: find the pattern again where the integers that it depends on are others."""
         integers: dict[Any, Any] = {n: _to_numpy(array) for n, array in self._integers.items()}

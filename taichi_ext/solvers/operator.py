@@ -11,7 +11,7 @@ import numpy as np
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Jacobian
-from taichi_ext.api.products import directional, transposed
+from taichi_ext.api.products import directional, is_large, transposed, transposed_by_entries
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import State
 from taichi_ext.solvers.extra import require_scipy
@@ -83,8 +83,11 @@ class _Products:
     ) -> None:
         self._whole = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
         self._along = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
+        self._entries: Jacobian | None = None
         self._chunk_size = chunk_size
         evaluation = self._whole.start()
+        if chunk_size is None and is_large(evaluation):
+            self._entries = Jacobian(kernel, params, outputs, args=args, max_memory=memory, format="csr")
         self.dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
         self.rows = [math.prod(shape) for shape, _ in evaluation.output_shapes()]
         self.shape = (sum(self.rows), evaluation.column_count())
@@ -103,7 +106,11 @@ class _Products:
         evaluation, state = self._start(self._whole)
         parts = np.split(vectors.T, np.cumsum(self.rows)[:-1], axis=1)
         try:
-            return transposed(evaluation, parts, self._chunk_size).T
+            found = None
+            if self._entries is not None:
+                sparse = self._entries.start(state=state)
+                found = transposed_by_entries(evaluation, sparse, [part.T for part in parts])
+            return (transposed(evaluation, parts, self._chunk_size) if found is None else found).T
         finally:
             self._put_back(state)
 
