@@ -126,7 +126,9 @@ class LongLoops:
             self.small.append("s")
             lines = [self.header(name)]
             lines += self.local() if self.chance(0.3) else []
-            return [*lines, f"        s[None] += {weight} * ({self.read(name)} * {self.leaf()})"]
+            term = f"{weight} * ({self.read(name)} * {self.leaf()})"
+            free = [line.replace("s[None]", "p[0]") for line in (*lines, term)]  # of the order of iterations
+            return [*free[:-1], f"        s[None] += {free[-1]}"]
         if kind == "least":
             self.small.append("m")
             lines = [self.header(name)]
