@@ -46,6 +46,7 @@ from taichi_ext.schedule import Machine, Scheduled, schedule
 from taichi_ext.simplify import simplify
 
 
+@stages.without_collections()
 def fuse(launch: Launch) -> Fused:
     """The kernel that does what ``launch.kernel`` does, and its tangents."""
     start = time.perf_counter()
@@ -113,6 +114,7 @@ def compiled(
     features = backend.argument_features(kernel, args)
     return backend.EmittedKernel(
         emitted.kernel._primal,
+        (emitted.tree, emitted.text),
         [*positions, *range(len(args), len(args) + len(extra))],
         [args[p] for p in positions] + [None] * len(extra),
         (*(features[p] for p in positions), *extra),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 LOG = logging.getLogger("taichi_ext")
@@ -49,6 +52,18 @@ class Stages:
                 LOG.info("%s: %s", self._name, line)
             self._pending.clear()
         return is_slow
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage collections in the meantime: most of what a stage makes is in use until it is over."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def note(stage: str, start: float) -> None:

@@ -147,6 +147,21 @@ class TestCalls:
         assert plan.source.count("def first_jacobian(") == 1
         assert plan.source.count("def second_jacobian(") == 1
 
+    def test_source_is_the_same_in_each_run(self):
+        x, y = scalars([0.3]), [outputs(1) for _ in range(6)]
+        one, two, three, four, five, six = y
+
+        @ti.kernel
+        def k():
+            six[0] = one[0] = four[0] = two[0] = five[0] = three[0] = x[0] ** 2
+
+        plan = Jacobian(k, x, y)
+        plan()
+        (header,) = (line for line in plan.source.splitlines() if "def k_jacobian(" in line)
+        names = [part.split("d_")[-1].split(":")[0] for part in header.split(" d_")[1:]]
+        assert len(names) >= 5
+        assert names == sorted(names)
+
 
 @pytest.mark.usefixtures("ti64")
 class TestCache:

@@ -11,6 +11,7 @@ from taichi_ext.program import (
     Const,
     Container,
     Declare,
+    Effect,
     For,
     If,
     Load,
@@ -81,6 +82,26 @@ def test_rebuilding_keeps_what_is_shared_and_what_does_not_change():
     new = rebuilt(double, lambda n: f32(2.0) if isinstance(n, Read) else n)
     assert new.args[0] is new.args[1]
     assert sum(isinstance(n, Const) for n in walk(new)) == 4
+
+
+def test_statements_that_do_not_change_stay_themselves():
+    (loop,) = sum_of_squares().body
+    assert mapped((loop,), lambda s: with_values(s, lambda v: rebuilt(v, lambda n: n)))[0] is loop
+    effect = Effect("print", ("x is", Tensor((Read(t), f32(1.0)), (2,))), (), {"sep": " "})
+    changed = with_values(effect, lambda v: f32(2.0))
+    assert [e.value for e in values_of(changed)] == [2.0, 2.0]
+    assert (changed.args[0], changed.keywords) == ("x is", {"sep": " "})
+
+
+def test_contents_of_values_and_statements():
+    entry = Load(x, (Read(i),))
+    noise = Op("random", (), F32)
+    value = Op("mul", (entry, Op("add", (entry, Read(t)), F32)), F32)
+    assert value.contents == ({i, t}, {x}, 2, True)
+    assert Op("add", (value, value), F32).contents.size == 5  # as often as it occurs
+    assert Update(entry, "add", noise).contents == ({i}, set(), 1, False)  # of a target, the indices
+    assert sum_of_squares().body[0].contents == (set(), set(), 0, True)  # without its blocks
+    assert f32(1.0).contents == (set(), set(), 0, True)
 
 
 def test_indices_are_operands():

@@ -6,6 +6,7 @@ import itertools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from taichi_ext.program import I32, Body, Const, Declare, Local, Op, Read, Value, declared, statements
@@ -18,6 +19,13 @@ class Affine:
 
     terms: tuple[tuple[Any, int], ...] = ()
     constant: int = 0
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.terms, self.constant))
+
+    def __hash__(self) -> int:
+        return self._hash  # found once: columns are the keys of forms
 
     @property
     def is_constant(self) -> bool:

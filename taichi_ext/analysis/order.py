@@ -13,7 +13,6 @@ from taichi_ext.program import (
     Effect,
     For,
     Local,
-    Op,
     Program,
     Return,
     Statement,
@@ -21,7 +20,7 @@ from taichi_ext.program import (
     declared,
     statements,
 )
-from taichi_ext.simplify.usage import all_values, assigned_locals
+from taichi_ext.simplify.usage import assigned_locals
 
 
 def free_loops(program: Program, extents: Extents) -> frozenset[Local]:
@@ -36,7 +35,7 @@ def free_loops(program: Program, extents: Extents) -> frozenset[Local]:
     for s in program.body:
         if not isinstance(s, For) or not loops[s].is_parallel or own & assigned_locals(s.body):
             continue
-        inner = list(statements(s.body))
+        inner = statements(s.body)
         if not any(isinstance(x, (For, While)) for x in inner):
             continue
         if any(isinstance(x, (Effect, Atomic, Call, Return)) for x in inner) or _draws(inner):
@@ -48,4 +47,4 @@ def free_loops(program: Program, extents: Extents) -> frozenset[Local]:
 
 
 def _draws(inner: list[Statement]) -> bool:
-    return any(isinstance(v, Op) and v.name == "random" for s in inner for v in all_values(s))
+    return any(not s.contents.is_pure for s in inner)

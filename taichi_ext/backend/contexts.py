@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from taichi import Matrix, template
@@ -38,15 +39,21 @@ class _Context(ASTTransformerContext):
 class _BriefContext(_Context):
     """Places are file, line and the source line, without marks: those take longer to write than all else.
 
-    A matrix of Python numbers stays one, where Taichi would make an expression of it.
+    A matrix of Python numbers stays one, where Taichi would make an expression of it. Names are looked up once.
     """
+
+    def __init__(self, places: dict[Any, str], **options: Any) -> None:
+        super().__init__(places, **options)
+        self._found: dict[str, Any] = {}
 
     def get_var_by_name(self, name: str) -> Any:
         for scope in reversed(self.local_scopes):
             if name in scope:
                 return scope[name]
-        value = self.global_vars.get(name)
-        return value if isinstance(value, Matrix) else super().get_var_by_name(name)
+        if name not in self._found:
+            value = self.global_vars.get(name)
+            self._found[name] = value if isinstance(value, Matrix) else super().get_var_by_name(name)
+        return self._found[name]
 
     def get_pos_info(self, node: Any) -> str:
         line = node.lineno
@@ -64,19 +71,21 @@ def make_context(
     scope: dict[str, Any],
     *,
     kernel: Any = None,
+    names: Sequence[str] = (),
     arguments: list[Any] | None = None,
     argument_features: Any = None,
     places: dict[Any, str],
     is_brief: bool = False,
 ) -> ASTTransformerContext:
-    """The state of one walk over a function's tree: of ``kernel``, or of a function inlined with ``arguments``.
+    """The state of one walk over a function's tree: of ``kernel``, or of a function that is inlined.
+
+    Its parameters have the ``names``, and are the ``arguments``.
 
     ``places`` keeps the texts of places in the source from one walk to the next. With ``is_brief``, these texts are
     file, line and source line, without marks.
     """
     file, lines, start = source
     if kernel is None:
-        names = list(inspect.signature(function).parameters)
         owner = types.SimpleNamespace(
             func=function,
             arguments=[KernelArgument(template(), name, inspect.Parameter.empty) for name in names],

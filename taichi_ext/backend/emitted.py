@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import ast
-import textwrap
+import contextlib
 from typing import Any
 
 from taichi_ext.backend.contexts import make_context
-from taichi_ext.backend.kernels import FusedKernel, deep_recursion, global_variables, source_of
+from taichi_ext.backend.kernels import FusedKernel, deep_recursion, global_variables
 
 
 class EmittedKernel(FusedKernel):
-    """A generated kernel; it is launched with the arguments of the user's kernel and, behind them, its own."""
+    """A generated kernel; it is launched with the arguments of the user's kernel and, behind them, its own.
+
+    ``source`` is the tree of its definition, and the text in which its nodes have their places.
+    """
 
     def __init__(
         self,
         kernel: Any,
+        source: tuple[ast.Module, str],
         positions: list[int],
         given: list[Any],
         features: tuple[Any, ...],
@@ -27,12 +31,12 @@ class EmittedKernel(FusedKernel):
         if like is not None:  # the user's kernel, in place of which Taichi launches this one
             self.autodiff_mode = like.autodiff_mode
         self.positions = positions
-        source = source_of(kernel.func)
-        self.lines = len(source[1])
-        tree = ast.parse(textwrap.dedent("\n".join(source[1])))
+        tree, text = source
+        definition = tree.body[0]
+        self.lines = (definition.end_lineno or 0) - definition.lineno + 2  # with the decorator's
         context = make_context(
             kernel.func,
-            source,
+            (kernel.func.__code__.co_filename, text.split("\n"), 1),
             dict(global_variables(kernel.func)),
             kernel=self,
             arguments=given,
@@ -42,6 +46,10 @@ class EmittedKernel(FusedKernel):
         )
         with deep_recursion():
             self.trace(tree, context, kernel.func.__name__, lambda: True)
+
+    def noted(self) -> contextlib.AbstractContextManager[None]:
+        """Its Python values are those of the user's kernel, which are known."""
+        return contextlib.nullcontext()
 
     def launch(self, *args: Any) -> Any:
         """Run it: ``args`` are those of the user's kernel, then its own; templates among them are left out."""

@@ -53,7 +53,7 @@ def source_of(function: types.FunctionType) -> tuple[str, list[str], int]:
     """File, source lines and first line number."""
     file = getsourcefile(function)
     lines, start = getsourcelines(function)
-    return file, [textwrap.fill(line, tabsize=4, width=9999) for line in lines], start
+    return file, [line.expandtabs(4).rstrip() for line in lines], start
 
 
 def taichi_func(function: Any) -> Func | None:
@@ -142,6 +142,10 @@ class FusedKernel(Kernel):
         self.has_vectors = has_vectors  # fields or array arguments have vectors or matrices as entries
         self.lines = 0  # of its text, where it was generated
 
+    def noted(self) -> contextlib.AbstractContextManager[None]:
+        """Take note of the Python values that are named in the meantime."""
+        return noting(self.captures)
+
     def trace(
         self,
         tree: ast.Module,
@@ -167,7 +171,7 @@ class FusedKernel(Kernel):
             runtime.compiling_callable = kernel_cxx
             try:
                 ctx.ast_builder = kernel_cxx.ast_builder()
-                with noting(self.captures):
+                with self.noted():
                     transform_tree(tree, ctx)
                 if not is_final():
                     raise _DroppedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 from taichi_ext.program import (
@@ -33,6 +34,7 @@ _KINDS = {"partial": "partial", "w": "weight"}
 _TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))
 
 
+@cache
 def promoted(a: Type, b: Type) -> Type:
     """The type of an operation on two types."""
     return max(a, b, key=lambda t: (t.is_real, t.bits, not t.is_signed))
@@ -50,15 +52,14 @@ def operation(name: str, *args: Value | Number) -> Value:
     types = [a.dtype for a in args if isinstance(a, Value) and a.dtype != U1]
     dtype = types[0] if types else F32
     for other in types[1:]:
-        dtype = promoted(dtype, other)
+        dtype = dtype if other == dtype else promoted(dtype, other)
     values = tuple(a if isinstance(a, Value) else literal(a, dtype) for a in args)
     return Op(name, values, U1 if name in _TRUTHS else dtype)
 
 
 def _of_integers(name: str, args: tuple[Any, ...]) -> Const | None:
     """A sum or product of integers that are known."""
-    known = [a for a in args if isinstance(a, Const) and a.dtype == I32]
-    if not known or name not in ("add", "sub", "mul"):
+    if name not in ("add", "sub", "mul") or not any(isinstance(a, Const) and a.dtype == I32 for a in args):
         return None
     a, b = (x.value if isinstance(x, Const) else x for x in args)
     if isinstance(a, Value) or isinstance(b, Value) or isinstance(a, float) or isinstance(b, float):

@@ -21,9 +21,12 @@ class Seed:
 
     column: Affine
 
+    def __hash__(self) -> int:
+        return hash(self.column)
+
     @property
     def is_constant(self) -> bool:
-        return self.column.is_constant
+        return not self.column.terms
 
     @property
     def is_column(self) -> bool:
@@ -41,6 +44,9 @@ class Row:
     version: int = 0  # of the source when this was read
     loops: tuple[Any, ...] = ()  # around the place where this was read
     owner: Any = None  # the local whose tangent this is
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.key))
 
     def entry(self, column: Any) -> Value:
         return self.rows.entry(self.index, column)

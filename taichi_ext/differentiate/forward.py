@@ -27,7 +27,7 @@ from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
 from taichi_ext.differentiate.naming import Block, Naming
-from taichi_ext.differentiate.report import reported
+from taichi_ext.differentiate.report import Report, reported
 from taichi_ext.differentiate.reverse_loops import Reversals
 from taichi_ext.differentiate.serial_loops import serialized
 from taichi_ext.differentiate.shadows import Role, Tangents
@@ -153,7 +153,8 @@ class Forward:
         self.covering: list[Tangents] = []
         self.covered: set[Container] = set()
         self.relied: set[Container] = set()  # containers whose tangents are taken to be zero at the start
-        self.tangents = {c: self._new_tangents(c) for c in activity.containers}
+        in_order = sorted(activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
+        self.tangents = {c: self._new_tangents(c) for c in in_order}
         parameters = {
             t.container.name: (t.role.first_column, t.size)
             for t in self.tangents.values()
@@ -193,7 +194,8 @@ class Forward:
         if not self.has_news:
             self.has_news = self.decisions.rows.accept(self.locals.storages, self.read) or self.reversals.accept()
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
-        given, report = tuple(self.arguments.given), reported(self, body, self.decisions.serial)
+        given = tuple(self.arguments.given)
+        report = Report() if self.has_news else reported(self, body, self.decisions.serial)
         sparse = None if self.sparse is None else self.sparse.result()
         walks, relied = self.decisions.walks, frozenset(self.relied)
         return Differentiated(program, given, covered, sizes, self.activity, walks, relied, report, sparse)

@@ -38,7 +38,6 @@ from taichi_ext.program import (
     declared,
     statements,
 )
-from taichi_ext.simplify.usage import all_values
 
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
 MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
@@ -331,8 +330,8 @@ def _is_local(target: Any) -> bool:
 
 def _only_added(s: For, carried: tuple[Local, ...]) -> frozenset[Local]:
     """What the body only adds to, and does not read."""
-    inner = list(statements(s.body))
-    others = {v.local for x in inner for v in all_values(x) if isinstance(v, Read)}
+    inner = statements(s.body)
+    others = {local for x in inner for local in x.contents.locals}
     for x in inner:
         if isinstance(x, Assign) or (isinstance(x, Update) and x.op not in ("add", "sub")):
             others |= {x.target.local} if isinstance(x.target, Read) else set()

@@ -15,7 +15,7 @@ from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply, negative, operation, select
 from taichi_ext.differentiate.forms import Form, Row, Seed, coefficient, columns_only, is_row, row_sum, settled
 from taichi_ext.differentiate.row_terms import only_row
-from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
+from taichi_ext.program import I32, Assign, Container, Load, Statement, Update, Value
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
 
@@ -78,7 +78,8 @@ class Tangents:
         outer, length, inner = row, self.forward.columns, column
         if self.role.by_column:
             outer, length, inner = column, self.size, row
-        return Load(self.shadow, (add(multiply(outer, length), inner),))
+        index = add(multiply(outer, length), inner)
+        return Load(self.shadow, (index if isinstance(index, Value) else literal(index, I32),))
 
     def form(self, load: Load) -> Form:
         """The tangent of an entry as it is now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import linecache
 import weakref
@@ -21,6 +22,7 @@ class Emitted:
     """An emitted kernel, its text, and the objects that it was made of."""
 
     kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
+    tree: ast.Module  # of the kernel alone; nodes keep their places in the text
     text: str
     objects: dict[str, Any]
     has_vectors: bool  # as entries of fields and array arguments
@@ -37,7 +39,10 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     file = f"<{program.name} emitted {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {"__name__": f"emitted_{program.name}"}
-    exec(compile(text, file, "exec", dont_inherit=True), scope)
+    tree = ast.parse(text)
+    exec(compile(tree, file, "exec", dont_inherit=True), scope)
     kernel = scope["make"](**objects)
     weakref.finalize(kernel, linecache.cache.pop, file, None)
-    return Emitted(kernel, text, objects, program.has_vectors)
+    make = tree.body[-1]
+    assert isinstance(make, ast.FunctionDef)
+    return Emitted(kernel, ast.Module(make.body[:1], []), text, objects, program.has_vectors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from typing import Any
 
 from taichi_ext.emit.expressions import INFIX, Expressions
@@ -111,13 +110,13 @@ class Lines:
 
     def share(self, values: list[Value]) -> None:
         """Keep such values in temporaries, where they are certain to be evaluated."""
-        uses: Counter[Value] = Counter()
+        uses: dict[Value, int] = {}
         certain: set[Value] = set()
         order: list[Value] = []
 
         def visit(node: Value, is_certain: bool) -> None:
-            uses[node] += 1
-            is_new = uses[node] == 1
+            is_new = node not in uses
+            uses[node] = 1 if is_new else 2
             if is_certain and node not in certain:
                 certain.add(node)
                 is_new = True
@@ -218,10 +217,6 @@ class Lines:
 
 def _is_worth_a_name(node: Value) -> bool:
     """Whether a value that is used twice is computed: not read, converted from a local, or random."""
-    if not isinstance(node, Op) or _has_random(node):
+    if not isinstance(node, Op) or not node.contents.is_pure:
         return False
     return not (node.name == "cast" and isinstance(node.args[0], (Const, Read)))
-
-
-def _has_random(node: Value) -> bool:
-    return (isinstance(node, Op) and node.name == "random") or any(map(_has_random, children(node)))

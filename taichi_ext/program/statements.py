@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from taichi_ext.program.types import F32, I32, Type
 from taichi_ext.program.values import (
     Container,
+    Contents,
     Format,
     Group,
     Load,
@@ -20,6 +22,7 @@ from taichi_ext.program.values import (
     Value,
     children,
     entries,
+    joined_contents,
     regrouped,
     with_children,
 )
@@ -32,6 +35,16 @@ class Statement:
     """One step; ``place`` is where it stands in the user's source."""
 
     place: Place | None = field(default=None, kw_only=True, repr=False)
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What its expressions are made of, as ``values_of`` gives them."""
+        return joined_contents(values_of(self))
+
+    @cached_property
+    def within(self) -> tuple[Statement, ...]:
+        """All statements in its blocks, in the order of the text."""
+        return tuple(statement for body in bodies(self) for statement in statements(body))
 
 
 Body = tuple[Statement, ...]
@@ -208,24 +221,28 @@ class Program:
 
 def bodies(statement: Statement) -> tuple[Body, ...]:
     """The blocks of a statement."""
-    if isinstance(statement, If):
-        return (statement.then, statement.orelse)
-    return (statement.body,) if isinstance(statement, (For, While)) else ()
+    kind = type(statement)
+    if kind is If:
+        return (statement.then, statement.orelse)  # type: ignore[attr-defined]
+    return (statement.body,) if kind is For or kind is While else ()  # type: ignore[attr-defined]
 
 
 def with_bodies(statement: Statement, new: tuple[Body, ...]) -> Statement:
-    """The statement with other blocks."""
+    """The statement with other blocks; itself where they are the same."""
+    if new == bodies(statement):  # statements are equal only to themselves
+        return statement
     if isinstance(statement, If):
         return replace(statement, then=new[0], orelse=new[1])
     return replace(statement, body=new[0]) if isinstance(statement, (For, While)) else statement
 
 
-def statements(body: Body) -> Iterator[Statement]:
+def statements(body: Body) -> list[Statement]:
     """All statements of a block and of those in it, in the order of the text."""
+    found: list[Statement] = []
     for statement in body:
-        yield statement
-        for inner in bodies(statement):
-            yield from statements(inner)
+        found.append(statement)
+        found += statement.within
+    return found
 
 
 def declared(statement: Statement) -> tuple[Local, ...]:
@@ -239,34 +256,35 @@ def declared(statement: Statement) -> tuple[Local, ...]:
     return statement.results if isinstance(statement, (Call, Effect, Boundary)) else ()
 
 
+# What holds the expressions of a statement; of a target, its indices
+_PARTS: dict[type[Statement], tuple[str, ...]] = {
+    Declare: ("values",),
+    Assign: ("target", "value"),
+    Update: ("target", "value"),
+    Atomic: ("target", "value"),
+    If: ("condition",),
+    While: ("condition",),
+    For: ("domain",),
+    Return: ("values",),
+    Call: ("args",),
+    Effect: ("args", "keywords"),
+    Boundary: ("given", "values"),
+}
+
+
 def values_of(statement: Statement) -> list[Value]:
     """The expressions of a statement, without those in its blocks; of a target, its indices."""
-    match statement:
-        case Declare(values=values):
-            return list(values)
-        case (
-            Assign(target=target, value=value) | Update(target=target, value=value) | Atomic(target=target, value=value)
-        ):
-            return [*children(target), value]
-        case If(condition=condition):
-            return [condition]
-        case While(condition=condition):
-            return [] if condition is None else [condition]
-        case For(domain=domain):
-            return list(_values_in(domain))
-        case Return(values=values):
-            return list(_values_in(values))
-        case Call(args=args):
-            return list(_values_in(args))
-        case Effect(args=args, keywords=keywords):
-            return [*_values_in(args), *_values_in(keywords)]
-        case Boundary(given=given, values=values):
-            return [*_values_in(given), *_values_in(values)]
-    return []
+    found: list[Value] = []
+    for name in _PARTS.get(type(statement), ()):
+        part = getattr(statement, name)
+        found += children(part) if name == "target" else _values_in(part)
+    return found
 
 
 def _values_in(x: Any) -> Iterator[Value]:
-    if isinstance(x, (Value, Tensor, Struct)):
+    if isinstance(x, Value):
+        yield x
+    elif isinstance(x, (Tensor, Struct)):
         yield from entries(x)
     elif isinstance(x, Format):
         yield from _values_in(x.args)
@@ -278,41 +296,27 @@ def _values_in(x: Any) -> Iterator[Value]:
 
 
 def with_values(statement: Statement, change: Callable[[Value], Value]) -> Statement:
-    """The statement with changed expressions; of a target, the indices are changed. Blocks stay."""
+    """The statement with changed expressions, itself where none changes; of a target, the indices. Blocks stay."""
+    changed: dict[str, Any] = {}
+    for name in _PARTS.get(type(statement), ()):
+        old = getattr(statement, name)
+        new = with_children(old, change) if name == "target" else _changed(old, change)
+        if new is not old:
+            changed[name] = new
+    return replace(statement, **changed) if changed else statement
 
-    def deep(x: Any) -> Any:
-        if isinstance(x, Value):
-            return change(x)
-        if isinstance(x, (Tensor, Struct)):
-            return regrouped(x, tuple(map(change, entries(x))))
-        if isinstance(x, Format):
-            return replace(x, args=deep(x.args))
-        if isinstance(x, (tuple, list)):
-            return type(x)(deep(e) for e in x)
-        return {k: deep(v) for k, v in x.items()} if isinstance(x, Mapping) else x
 
-    match statement:
-        case Declare(values=values):
-            return replace(statement, values=deep(values))
-        case (
-            Assign(target=target, value=value) | Update(target=target, value=value) | Atomic(target=target, value=value)
-        ):
-            return replace(statement, target=with_children(target, change), value=change(value))
-        case If(condition=condition):
-            return replace(statement, condition=change(condition))
-        case While(condition=condition):
-            return statement if condition is None else replace(statement, condition=change(condition))
-        case For(domain=domain):
-            return replace(statement, domain=deep(domain))
-        case Return(values=values):
-            return replace(statement, values=deep(values))
-        case Call(args=args):
-            return replace(statement, args=deep(args))
-        case Effect(args=args, keywords=keywords):
-            return replace(statement, args=deep(args), keywords=deep(keywords))
-        case Boundary(given=given, values=values):
-            return replace(statement, given=deep(given), values=deep(values))
-    return statement
+def _changed(x: Any, change: Callable[[Value], Value]) -> Any:
+    if isinstance(x, Value):
+        return change(x)
+    if isinstance(x, (tuple, list)):
+        new = type(x)([_changed(e, change) for e in x])
+        return x if new == x else new  # values are equal only to themselves
+    if isinstance(x, (Tensor, Struct)):
+        return regrouped(x, tuple(map(change, entries(x))))
+    if isinstance(x, Format):
+        return replace(x, args=_changed(x.args, change))
+    return {k: _changed(v, change) for k, v in x.items()} if isinstance(x, Mapping) and x else x
 
 
 def mapped(body: Body, change: Callable[[Statement], Statement | Body]) -> Body:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Type:
-    """A scalar type, named as in Taichi: ``f32``, ``i32``, ``u1``."""
+    """A scalar type, named as in Taichi: ``f32``, ``i32``, ``u1``. Those of ``TYPES`` are known by their identity."""
 
     name: str
 
-    @property
+    @cached_property
     def is_real(self) -> bool:
         return self.name.startswith("f")
 
-    @property
+    @cached_property
     def is_integer(self) -> bool:
         return not self.is_real
 
-    @property
+    @cached_property
     def is_signed(self) -> bool:
         return not self.name.startswith("u")
 
-    @property
+    @cached_property
     def bits(self) -> int:
         return int(self.name[1:])
 

@@ -6,9 +6,10 @@ statement; it is then evaluated once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 from taichi_ext.program.types import I32, Type
 
@@ -59,11 +60,25 @@ class Container:
     offset: tuple[int, ...] = ()
 
 
+class Contents(NamedTuple):
+    """What an expression is made of."""
+
+    locals: frozenset[Local]  # that it reads
+    containers: frozenset[Container]  # of which it reads entries
+    size: int  # operations, each as often as it occurs
+    is_pure: bool  # whether it is the same each time that it is evaluated
+
+
 class Value:
     """A typed scalar expression: a constant, an operation, or something that is read."""
 
     dtype: Type
     place: Place | None
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What the expression is made of, found once for each node."""
+        return _contents(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,16 +230,51 @@ def children(value: Value) -> tuple[Value, ...]:
     return ()
 
 
-def walk(value: Value) -> Iterator[Value]:
+_NOTHING = Contents(frozenset(), frozenset(), 0, True)
+
+
+def _contents(value: Value) -> Contents:
+    known = value.__dict__.get("contents")
+    if known is None:
+        locals_, containers, size, is_pure = _joined(tuple(map(_contents, children(value))))
+        if isinstance(value, Op):
+            size, is_pure = size + 1, is_pure and value.name != "random"
+        elif isinstance(value, Read):
+            locals_ |= {value.local}
+        elif isinstance(value, Load):
+            containers |= {value.container}
+        known = value.__dict__["contents"] = Contents(locals_, containers, size, is_pure)
+    return known
+
+
+def joined_contents(values: Iterable[Value]) -> Contents:
+    """What several expressions are made of."""
+    return _joined(tuple(map(_contents, values)))
+
+
+def _joined(parts: tuple[Contents, ...]) -> Contents:
+    if len(parts) < 2:
+        return parts[0] if parts else _NOTHING
+    locals_, containers, sizes, are_pure = zip(*parts, strict=True)
+    return Contents(frozenset().union(*locals_), frozenset().union(*containers), sum(sizes), all(are_pure))
+
+
+def walk(value: Value) -> list[Value]:
     """A node and all below it, each as often as it occurs, parents first."""
-    yield value
-    for child in children(value):
-        yield from walk(child)
+    found: list[Value] = []
+    pending = [value]
+    while pending:
+        node = pending.pop()
+        found.append(node)
+        pending.extend(reversed(children(node)))
+    return found
 
 
 def with_children(value: Value, change: Callable[[Value], Value]) -> Value:
     """The node with changed operands; itself where none changes."""
     old = children(value)
+    if not old:
+        return value
     new = tuple(map(change, old))
     if old == new:  # nodes are equal only to themselves
         return value
@@ -248,11 +298,8 @@ def rebuilt(value: Value, change: Callable[[Value], Value], memo: dict[Value, Va
     With a ``memo`` that several trees use, nodes that they share stay shared between them.
     """
     known: dict[Value, Value] = {} if memo is None else memo
-
-    def go(node: Value) -> Value:
-        new = known.get(node)
-        if new is None:
-            new = known[node] = change(with_children(node, go))
-        return new
-
-    return go(value)
+    new = known.get(value)
+    if new is None:
+        operand = partial(rebuilt, change=change, memo=known)  # an inner function would refer to itself: a cycle
+        new = known[value] = change(with_children(value, operand))
+    return new

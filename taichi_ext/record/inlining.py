@@ -81,7 +81,13 @@ def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
             "time. Write it as a loop."
         )
     context = backend.make_context(
-        function, rewritten.source, scope, arguments=bound, places=rewritten.places, is_brief=True
+        function,
+        rewritten.source,
+        scope,
+        names=rewritten.names,
+        arguments=bound,
+        places=rewritten.places,
+        is_brief=True,
     )
     r.frames.append(Frame(context, r.place(), _is_library(function)))
     try:

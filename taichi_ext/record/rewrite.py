@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
 import pickle
 import textwrap
 import types
@@ -23,6 +24,7 @@ class Rewritten:
     """A function ready to be recorded."""
 
     source: tuple[str, list[str], int]
+    names: tuple[str, ...]  # of its parameters
     pickled: bytes
     places: dict[Any, str] = field(default_factory=dict)  # texts of places in the source, as messages cite them
 
@@ -71,7 +73,7 @@ def rewrite(function: types.FunctionType, returned_values: int | None = None) ->
         Rewriter(backend.global_variables(function)).rewrite_function(definition)
         _count_scopes(definition, 0)
         ast.fix_missing_locations(tree)
-        new = Rewritten(source, pickle.dumps(tree))
+        new = Rewritten(source, tuple(inspect.signature(function).parameters), pickle.dumps(tree))
         _cache[function] = _shared.setdefault((source[0], source[2], new.pickled), new)
     return _cache[function]
 

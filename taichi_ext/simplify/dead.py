@@ -22,9 +22,8 @@ from taichi_ext.program import (
     mapped,
     statements,
     values_of,
-    walk,
 )
-from taichi_ext.simplify.usage import is_pure, position_locals
+from taichi_ext.simplify.usage import position_locals
 
 
 def without_dead_code(body: Body) -> Body:
@@ -36,7 +35,7 @@ def without_dead_code(body: Body) -> Body:
             return ()
         if isinstance(s, Boundary) and s.inner:
             return _with_used_tangents(s, needed)
-        if isinstance(s, If) and not s.then and not s.orelse and is_pure(s.condition):
+        if isinstance(s, If) and not s.then and not s.orelse and s.contents.is_pure:
             return ()
         return () if isinstance(s, For) and not s.body else s
 
@@ -62,22 +61,21 @@ def needed_locals(body: Body) -> set[Local]:
     needed = position_locals(body)
     pending += [v for local in needed for v in sources.pop(local, ())]
     while pending:
-        for node in walk(pending.pop()):
-            if isinstance(node, Read) and node.local not in needed:
-                needed.add(node.local)
-                pending += sources.pop(node.local, ())
+        for local in pending.pop().contents.locals - needed:
+            needed.add(local)
+            pending += sources.pop(local, ())
     return needed
 
 
 def _defined(s: Statement) -> set[Local] | None:
     """The locals that are all that a statement is for; None for any other statement."""
-    if isinstance(s, Declare) and all(map(is_pure, s.values)):
+    if isinstance(s, Declare) and s.contents.is_pure:
         return {s.local}
-    if isinstance(s, (Assign, Update)) and isinstance(s.target, Read) and is_pure(s.value):
+    if isinstance(s, (Assign, Update)) and isinstance(s.target, Read) and s.value.contents.is_pure:
         return {s.target.local}
-    if isinstance(s, Atomic) and isinstance(s.target, Read) and is_pure(s.value):
+    if isinstance(s, Atomic) and isinstance(s.target, Read) and s.value.contents.is_pure:
         return {s.target.local} if s.result is None else {s.target.local, s.result}
-    return set(s.results) if isinstance(s, (Call, Boundary)) and all(map(is_pure, values_of(s))) else None
+    return set(s.results) if isinstance(s, (Call, Boundary)) and s.contents.is_pure else None
 
 
 def _with_used_tangents(s: Boundary, needed: set[Local]) -> Boundary:

@@ -14,7 +14,6 @@ from taichi_ext.program import (
     Declare,
     If,
     Known,
-    Load,
     Local,
     Op,
     Read,
@@ -25,12 +24,11 @@ from taichi_ext.program import (
     bodies,
     rebuilt,
     statements,
-    walk,
     with_bodies,
     with_values,
 )
 from taichi_ext.simplify.constants import tidied
-from taichi_ext.simplify.usage import all_values, assigned_locals, is_pure, kept_locals, read_counts, written_memory
+from taichi_ext.simplify.usage import assigned_locals, kept_locals, read_counts, written_memory
 
 LONGEST = 12  # operations in a value that moves; longer lines are slow in Taichi's front end
 FOLDED_KINDS = ("argument", "temporary", "partial", "weight")
@@ -50,20 +48,13 @@ class _Folding:
             self.written |= written_memory(s)
         self.counts: Counter[Local] = read_counts(body)
         self.replaced: dict[Local, Value] = {}
-        self._read: dict[Statement, set[Local]] = {}
         self._read_within: dict[Statement, set[Local]] = {}
         self._written: dict[Statement, set[Local | Container]] = {}
-
-    def read(self, s: Statement) -> set[Local]:
-        """The locals that a statement reads, without its blocks."""
-        if s not in self._read:
-            self._read[s] = {node.local for node in all_values(s) if isinstance(node, Read)}
-        return self._read[s]
 
     def read_within(self, s: Statement) -> set[Local]:
         """The locals that a statement reads, its blocks included."""
         if s not in self._read_within:
-            self._read_within[s] = {local for inner in statements((s,)) for local in self.read(inner)}
+            self._read_within[s] = {local for inner in statements((s,)) for local in inner.contents.locals}
         return self._read_within[s]
 
     def written_by(self, s: Statement) -> set[Local | Container]:
@@ -101,7 +92,7 @@ class _Folding:
     def is_candidate(self, s: Declare) -> bool:
         local = s.local
         is_free = local.kind in FOLDED_KINDS and local not in self.changed and local not in self.kept
-        return is_free and not local.shape and is_pure(s.values[0])
+        return is_free and not local.shape and s.contents.is_pure
 
     def is_trivial(self, value: Value) -> bool:
         """Whether a value can stand wherever the local is read."""
@@ -117,21 +108,15 @@ class _Folding:
 
     def sources(self, value: Value) -> set[Local | Container]:
         """What can change of what a value is made of."""
-        found: set[Local | Container] = set()
-        for node in walk(value):
-            if isinstance(node, Read):
-                found.add(node.local)
-            elif isinstance(node, Load):
-                found.add(node.container)
-        return found & self.written
+        return {m for group in value.contents[:2] for m in group if m in self.written}
 
     def can_move(self, local: Local, value: Value, body: Body, n: int) -> bool:
         """Whether the only use of a local comes later in its block, and the value is still the same there."""
-        if self.counts[local] != 1 or self.size(value) > LONGEST:
+        if self.counts[local] != 1 or value.contents.size > LONGEST:
             return False
         sources = self.sources(value)
         for s in body[n + 1 :]:
-            if local in self.read(s):
+            if local in s.contents.locals:
                 return not isinstance(s, While)
             if local in self.read_within(s):
                 return isinstance(s, If) and not sources and self.is_in_branches(s, local)
@@ -142,7 +127,4 @@ class _Folding:
     def is_in_branches(self, s: If, local: Local) -> bool:
         """Whether a use is in a statement of a branch itself, not in a loop or branch in it."""
         inner = (s for block in bodies(s) for s in block)
-        return any(local in self.read(s) and not isinstance(s, While) for s in inner)
-
-    def size(self, value: Value) -> int:
-        return sum(isinstance(node, Op) for node in walk(value))
+        return any(local in s.contents.locals and not isinstance(s, While) for s in inner)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from taichi_ext.program import Assign, Body, Declare, Local, Op, Read, Statement, bodies, statements, with_bodies
-from taichi_ext.simplify.usage import Store, all_values, is_pure, kept_locals
+from taichi_ext.simplify.usage import Store, assigned_locals, kept_locals
 
 
 def with_first_values(body: Body) -> Body:
     """The block without declarations that the next use of the local, in the same block, overwrites."""
-    return _block(body, kept_locals(body))
+    return _block(body, assigned_locals(body) - kept_locals(body))
 
 
-def _block(body: Body, kept: set[Local]) -> Body:
+def _block(body: Body, candidates: set[Local]) -> Body:
     made: list[Statement | None] = []
     unused: dict[Local, int] = {}  # declarations of which nothing has been read yet, by their places in the block
     for s in body:
         if bodies(s):
-            s = with_bodies(s, tuple(_block(inner, kept) for inner in bodies(s)))
+            s = with_bodies(s, tuple(_block(inner, candidates) for inner in bodies(s)))
         target = s.target.local if isinstance(s, Assign) and isinstance(s.target, Read) else None
         if target in unused and target not in _named(s, values_only=True):
             made[unused.pop(target)] = None
             value = s.value if s.value.dtype == target.dtype else Op("cast", (s.value,), target.dtype, place=s.place)
             s = Declare(target, (value,), place=s.place)
-        for local in _named(s):
+        for local in _named(s) if unused else ():
             unused.pop(local, None)
-        if isinstance(s, Declare) and not s.local.shape and s.local not in kept and is_pure(s.values[0]):
+        if isinstance(s, Declare) and s.local in candidates and not s.local.shape and s.contents.is_pure:
             unused[s.local] = len(made)
         made.append(s)
     return tuple(s for s in made if s is not None)
@@ -34,7 +34,7 @@ def _named(statement: Statement, *, values_only: bool = False) -> set[Local]:
     """The locals that a statement reads or assigns, blocks in it included."""
     found: set[Local] = set()
     for s in statements((statement,)):
-        found |= {node.local for node in all_values(s) if isinstance(node, Read)}
+        found |= s.contents.locals
         if not values_only and isinstance(s, Store) and isinstance(s.target, Read):
             found.add(s.target.local)
     return found

@@ -28,6 +28,8 @@ Entries = dict[Local, tuple[Local, ...]]
 def as_scalars(body: Body) -> Body:
     """The block with a scalar local for each entry, named ``v_x``, ``v_y`` or by number."""
     made = _entries(body)
+    if not made:
+        return body
     memo: dict[Value, Value] = {}
 
     def entry(node: Value) -> Value:
@@ -52,15 +54,14 @@ def as_scalars(body: Body) -> Body:
 
 
 def _entries(body: Body) -> Entries:
+    everything = statements(body)
+    declared = [s.local for s in everything if isinstance(s, Declare) and s.local.shape]
     indexed: set[Local] = set()
-    declared: list[Local] = []
-    for s in statements(body):
+    for s in everything if declared else ():
         reads = [n for n in all_values(s) if isinstance(n, Read)]
         if isinstance(s, Store) and isinstance(s.target, Read):
             reads.append(s.target)
         indexed |= {n.local for n in reads if any(isinstance(i, Value) for i in n.index)}
-        if isinstance(s, Declare) and s.local.shape:
-            declared.append(s.local)
     return {v: tuple(_entry(v, m) for m in _marks(v.shape)) for v in declared if v not in indexed}
 
 

@@ -126,12 +126,14 @@ def _substituted(s: Statement, names: Mapping[Local, Local], known: Mapping[Any,
 
 
 def _renamed(s: Statement, names: Mapping[Local, Local]) -> Statement:
-    """The statement with new locals for those that it declares."""
+    """A statement of its own, with new locals for those that it declares."""
     if isinstance(s, Declare):
         return replace(s, local=names[s.local])
     if isinstance(s, Atomic) and s.result is not None:
         return replace(s, result=names[s.result])
-    return replace(s, results=tuple(names[r] for r in s.results)) if isinstance(s, (Call, Effect, Boundary)) else s
+    if isinstance(s, (Call, Effect, Boundary)):
+        return replace(s, results=tuple(names[r] for r in s.results))
+    return replace(s)
 
 
 def _number(value: Any) -> int | None:

@@ -14,13 +14,11 @@ from taichi_ext.program import (
     Effect,
     Load,
     Local,
-    Op,
     Read,
     Statement,
     Update,
     Value,
     bodies,
-    children,
     statements,
     values_of,
     walk,
@@ -35,10 +33,9 @@ def assigned_locals(body: Body) -> set[Local]:
 Store = (Assign, Update, Atomic)
 
 
-def all_values(statement: Statement) -> Iterator[Value]:
+def all_values(statement: Statement) -> list[Value]:
     """All nodes in the expressions of a statement, without those in its blocks."""
-    for value in values_of(statement):
-        yield from walk(value)
+    return [node for value in values_of(statement) for node in walk(value)]
 
 
 def read_counts(body: Body) -> Counter[Local]:
@@ -55,18 +52,11 @@ def kept_locals(body: Body) -> set[Local]:
 def position_locals(body: Body) -> set[Local]:
     """Locals that hold the positions of pixels."""
     values = (e for s in _boundaries(body) for e in getattr(s.given.get("at"), "entries", ()))
-    return {n.local for e in values for n in walk(e) if isinstance(n, Read)}
+    return {local for e in values for local in e.contents.locals}
 
 
 def _boundaries(body: Body) -> Iterator[Boundary]:
     return (s for s in statements(body) if isinstance(s, Boundary))
-
-
-def is_pure(value: Value) -> bool:
-    """Whether a value is the same each time that it is evaluated."""
-    if isinstance(value, Op) and value.name == "random":
-        return False
-    return all(map(is_pure, children(value)))
 
 
 def written_memory(statement: Statement) -> set[Local | Container]:

@@ -24,7 +24,7 @@ from taichi_ext.simplify.usage import kept_locals
 def with_versions(body: Body) -> Body:
     """The block in which such locals are never assigned."""
     candidates = _candidates(body) - kept_locals(body)
-    return _block(body, candidates, {})
+    return _block(body, candidates, {}) if candidates else body
 
 
 def _candidates(body: Body) -> set[Local]:
@@ -60,7 +60,8 @@ def _block(body: Body, candidates: set[Local], outer: dict[Local, Local]) -> Bod
     made: list[Statement] = []
     for s in body:
         memo: dict[Value, Value] = {}
-        s = with_values(s, lambda v, memo=memo: rebuilt(v, now, memo)) if current else s
+        if not s.contents.locals.isdisjoint(current):
+            s = with_values(s, lambda v, memo=memo: rebuilt(v, now, memo))
         if bodies(s):
             s = with_bodies(s, tuple(_block(block, candidates, current) for block in bodies(s)))
         target = s.target if isinstance(s, (Assign, Update)) else None
