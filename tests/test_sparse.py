@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 from taichi_ext.api.sparse_results import in_format
+from taichi_ext.runtime.sparse_pattern import block_of
 
 pytestmark = pytest.mark.cpu_only("differences in float64")
 
@@ -395,6 +396,20 @@ def test_bad_input(network):
         jacobian(network.run, x, force, format="torch_csr")
     with pytest.raises(InvalidArgumentError, match="format='bsr' needs blocks of 1 x 2 that are full"):
         in_format(scipy.sparse.csr_array([[1.0, 0.0]]), "bsr", (1, 2), None)
+
+
+@pytest.mark.parametrize(("shape", "count"), [((40, 30), 500), ((300, 200), 40_000), ((5, 2**59), 50)])
+def test_entries_in_order(shape, count):
+    """Numbers at random places, some of them left out and some the same, as SciPy adds them up."""
+    rng = np.random.default_rng(1)
+    rows, columns = rng.integers(0, shape[0], count), rng.integers(0, min(shape[1], 100), count)
+    columns += shape[1] - min(shape[1], 100)
+    kept, numbers = rng.random(count) < 0.8, rng.standard_normal(count)
+    block = block_of(rows * shape[1] + columns, kept, shape, False, may_be_in_place=True)
+    wanted = scipy.sparse.coo_array((numbers[kept], (rows[kept], columns[kept])), shape=shape).tocsr()
+    assert_array_equal(block.indptr, wanted.indptr)
+    assert_array_equal(block.indices, wanted.indices)
+    assert_allclose(block.data(numbers), wanted.data, rtol=1e-13, atol=1e-13)
 
 
 def test_guarded_columns_stay_within_the_rows_of_locals():

@@ -55,6 +55,7 @@ class Slots:
         return found.reshape(-1)
 
 
+PART = 1 << 18  # numbers that are worked on at a time, to save memory
 LONG = 1 << 15  # from here on, threads share the work
 LENGTHS = (12, 6, 4, 3, 2)  # of vectors, by which entries may come together
 
@@ -98,57 +99,78 @@ class Block:
 
 
 def block_of(
-    rows: np.ndarray,
-    columns: np.ndarray,
-    kept: np.ndarray,
-    shape: tuple[int, int],
-    has_rows: bool,
-    *,
-    may_be_in_place: bool,
+    key: np.ndarray, kept: np.ndarray, shape: tuple[int, int], has_rows: bool, *, may_be_in_place: bool
 ) -> Block:
-    """The CSR arrays for numbers with these rows and columns, of which some are kept."""
-    dtype = np.int32 if max(*shape, len(rows)) < 2**31 else np.int64
-    key = rows * np.int64(max(1, shape[1]))
-    key += columns
+    """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept.
+
+    The places are overwritten.
+    """
+    width, dtype = max(1, shape[1]), np.int32 if max(*shape, len(key)) < 2**31 else np.int64
     if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
-        indptr = np.zeros(shape[0] + 1, dtype)
-        np.cumsum(np.bincount(rows, minlength=shape[0]), out=indptr[1:])
-        return Block(indptr, columns.astype(dtype, copy=False), None, None, shape, has_rows)
-    del rows, columns
+        return Block(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
     numbers = None if kept.all() else np.flatnonzero(kept)
     key = key if numbers is None else key[numbers]
-    order = np.argsort(key, kind="stable")
-    key = key[order]
+    order, key = _sorted(key, max(1, shape[0]) * width)
     is_first = np.ones(len(key), bool)
     is_first[1:] = key[1:] != key[:-1]
-    starts = np.flatnonzero(is_first)
+    starts = np.flatnonzero(is_first).astype(dtype)
     key = key[starts]
-    indptr = np.zeros(shape[0] + 1, dtype)
-    np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
-    indices = (key % max(1, shape[1])).astype(dtype)
-    order = (order if numbers is None else numbers[order]).astype(dtype)
-    ends = np.append(starts, len(order))
+    indptr = _row_starts(key, shape, dtype)
+    indices = (key % width).astype(dtype)
+    del key
+    order = (order if numbers is None else numbers[order]).astype(dtype, copy=False)
+    ends = np.append(starts, dtype(len(order)))
+    del starts
     for length in LENGTHS if len(order) >= LONG else ():
         if _comes_together(order, ends, length):
             counts = np.diff(ends)[::length]
             first = np.repeat(ends[:-1:length] - np.append(0, np.cumsum(counts)[:-1]), counts) + np.arange(counts.sum())
             ends = np.append(0, np.cumsum(counts)).astype(dtype)
             return Block(indptr, indices, order[first], ends, shape, has_rows, length)
-    return Block(indptr, indices, order, None if is_first.all() else ends.astype(dtype), shape, has_rows)
+    return Block(indptr, indices, order, None if is_first.all() else ends, shape, has_rows)
+
+
+def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """Where each row begins among ascending places, and the end."""
+    indptr = np.zeros(shape[0] + 1, dtype)
+    np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
+    return indptr
+
+
+def _sorted(key: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """The places of keys below ``end`` in ascending order, equal ones as they come, and the keys in that order."""
+    bits = len(key).bit_length()
+    if end.bit_length() + bits > 63:
+        order = np.argsort(key, kind="stable")
+        return order, key[order]
+    order = np.empty(len(key), np.int32 if bits < 32 else np.int64)  # keys and places in one number: sorted in place
+    key <<= bits
+    for first in range(0, len(key), PART):
+        key[first : first + PART] |= np.arange(first, min(first + PART, len(key)))
+    key.sort()
+    for first in range(0, len(key), PART):
+        order[first : first + PART] = key[first : first + PART] & ((1 << bits) - 1)
+    key >>= bits
+    return order, key
 
 
 def _comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
     """Whether entries come from numbers that lie together, so many at a time: those of one are next to the others'."""
-    counts = np.diff(ends)
-    if len(counts) % length:
+    if (len(ends) - 1) % length:
         return False
-    counts = counts.reshape(-1, length)
+    step = PART // length * length
+    return all(
+        _part_comes_together(order, ends[first : first + step + 1], length) for first in range(0, len(ends) - 1, step)
+    )
+
+
+def _part_comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
+    counts = np.diff(ends).reshape(-1, length)
     if (counts != counts[:, :1]).any():
         return False
-    size = int(counts[:, 0].max())
-    for n in range(size):
-        here = counts[:, 0] > n
-        places = order[ends[:-1].reshape(-1, length)[here] + n]
+    starts = ends[:-1].reshape(-1, length)
+    for n in range(int(counts[:, 0].max(initial=0))):
+        places = order[starts[counts[:, 0] > n] + n]
         if (places != places[:, :1] + np.arange(length)).any():
             return False
     return True

@@ -146,9 +146,9 @@ def product(a: Any, b: Any) -> Any:
 def total(matrices: list[Any]) -> Any:
     """The sum of CSR arrays; entries that are zero stay in."""
     coo = [m.tocoo() for m in matrices]
-    rows = np.concatenate([m.row.astype(np.int64) for m in coo])
-    columns = np.concatenate([m.col.astype(np.int64) for m in coo])
-    block = block_of(rows, columns, np.ones(len(rows), bool), matrices[0].shape, False, may_be_in_place=True)
+    width = np.int64(max(1, matrices[0].shape[1]))
+    key = np.concatenate([m.row * width + m.col for m in coo])
+    block = block_of(key, np.ones(len(key), bool), matrices[0].shape, False, may_be_in_place=True)
     return as_csr(block, block.data(np.concatenate([m.data for m in coo])))
 
 

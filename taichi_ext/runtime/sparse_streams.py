@@ -158,19 +158,21 @@ class Streams:
     ) -> dict[Any, Block]:
         size = self._sizes[key]
         row_type = np.int32 if size < 2**31 else np.int64
-        rows = _joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])
-        columns = _joined([slots[s.number].columns(g) for s, g in bundle.sources])
+        places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
+        places.append(_joined([slots[s.number].columns(g) for s, g in bundle.sources]))
         is_kept = _joined([kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources])
         has_rows = any(s.has_rows for s, _ in bundle.sources)
         is_whole = len(bundle.owners) == 1
         blocks = {}
         for first, end, owner in self._ranges:
             if owner in bundle.owners:
-                here = is_kept & (columns >= first) & (columns < end)
+                here = is_kept & (places[1] >= first) & (places[1] < end)
                 if here.any():
                     shape = (size, end - first)
-                    own = np.subtract(columns, first, out=columns if is_whole else None)
-                    blocks[owner] = block_of(rows, own, here, shape, has_rows, may_be_in_place=is_whole)
+                    width = max(1, shape[1])  # the keys are passed on at once, so that they can go, too
+                    blocks[owner] = block_of(
+                        _keys(places, first, width, is_last=is_whole), here, shape, has_rows, may_be_in_place=is_whole
+                    )
         return blocks
 
     # --- what it wrote
@@ -187,6 +189,17 @@ class Streams:
                     numbers = _to_numpy(bundle.memory)[: bundle.numbers]
                     full[owner] = (block, block.data(numbers))
                 yield StageBlocks(key, self._sizes[key], self._stored[stage, key], full)
+
+
+def _keys(places: list[np.ndarray], first: int, width: int, *, is_last: bool) -> np.ndarray:
+    """``row * width + column`` for columns from ``first`` on; the rows and columns go if nobody else needs them."""
+    rows, columns = places
+    if is_last:
+        places.clear()
+    keys = rows * np.int64(width)
+    keys += columns
+    keys -= first
+    return keys
 
 
 def _refuse_too_many(sizes: list[tuple[int, int]]) -> None:
