@@ -99,3 +99,29 @@ def test_arrays_that_are_given():
             out.fill(np.nan)
     plan(out=field)
     assert_allclose(field.to_numpy(), expected)
+
+
+@pytest.mark.parametrize("format", ["csr", "coo"])
+def test_entries_of_a_sparse_jacobian_lie_in_arrays_of_their_own(monkeypatch, format):
+    """Several statements write to one output; on a GPU no array is a part of another."""
+    monkeypatch.setattr(backend, "is_host_arch", lambda: False)
+    places = np.array([[0.1, 0.2], [0.5, 0.9], [0.8, 0.3]])
+    v, f = vectors(places), vector_outputs(2, 3)
+    ends = np.array([[0, 1], [1, 2], [2, 0]], np.int32)
+
+    @ti.kernel
+    def k(ends: ti.types.ndarray(ti.i32, ndim=2)):
+        for s in range(3):
+            a, b = ends[s, 0], ends[s, 1]
+            pull = (v[a] - v[b]) * (v[a] - v[b]).norm()
+            f[a] -= pull
+            f[b] += pull
+
+    expected = np.zeros((3, 2, 3, 2))
+    for a, b in ends:
+        d = places[a] - places[b]
+        length = np.linalg.norm(d)
+        block = length * np.eye(2) + np.outer(d, d) / length
+        for row, column, sign in [(a, a, -1), (a, b, 1), (b, a, 1), (b, b, -1)]:
+            expected[row, :, column, :] += sign * block
+    assert_allclose(jacobian(k, v, f, args=(ends,), format=format).toarray(), expected.reshape(6, 6), rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,33 @@ class _Bundle:
 
     sources: list[tuple[Site, Group]]
     owners: tuple[Any, ...]
-    numbers: int = 0
-    memory: Any = None
+    starts: list[int]  # of what each source writes, and the end
+    memory: Any = None  # an array; on a GPU, where arrays have no slices, one for each source
+
+    @property
+    def numbers(self) -> int:
+        return self.starts[-1]
+
+    def allocate(self, dtype: Any) -> None:
+        """Get memory for the numbers of one launch."""
+        if backend.is_host_arch():
+            self.memory = _new_array(self.numbers, dtype)
+        else:
+            self.memory = [_new_array(end - start, dtype) for start, end in itertools.pairwise(self.starts)]
+
+    def array(self, source: int) -> Any:
+        """What a source writes to."""
+        if isinstance(self.memory, list):
+            return self.memory[source]
+        start, end = self.starts[source : source + 2]
+        return self.memory[start : max(end, start + 1)]
+
+    def written(self) -> np.ndarray:
+        """The numbers of all sources."""
+        if not isinstance(self.memory, list):
+            return self.memory[: self.numbers]
+        pairs = zip(self.memory, itertools.pairwise(self.starts), strict=True)
+        return _joined([_to_numpy(array)[: end - start] for array, (start, end) in pairs])
 
 
 class Streams:
@@ -71,7 +97,7 @@ class Streams:
     def make_room(self) -> None:
         """Get ready for as many slots as are known of."""
         self._bundles: dict[Any, _Bundle] = {}
-        self._places: dict[Any, tuple[_Bundle, int, int]] = {}
+        self._places: dict[Any, tuple[_Bundle, int]] = {}
         self._integers: dict[int, Any] = {}
         self._blocks.clear()
         self._make_bundles()
@@ -83,11 +109,11 @@ class Streams:
             for group in site.groups:
                 is_mixed = (site.stage, site.key) in mixed
                 name = (site.stage, site.key, None if is_mixed else group.owner)
-                bundle = self._bundles.setdefault(name, _Bundle([], every if is_mixed else (group.owner,)))
+                bundle = self._bundles.setdefault(name, _Bundle([], every if is_mixed else (group.owner,), [0]))
                 length = self.counts.slots(site) * len(group.entries)
-                self._places["site", site.number, group.owner, site.key] = (bundle, bundle.numbers, length)
+                self._places["site", site.number, group.owner, site.key] = (bundle, len(bundle.sources))
                 bundle.sources.append((site, group))
-                bundle.numbers += length
+                bundle.starts.append(bundle.numbers + length)
         sizes = ((b.numbers, numpy_dtype(self._dtypes[name[1]]).itemsize) for name, b in self._bundles.items())
         _refuse_too_many(list(sizes))
 
@@ -102,7 +128,7 @@ class Streams:
                 blocks[owner].is_in_place for owner in bundle.owners if owner in blocks
             )
             if not is_reused:
-                bundle.memory = _new_array(bundle.numbers, self._dtypes[key])
+                bundle.allocate(self._dtypes[key])
         for site in self.sites:
             if site.integers:
                 if site.number not in self._integers:
@@ -116,11 +142,8 @@ class Streams:
             return self._integers[name[1]]
         if name[2] in ("lengths", "offsets", "counts"):
             return self.counts.array(name[1], name[2])
-        bundle, start, length = self._places[name]
-        if isinstance(bundle.memory, np.ndarray):
-            return bundle.memory[start : start + max(1, length)]
-        assert not start
-        return bundle.memory
+        bundle, source = self._places[name]
+        return bundle.array(source)
 
     def has_room(self) -> bool:
         """After a launch: whether there was room for all that it has written; otherwise ``make_room`` makes some."""
@@ -186,8 +209,7 @@ class Streams:
                 full = {}
                 for owner, block in blocks.items():
                     bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
-                    numbers = _to_numpy(bundle.memory)[: bundle.numbers]
-                    full[owner] = (block, block.data(numbers))
+                    full[owner] = (block, block.data(bundle.written()))
                 yield StageBlocks(key, self._sizes[key], self._stored[stage, key], full)
 
 
