@@ -459,7 +459,7 @@ def test_arrays_are_not_kept_for_the_next_call():
 def test_a_sparse_layout_in_a_pipeline_that_begins_again_names_the_format():
     s = ti.field(ti.f64)
     ti.root.pointer(ti.i, 4).dense(ti.i, 4).place(s)
-    x, y = scalars([0.6, 0.8]), outputs(1)
+    x, y = scalars([0.6, 0.8]), outputs(4)
 
     @ti.kernel
     def store():
@@ -467,13 +467,14 @@ def test_a_sparse_layout_in_a_pipeline_that_begins_again_names_the_format():
             s[i] = x[0] * i
 
     @ti.kernel
-    def add():
-        for i in s:
-            y[0] += s[i] * x[1]
+    def chain():
+        ti.loop_config(serialize=True)
+        for i in range(3):
+            y[i + 1] = ti.sin(y[i]) * x[1] + s[i]  # reads what another iteration has stored
 
     def run():
         store()
-        add()
+        chain()
 
     with pytest.raises(InvalidArgumentError, match=r"begin again with dense .* cannot be restored .*format='csr'\.$"):
         jacobian(run, x, y, format="csr")
