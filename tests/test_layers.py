@@ -267,6 +267,31 @@ def test_float32():
     assert_allclose(J[..., 0].sum(-1), (ends[0] - ends[1]) / (2 * h), rtol=1e-3, atol=1e-3)  # all move at once
 
 
+def test_edges_that_coincide_in_float32():
+    """Each pixel gives the mean of both orders: roundings do not decide for one of them, or for both."""
+    front, back, nothing, r = 0.4, 0.9, 0.05, 9.4
+    initialise()
+    try:
+        p, image = scalars([r, r], ti.f32), outputs(29, 25, dtype=ti.f32)
+
+        @ti.func
+        def disc(n, px, py):
+            return p[n] - ti.sqrt((px - 14.3) ** 2 + (py - 12.2) ** 2), ti.select(n == 0, back, front)
+
+        @ti.kernel
+        def k():
+            for i, j in image:
+                image[i, j] = layers(disc, 2, nothing, at=(float(i), float(j)))
+
+        J = jacobian(k, p, image)
+    finally:
+        initialise(default_fp=ti.f64)
+    jumps = np.array([(back - nothing) / 2, front - (nothing + back) / 2])
+    rim = J[..., 0] / jumps[0]  # the length of the rim in each pixel
+    assert_allclose(J, rim[..., None] * jumps, atol=1e-5)
+    assert_allclose(rim.sum(), 2 * np.pi * r, rtol=2e-3)
+
+
 # --- what cannot be used ----------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, COLUMNS = range(9)
 S, NX, NY, G, BULGE, KIND, OTHER, ENTRIES = range(8)
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # what a line bounds: the inside of a shape, its outside, what is before it
 SIDES = 4  # of the pixel: the first lines
-_PARALLEL = 1e-7
+_PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
 
 
 def layers(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
