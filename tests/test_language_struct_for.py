@@ -5,6 +5,8 @@ import pytest
 import taichi as ti
 from differences import check_jacobian, outputs, scalars
 
+from taichi_ext import Jacobian
+
 pytestmark = pytest.mark.usefixtures("ti64")
 
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
@@ -128,3 +130,38 @@ def test_hierarchical_blocks():
                     y[i, j] += x[i + di, j + dj] * x[i, j]
 
     check_jacobian(k, x, y)
+
+
+def test_indices_of_grouped_loops():
+    """A component that gravity leaves alone, ``v[I][0] += 0.0``: Taichi drops it, and aborted on what was left."""
+    x, v = ti.Vector.field(3, ti.f64, (2, 3)), ti.Vector.field(3, ti.f64, (2, 3))
+    stiffness = scalars([2.0])
+    x.from_numpy(np.linspace(0.3, 1.1, 18).reshape(2, 3, 3))
+
+    @ti.func
+    def pulled(i):
+        f = ti.Vector([0.0, 0.0, 0.0])
+        for offset in ti.static([ti.Vector([0, 1]), ti.Vector([1, -1])]):
+            j = i + offset
+            if 0 <= j[0] < 2 and 0 <= j[1] < 3:
+                f -= stiffness[0] * (x[i] - x[j]).normalized() * float(i - j).norm()
+        return f
+
+    @ti.kernel
+    def k():
+        for i in ti.grouped(ti.ndrange(2, 3)):
+            v[i] += ti.Vector([0.0, -9.8, 0.0]) * 0.01 * stiffness[0]
+            v[i] += ti.Vector([0.0, -9.8, 0.0]) * 0.01
+            axis = i[0] % 2
+            v[i][axis] += 0.1 * i[axis] * x[i].norm_sqr()
+        for i in ti.grouped(x):
+            v[i] += ti.Vector([0.0, -9.8, 0.0]) * 0.01
+        for i in ti.grouped(x):
+            v[i] += pulled(i) * 0.01
+        for i in ti.grouped(x):
+            x[i] += 0.01 * v[i]
+
+    check_jacobian(k, [stiffness, x], v, state=[x])
+    plan = Jacobian(k, stiffness, v)
+    plan()
+    assert plan.source.count("ti.grouped") == 1  # the indices of that loop are themselves indexed

@@ -1,7 +1,11 @@
-"""Vectors and matrices of which only constant entries are read and written become scalars."""
+"""Vectors and matrices of which only constant entries are read and written become scalars.
+
+So do the index vectors of ``ti.grouped``: Taichi 1.7.4 aborts where it drops ``v[I[0], I[1]][0] += 0.0``.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from taichi_ext.program import (
@@ -10,6 +14,7 @@ from taichi_ext.program import (
     Body,
     Boundary,
     Declare,
+    For,
     Local,
     Read,
     Statement,
@@ -22,6 +27,7 @@ from taichi_ext.program import (
 )
 from taichi_ext.simplify.usage import Store, all_values
 
+_PLAIN = {"grouped": "field", "grouped ndrange": "ndrange"}  # loops over the same, with a variable for each axis
 Entries = dict[Local, tuple[Local, ...]]
 
 
@@ -43,6 +49,8 @@ def as_scalars(body: Body) -> Body:
             pairs = zip(made[statement.local], values, strict=True)
             return tuple(Declare(local, (v,), place=statement.place) for local, v in pairs)
         statement = with_values(statement, lambda v: rebuilt(v, entry, memo))
+        if isinstance(statement, For) and statement.kind in _PLAIN and statement.variables[0] in made:
+            return replace(statement, kind=_PLAIN[statement.kind], variables=made[statement.variables[0]])
         if isinstance(statement, (Assign, Update, Atomic)):
             return replace(statement, target=entry(statement.target))
         if isinstance(statement, Boundary) and statement.inner:
@@ -56,11 +64,15 @@ def as_scalars(body: Body) -> Body:
 def _entries(body: Body) -> Entries:
     everything = statements(body)
     declared = [s.local for s in everything if isinstance(s, Declare) and s.local.shape]
+    groups = (s.variables[0] for s in everything if isinstance(s, For) and s.kind in _PLAIN)
+    loop_vectors = {v: None for v in groups if math.prod(v.shape)}.keys()
+    declared += loop_vectors
     indexed: set[Local] = set()
     for s in everything if declared else ():
         reads = [n for n in all_values(s) if isinstance(n, Read)]
         if isinstance(s, Store) and isinstance(s.target, Read):
             reads.append(s.target)
+            indexed |= loop_vectors & {s.target.local}  # a scalar loop variable cannot change
         indexed |= {n.local for n in reads if any(isinstance(i, Value) for i in n.index)}
     return {v: tuple(_entry(v, m) for m in _marks(v.shape)) for v in declared if v not in indexed}
 
