@@ -1,4 +1,4 @@
-"""Loops over many columns within parallel loops, which LLVM is kept from writing out."""
+"""Loops over columns within parallel loops: made one, kept from being written out; rows of few columns."""
 
 import textwrap
 
@@ -8,8 +8,24 @@ import taichi as ti
 from numpy.testing import assert_allclose
 
 from taichi_ext import Jacobian
-from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read, text
+from taichi_ext.program import (
+    F64,
+    I32,
+    Assign,
+    Const,
+    Container,
+    Declare,
+    For,
+    Jump,
+    Load,
+    Local,
+    Op,
+    Program,
+    Read,
+    text,
+)
 from taichi_ext.schedule.columns import with_counted_columns
+from taichi_ext.schedule.joining import with_joined_columns
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("on a GPU, other threads compute other columns")]
 
@@ -88,3 +104,110 @@ def test_jacobian(size):
     assert_allclose(dy, expected, rtol=1e-13)
     values = scale @ point**2
     assert_allclose(dz, (point**2)[:, None] * expected + np.diag(2 * point * values), rtol=1e-13, atol=1e-13)
+
+
+# --- loops that are made one
+
+
+def column_loop(target, source, columns=8, shift=0):
+    """``target[k] = 2 * source[k + shift]``."""
+    k = Local("k", I32, kind="column")
+    index = Op("add", (Read(k), Const(shift, I32)), I32) if shift else Read(k)
+    value = Op("mul", (Const(2.0, F64), Read(source, (index,))), F64)
+    return For("range", (k,), (Const(columns, I32),), (Assign(Read(target, (Read(k),)), value),))
+
+
+def loops_of(*body):
+    joined = with_joined_columns(body)
+    return sum(isinstance(s, For) for s in joined), text(Program("p", (), (), joined, ()))
+
+
+A, B, C = (Local(name, F64, (8,)) for name in "abc")
+NUMBER = Local("x", F64)
+
+
+def test_joined():
+    """A loop moves down to the next, across what does not touch its memory."""
+    count, printed = loops_of(column_loop(B, A), Declare(NUMBER, (Const(1.0, F64),)), column_loop(C, B))
+    assert count == 1
+    assert printed == textwrap.dedent(
+        """\
+        program p():
+            x: f64 = 1.0:f64
+            for k in range(8:i32):
+                b[k] = (2.0:f64 * a[k])
+                c[k] = (2.0:f64 * b[k])
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        (column_loop(B, A), column_loop(C, B, shift=1)),  # reads another column of what the first stores
+        (column_loop(B, A), column_loop(A, C, shift=0), column_loop(C, A, shift=2)),
+        (column_loop(B, A), column_loop(C, A, columns=4)),
+        (column_loop(B, A), Declare(NUMBER, (Read(B, (Const(0, I32),)),)), column_loop(C, A)),
+        (column_loop(B, A), Assign(Read(A, (Const(0, I32),)), Const(0.0, F64)), column_loop(C, A)),
+        (column_loop(B, A), Jump("break"), column_loop(C, A)),
+    ],
+    ids=("another column", "two of three", "other columns", "read between", "written between", "left between"),
+)
+def test_not_joined(body):
+    count, _ = loops_of(*body)
+    assert count == 2
+
+
+def test_a_choice_leaves_out_rows_that_are_not_finite():
+    """A slope limiter at a jump: its ratio is infinite, and what the limiter does not pick has no part in J."""
+    p = ti.field(ti.f64, 2)
+    u, y = ti.field(ti.f64, 4), ti.field(ti.f64, 4)
+
+    @ti.kernel
+    def values():
+        for i in u:
+            u[i] = p[0] + ti.max(i - 1, 0) * p[1]
+
+    @ti.kernel
+    def limited():
+        for i in range(1, 3):
+            ratio = (u[i + 1] - u[i]) / (u[i] - u[i - 1])
+            y[i] = ti.min(ratio, 1.0) * u[i] + ti.select(ratio > 5.0, 0.0, ratio * ratio)
+
+    def run():
+        values()
+        limited()
+
+    p.from_numpy(np.array([3.0, 2.0]))
+    # at i = 1 the ratio is p1 / 0, y = u = p0; at i = 2 it is 1, where ti.min takes the second operand: y = u + 1
+    assert_allclose(Jacobian(run, p, y)()[1:3], [[1.0, 0.0], [1.0, 1.0]], atol=1e-12)
+
+
+def test_numbers_of_integer_tables_cost_nothing():
+    """Products with zeros of an integer table have no tangents, and conditions that are known no branches."""
+    x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)
+    table = ti.Matrix([[0, 1, -1], [1, 0, 0], [0, 0, 2]])
+
+    @ti.func
+    def term(kind, value):
+        result = value
+        if kind == 1:
+            result = value * value
+        return result
+
+    @ti.kernel
+    def apply():
+        for i in y:
+            vector = table @ ti.Vector([x[0], x[1], x[2]])
+            for n in ti.static(range(3)):
+                if i == n:
+                    y[i] = term(n, vector[n])
+
+    point = np.array([0.3, 0.7, -0.2])
+    x.from_numpy(point)
+    plan = Jacobian(apply, x, y)
+    expected = np.array([[0, 1, -1], [2 * point[0], 0, 0], [0, 0, 2]])
+    assert_allclose(plan(), expected, rtol=1e-14)
+    assert plan.source.count("if ") == 3
+    assert "ti.cast(0" not in plan.source
+    assert "ti.cast(1" not in plan.source

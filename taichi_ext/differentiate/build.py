@@ -26,6 +26,7 @@ from taichi_ext.program import (
     Value,
 )
 
+LARGEST_EXACT = 2048  # up to which all whole numbers are numbers of float16, too
 Number = int | float
 Coefficient = Any  # a Python number, or a Value
 
@@ -70,7 +71,15 @@ def _of_integers(name: str, args: tuple[Any, ...]) -> Const | None:
 def cast(x: Value | Number, dtype: Type) -> Value:
     if not isinstance(x, Value):
         return literal(x, dtype)
-    return x if x.dtype == dtype else Op("cast", (x,), dtype)
+    if x.dtype == dtype:
+        return x
+    return literal(x.value, dtype) if _is_exact(x, dtype) else Op("cast", (x,), dtype)
+
+
+def _is_exact(x: Value, dtype: Type) -> bool:
+    """Whether a value is a whole number that every real type can hold, to be cast to one."""
+    is_whole = isinstance(x, Const) and x.dtype.is_integer and not isinstance(x.value, bool)
+    return is_whole and dtype.is_real and abs(x.value) <= LARGEST_EXACT  # type: ignore[attr-defined]
 
 
 # --- arithmetic that folds 0 and 1 ------------------------------------------------------------------------------------

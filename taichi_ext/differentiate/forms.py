@@ -7,7 +7,7 @@ the tangent of something stored, one number per column. Coefficients are numbers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine
@@ -54,9 +54,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A coefficient of a row that may be infinite: where the row is zero, so is the product."""
+    """A coefficient of a row of which either may be infinite: where the row is zero, so is the product.
+
+    ``is_chosen``: where the factor is zero, so is the product, too. A choice did not pick the row, whatever it holds.
+    """
 
     factor: Any
+    is_chosen: bool = False
 
 
 Form = dict[Any, Any]
@@ -68,25 +72,28 @@ def is_row(leaf: Any) -> bool:
 
 def times(a: Any, b: Any) -> Any:
     """A product of coefficients."""
-    if isinstance(a, Guarded) or isinstance(b, Guarded):
-        return Guarded(multiply(_bare(a), _bare(b)))
-    return multiply(a, b)
+    return _guarded_as(multiply(bare(a), bare(b)), a, b)
 
 
 def plus(a: Any, b: Any) -> Any:
     """A sum of coefficients."""
-    if isinstance(a, Guarded) or isinstance(b, Guarded):
-        return Guarded(add(_bare(a), _bare(b)))
-    return add(a, b)
+    return _guarded_as(add(bare(a), bare(b)), a, b)
 
 
-def _bare(c: Any) -> Any:
+def bare(c: Any) -> Any:
+    """A coefficient without its guard."""
     return c.factor if isinstance(c, Guarded) else c
+
+
+def _guarded_as(c: Any, *sources: Any) -> Any:
+    """A coefficient with the guards of those that it is made of."""
+    guards = [s for s in sources if isinstance(s, Guarded)]
+    return Guarded(c, any(g.is_chosen for g in guards)) if guards and not is_number(c, 0) else c
 
 
 def coefficient(c: Any, dtype: Type) -> Value:
     """A coefficient as a value."""
-    c = _bare(c)
+    c = bare(c)
     return c if isinstance(c, Value) else literal(c, dtype)
 
 
@@ -94,7 +101,9 @@ def times_entry(c: Any, entry: Value) -> Any:
     """A coefficient times one entry of a row."""
     if isinstance(c, Guarded):
         zero = literal(0, entry.dtype)
-        return select(operation("eq", entry, 0.0), zero, multiply(c.factor, entry))
+        product = select(operation("eq", entry, 0.0), zero, multiply(c.factor, entry))
+        can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
+        return select(operation("eq", c.factor, 0.0), zero, product) if can_be_left_out else product
     return multiply(c, entry)
 
 
@@ -116,11 +125,11 @@ def guarded_scale(form: Form, weight: Any) -> Form:
     """``weight * form`` where a tangent that is zero stays zero although the weight is infinite."""
     scaled: Form = {}
     for leaf, c in form.items():
-        factor = _bare(c)
+        factor = bare(c)
         product = multiply(weight, factor)
         if isinstance(weight, Value) and isinstance(factor, Value) and isinstance(product, Value):
             product = select(operation("eq", factor, 0.0), literal(0, product.dtype), product)
-        scaled[leaf] = Guarded(product) if is_row(leaf) else product
+        scaled[leaf] = Guarded(product, isinstance(c, Guarded) and c.is_chosen) if is_row(leaf) else product
     return scaled
 
 
@@ -133,7 +142,7 @@ def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type) -> Form:
         value = coefficient(coefficients[-1], dtype)
         for condition, c in zip(reversed(conditions[:-1]), reversed(coefficients[:-1]), strict=True):
             value = select(condition, coefficient(c, dtype), value)
-        result[leaf] = Guarded(value) if any(isinstance(c, Guarded) for c in coefficients) else value
+        result[leaf] = Guarded(value, is_chosen=True) if is_row(leaf) else value
     return result
 
 
@@ -142,7 +151,7 @@ def settled(builder: Builder, form: Form) -> Form:
     result: Form = {}
     for leaf, c in form.items():
         if isinstance(c, Guarded):
-            result[leaf] = Guarded(builder.keep(c.factor, "w"))
+            result[leaf] = replace(c, factor=builder.keep(c.factor, "w"))
         elif not is_number(c, 0):
             result[leaf] = builder.keep(c, "w")
     return result

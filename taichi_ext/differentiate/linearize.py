@@ -6,11 +6,11 @@ partial can be infinite, go forward: what was not picked is not touched, and a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from taichi_ext.differentiate.build import cast
-from taichi_ext.differentiate.forms import Form, accumulate, chosen, guarded_scale, is_row, plus, times
+from taichi_ext.differentiate.build import cast, is_number
+from taichi_ext.differentiate.forms import Form, Guarded, accumulate, chosen, guarded_scale, is_row, plus, times
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Load, Op, Read, Value, with_children
@@ -124,7 +124,6 @@ class Linearizer:
         self.sweeps += 1
         order, leaves = self._order(root)
         weights: dict[Any, Any] = {self._name(root): 1}
-        form: Form = {}
         for node in reversed(order):
             weight = weights.pop(self._name(node), 0)
             tape = self.tape(node)
@@ -133,13 +132,11 @@ class Linearizer:
             for arg, partial in tape:
                 product = times(weight, partial)
                 name = self._name(arg)
-                if name in leaves:
-                    leaf = leaves[name]
-                    if len(leaf) > 1:
-                        product = self.builder.keep(product, "w") if isinstance(product, Value) else product
-                    accumulate(form, leaf, product)
-                else:
-                    weights[name] = plus(weights.get(name, 0), product)
+                weights[name] = plus(weights.get(name, 0), product)
+        form: Form = {}
+        for name, weight in weights.items():  # what is left are the leaves
+            leaf = leaves[name]
+            accumulate(form, leaf, self.builder.keep(weight, "w") if len(leaf) > 1 else weight)
         return form
 
     def _name(self, node: Value) -> Any:
@@ -205,7 +202,7 @@ class Linearizer:
                         values = values * 2
                     values.append(self.keep(node) if "o" in rule.takes else None)
                 partial = partial(*values)
-            if not _is_zero(partial):
+            if not is_number(partial, 0):
                 found.append((arg, self.builder.keep(partial, "partial")))
         return found
 
@@ -232,7 +229,7 @@ class Linearizer:
     def _kept(self, c: Any) -> Any:
         if isinstance(c, Value):
             return self.builder.keep(c, "w")
-        return type(c)(self.builder.keep(c.factor, "w")) if hasattr(c, "factor") else c
+        return replace(c, factor=self.builder.keep(c.factor, "w")) if isinstance(c, Guarded) else c
 
     def _choice(self, node: Op, rule: Rule) -> Form:
         args = node.args[1:] if node.name == "select" else node.args
@@ -246,10 +243,6 @@ class Linearizer:
             values = [self.keep(a, node.dtype) for a in args]
             picks = tuple(p if p is None else self.builder.keep(p, "is_first") for p in rule.picks(*values))
         return chosen(picks, forms, node.dtype)
-
-
-def _is_zero(c: Any) -> bool:
-    return isinstance(c, (int, float)) and c == 0
 
 
 def _refuse(node: Value) -> None:

@@ -14,6 +14,8 @@ from taichi_ext.differentiate.sparse_sums import LocalSum, takes_sum
 from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
+MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
+
 
 class LocalTangents:
     """The tangents of the locals of one walk."""
@@ -145,9 +147,18 @@ class LocalTangents:
         return True
 
     def declare_fixed(self, s: Declare, value: Value) -> None:
-        form = settled(self.builder, self.forward.form(value))
+        form = self.forward.form(value)
+        if self._is_better_row(form):
+            self.decisions.own_rows.add(s.local)
+            self.forward.found_news()
+        form = settled(self.builder, form)
         self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
         self.forms[s.local] = self.with_own(s.local, [form])[0]
+
+    def _is_better_row(self, form: Form) -> bool:
+        """Whether a row for a local that is used several times is shorter than the forms that it becomes part of."""
+        is_short = self.forward.sparse is None and self.forward.columns <= MOST_IN_ROWS
+        return is_short and len(form) > 1 and any(map(is_row, form))
 
     def declare_stored(self, s: Declare, value: Value) -> None:
         form = settled(self.builder, self.forward.form(value))

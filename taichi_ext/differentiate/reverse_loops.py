@@ -19,7 +19,7 @@ from typing import Any
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import add, cast, literal, multiply, operation
-from taichi_ext.differentiate.forms import Form, Guarded, Row, Seed, accumulate, coefficient, is_row, settled
+from taichi_ext.differentiate.forms import Form, Guarded, Row, Seed, accumulate, bare, coefficient, is_row, settled
 from taichi_ext.differentiate.naming import STATES, Block
 from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import (
@@ -229,13 +229,15 @@ class Reversals:
         for leaf, c in form.items():
             is_mine = is_row(leaf) and isinstance(leaf.rows, Reversed) and leaf.rows.tape is tape
             (mine if is_mine else rest)[leaf] = c
-        if (f.loops[: len(f.loops)] and tape.loop in f.loops) or any(isinstance(c, Guarded) for c in mine.values()):
+        if (f.loops[: len(f.loops)] and tape.loop in f.loops) or any(
+            isinstance(c, Guarded) and not c.is_chosen for c in mine.values()
+        ):
             self.refuse(tape.statement)
             return rest
         tape.sweeps += 1
         local = self.decisions.sums.setdefault((tape.statement, tape.sweeps), Local("sum", to.container.dtype))
         total = f.locals.new_storage(local)
-        weights = {leaf.source: c for leaf, c in mine.items()}
+        weights = {leaf.source: bare(c) for leaf, c in mine.items()}
         kind = tape.carried[0].dtype
         adjoints = {
             v: self.builder.declare(f"weight_{v.name}", cast(weights.get(v, 0), kind), kind) for v in tape.carried

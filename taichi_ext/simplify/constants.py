@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from taichi_ext.program import F32, F64, Const, Op, Type, Value
+from taichi_ext.program import F32, F64, I32, U1, Const, Op, Type, Value
 
 _NUMPY: dict[Type, Callable[[Any], Any]] = {F32: np.float32, F64: np.float64}
 _COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
@@ -18,8 +19,21 @@ _COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+
+
 def tidied(value: Value) -> Value:
     """The same value, where that is simpler."""
+    if isinstance(value, Op) and value.name in _COMPARE and all(map(_is_whole, value.args)):
+        a, b = (x.value for x in value.args)  # type: ignore[attr-defined]
+        return Const(_COMPARE[value.name](a, b), U1, place=value.place)
     if not isinstance(value, Op) or not (value.dtype in _NUMPY or value.dtype.is_integer):
         return value
     if value.dtype in _NUMPY:
@@ -71,6 +85,10 @@ def _opposite(value: Value) -> Value | None:
     else:
         opposite = _opposite(factor)
     return None if opposite is None else Op("mul", (opposite, x), value.dtype, place=value.place)
+
+
+def _is_whole(value: Value) -> bool:
+    return isinstance(value, Const) and value.dtype == I32 and not isinstance(value.value, bool)
 
 
 def is_op(value: Value, name: str) -> bool:

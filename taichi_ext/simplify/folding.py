@@ -1,5 +1,7 @@
 """Copies, constants and temporaries that are used once go into the expressions that use them.
 
+Branches whose condition is known give way to the side that is taken.
+
 A temporary moves down to its use if nothing in between changes what it is made of, and never into a loop.
 """
 
@@ -71,6 +73,9 @@ class _Folding:
                 if self.is_trivial(value) or self.is_cheap(s.local, value) or self.can_move(s.local, value, body, n):
                     self.replaced[s.local] = value
                     continue
+            if isinstance(s, If) and isinstance(s.condition, Const):
+                made.extend(self.block(s.then if s.condition.value else s.orelse))
+                continue
             if bodies(s):
                 s = with_bodies(s, tuple(map(self.block, bodies(s))))
             made.append(s)

@@ -1,0 +1,155 @@
+"""Loops over columns that follow each other, made one: a statement with several tangents costs LLVM one loop.
+
+A loop moves down to the next one over the same columns, if nothing in between touches what it writes or changes what it
+reads. Both may store to the same array where all they access of it, in iteration k, is in column k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taichi_ext.program import (
+    Body,
+    Boundary,
+    Call,
+    Const,
+    Container,
+    Effect,
+    For,
+    Jump,
+    Load,
+    Local,
+    Op,
+    Read,
+    Return,
+    Statement,
+    Value,
+    While,
+    bodies,
+    rebuilt,
+    statements,
+    with_bodies,
+    with_values,
+)
+from taichi_ext.simplify.usage import Store, all_values
+
+MOST_STORES = 16  # in one loop
+
+
+def with_joined_columns(body: Body) -> Body:
+    """The block with fewer loops over columns."""
+    made: list[Statement] = []
+    last: _Columns | None = None  # a loop over columns that can still move down
+    for s in body:
+        if bodies(s):
+            s = with_bodies(s, tuple(map(with_joined_columns, bodies(s))))
+        columns = _Columns.of(s)
+        if last is not None and columns is not None and last.can_join(columns):
+            made.remove(last.loop)
+            columns = last.joined(columns)
+            s = columns.loop
+        elif last is not None and not last.is_apart(s):
+            last = None
+        last = columns or last
+        made.append(s)
+    return tuple(made)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A loop over columns of simple statements, and the memory that it writes and touches."""
+
+    loop: For
+    count: int
+    written: frozenset[Any]
+    touched: frozenset[Any]
+
+    @staticmethod
+    def of(s: Statement) -> _Columns | None:
+        if not isinstance(s, For) or s.kind != "range" or s.variables[0].kind != "column":
+            return None
+        (count,) = s.domain
+        if not isinstance(count, Const) or any(bodies(inner) for inner in s.body):
+            return None
+        return _Columns(s, count.value, *map(frozenset, _memory(s.body)))
+
+    def can_join(self, later: _Columns) -> bool:
+        targets = [s.target for s in (*self.loop.body, *later.loop.body) if isinstance(s, Store)]
+        # a loop that stores to local memory only is vectorised
+        is_alike = len({isinstance(t, Load) for t in targets}) == 1 and len(targets) <= MOST_STORES
+        if self.count != later.count or not is_alike:
+            return False
+        shared = (self.written & later.touched) | (self.touched & later.written)
+        return all(_is_in_column(c.loop, shared, c.count) for c in (self, later))
+
+    def joined(self, later: _Columns) -> _Columns:
+        """One loop that does what two do."""
+        (old,), (new,) = self.loop.variables, later.loop.variables
+        memo: dict[Value, Value] = {}
+
+        def rename(value: Value) -> Value:
+            return Read(new) if isinstance(value, Read) and value.local is old else value
+
+        moved = tuple(with_values(s, lambda v: rebuilt(v, rename, memo)) for s in self.loop.body)
+        loop = replace(later.loop, body=(*moved, *later.loop.body), place=self.loop.place)
+        return _Columns(loop, self.count, self.written | later.written, self.touched | later.touched)
+
+    def is_apart(self, s: Statement) -> bool:
+        """Whether it makes no difference which of the two comes first."""
+        inner = tuple(statements((s,)))
+        if any(isinstance(x, (Jump, Return, Effect, Boundary, Call, While)) for x in inner):
+            return False
+        written, touched = _memory(inner)
+        return not (self.written & touched or self.touched & written)
+
+
+def _memory(body: Iterable[Statement]) -> tuple[set[Any], set[Any]]:
+    """The locals and containers that statements write, without those in their blocks, and all that they touch."""
+    written, touched = set(), set()
+    for s in body:
+        if isinstance(s, Store):
+            written.add(_where(s.target))
+        touched.update(_where(v) for v in all_values(s))
+    return written, (touched | written) - {None}
+
+
+def _where(value: Value) -> Local | Container | None:
+    if isinstance(value, Load):
+        return value.container
+    return value.local if isinstance(value, Read) else None
+
+
+def _is_in_column(loop: For, shared: set[Any], columns: int) -> bool:
+    """Whether all that a loop accesses of some memory is in the column of the iteration."""
+    (k,) = loop.variables
+    for s in loop.body:
+        targets = [s.target] if isinstance(s, Store) else []
+        for v in (*all_values(s), *targets):
+            index = getattr(v, "indices", None) if isinstance(v, Load) else getattr(v, "index", None)
+            if _where(v) in shared and not (index and len(index) == 1 and _is_column(index[0], k, columns)):
+                return False
+    return True
+
+
+def _is_column(index: Any, k: Local, columns: int) -> bool:
+    """Whether an index is that of column k of some row."""
+    if isinstance(index, Read):
+        return index.local is k
+    if not isinstance(index, Op) or index.name != "add":
+        return False
+    a, b = index.args
+    return (_is_column(b, k, columns) and _is_multiple(a, columns)) or (
+        _is_column(a, k, columns) and _is_multiple(b, columns)
+    )
+
+
+def _is_multiple(value: Value, columns: int) -> bool:
+    if isinstance(value, Const):
+        return value.value % columns == 0
+    if not isinstance(value, Op):
+        return False
+    if value.name == "mul":
+        return any(_is_multiple(a, columns) for a in value.args if isinstance(a, (Const, Op)))
+    return value.name in ("add", "sub") and all(_is_multiple(a, columns) for a in value.args)
