@@ -1,6 +1,8 @@
 """Sparse Jacobians: against dense ones, central differences, and patterns that are known."""
 
+import gc
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -111,6 +113,19 @@ def test_results_do_not_share_memory(network):
     first.data[:] = 0
     first.eliminate_zeros()
     assert_array_equal(plan()[0][0].toarray(), kept.toarray())
+
+
+def test_results_are_freed_with_their_last_name(network):
+    """Nothing of a call lives on in a cycle: memory is used again by the next call."""
+    plan = Jacobian(network.run, network.params, network.outs, format="csr")
+    plan()
+    gc.collect()
+    gc.disable()
+    try:
+        watched = weakref.ref(plan()[0][0])
+        assert watched() is None
+    finally:
+        gc.enable()
 
 
 def test_formats(network):

@@ -18,15 +18,15 @@ class SparseRows:
     """For each container a sparse matrix by each parameter."""
 
     def __init__(self, sizes: dict[Any, int]) -> None:
-        self.note_clear: Callable[[Any], None] = lambda key: None  # called before rows of a container are cleared
         self._sizes = sizes
         self._blocks: dict[Any, dict[Any, Any]] = {key: {key: IDENTITY} for key in sizes}
 
     def keys(self) -> list[Any]:
         return list(self._blocks)
 
-    def of(self, key: Any) -> Rows:
-        return Rows(self, key)
+    def of(self, key: Any, note_clear: Callable[[Any], None] | None = None) -> Rows:
+        """The rows of one container; ``note_clear`` is called before some of them are cleared."""
+        return Rows(self, key, note_clear)
 
     def blocks(self, key: Any) -> dict[Any, Any]:
         """The blocks of a container that have entries."""
@@ -98,16 +98,18 @@ class Rows:
 
     is_fresh = False
 
-    def __init__(self, rows: SparseRows, key: Any) -> None:
+    def __init__(self, rows: SparseRows, key: Any, note_clear: Callable[[Any], None] | None) -> None:
         self._rows = rows
         self._key = key
+        self._note_clear = note_clear
 
     def any(self) -> bool:
         return any(isinstance(b, str) or b.nnz for b in self._rows.blocks(self._key).values())
 
     def clear_rows(self, rows: Any) -> None:
         """Set the tangents of some entries to zero."""
-        self._rows.note_clear(self._key)
+        if self._note_clear is not None:
+            self._note_clear(self._key)
         self._rows.clear(self._key, rows)
 
 

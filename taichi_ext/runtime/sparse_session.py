@@ -33,7 +33,6 @@ class SparseSession(Session):
         """Give the parameters their columns."""
         self.numbering = Columns(sizes, in_rows, dict(composed))
         self.rows = self.make_rows(sizes)
-        self.rows.note_clear = self._note_clear
         self.columns = self.numbering.width
 
     def _note_clear(self, key: Any) -> None:
@@ -69,7 +68,7 @@ class SparseSession(Session):
 
     def shadow(self, key: Any) -> Any:
         if key in self.numbering.composed or key in self.outputs or key in self.numbering.sizes:
-            return self.rows.of(key)
+            return self.rows.of(key, self._note_clear)
         return super().shadow(key)
 
     def _active_fields(self) -> list[Any]:
