@@ -32,8 +32,18 @@ class _Context(ASTTransformerContext):
         body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
         key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)
         if key not in self._places:
-            self._places[key] = super().get_pos_info(node)
+            self._places[key] = self._marked(node) or super().get_pos_info(node)
         return self._places[key]
+
+    def _marked(self, node: Any) -> str:
+        """Taichi's text for a node on one short line, without a ``TextWrapper``; empty for others."""
+        assert self.src is not None
+        line = self.src[node.lineno - 1].rstrip()
+        if node.lineno != node.end_lineno or len(line) > 80 or not line.isprintable():
+            return ""
+        first, end = self.indent + node.col_offset, self.indent + node.end_col_offset
+        place = f'File "{self.file}", line {node.lineno + self.lineno_offset}, in {self.func.func.__name__}:'
+        return f"{place}\n{line}\n{' ' * first}{'^' * (end - first)}\n"
 
 
 class _BriefContext(_Context):
