@@ -42,8 +42,10 @@ class _Context(ASTTransformerContext):
         if node.lineno != node.end_lineno or len(line) > 80 or not line.isprintable():
             return ""
         first, end = self.indent + node.col_offset, self.indent + node.end_col_offset
-        place = f'File "{self.file}", line {node.lineno + self.lineno_offset}, in {self.func.func.__name__}:'
-        return f"{place}\n{line}\n{' ' * first}{'^' * (end - first)}\n"
+        return f"{self._line(node)}\n{line}\n{' ' * first}{'^' * (end - first)}\n"
+
+    def _line(self, node: Any) -> str:
+        return f'File "{self.file}", line {node.lineno + self.lineno_offset}, in {self.func.func.__name__}:'
 
 
 class _BriefContext(_Context):
@@ -70,8 +72,7 @@ class _BriefContext(_Context):
         if line not in self._places:
             assert self.src is not None
             text = self.src[line - 1].rstrip()
-            place = f'File "{self.file}", line {line + self.lineno_offset}, in {self.func.func.__name__}:'
-            self._places[line] = f"{place}\n{text}\n"
+            self._places[line] = f"{self._line(node)}\n{text}\n"
         return self._places[line]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, TypeGuard
 
 from taichi_ext.program import (
     F32,
@@ -80,6 +80,11 @@ def _is_exact(x: Value, dtype: Type) -> bool:
     """Whether a value is a whole number that every real type can hold, to be cast to one."""
     is_whole = isinstance(x, Const) and x.dtype.is_integer and not isinstance(x.value, bool)
     return is_whole and dtype.is_real and abs(x.value) <= LARGEST_EXACT  # type: ignore[attr-defined]
+
+
+def is_over_columns(s: Statement) -> TypeGuard[For]:
+    """Whether a statement is a loop over columns, as ``Builder.loop`` makes them."""
+    return isinstance(s, For) and s.variables[0].kind == "column"
 
 
 # --- arithmetic that folds 0 and 1 ------------------------------------------------------------------------------------

@@ -146,14 +146,17 @@ def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type) -> Form:
     return result
 
 
+def kept(builder: Builder, c: Any) -> Any:
+    """A coefficient as it is now, whatever changes later."""
+    return replace(c, factor=builder.keep(c.factor, "w")) if isinstance(c, Guarded) else builder.keep(c, "w")
+
+
 def settled(builder: Builder, form: Form) -> Form:
     """The form with its coefficients evaluated now."""
     result: Form = {}
     for leaf, c in form.items():
-        if isinstance(c, Guarded):
-            result[leaf] = replace(c, factor=builder.keep(c.factor, "w"))
-        elif not is_number(c, 0):
-            result[leaf] = builder.keep(c, "w")
+        if not is_number(c, 0):
+            result[leaf] = kept(builder, c)
     return result
 
 

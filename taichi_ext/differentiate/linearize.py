@@ -6,11 +6,11 @@ partial can be infinite, go forward: what was not picked is not touched, and a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.differentiate.build import cast, is_number
-from taichi_ext.differentiate.forms import Form, Guarded, accumulate, chosen, guarded_scale, is_row, plus, times
+from taichi_ext.differentiate.forms import Form, accumulate, chosen, guarded_scale, is_row, kept, plus, times
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Load, Op, Read, Value, with_children
@@ -55,7 +55,7 @@ class Linearizer:
                 found[node] = self.tape(node)
                 nodes.extend(a for a, _ in found[node])
                 continue
-            form = {leaf: self._kept(c) for leaf, c in self.leaf_form(node).items()}
+            form = {leaf: kept(self.builder, c) for leaf, c in self.leaf_form(node).items()}
             if any(is_row(leaf) for leaf in form):
                 return False
             found[node] = form
@@ -224,12 +224,7 @@ class Linearizer:
 
     def _settled(self, node: Value) -> Form:
         from_node = self.form(node)
-        return {leaf: self._kept(c) for leaf, c in from_node.items()}
-
-    def _kept(self, c: Any) -> Any:
-        if isinstance(c, Value):
-            return self.builder.keep(c, "w")
-        return replace(c, factor=self.builder.keep(c.factor, "w")) if isinstance(c, Guarded) else c
+        return {leaf: kept(self.builder, c) for leaf, c in from_node.items()}
 
     def _choice(self, node: Op, rule: Rule) -> Form:
         args = node.args[1:] if node.name == "select" else node.args

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.build import add, multiply
 from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
 from taichi_ext.differentiate.linearize import Deferred
 from taichi_ext.differentiate.row_terms import FILLED
-from taichi_ext.differentiate.sparse_sums import LocalSum, takes_sum
+from taichi_ext.differentiate.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
@@ -174,10 +173,6 @@ class LocalTangents:
         facts = self.decisions.storages.setdefault(self.decisions.reversals.key(local), StorageFacts())
         storage = self.storages[local] = Storage(self.forward, local, facts)
         return storage
-
-    def takes_sum(self, storage: Storage, column: Affine, terms: int) -> bool:
-        """Whether a term that no row holds yet, one of so many, makes its local one that has columns of its own."""
-        return takes_sum(storage, column, terms)
 
     def check_sums(self) -> None:
         """At the end of a walk: whether the locals that have columns of their own can have them."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from taichi_ext.differentiate.build import is_over_columns
 from taichi_ext.differentiate.row_terms import ADDED, WORDS
 from taichi_ext.program import (
     Assign,
@@ -162,9 +163,8 @@ def _count(body: Body, shadows: set[Container], found: Counter[Line], times: int
         count = _operations(s, shadows)
         if count:
             found[line_of(s.place)] += times * count
-        is_over_columns = isinstance(s, For) and any(v.kind == "column" for v in s.variables)
         for inner in bodies(s):
-            _count(inner, shadows, found, times * _length(s) if is_over_columns else times)
+            _count(inner, shadows, found, times * _length(s) if is_over_columns(s) else times)
 
 
 def _length(loop: Any) -> int:

@@ -70,7 +70,7 @@ class Counts:
         if loop.is_parallel:
             self._begin_open(s)
             return
-        around = self.around(self.forward.loops)
+        around = self._here()
         counted = self._counted[s] = _Counted()
         for _ in range(self.decided[s]):
             number = self._next()
@@ -86,7 +86,7 @@ class Counts:
         counted = self._counted.get(s)
         if counted is None:
             return
-        place = self.builder.keep(self.number(self.around(self.forward.loops)), "place")
+        place = self.builder.keep(self.number(self._here()), "place")
         for number, slot, _, _ in counted.counters:
             self.builder.assign(_element(self._array(number, "counts"), place), slot)
 
@@ -127,6 +127,12 @@ class Counts:
                 return None
         return Around(tuple(axes), opened, None)
 
+    def _here(self) -> Around:
+        """The loops around a loop that has counters: so all of them are known."""
+        around = self.around(self.forward.loops)
+        assert around is not None
+        return around
+
     def _bounds(self, loop: Loop) -> Any:
         """What a loop runs over, or over a part of which."""
         changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.changed for a in loop.atoms)
@@ -153,12 +159,10 @@ class Counts:
         """Whether a loop may leave out some of the iterations that there is room for."""
         return any(loop.bounds is None and self._bounds(loop) is not None for loop in loops)
 
-    def number(self, around: Around | None) -> Any:
+    def number(self, around: Around) -> Any:
         """The number of the iteration, among those of the loops whose numbers are known."""
-        if around is None:
-            return 0
         number: Any = 0
-        opened = next((o for o in self._open.values() if o.number == around.opened), None)
+        opened = self._opened(around)
         if opened is not None:
             loop = self.forward.loops[0]
             number = operation("sub", cast(atom_value(loop.atoms[0]), I32), opened.first)
@@ -169,11 +173,14 @@ class Counts:
             return number
         return operation("min", number, self._length(around))
 
-    def _length(self, around: Around | None) -> Any:
+    def _opened(self, around: Around) -> _Open | None:
+        """The open loop around a place."""
+        return next((o for o in self._open.values() if o.number == around.opened), None)
+
+    def _length(self, around: Around) -> Any:
         """How many such iterations there are, or there is room for."""
-        assert around is not None
         length: Any = math.prod(axis.length for axis in around.axes)
-        opened = next((o for o in self._open.values() if o.number == around.opened), None)
+        opened = self._opened(around)
         return length if opened is None else multiply(opened.room, length)
 
     def slot(self, around: Around) -> tuple[int, Any, bool]:

@@ -14,6 +14,7 @@ from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
 from taichi_ext.differentiate.forms import Form, Row, Seed, accumulate, coefficient, is_row, row_sum, settled
 from taichi_ext.differentiate.row_terms import STORED, Terms
+from taichi_ext.differentiate.sparse_sums import takes_sum
 from taichi_ext.program import I32, Load, Local, Read, Type, Value
 
 MAX_LOCAL_ARRAY = 512
@@ -160,9 +161,7 @@ class Storage:
         if self.sparse is None:
             return seeds
         for seed, _ in seeds:
-            if not self.sparse.is_in_rows(seed.column) and not self.forward.locals.takes_sum(
-                self, seed.column, len(seeds)
-            ):
+            if not self.sparse.is_in_rows(seed.column) and not takes_sum(self, seed.column, len(seeds)):
                 self.sparse.require_rows(seed.column, self.local)
         return [(s, c) for s, c in seeds if self.sparse.is_in_rows(s.column)]
 

@@ -19,12 +19,11 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Emitted:
-    """An emitted kernel, its text, and the objects that it was made of."""
+    """An emitted kernel and its text."""
 
     kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
     tree: ast.Module  # of the kernel alone; nodes keep their places in the text
     text: str
-    objects: dict[str, Any]
     has_vectors: bool  # as entries of fields and array arguments
 
     def __call__(self, *args: Any) -> Any:
@@ -45,4 +44,4 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     weakref.finalize(kernel, linecache.cache.pop, file, None)
     make = tree.body[-1]
     assert isinstance(make, ast.FunctionDef)
-    return Emitted(kernel, ast.Module(make.body[:1], []), text, objects, program.has_vectors)
+    return Emitted(kernel, ast.Module(make.body[:1], []), text, program.has_vectors)

@@ -7,7 +7,7 @@ gain nothing: after each store to an array the array's address is read again, wh
 
 from __future__ import annotations
 
-from taichi_ext.differentiate.build import literal, operation
+from taichi_ext.differentiate.build import is_over_columns, literal, operation
 from taichi_ext.program import (
     I32,
     Assign,
@@ -15,7 +15,6 @@ from taichi_ext.program import (
     Const,
     Container,
     Declare,
-    For,
     Load,
     Read,
     Size,
@@ -37,7 +36,7 @@ def with_counted_columns(body: Body) -> Body:
 
 
 def _counted(s: Statement) -> Statement | Body:
-    if not isinstance(s, For) or s.kind != "range" or s.variables[0].kind != "column":
+    if not is_over_columns(s):
         return s
     (count,), (variable,) = s.domain, s.variables
     array = _stored_to(s.body)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taichi_ext.differentiate.build import is_over_columns
 from taichi_ext.program import (
     Body,
     Boundary,
@@ -68,7 +69,7 @@ class _Columns:
 
     @staticmethod
     def of(s: Statement) -> _Columns | None:
-        if not isinstance(s, For) or s.kind != "range" or s.variables[0].kind != "column":
+        if not is_over_columns(s):
             return None
         (count,) = s.domain
         if not isinstance(count, Const) or any(bodies(inner) for inner in s.body):
