@@ -13,7 +13,7 @@ import taichi as ti
 
 def describe(clock_name: str, precision: str = "float32") -> str:
     """Machine, versions and conventions, as Markdown."""
-    packages = ["taichi", "taichi-ext", "numpy", "jax", "torch", "warp-lang", "drjit"]
+    packages = ["taichi", "taichi-ext", "numpy", "jax", "asdex", "torch", "warp-lang", "drjit"]
     names = []
     for package in packages:
         try:

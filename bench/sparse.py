@@ -12,11 +12,13 @@ import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sparse_models
 import taichi as ti
 from report import describe, markdown_table
+from scipy import sparse
 from sparse_programs import BA_SIZES, SparseProgram, make_bundle_adjustment, make_hand, make_springs
 from timing import time_first, time_in_turn
 
@@ -69,6 +71,20 @@ def check_model(blocks: list, found: list[np.ndarray]) -> None:
         np.testing.assert_allclose(data, entries.reshape(-1), rtol=TOLERANCE, atol=TOLERANCE * np.abs(data).max())
 
 
+def check_asdex(blocks: list, found: Any) -> None:
+    """Raise where asdex finds another pattern, or other entries."""
+    ours, theirs = (
+        sparse.block_array(blocks).tocsr(),
+        sparse.coo_array((found.data, found.indices.T), found.shape).tocsr(),
+    )
+    assert ours.nnz == theirs.nnz, f"{ours.nnz} entries; asdex has {theirs.nnz}"
+    np.testing.assert_array_equal(ours.indptr, theirs.indptr)
+    ours.sort_indices()
+    theirs.sort_indices()
+    np.testing.assert_array_equal(ours.indices, theirs.indices)
+    np.testing.assert_allclose(ours.data, theirs.data, rtol=TOLERANCE, atol=TOLERANCE * np.abs(ours.data).max())
+
+
 def measure(name: str, program: SparseProgram, clock: Callable[[], float], seconds: float) -> list[str]:
     """One line of the table."""
     plan = Jacobian(program.kernel, program.params, program.outputs, format="csr")
@@ -83,9 +99,14 @@ def measure(name: str, program: SparseProgram, clock: Callable[[], float], secon
     if model is not None:
         check_model(blocks, [np.asarray(entries) for entries in sparse_models.leaves(model())])
         calls["JAX"] = model
+    coloured = sparse_models.asdex_model(name, program)
+    if coloured is not None:
+        check_asdex(blocks, coloured())
+        calls["asdex"] = coloured
     first = {key: time_first(call, clock) for key, call in calls.items()}
     timings = time_in_turn(calls, {**first, "kernel": first_kernel}, seconds, clock)
-    shown = [f"{timings[key].median * 1e3:.2f}" if key in calls else "" for key in ("kernel", "ours", "by hand", "JAX")]
+    columns = ("kernel", "ours", "by hand", "JAX", "asdex")
+    shown = [f"{timings[key].median * 1e3:.2f}" if key in calls else "" for key in columns]
     entries, size = sum(b.nnz for row in blocks for b in row), bytes_of(blocks)
     peak = max(first_peak, peak_memory(plan))
     ratio = timings["ours"].median / timings["kernel"].median
@@ -110,7 +131,8 @@ def main() -> int:
         ti.init(arch=ti.cpu, default_fp=ti.f64, offline_cache=False, log_level=ti.ERROR, **threads)
         rows.append(measure(name, makers[name](), clock, options.seconds))
         print(" ".join(rows[-1]), flush=True)
-    head = ["program", "entries", "kernel", "taichi_ext", "by hand", "JAX", "over kernel", "CSR MiB", "peak / CSR"]
+    methods = ["kernel", "taichi_ext", "by hand", "JAX", "asdex"]
+    head = ["program", "entries", *methods, "over kernel", "CSR MiB", "peak / CSR"]
     print(describe("CPU time, ms" if options.cpu_time else "wall time, ms", "float64"))
     print(markdown_table(head, rows))
     return 0

@@ -1,4 +1,7 @@
-"""The same sparse Jacobians in JAX: forward mode of one residual at a time, and its entries put into CSR arrays."""
+"""The same sparse Jacobians in JAX: forward mode of one residual at a time, and its entries put into CSR arrays; asdex.
+
+asdex finds the pattern of a whole JAX function, colours its columns, and evaluates one forward product for each colour.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +15,11 @@ try:
 except ImportError:
     jax = None
 
+try:
+    import asdex
+except ImportError:
+    asdex = None
+
 
 def jax_model(name: str, program: SparseProgram) -> Callable[[], object] | None:
     """A call that computes all entries; None where there is no JAX, or no model."""
@@ -19,6 +27,17 @@ def jax_model(name: str, program: SparseProgram) -> Callable[[], object] | None:
         return None
     jax.config.update("jax_enable_x64", True)
     return _springs(program) if name == "springs" else _bundle_adjustment(program)
+
+
+def asdex_model(name: str, program: SparseProgram) -> Callable[[], object] | None:
+    """A call that computes J as one matrix, pattern and colours found here; None where asdex is missing."""
+    if asdex is None or jax is None or not (name.startswith("ba") or name == "springs"):
+        return None
+    jax.config.update("jax_enable_x64", True)
+    function = _all_forces(program) if name == "springs" else _all_errors(program)
+    point = jnp.concatenate([jnp.array(field.to_numpy()).reshape(-1) for field in program.params])
+    compiled = jax.jit(asdex.jacobian_from_coloring(function, asdex.jacobian_coloring(function, point)))
+    return lambda: jax.block_until_ready(compiled(point))
 
 
 def leaves(found: object) -> list:
@@ -53,10 +72,34 @@ def _bundle_adjustment(program: SparseProgram) -> Callable[[], object]:
     return lambda: jax.block_until_ready(blocks(cameras, points, weights))
 
 
+def _all_errors(program: SparseProgram) -> Callable[[object], object]:
+    """All outputs of bundle adjustment as one vector, of all parameters as one vector."""
+    cameras, points, weights = (field.to_numpy() for field in program.params)
+    seen, k = jnp.array(program.seen.to_numpy()), np.arange(len(weights))
+
+    def residuals(z):
+        a, b, w = jnp.split(z, np.cumsum([cameras.size, points.size]))
+        a, b = a.reshape(cameras.shape)[k % len(cameras)], b.reshape(points.shape)[k % len(points)]
+        return jnp.concatenate([jax.vmap(_error)(a, b, w, seen).reshape(-1), 1 - w * w])
+
+    return residuals
+
+
 def _force(a, b, rest):
     d = b - a
     length = jnp.sqrt(d @ d)
     return (length - rest) / length * d
+
+
+def _all_forces(program: SparseProgram) -> Callable[[object], object]:
+    rest, ends = jnp.array(program.rest.to_numpy()), program.ends.to_numpy()
+
+    def forces(z):
+        x = z.reshape(-1, 3)
+        pull = jax.vmap(_force)(x[ends[:, 0]], x[ends[:, 1]], rest)
+        return jnp.zeros_like(x).at[ends[:, 0]].add(pull).at[ends[:, 1]].add(-pull).reshape(-1)
+
+    return forces
 
 
 def _springs(program: SparseProgram) -> Callable[[], object]:
