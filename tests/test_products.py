@@ -170,8 +170,8 @@ class TestVjpByEntries:
             self.ways.append("dense" if found is None else "entries")
             return found
 
-        by_entries = products.transposed_by_entries
-        monkeypatch.setattr(products, "transposed_by_entries", spy)
+        by_entries = products._transposed_by_entries
+        monkeypatch.setattr(products, "_transposed_by_entries", spy)
 
     def check(self, run, params, outs, start=lambda: None, way="entries"):
         """``vjp`` twice, with one cotangent and several, is the dense J, and leaves the outputs of one run."""

@@ -132,12 +132,12 @@ def vjp(
     evaluation = plan.start(args)
     shapes = evaluation.output_shapes()
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
-    found = None
+    entries = None
     if options[2] is None and is_large(evaluation):
-        entries = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products")
-        found = transposed_by_entries(evaluation, entries.start(args), given)
-    if found is None:
-        found = transposed(evaluation, [v.T for v in given], options[2])
+        entries = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products").start(
+            args
+        )
+    found = transposed(evaluation, given, options[2], entries)
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():
         size = math.prod(shape)
@@ -159,11 +159,19 @@ def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int 
     return [np.concatenate(values, axis=1) for values in zip(*parts, strict=True)]
 
 
-def transposed(evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None) -> np.ndarray:
-    """Rows of cotangents, a matrix for each output, times J: a row for each, a column for each parameter's entry."""
+def transposed(
+    evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None, entries: Any = None
+) -> np.ndarray:
+    """Columns of cotangents, a matrix for each output, times J: a row for each, a column for each parameter's entry.
+
+    ``entries`` is an evaluation of sparse rows, which is used unless they turn out to be dense.
+    """
+    found = None if entries is None else _transposed_by_entries(evaluation, entries, cotangents)
+    if found is not None:
+        return found
     total = evaluation.column_count()
     dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
-    rows = [np.ascontiguousarray(v, dtype) for v in cotangents]
+    rows = [np.ascontiguousarray(v.T, dtype) for v in cotangents]
     result = np.zeros((len(rows[0]), total), dtype)
     for first, found in evaluation.column_blocks(chunk_size or block_size(evaluation, BLOCK)):
         block = sum(v @ J for v, J in zip(rows, found, strict=True))
@@ -184,7 +192,7 @@ def is_large(evaluation: Evaluation) -> bool:
     return evaluation.column_count() * column > (LARGE if evaluation.call.kernel is not None else BLOCK)
 
 
-def transposed_by_entries(dense: Evaluation, sparse: Any, cotangents: list[np.ndarray]) -> np.ndarray | None:
+def _transposed_by_entries(dense: Evaluation, sparse: Any, cotangents: list[np.ndarray]) -> np.ndarray | None:
     """Columns of cotangents times J, by the entries of sparse rows; None, and nothing has run, where rows are dense."""
     shapes = dense.output_shapes()
     rows = sum(math.prod(shape) for shape, _ in shapes)

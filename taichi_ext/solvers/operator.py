@@ -11,7 +11,7 @@ import numpy as np
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Jacobian
-from taichi_ext.api.products import directional, is_large, transposed, transposed_by_entries
+from taichi_ext.api.products import directional, is_large, transposed
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import State
 from taichi_ext.solvers.extra import require_scipy
@@ -104,13 +104,10 @@ class _Products:
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
         """The transpose of J times the columns of a matrix."""
         evaluation, state = self._start(self._whole)
-        parts = np.split(vectors.T, np.cumsum(self.rows)[:-1], axis=1)
+        parts = np.split(vectors, np.cumsum(self.rows)[:-1])
         try:
-            found = None
-            if self._entries is not None:
-                sparse = self._entries.start(state=state)
-                found = transposed_by_entries(evaluation, sparse, [part.T for part in parts])
-            return (transposed(evaluation, parts, self._chunk_size) if found is None else found).T
+            entries = None if self._entries is None else self._entries.start(state=state)
+            return transposed(evaluation, parts, self._chunk_size, entries).T
         finally:
             self._put_back(state)
 
