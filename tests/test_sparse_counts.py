@@ -148,6 +148,52 @@ def test_parallel_loops_over_a_range_that_is_known_at_run_time(lists):
         assert not plan._prepared.dense_reason
 
 
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_parallel_loops_over_several_ranges_that_are_known_at_run_time(is_grouped):
+    w, ends, y = scalars(random(200)), integers([0, 0, 0]), ti.field(ti.f64, (6, 5, 4))
+
+    @ti.func
+    def row(i, j, k):
+        y[i, j, k] = w[i * i + j] * w[7 * k + j] * w[199]
+
+    @ti.kernel
+    def run():
+        if ti.static(is_grouped):
+            for I in ti.grouped(ti.ndrange((1, ends[0]), ends[1], (ends[2], 4))):
+                row(I.x, I.y, I.z)
+        else:
+            for i, j, k in ti.ndrange((1, ends[0]), ends[1], (ends[2], 4)):
+                row(i, j, k)
+
+    plan = Jacobian(run, [w], [y], format="csr")
+    for sizes in ([3, 4, 2], [6, 5, 0], [2, 1, 1], [1, 5, 0], [5, 2, 3], [0, 5, 4]):
+        y.fill(0)
+        ends.from_numpy(np.array(sizes, np.int32))
+        for _ in range(2):
+            found = plan()
+            require_equal(found, run, [w], [y])
+        a, b, c = max(0, sizes[0] - 1), sizes[1], max(0, 4 - sizes[2])
+        assert np.count_nonzero(np.diff(found[0][0].indptr)) == a * b * c
+    assert not plan._prepared.dense_reason
+
+
+def test_lists_in_loops_over_several_ranges(lists):
+    w, starts, nodes, count, y = lists.w, lists.starts, lists.nodes, lists.count, outputs(M, 3)
+
+    @ti.kernel
+    def run():
+        for i, j in ti.ndrange(count[0], 3):
+            for k in range(starts[i], starts[i + 1]):
+                y[i, j] += w[nodes[k]] ** (j + 1)
+
+    plan = Jacobian(run, [w], [y], format="csr")
+    for seed, n in ((1, 4), (2, M), (3, 0), (4, 6)):
+        lists.set(seed)
+        count[0] = n
+        y.fill(0)
+        check(plan, run, [w], [y], state=[y])
+
+
 def test_while_loops_and_loops_in_loops(lists):
     w, y, nodes = lists.w, lists.y, lists.nodes
 

@@ -5,12 +5,13 @@ numbers are known: the kernel is given where the slots of each of these begin, a
 Slots that there is no room for yet are written to one place that nobody reads; then the host makes room and launches
 the kernel again. From the next launch on, the same numbers fit at once.
 
-A parallel loop over a range that is only known at run time is *open*: the kernel is given how many iterations there is
+A parallel loop over ranges that are only known at run time is *open*: the kernel is given how many iterations there is
 room for, and tells how many there are.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,12 +34,12 @@ class Around:
 
 @dataclass
 class _Open:
-    """An open loop that is being walked over."""
+    """An open loop that is being walked over: for how many iterations there is room; where each variable begins."""
 
     number: int
-    iteration: Any = None
-    room: Any = None
-    first: Any = None
+    room: Any
+    firsts: list[Any]
+    lengths: list[Any]  # of all variables but the first
 
 
 @dataclass
@@ -92,12 +93,15 @@ class Counts:
 
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)
-        bounds = [cast(self.forward.primal(b), I32) for b in s.domain]
-        first = self.builder.keep(bounds[0] if len(bounds) > 1 else literal(0, I32), "first")
-        opened = self._open[s] = _Open(self._next(), first=first)
-        lengths = self._array(opened.number, "lengths")
-        opened.room = self.builder.keep(_element(lengths, 0), "room")
-        self.builder.assign(_element(lengths, 1), operation("max", 0, operation("sub", bounds[-1], first)))
+        ranges = [s.domain] if s.kind == "range" else [d if isinstance(d, tuple) else (d,) for d in s.domain]
+        bounds = [[cast(self.forward.primal(b), I32) for b in bounds] for bounds in ranges]
+        number = self._next()
+        array = self._array(number, "lengths")
+        firsts = [self.builder.keep(b[0] if len(b) > 1 else literal(0, I32), "first") for b in bounds]
+        lengths = [operation("max", 0, operation("sub", b[-1], first)) for b, first in zip(bounds, firsts, strict=True)]
+        others = [self.builder.keep(length, "length") for length in lengths[1:]]
+        self._open[s] = _Open(number, self.builder.keep(_element(array, 0), "room"), firsts, others)
+        self.builder.assign(_element(array, 1), functools.reduce(multiply, others, lengths[0]))
 
     def _next(self) -> int:
         self._count += 1
@@ -147,8 +151,9 @@ class Counts:
 
     def _is_range(self, loop: Loop) -> bool:
         s = loop.statement
-        is_plain = isinstance(s, For) and s.kind == "range" and len(s.domain) <= 2
-        return is_plain and s.variables[0] not in self.forward.changed  # type: ignore[union-attr]
+        if not isinstance(s, For) or any(v in self.forward.changed for v in s.variables):
+            return False
+        return s.kind in ("ndrange", "grouped ndrange") or (s.kind == "range" and len(s.domain) <= 2)
 
     def _decide(self, s: Statement, count: int) -> None:
         if self.decided.get(s, 0) < count:
@@ -164,8 +169,9 @@ class Counts:
         number: Any = 0
         opened = self._opened(around)
         if opened is not None:
-            loop = self.forward.loops[0]
-            number = operation("sub", cast(atom_value(loop.atoms[0]), I32), opened.first)
+            indices = [cast(atom_value(a), I32) for a in self.forward.loops[0].atoms]
+            for index, first, length in zip(indices, opened.firsts, [1, *opened.lengths], strict=True):
+                number = add(multiply(number, length), operation("sub", index, first))
         for axis in around.axes:
             index = cast(atom_value(axis.variable), I32)
             number = add(multiply(number, axis.length), add(index, -axis.first))
