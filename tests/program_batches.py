@@ -4,6 +4,7 @@
     python tests/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
     python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
     python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
+    python tests/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
     python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
 
 Every program that is not right is appended to the log, one line of JSON each; the counts come last.
@@ -12,7 +13,9 @@ Every program that is not right is appended to the log, one line of JSON each; t
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
+import importlib
 import json
 import subprocess
 import sys
@@ -82,6 +85,15 @@ def run_all(first: int, count: int, how: list[str], log: IO[str]) -> collections
     return counts
 
 
+def set_limit(text: str) -> None:
+    """Change a number of taichi_ext that decides what becomes of programs of some size, given as ``module.NAME=NUMBER``."""
+    path, value = text.split("=")
+    module, name = path.rsplit(".", 1)
+    found = importlib.import_module(f"taichi_ext.{module}")
+    assert type(getattr(found, name)) is type(ast.literal_eval(value)), f"{path} is {getattr(found, name)}"
+    setattr(found, name, ast.literal_eval(value))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("count", type=int)
@@ -92,18 +104,24 @@ def main() -> int:
     parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
     parser.add_argument("--format", choices=("dense", "csr"), default="dense", help="of the Jacobians, default dense")
     parser.add_argument(
-        "--setting", action="append", default=[], metavar="NAME=True", help="of ti.init, for fused kernels alone"
+        "--setting", action="append", default=[], metavar="NAME=VALUE", help="of ti.init, for fused kernels alone"
+    )
+    parser.add_argument(
+        "--limit", action="append", default=[], metavar="MODULE.NAME=VALUE", help="a constant of taichi_ext"
     )
     parser.add_argument("--here", action="store_true", help="one batch in this process")
     options = parser.parse_args()
     STRATEGIES["auto"] = STRATEGIES[options.tangents]
     program_check.FORMAT = None if options.format == "dense" else options.format
-    kernels.SETTINGS.update({name: value == "True" for name, value in (s.split("=") for s in options.setting)})
+    kernels.SETTINGS.update({n: ast.literal_eval(value) for n, value in (s.split("=") for s in options.setting)})
+    for limit in options.limit:
+        set_limit(limit)
     if options.here:
         run_batch(options.generator, options.first, options.count, options.reduce)
         return 0
     how = ["--generator", options.generator, "--tangents", options.tangents, "--format", options.format]
-    how += [f"--setting={setting}" for setting in options.setting] + ["--reduce"] * options.reduce
+    how += [f"--setting={setting}" for setting in options.setting] + [f"--limit={limit}" for limit in options.limit]
+    how += ["--reduce"] * options.reduce
     with options.log.open("a") as log:
         counts = run_all(options.first, options.count, how, log)
     return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
