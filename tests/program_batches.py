@@ -2,6 +2,7 @@
 
     python tests/program_batches.py 2000                       # the programs of seeds 0 to 1999
     python tests/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
+    python tests/program_batches.py 500 --generator lists --format csr  # sums over neighbours, loops of any length
     python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
     python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
@@ -25,6 +26,7 @@ from typing import IO, Any
 
 import program_check
 import program_grammar
+import program_lists
 import program_pipelines
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
@@ -37,6 +39,7 @@ LONGEST = 300  # seconds without a verdict
 # by name: what writes a program, what runs programs, what judges one, what shows one
 GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
     "kernels": (program_grammar.generate, Workshop, verdict, describe),
+    "lists": (program_lists.generate, Workshop, verdict, describe),
     "pipelines": (program_pipelines.generate, PipelineWorkshop, pipeline_verdict, describe_pipeline),
 }
 

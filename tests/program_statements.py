@@ -17,6 +17,7 @@ class Statements(Expressions):
 
     main_size: int
     has_structs: bool
+    serial_share = 0.12  # of the loops of the outermost level
 
     def declare(self, type: str, low: int = 0, high: int = 0) -> str:
         """A new local, to be assigned by the statement that asks for it."""
@@ -316,7 +317,7 @@ class Statements(Expressions):
     # --- loops of the outermost level, which run in parallel
 
     def root_loop(self) -> None:
-        if self.chance(0.12):
+        if self.chance(self.serial_share):
             self.emit("ti.loop_config(serialize=True)")
             text, low, high = self.range_text(self.main_size)
             name = self.fresh("i")
