@@ -176,6 +176,27 @@ def test_recurrences_have_rows(mesh):
     mesh.check(run, has_own_columns=False)
 
 
+def test_recurrences_through_two_locals_have_rows():
+    """Each walk over the program would find one more column that comes back to s, without an end."""
+    w, y = scalars(random(6)), outputs(6)
+    nodes = integers([4, 0, 3])
+
+    @ti.kernel
+    def run():
+        s = w[nodes[0]]
+        for k in range(2):
+            s = y[k] = ti.atan2(w[k], s)
+        t = w[nodes[1]]
+        before = 0.3
+        for k in range(3):
+            t = before * w[nodes[k]]
+            before = t + w[k]
+        y[5] = t
+
+    plan = Jacobian(run, [w], [y], format="csr")
+    require_equal(plan(), run, [w], [y])
+
+
 def test_few_parameters_stay_in_rows():
     pose, w, y = scalars(random(26)), scalars(random(P)), outputs(P)
 

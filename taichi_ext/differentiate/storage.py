@@ -85,6 +85,7 @@ class Storage:
         self.registers: dict[Seed, Any] = {}
         self.slots: list[tuple[Read, Read]] = []
         self.used = 0  # slots that may hold something by now, outside of loops
+        self.sources: set[Storage] = set()  # whose slots hold the columns that have been written to this one
         self.sparse = forward.sparse and forward.sparse.numbering
         self.owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
         self.no_column = 0 if self.sparse is None else self.sparse.no_column(self.owner)
@@ -171,7 +172,8 @@ class Storage:
     def write(self, forms: list[Form], indices: list[Any]) -> None:
         """Replace the tangents of several elements at once, all read before any is written."""
         for form in forms:
-            self._note(form, grows=self._refers_to_itself(form) and self.forward.loop_sites() != self.loops)
+            refers_to_itself = self._refers_to_itself(form)
+            self._note(form, grows=refers_to_itself and self.forward.loop_sites() != self.loops)
         forms = [settled(self.builder, form) for form in forms]
         self.terms.note_write(is_zero=self.is_zero and not any(forms))
         if self.row is not None:
@@ -185,9 +187,11 @@ class Storage:
         self.is_zero = False
 
     def _refers_to_itself(self, form: Form) -> bool:
-        """Whether a form refers to what this held before, together with other index expressions."""
+        """Whether a form refers to what this held before, also through others, and to other index expressions."""
         inner = [s for s in form if not is_row(s) and not s.is_constant]
-        own = [s for s in inner if any(self.forward.naming.slot_owner(a) is self for a, _ in s.column.terms)]
+        sources = [_sources(self.forward.naming, s) for s in inner]
+        self.sources.update(*sources)
+        own = [found for found in sources if self in found]
         return bool(own) and len(own) < len(inner)
 
     def _write_registers(self, form: Form, index: Any) -> None:
@@ -272,6 +276,12 @@ class Storage:
                 self.row.add(self._row_index(index, k), cast(total, self.dtype), is_shared=self._is_shared())
 
         self.builder.loop(self.forward.columns, add_column)
+
+
+def _sources(naming: Any, seed: Seed) -> set[Storage]:
+    """The storages whose slots a column comes from, directly or through others."""
+    owners = {naming.slot_owner(atom) for atom, _ in seed.column.terms} - {None}
+    return owners.union(*(owner.sources for owner in owners))
 
 
 class LocalRow:
