@@ -77,10 +77,8 @@ class Lists(Grammar):
     def sum_over_list(self) -> None:
         """A local that adds up terms in a loop of some length, and an entry that takes it."""
         type = self.rng.choice(["f", "f", *VECTORS])
-        value = self.rng.choice(["0.0", self.scalar(1)]) if type == "f" else self.vector(type, 1)
-        name = self.declare(type)
-        self.emit(f"{name} = {value}")
-        self.settle()
+        old = self.some_local(type) if self.chance(0.4) else None
+        name = old.name if old is not None and old.is_readable else self.new_sum(type)
         text, low, high = self.range_text(LONGEST)
         k = self.fresh("i")
         self.emit(f"for {k} in range({text}):")
@@ -91,7 +89,7 @@ class Lists(Grammar):
             if self.chance(0.4):
                 self.statement()
             factor = "0.5 * " if self.chance(0.2) else ""
-            operator = f"= {factor}{name} +" if self.chance(0.25) else self.rng.choice(["+=", "+=", "-="])
+            operator = self.rng.choice(["+=", "+=", "+=", "-=", f"= {factor}{name} +", "="])
             self.emit(f"{name} {operator} {self.value(type, 2)}")
             if self.chance(0.3):
                 self.simple()
@@ -100,6 +98,14 @@ class Lists(Grammar):
             local = Variable(name, type)
             taken = f"{self.as_scalar(local)} * {self.scalar(1)}" if found[1] == "f" else self.value(found[1], 2)
             self.emit(f"{found[0]} {self.rng.choice(['+=', '-='])} {taken}")
+
+    def new_sum(self, type: str) -> str:
+        """A local as it is before a loop adds to it."""
+        value = self.rng.choice(["0.0", self.scalar(1)]) if type == "f" else self.vector(type, 1)
+        name = self.declare(type)
+        self.emit(f"{name} = {value}")
+        self.settle()
+        return name
 
     def body(self) -> None:
         if (self.place.can_break or self.place.can_continue) and self.chance(0.25):
