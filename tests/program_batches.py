@@ -53,7 +53,7 @@ def run_batch(generator: str, first: int, count: int, is_reducing: bool) -> None
         program = generate(seed)
         kind, message = judge(program, seed, workshop, runs_alone=seed % 4 == 0)
         if is_reducing and kind not in (RIGHT, REJECTED):
-            message += "\n" + show(reduced(program, seed, workshop, kind, judge=judge))
+            message += "\n" + show(reduced(program, seed, workshop, judge=judge))
         print(json.dumps({"seed": seed, "kind": kind, "message": message}), flush=True)
 
 

@@ -51,12 +51,18 @@ def verdict(program: Program, seed: int, workshop: Workshop, *, runs_alone: bool
     return RIGHT, ""
 
 
-def reduced(program: Any, seed: int, workshop: Any, kind: str, tries: int = 120, judge: Any = verdict) -> Any:
+def reduced(program: Any, seed: int, workshop: Any, tries: int = 120, judge: Any = verdict) -> Any:
     """A smaller program that fails in the same way; ``judge`` is what gives the verdict of a program."""
+
+    def failure(found: tuple[str, str]) -> tuple[str, ...]:
+        """The kind; of a crash, also the type of the error."""
+        return (found[0], *found[1].split(":")[1:2] * ("crash" in found[0]))
+
+    wanted = failure(judge(program, seed, workshop))
 
     def is_alike(smaller: Any) -> bool:
         try:
-            return judge(smaller, seed, workshop)[0] == kind
+            return failure(judge(smaller, seed, workshop)) == wanted
         except Exception:  # a cut that left no program, for the reference or for Taichi
             return False
 

@@ -281,6 +281,39 @@ def test_stores_before_any_kernel_has_used_the_field(chunk_size):
     assert_array_equal(c.to_numpy(), [2, 1, 1])
 
 
+WITHOUT_DIMENSIONS = {
+    "from_numpy": lambda s, other: s.from_numpy(np.full((), 0.2)),
+    "copy_from": lambda s, other: s.copy_from(other),
+    "fill": lambda s, other: s.fill(0.2),
+    "item": lambda s, other: s.__setitem__(None, 0.2),
+}
+
+
+@pytest.mark.parametrize("way", WITHOUT_DIMENSIONS)
+def test_stores_to_a_field_without_dimensions(way):
+    x = ti.field(ti.f64, N)
+    x.from_numpy(np.array([0.5, 1.5, 2.5]))
+    s, other = ti.field(ti.f64, ()), ti.field(ti.f64, ())
+    other[None] = 0.2
+
+    @ti.kernel
+    def load():
+        for i in x:
+            s[None] += x[i] ** 2
+
+    @ti.kernel
+    def read():
+        for i in x:
+            x[i] *= s[None]
+
+    def pipeline():
+        load()
+        WITHOUT_DIMENSIONS[way](s, other)
+        read()
+
+    assert_allclose(jacobian(pipeline, x, x), 0.2 * np.eye(N))
+
+
 @each_chunk
 @pytest.mark.parametrize("is_vector", [False, True])
 def test_stores_to_ndarrays(is_vector, chunk_size):

@@ -33,7 +33,7 @@ def test_random_pipelines(workshop, seed):
     if kind in (REJECTED, *BY_ITSELF):
         pytest.skip(f"it cannot be judged: {message}")
     if kind != RIGHT:
-        smaller = describe_pipeline(reduced(program, seed, workshop, kind, judge=pipeline_verdict))
+        smaller = describe_pipeline(reduced(program, seed, workshop, judge=pipeline_verdict))
         pytest.fail(f"seed {seed}: {kind}: {message}\n\nA smaller program that fails: {smaller}", pytrace=False)
 
 

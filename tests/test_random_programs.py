@@ -45,7 +45,7 @@ def test_random_programs(workshop, seed):
     if kind in (REJECTED, *BY_ITSELF):  # what Taichi alone gets wrong says nothing about taichi_ext
         reject()
     if kind != RIGHT:
-        smaller = describe(reduced(program, seed, workshop, kind))
+        smaller = describe(reduced(program, seed, workshop))
         pytest.fail(f"seed {seed}: {kind}: {message}\n\nA smaller program that fails: {smaller}", pytrace=False)
 
 

@@ -176,6 +176,33 @@ def test_recurrences_have_rows(mesh):
     mesh.check(run, has_own_columns=False)
 
 
+def test_a_sum_that_becomes_a_row_in_a_loop_of_any_length(mesh):
+    """It was to count what it writes; in a row there is nothing to count."""
+    w, nodes, y = mesh.w, mesh.nodes, mesh.y
+    lengths = integers(np.arange(M) % K)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            s = 1.7
+            for k in range(lengths[i]):
+                s = s + w[nodes[i, k]] ** 2
+                s = 0.7 * s
+            y[i] = s * w[i]
+
+    @ti.kernel
+    def unused():
+        for i in y:
+            s = 1.7
+            for k in range(lengths[i]):
+                s = s + w[nodes[i, k]]
+                s = 0.7
+            y[i] = w[i] * s
+
+    mesh.check(run, [w], has_own_columns=False)
+    mesh.check(unused, [w], has_own_columns=False)
+
+
 def test_recurrences_through_two_locals_have_rows():
     """Each walk over the program would find one more column that comes back to s, without an end."""
     w, y = scalars(random(6)), outputs(6)

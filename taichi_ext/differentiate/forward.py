@@ -191,6 +191,8 @@ class Forward:
         body = (*self.builder.body, *self._body(self.program.body))
         program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
         self.locals.check_sums()
+        if self.sparse is not None and not self.has_news:
+            self.sparse.counts.forget_unused(self.sparse.sites)
         if not self.has_news:
             self.has_news = self.decisions.rows.accept(self.locals.storages, self.read) or self.reversals.accept()
         covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)

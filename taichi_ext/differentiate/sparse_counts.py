@@ -19,7 +19,7 @@ from typing import Any
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import add, cast, literal, multiply, operation, select
-from taichi_ext.differentiate.entry_sites import Axis
+from taichi_ext.differentiate.entry_sites import Axis, Site
 from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While
 
 
@@ -65,7 +65,7 @@ class Counts:
 
     def before(self, s: For | While) -> None:
         """Emit what comes before a loop."""
-        if s not in self.decided:
+        if not self.decided.get(s):
             return
         loop = self.forward.loop_table[s]
         if loop.is_parallel:
@@ -90,6 +90,16 @@ class Counts:
         place = self.builder.keep(self.number(self._here()), "place")
         for number, slot, _, _ in counted.counters:
             self.builder.assign(_element(self._array(number, "counts"), place), slot)
+
+    def forget_unused(self, sites: list[Site]) -> None:
+        """At the end of a walk: drop the counters of what earlier walks wrote, and this one does not."""
+        used = {site.opened for site in sites} | {site.counter for site in sites}
+        for s, decided in list(self.decided.items()):
+            counters = self._counted[s].counters if s in self._counted else ()
+            numbers = [self._open[s].number] if s in self._open else [number for number, *_ in counters]
+            self.decided[s] = len(used.intersection(numbers))
+            if self.decided[s] < decided:
+                self.forward.found_news()
 
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)

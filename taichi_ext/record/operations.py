@@ -33,6 +33,8 @@ def typed_tensor(flat: list[Any], shape: tuple[int, ...], dtype: Type | None = N
     values = [as_value(e) for e in flat]
     if len(values) != math.prod(shape):
         raise ti.TaichiSyntaxError(f"{len(values)} entries are given for a value of shape {shape}")
+    if not values:  # the index of a field without dimensions
+        return Tensor((), shape)
     kind = promoted([v.dtype for v in values]) if dtype is None else dtype
     return Tensor(tuple(convert(v, kind) for v in values), shape)
 
