@@ -133,6 +133,7 @@ def _note_entries(fused: Fused, found: SparseResult) -> None:
     """What a session has to know of the entries of a sparse Jacobian."""
     fused.sites, fused.sparse, fused.columns = found.sites, found.columns, found.columns.width
     fused.row_counts = {key: c.size for key, c in found.containers.items()}
+    fused.row_loops = {key: c.opened for key, c in found.containers.items() if c.opened is not None}
     fused.row_types = {key: backend.named_type(c.dtype.name) for key, c in found.containers.items()}
 
 

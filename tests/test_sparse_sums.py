@@ -7,7 +7,7 @@ from conftest import initialise
 from differences import outputs, scalars, vector_outputs, vectors
 from test_sparse import integers, random, require_equal
 
-from taichi_ext import Jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, vjp
 
 pytestmark = pytest.mark.cpu_only("differences in float64")
 P, M, K = 90, 7, 4  # more parameters than rows of locals hold in any case
@@ -238,3 +238,120 @@ def test_few_parameters_stay_in_rows():
     plan = Jacobian(run, [pose, w], [y], format="csr")
     require_equal(plan(), run, [pose, w], [y])
     assert "entries of the local" not in plan.explain()
+
+
+class TestLoopsOverRangesThatAreKnownAtRunTime:
+    """One entry for each iteration that there is, and that is another number in each call."""
+
+    @pytest.fixture(autouse=True)
+    def start(self, mesh):
+        self.mesh, self.count = mesh, integers([0])
+
+    def check(self, run, params, outs):
+        plan = Jacobian(run, params, outs, format="csr")
+        for n in (3, M, 0, 5, M, 1):
+            self.count[0] = n
+            for out in outs:
+                out.fill(0)
+            for _ in range(2):
+                require_equal(plan(), run, params, outs, outs)
+            assert not plan._prepared.dense_reason
+        assert "entries of the local" in plan.explain()
+
+    def test_sums_of_sums(self):
+        w, x, nodes, y, count, z = self.mesh.w, self.mesh.x, self.mesh.nodes, self.mesh.y, self.count, outputs(M)
+
+        @ti.kernel
+        def run():
+            for i in range(M - count[0], M):
+                mean = w[i]
+                for k in range(K):
+                    mean += w[nodes[i, k]] * x[i, k]
+                y[i] = mean * mean
+                spread = 0.0
+                for k in range(K):
+                    if nodes[i, k] % 3 > 0:
+                        spread += (w[nodes[i, k]] - mean) ** 2
+                mean = mean * spread + w[3]
+                z[i] = mean * x[i, 0]
+
+        self.check(run, [w, x], [y, z])
+
+    def test_vectors_in_loops_in_loops(self):
+        w, nodes, count, force = self.mesh.w, self.mesh.nodes, self.count, vector_outputs(3, M)
+
+        @ti.kernel
+        def run():
+            for i in range(count[0]):
+                for j in range(2):
+                    total = ti.Vector([0.0, 0.0, 0.0])
+                    k = j
+                    while k < K:
+                        n = nodes[i, k]
+                        total += w[n] ** 2 * ti.Vector([1.0, w[(n + 1) % P], w[i]])
+                        k += 1
+                        if n % 7 == 0:
+                            break
+                    force[(i + j) % M] += total * total[2]
+
+        self.check(run, [w], [force])
+
+    def test_several_ranges_and_stages(self):
+        w, nodes, count, y = self.mesh.w, self.mesh.nodes, self.count, outputs(M, 2)
+        z = outputs(M, 2)
+
+        @ti.kernel
+        def run():
+            for i, j in ti.ndrange(count[0], 2):
+                s = 0.0
+                for k in range(K):
+                    s += w[nodes[i, k] + j] * w[k]
+                y[i, j] = s
+            for i, j in ti.ndrange((count[0] // 2, count[0]), (1, 2)):
+                s = y[i, j]
+                for k in range(K):
+                    s += w[nodes[i, k]] * y[i, 0]
+                z[i, j] += ti.sin(s)
+
+        nodes.from_numpy(nodes.to_numpy() % (P - 1))
+        self.check(run, [w], [y, z])
+
+    def test_products_with_the_transpose(self, monkeypatch):
+        monkeypatch.setattr("taichi_ext.api.products.LARGE", 0)
+        monkeypatch.setattr("taichi_ext.api.products.DENSE_TO_SPARSE", 1e-9)
+        w, nodes, y, count = self.mesh.w, self.mesh.nodes, self.mesh.y, self.count
+
+        @ti.kernel
+        def run():
+            for i in range(count[0]):
+                s = 0.0
+                for k in range(K):
+                    s += w[nodes[i, k]] ** 2
+                y[i] = s * s
+
+        v = random(M)
+        for n in (2, M, 4):
+            count[0] = n
+            y.fill(0)
+            wanted = v[:n] @ jacobian(run, w, y)[:n]
+            np.testing.assert_allclose(vjp(run, w, y, v), wanted, rtol=1e-12)
+
+    def test_too_many(self, monkeypatch):
+        """What the first launch wrote is put back."""
+        monkeypatch.setattr("taichi_ext.runtime.sparse_streams.OPEN_ENTRIES", M - 1)
+        w, nodes, y, count = self.mesh.w, self.mesh.nodes, self.mesh.y, self.count
+
+        @ti.kernel
+        def run():
+            for i in range(count[0]):
+                s = 0.0
+                for k in range(K):
+                    s += w[nodes[i, k]]
+                y[i] = s
+
+        count[0] = M
+        with pytest.raises(InvalidArgumentError, match=f"The local s has {M} entries"):
+            jacobian(run, w, y, format="csr")
+        assert not y.to_numpy().any()
+        count[0] = M - 1
+        require_equal(jacobian(run, [w], [y], format="csr"), run, [w], [y])

@@ -7,6 +7,7 @@ from typing import Any
 
 FIRST_SPARSE = 1 << 28  # columns from here on are in no row
 LAST_SPARSE = 2**31 - 1
+OPEN_ENTRIES = 1 << 25  # columns of a local in a loop over ranges that are only known at run time, at most
 
 
 def composed_key(key: Any, version: int) -> Any:

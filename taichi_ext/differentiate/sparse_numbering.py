@@ -116,7 +116,7 @@ class Numbering:
 
     def require_columns(self, key: Any, size: int) -> None:
         """The entries of a container are to be columns of their own."""
-        if key not in self.decisions.composed:
+        if self.decisions.composed.get(key) != size:
             self.decisions.composed[key] = size
             self.renumber()
 

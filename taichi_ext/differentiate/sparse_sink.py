@@ -13,7 +13,7 @@ from typing import Any
 from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import add, literal, multiply
-from taichi_ext.differentiate.entry_sites import Axis, Entry, Group, Site
+from taichi_ext.differentiate.entry_sites import Entry, Group, Site
 from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, is_row, row_sum
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.sparse_counts import Around, Counts
@@ -27,13 +27,23 @@ LAST_STEP = 2**31  # of a stage: containers are written after all locals that it
 
 @dataclass(frozen=True)
 class Sunk:
-    """A container with a sink."""
+    """A container with a sink, or a local with columns of its own.
+
+    Attributes:
+        key: what tells it apart.
+        name: its name in messages.
+        size: how many entries it has.
+        dtype: their type.
+        is_columns: its entries are columns of their own.
+        opened: the number of an open loop, for each iteration of which there are so many entries.
+    """
 
     key: Any
     name: str
     size: int
     dtype: Type
-    is_columns: bool  # its entries are columns of their own
+    is_columns: bool
+    opened: int | None = None
 
 
 @dataclass(frozen=True)
@@ -208,12 +218,12 @@ class Sink:
         self._write_values(site, sunk, slot, forms)
         return site.is_injective
 
-    def axes(self, name: str) -> tuple[Axis, ...]:
-        """The loops around this place; raises where it is not known before the launch what they run over."""
+    def iteration(self, name: str) -> Around:
+        """The loops around this place; raises where their iterations are not numbered."""
         around = self._around(name)
-        if around.counted is not None or around.opened is not None:
+        if around.counted is not None:
             raise DenseRowsError(f"{name} is declared in a loop whose number of iterations is not known")
-        return around.axes
+        return around
 
     def _around(self, name: str) -> Around:
         around = self.counts.around(self.forward.loops)

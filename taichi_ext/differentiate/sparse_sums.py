@@ -20,7 +20,7 @@ from typing import Any
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.forms import Form, Seed, is_row, settled
-from taichi_ext.differentiate.sparse_columns import DenseRowsError, is_sum_key, sum_key
+from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError, is_sum_key, sum_key
 from taichi_ext.differentiate.sparse_sink import Sink, Sunk
 from taichi_ext.program import Local
 
@@ -51,23 +51,26 @@ class LocalSum:
         self._writes: list[_Write] = []
         self._is_open = False  # whether what is added next belongs to the step before
         self._first = Affine()
-        entries = self._count()
-        self.sunk = Sunk(sum_key(local.name, number), local.name, entries, local.dtype, is_columns=True)
-        self.sink.numbering.require_columns(self.sunk.key, entries)
+        size, opened = self._count()
+        self.sunk = Sunk(sum_key(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
+        self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
 
-    def _count(self) -> int:
-        """How many entries there are: one for each iteration, and the first of this iteration's own."""
+    def _count(self) -> tuple[int, int | None]:
+        """How many entries there are for all iterations, or for one of the open loop; and that; sets the first one."""
         try:
-            axes = self.sink.axes(self.local.name)
+            around = self.sink.iteration(self.local.name)
         except DenseRowsError:
             self._refuse()
-            return 1
-        count = 1
-        for axis in axes:
-            self._first = self._first * axis.length + Affine(((axis.variable, 1),), -axis.first)
-            count *= axis.length
+            return 1, None
+        count = math.prod(axis.length for axis in around.axes)
+        if around.opened is None:
+            for axis in around.axes:
+                self._first = self._first * axis.length + Affine(((axis.variable, 1),), -axis.first)
+        else:
+            number = self.forward.builder.keep(self.sink.counts.number(around), "number")
+            self._first = self.forward.naming.named(number)
         self._first = self._first * self.size
-        return max(1, count * self.size)
+        return max(1, count * self.size), around.opened
 
     def _refuse(self) -> None:
         """The local has a row from the next walk on."""

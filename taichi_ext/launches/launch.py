@@ -102,6 +102,7 @@ class Fused:
     sites: tuple[Site, ...] = ()  # where entries of a sparse Jacobian are written
     sparse: Columns | None = None  # of a sparse Jacobian
     row_counts: dict[Any, int] = field(default_factory=dict)  # of the containers that sites write to
+    row_loops: dict[Any, int] = field(default_factory=dict)  # open loops, for each iteration of which there are so many
     row_types: dict[Any, Any] = field(default_factory=dict)
     streams: Any = None  # the memory of the sites, kept from launch to launch
     program: Program | None = None  # what the kernel was emitted from

@@ -12,6 +12,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Group, Site
+from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
@@ -86,6 +87,7 @@ class Streams:
         assert fused.sparse is not None
         self.sites = fused.sites
         self._sizes = {site.key: fused.row_counts[site.key] for site in fused.sites}
+        self._open = fused.row_loops
         self._dtypes = {site.key: fused.row_types[site.key] for site in fused.sites}
         self._ranges = fused.sparse.ranges()
         self.counts = SlotCounts(self.sites, _array_of)
@@ -96,6 +98,13 @@ class Streams:
 
     def make_room(self) -> None:
         """Get ready for as many slots as are known of."""
+        for key in self._open:
+            if self._size(key) > OPEN_ENTRIES:
+                raise InvalidArgumentError(
+                    f"The local {key[1]} has {self._size(key)} entries in all iterations of its loop. A sparse "
+                    f"Jacobian can have {OPEN_ENTRIES} of them where the number of iterations is only known at run time: make "
+                    "it a constant of the kernel, or leave format= out."
+                )
         self._bundles: dict[Any, _Bundle] = {}
         self._places: dict[Any, tuple[_Bundle, int]] = {}
         self._integers: dict[int, Any] = {}
@@ -176,10 +185,15 @@ class Streams:
                 if (at, to) == (stage, key):
                     blocks.update(self._bundle_blocks(bundle, key, slots, kept))
 
+    def _size(self, key: Any) -> int:
+        """How many entries a container has, or a local that has columns of its own in this launch."""
+        opened = self._open.get(key)
+        return self._sizes[key] * (1 if opened is None else self.counts.rooms[opened])
+
     def _bundle_blocks(
         self, bundle: _Bundle, key: Any, slots: dict[int, Slots], kept: dict[int, np.ndarray]
     ) -> dict[Any, Block]:
-        size = self._sizes[key]
+        size = self._size(key)
         row_type = np.int32 if size < 2**31 else np.int64
         places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
         places.append(_joined([slots[s.number].columns(g) for s, g in bundle.sources]))
@@ -191,7 +205,8 @@ class Streams:
             if owner in bundle.owners:
                 here = is_kept & (places[1] >= first) & (places[1] < end)
                 if here.any():
-                    shape = (size, end - first)
+                    is_open = owner[0] == "composed" and owner[1] in self._open
+                    shape = (size, self._size(owner[1]) if is_open else end - first)
                     width = max(1, shape[1])  # the keys are passed on at once, so that they can go, too
                     blocks[owner] = block_of(
                         _keys(places, first, width, is_last=is_whole), here, shape, has_rows, may_be_in_place=is_whole
@@ -210,7 +225,7 @@ class Streams:
                 for owner, block in blocks.items():
                     bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
                     full[owner] = (block, block.data(bundle.written()))
-                yield StageBlocks(key, self._sizes[key], self._stored[stage, key], full)
+                yield StageBlocks(key, self._size(key), self._stored[stage, key], full)
 
 
 def _keys(places: list[np.ndarray], first: int, width: int, *, is_last: bool) -> np.ndarray:
