@@ -102,8 +102,8 @@ class Streams:
             if self._size(key) > OPEN_ENTRIES:
                 raise InvalidArgumentError(
                     f"The local {key[1]} has {self._size(key)} entries in all iterations of its loop. A sparse "
-                    f"Jacobian can have {OPEN_ENTRIES} of them where the number of iterations is only known at run time: make "
-                    "it a constant of the kernel, or leave format= out."
+                    f"Jacobian can have {OPEN_ENTRIES} of them where the number of iterations is only known at run "
+                    "time: make it a constant of the kernel, or leave format= out."
                 )
         self._bundles: dict[Any, _Bundle] = {}
         self._places: dict[Any, tuple[_Bundle, int]] = {}
