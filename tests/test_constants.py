@@ -35,6 +35,8 @@ pair = (0.5, 4.0)
 options = types.SimpleNamespace(inner=types.SimpleNamespace(rate=1.25))
 holder = ti.math.vec3(1.0, 2.0, 3.0)
 data = {"rate": 2.0}
+spring_type = ti.types.struct(k=ti.f64, pull=ti.types.vector(2, ti.f64), n=ti.i32)
+spring = spring_type(k=2.0, pull=[1.0, 3.0], n=2)
 before = 2 * gravity  # an ordinary number: computed before any kernel
 
 
@@ -249,6 +251,81 @@ class TestAttributes:
         J = jacobian(k, "Solver.mass", s.y)  # the attribute of the class, that the object reads
         assert_allclose(J, 0.25 * X)
 
+    def test_members_of_structs(self):
+        x, y = scalars(X), outputs(3)
+        both = ti.Struct(spring=spring, rest=0.5)
+        springs = [spring, spring_type(k=7.0, pull=[1.0, 3.0], n=1)]
+
+        @ti.func
+        def strength(s, a):
+            return s.k * a + s.pull.dot(s.pull)
+
+        def rest():
+            return both
+
+        @ti.kernel
+        def k():
+            copied = spring
+            copied.k *= both.rest
+            for i in y:
+                y[i] = spring.k**2 * x[i] + strength(spring, x[i]) + copied.k * spring.pull.y
+                for s in ti.static(springs):
+                    y[i] += strength(s, 2 * x[i]) + s.k
+                for _ in ti.static(range(spring.n)):
+                    y[i] += strength(rest().spring, 1.0) * both.spring.k
+
+        J = agrees(k, ["spring.k", "spring.pull", "both.rest"], y)
+        assert_allclose(J[0], 4 * X + X + 1.5 + 2 * X + 1 + 2 * (2 * 2.0 + 10.0))
+        assert_allclose(J[2], [2.0 * 3.0] * 3)
+        assert_allclose(jacobian(k, "both.spring.k", y), J[0])  # the same struct
+        assert (spring.k, spring.pull.to_list()) == (
+            2.0,
+            [1.0, 3.0],
+        )  # a vector that is assigned to is changed in place
+
+    def test_methods_of_structs(self):
+        @ti.dataclass
+        class Material:
+            young: ti.f64
+            poisson: ti.f64
+
+            @ti.func
+            def shear(self):
+                return self.young / (2 * (1 + self.poisson))
+
+        x, y = scalars(X), outputs(3)
+        steel = Material(young=5.0, poisson=0.25)
+        body = types.SimpleNamespace(steel=steel)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = steel.shear() * x[i] + body.steel.poisson
+
+        J = agrees(k, ["steel.young", "steel.poisson"], y)
+        assert_allclose(J, [X / 2.5, 1 - X * 5.0 / 2 / 1.25**2])
+
+    def test_structs_that_are_passed(self):
+        x, y = scalars(X), outputs(3)
+
+        @ti.kernel
+        def by_template(s: ti.template()):
+            for i in y:
+                y[i] = s.k * x[i] + spring.k
+
+        @ti.kernel
+        def by_value(s: spring_type):
+            for i in y:
+                y[i] = s.k * x[i] + spring.k
+
+        def run():
+            by_value(spring)
+
+        assert_allclose(agrees(by_template, "spring.k", y, args=(spring,)), X + 1)
+        for kernel, args in ((by_value, (spring,)), (run, ())):
+            with pytest.raises(UnsupportedError, match="struct whose member 'k' is a parameter"):
+                jacobian(kernel, "spring.k", y, args=args)
+
     def test_python_functions_and_properties(self):
         s = Solver()
         J = agrees(s.by_python, ["self.dt", "options.inner.rate"], s.y)
@@ -442,6 +519,7 @@ class TestRefusals:
             "x": "'x', which is the name of a field or an array; give the object itself",
             "data": "'data', which is the name of .*expected a number",
             "options": "expected a number",
+            "spring": "a struct; name the members that are meant: spring.k, spring.pull, spring.n",
             "gravitas": "not an argument of .*and no Python number",
             "data['rate']": "not an argument",
             "weight.dt": "'weight' is an argument",
@@ -524,6 +602,32 @@ class TestChanges:
         s.material.direction = (1.0, 4.0)
         with pytest.raises(UnsupportedError, match=r"self\.material\.direction has changed"):
             jacobian(s.step, "self.material.direction", s.y)
+
+    def test_changed_struct(self):
+        x, y = scalars(X), outputs(3)
+        soft = spring_type(k=2.0, pull=[1.0, 3.0], n=2)
+
+        @ti.kernel
+        def k():
+            for i in y:
+                y[i] = soft.k * x[i]
+
+        @ti.kernel
+        def whole():
+            s = soft
+            for i in y:
+                y[i] = s.pull.x * x[i]
+
+        plan, J = Jacobian(k, x, y), jacobian(whole, x, y)
+        assert_allclose(plan(), 2 * np.eye(3))
+        soft.k, soft.pull = 3.0, [2.0, 3.0]
+        with pytest.raises(UnsupportedError, match=r"soft\.k has changed from 2\.0 to 3\.0"):
+            plan()
+        with pytest.raises(UnsupportedError, match="soft has changed"):
+            jacobian(whole, x, y, chunk_size=2)
+        soft.k, soft.pull = 2.0, [1.0, 3.0]
+        assert_allclose(plan(), 2 * np.eye(3))
+        assert_allclose(jacobian(whole, x, y), J)
 
     def test_another_owner(self):
         a, b = Solver(), Solver()

@@ -216,6 +216,8 @@ class KernelCall:
         if shape is None:
             if isinstance(value, backend.Field) or backend.is_array(value):
                 problem = "a field or an array; give the object itself, without quotes"
+            elif isinstance(value, backend.Struct):
+                problem = f"a struct; name the members that are meant: {', '.join(f'{name}.{m}' for m in value.keys)}"
             else:
                 problem = f"{shown(value)}; expected a number, a ti.Vector or a tuple of numbers"
             raise InvalidArgumentError(f"{place} is {name!r}, which is the name of {problem}.")

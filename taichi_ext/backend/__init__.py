@@ -60,7 +60,7 @@ from taichi_ext.backend.calling import (
     sealed,
     thread_functions,
 )
-from taichi_ext.backend.captures import Captures, first_captures, frozen
+from taichi_ext.backend.captures import Captures, first_captures, frozen, read_member
 from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
 from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
@@ -277,6 +277,7 @@ __all__ = [
     "promoted_type",
     "put_back",
     "randn_function",
+    "read_member",
     "refuse_ended",
     "repeat_launch",
     "replace_function",

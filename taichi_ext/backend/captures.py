@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import taichi as ti
-from taichi import Field, Matrix, Ndarray
+from taichi import Field, Matrix, Ndarray, Struct
 from taichi.lang import impl
 from taichi.lang.ast.ast_transformer import ASTTransformer
 from taichi.lang.ast.symbol_resolver import ASTResolver
@@ -80,6 +80,8 @@ def frozen(value: Any) -> Any:
         return (type(value).__name__, repr(value))
     if isinstance(value, Matrix):
         return ("matrix", repr(value.to_list()))
+    if isinstance(value, Struct):
+        return ("struct", *((name, frozen(getattr(value, name))) for name in value.keys))
     if isinstance(value, (list, tuple)):
         return tuple(frozen(v) for v in value)
     if isinstance(value, dict):
@@ -183,7 +185,8 @@ def _note_attribute(context: Any, node: Any) -> None:
     if isinstance(node.value, ast.Constant):
         return  # evaluated for a call that reads an attribute, which is noted itself
     owner, names = getattr(node.value, "root", (node.value.ptr, ()))
-    if owner is None or _is_taichi(owner) or _is_taichi(node.value.ptr):
+    is_struct = isinstance(node.value.ptr, Struct)
+    if owner is None or (not is_struct and (_is_taichi(owner) or _is_taichi(node.value.ptr))):
         return
     node.root = (owner, (*names, node.attr))
     _noting[-1].note(owner, node.root[1], bool(names) and owner is context.func.func, node, context, node.ptr)
@@ -192,6 +195,13 @@ def _note_attribute(context: Any, node: Any) -> None:
         before = node.ptr
         node.ptr = reader.read_attribute(node.value.ptr, node.attr, before)
         _noting[-1].follow((id(owner), node.root[1]), node.ptr is not before)
+
+
+def read_member(struct: Any, name: str) -> Any:
+    """What a member of a struct of Python numbers reads as, in the kernel that is walked."""
+    value = getattr(struct, name)
+    reader = _noting[-1].reader if _noting else None
+    return value if reader is None else reader.read_attribute(struct, name, value)
 
 
 def _is_attribute_read(node: Any) -> bool:

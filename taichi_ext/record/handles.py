@@ -91,7 +91,7 @@ def value_of(x: Any) -> Any:
     if isinstance(x, backend.Matrix):
         return matrix_value(x)
     if isinstance(x, backend.Struct):
-        return Record({k: value_of(getattr(x, k)) for k in x.keys}, x.methods)
+        return Record({k: value_of(backend.read_member(x, k)) for k in x.keys}, x.methods)
     if isinstance(x, backend.Expr):
         raise UnsupportedError(
             "A Taichi expression is used that was made outside of what is recorded. Compute it in the kernel, or in a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import inspect
@@ -65,10 +66,14 @@ def attribute_variable(owner: Any, name: str) -> Variable:
         held: Any = weakref.ref(holder)
     except TypeError:
         held = lambda: holder  # noqa: E731  # it cannot be referred to weakly
+    if isinstance(owner, backend.Struct):  # assigning a vector to a member changes the one that is there
+        read = lambda: copy.deepcopy(getattr(held(), name))  # noqa: E731
+    else:
+        read = lambda: getattr(held(), name)  # noqa: E731
     return Variable(
         ("attribute", id(holder), name),
         name,
-        lambda: getattr(held(), name),
+        read,
         lambda value: setattr(held(), name, value),
     )
 

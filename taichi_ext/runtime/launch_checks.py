@@ -6,6 +6,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.record.variables import Variable, attribute_variable
 from taichi_ext.runtime.host_values import is_active_on_host, warn_at_user
 
 STORED = (
@@ -24,12 +25,27 @@ def refuse_replaced_gradient(kernel: Any) -> None:
         )
 
 
-def refuse_ended(kernel: Any, args: tuple[Any, ...]) -> None:
-    """Raise where an argument is a field or array of a program that has ended."""
+def refuse_arguments(kernel: Any, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
+    """Raise for a field or array of a program that has ended, and for a struct that holds a parameter."""
+    keys = {variable.key for variable in parameters}
     for position, value in enumerate(args):
         problem = backend.ended_problem(value)
         if problem:
             raise InvalidArgumentError(f"Argument {position} of {kernel.func.__qualname__} {problem}.")
+        member = _parameter_in(value, keys)
+        if member and not isinstance(kernel.arguments[position].annotation, backend.ti.template):
+            raise UnsupportedError(
+                f"Argument {position} of {kernel.func.__qualname__} is a struct whose member {member!r} is a "
+                "parameter, and a struct that is passed is a constant. Read it in the kernel by its name."
+            )
+
+
+def _parameter_in(value: Any, keys: set[Any]) -> str:
+    """The member of a struct of Python numbers that is one of the parameters, if any."""
+    if not isinstance(value, backend.Struct) or not keys:
+        return ""
+    found = (name for name in value.keys if attribute_variable(value, name).key in keys)
+    return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
 
 
 def warn_of_lost_tangents(kernel: Any, args: tuple[Any, ...]) -> None:

@@ -18,7 +18,7 @@ from taichi_ext.runtime.fused_kernels import find
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
 from taichi_ext.runtime.launch_checks import (
     STORED,
-    refuse_ended,
+    refuse_arguments,
     refuse_other_fields,
     refuse_replaced_gradient,
     warn_of_lost_tangents,
@@ -205,7 +205,7 @@ class Session(LaunchHooks):
         if not self.is_direct:
             self._follow_host_arrays()
             warn_of_lost_tangents(kernel, args)
-        refuse_ended(kernel, args)
+        refuse_arguments(kernel, args, tuple(variable for variable, _ in self.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
         binding = self.arrays.bind(kernel, args, self)
         fused = self._fused_kernel(kernel, args, binding, self._roles(binding))
