@@ -17,12 +17,15 @@ pytestmark = pytest.mark.usefixtures("ti64")
 # Y and Z are arrays of float64 and float32 that depend on the parameters, y is their field
 MARKED = """Y[0]; Y[0].item(); Y.sum().item() / 0.5; round(Y.max(), 3); Y[0] / 0.0; (-Y[0]) ** 0.5; Y.mean(); y[0] + 1
 3 * y[0]; max(y[0], Y[1]); Y.reshape(2, 2)[1]; Y[1:3]; list(Y); y[0] ** 2; 2 ** y[0]; -Y; abs(Y); np.sum(Y, axis=0)
+np.sqrt(Y[0]); np.maximum(1.0, Y.sum()); np.exp(Z[0]); np.where(Y > 0.1, Y, 0.0); np.dot(Y, Y); np.linalg.norm(Y)
+np.linalg.eigh(np.outer(Y, Y)).eigenvalues.max(); np.concatenate([np.zeros(1), Y]); np.stack([Y, Y])[0]; np.clip(Y, 0, 1); np.einsum("i,i", Y, Y)
 Y.sum(axis=0, keepdims=True); Z[0] / 3; np.exp(Z); np.sin(y[0]); {"a": Y[0]}; Y.astype(np.float32); Y @ Y; 1 - Z[1]; Y.tolist()"""
 OTHERS = """round(y[0]); hash(Y.sum()); json.dumps(Y.sum()); {Y.max(): 1}; Y.astype(int); Y > 0; (Y > 0).sum(); Y.argmax()
-f"{Y[0]:.3f} {Y.sum():.2f} {y[0]:.3e}"; int(Y[0] * 10); bool(Y.any()); Y.dtype; Z.sum().dtype; np.exp(Z[0]).dtype
+f"{Y[0]:.3f} {Y.sum():.2f} {y[0]:.3e}"; int(Y[0] * 10); bool(Y.any()); Y.dtype; Z.sum().dtype; np.exp(Z[0]).dtype; np.allclose(Y, Y)
+np.shape(Y); np.argsort(Y); np.isnan(Y[0]); np.searchsorted(Y, 0.2)
 isinstance(Y.sum(), float); y[0] > 0.1; Z[0] == Z[0] / 3 * 3; np.zeros(2)[0]"""
 # what NumPy and math make of marked numbers without asking them: the mark is lost, the value is right
-FORGOTTEN = "math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]])"
+FORGOTTEN = "math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]]); np.float64(y[0]); (y[0] * 1j).imag; list(Y.flat)"
 
 
 def expressions(text):
@@ -132,3 +135,32 @@ def test_vectors_that_python_computes_are_marked():
     jacobian(run, x, y)
     assert [is_marked for is_marked, _ in found] == [True] * 5 + [False]
     assert [value for _, value in found] == [[0.3, 0.8], [0.6, 1.6], [0.8, 1.5], [0.3, 1.0], [-0.3, -0.8], [2.0, 4.0]]
+
+
+def test_values_of_types_are_marked():
+    pair, square = ti.types.vector(2, ti.f64), ti.types.matrix(2, 2, ti.f64)
+    state = ti.types.struct(a=ti.f64, b=ti.f64, v=pair, n=ti.i32)
+    nested = ti.types.struct(s=state, c=ti.f64)
+    x, y = scalars([0.3, 0.8]), outputs(2)
+    found = {}
+
+    @ti.kernel
+    def use(s: state, m: square):
+        for i in y:
+            y[i] = s.v[i] * x[i] + m[0, 0]
+
+    def run():
+        s = state(a=x[0], v=[x[0], 1.0], n=3)
+        v, m = pair(x[1], 2.0), square([[x[0], 1.0], [2.0, 3.0]])
+        found.update(
+            vector=v, of_list=pair([x[0], x[1]]), filled=pair(x[0]), matrix=m, again=pair(v), math=ti.math.vec2(v)
+        )
+        found.update(struct=s, a=s.a, v=s.v, norm=v.norm(), largest=m.max(), inverse=m.inverse(), inner=nested(s=s).s.a)
+        found.update(plain=pair(1.0, 2.0), b=s.b, n=s.n, whole=state(a=1.0), c=nested(s=s, c=1.0).c)
+        use(s, m)
+
+    with pytest.warns(DerivativeWarning, match="is passed to .*use: it counts as a constant"):
+        jacobian(run, x, y)
+    assert {name for name, value in found.items() if not is_active_on_host(value)} == {"plain", "b", "n", "whole", "c"}
+    assert found["struct"].v.to_list() == [0.3, 1.0]
+    assert found["again"].to_list() == [0.8, 2.0]

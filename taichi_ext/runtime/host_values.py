@@ -17,20 +17,35 @@ from taichi_ext import backend
 from taichi_ext.errors import DerivativeWarning
 
 
+def _apply(self: Any, function: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
+    """NumPy's function on such numbers: its result is one."""
+    return as_active(getattr(function, method)(*map(_plain, inputs), **keywords))
+
+
+def _plain(x: Any) -> Any:
+    """A number without its mark."""
+    for marked, plain in ((ActiveFloat, float), (ActiveFloat64, np.float64), (ActiveFloat32, np.float32)):
+        if isinstance(x, marked):
+            return plain(x)
+    return x
+
+
 class ActiveFloat(float):
     """A float that was computed from a value with a tangent."""
 
-    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
-        plain = [float(x) if isinstance(x, ActiveFloat) else x for x in inputs]
-        return as_active(getattr(function, method)(*plain, **keywords))
+    __array_ufunc__ = _apply
 
 
 class ActiveFloat64(np.float64):
     """The same for an entry of an array of float64."""
 
+    __array_ufunc__ = _apply
+
 
 class ActiveFloat32(np.float32):
     """The same for an entry of an array of float32."""
+
+    __array_ufunc__ = _apply
 
 
 class ActiveArray(np.ndarray):
@@ -38,6 +53,9 @@ class ActiveArray(np.ndarray):
 
     def __getitem__(self, index: Any) -> Any:
         return as_active(super().__getitem__(index))
+
+    def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:
+        return as_active(super().__array_function__(function, types, args, keywords))
 
     def tolist(self) -> Any:
         return as_active(super().tolist())
@@ -50,7 +68,8 @@ class ActiveArray(np.ndarray):
 def as_active(value: Any) -> Any:
     """The value, marked: a number, an array, or what a kernel returns, which may be a vector, a struct or several."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(as_active, value))
+        marked = map(as_active, value)
+        return type(value)(*marked) if hasattr(value, "_fields") else type(value)(marked)
     if isinstance(value, backend.Struct):
         for name in value.keys:
             value[name] = as_active(value[name])
