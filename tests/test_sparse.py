@@ -187,6 +187,36 @@ def test_float32_and_arrays():
     assert found[0].nnz == 10
 
 
+def test_float16_becomes_float32():
+    """SciPy has no float16."""
+    x, y, z = (ti.field(dtype, shape=3) for dtype in (ti.f16, ti.f16, ti.f64))
+    x.from_numpy(np.array([1.5, 2.5, 3.5], np.float16))
+
+    @ti.kernel
+    def square():
+        for i in x:
+            y[i] = x[i] * x[i]
+
+    @ti.kernel
+    def cube():
+        for i in x:
+            z[i] = y[i] * x[i]
+
+    def run():
+        square()
+        cube()
+
+    for kind in ("csr", "coo", "bsr"):
+        found = jacobian(square, x, y, format=kind)
+        assert found.dtype == np.float32
+        assert_array_equal(found.toarray(), np.diag([3.0, 5.0, 7.0]))
+    after_two, after_one = jacobian(run, x, [z, y], format="csr")
+    assert (after_two.dtype, after_one.dtype) == (np.float64, np.float32)
+    assert_allclose(after_two.toarray(), np.diag(3 * np.array([1.5, 2.5, 3.5]) ** 2), rtol=2e-3)
+    filled = jacobian(square, x, y, format="csr", out=jacobian(square, x, y, format="csr"))
+    assert_array_equal(filled.data, [3.0, 5.0, 7.0])
+
+
 def test_branches_loops_and_stores_over_stores():
     x, y = scalars(random(6)), outputs(6)
     which = integers([0, 1, 2, 0, 1, 2])

@@ -18,6 +18,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.runtime.memory import available_memory
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_adjoint import AdjointRows
+from taichi_ext.runtime.sparse_pattern import sparse_dtype
 from taichi_ext.runtime.sparse_rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse_session import SparseSession
 from taichi_ext.runtime.state import OverBudgetError, State
@@ -195,7 +196,8 @@ class SparseEvaluation(Evaluation):
         return math.prod(self._container(session, target)[1])
 
     def _dtype(self, session: Session, key: Any) -> Any:
-        return backend.to_numpy_type(self.call.return_dtype()) if key == RETURN else session.dtype(key)
+        dtype = backend.to_numpy_type(self.call.return_dtype()) if key == RETURN else session.dtype(key)
+        return sparse_dtype(dtype)
 
     def _places(self) -> list[Any]:
         return [None] * len(self._outputs)
@@ -204,9 +206,7 @@ class SparseEvaluation(Evaluation):
         if self._out is None:
             return
         wanted = [
-            ((math.prod(shape), math.prod(p)), np.dtype(self._dtype(session, key)))
-            for key, shape in outputs
-            for _, p in columns
+            ((math.prod(shape), math.prod(p)), self._dtype(session, key)) for key, shape in outputs for _, p in columns
         ]
         check_out(by_path(self._out, self._prepared.skeleton()), wanted)
 

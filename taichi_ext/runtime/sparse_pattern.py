@@ -88,6 +88,7 @@ class Block:
 
     def data(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers of the CSR arrays."""
+        numbers = numbers.astype(sparse_dtype(numbers.dtype), copy=False)
         if self.order is None:
             return numbers
         if not len(self.order):
@@ -96,6 +97,11 @@ class Block:
             return merged(numbers, self.order, self.starts, self.length)
         taken = numbers.take(self.order)
         return taken if self.starts is None else np.add.reduceat(taken, self.starts[:-1])
+
+
+def sparse_dtype(dtype: Any) -> np.dtype:
+    """The type of the numbers of a sparse array: SciPy has none of float16."""
+    return np.promote_types(dtype, np.float32)
 
 
 def block_of(

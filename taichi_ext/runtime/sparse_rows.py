@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.differentiate.sparse_columns import is_sum_key
-from taichi_ext.runtime.sparse_pattern import Block, block_of
+from taichi_ext.runtime.sparse_pattern import Block, block_of, sparse_dtype
 from taichi_ext.runtime.sparse_streams import StageBlocks
 
 IDENTITY = "identity"  # a parameter that nothing has written to, by itself
@@ -130,7 +130,7 @@ def as_csr(block: Block, data: np.ndarray) -> Any:
 
 def csr_of(values: np.ndarray) -> Any:
     """The entries of a dense matrix that are not zero."""
-    return scipy_sparse().csr_array(values)
+    return scipy_sparse().csr_array(values.astype(sparse_dtype(values.dtype), copy=False))
 
 
 def product(a: Any, b: Any) -> Any:
