@@ -74,11 +74,13 @@ def read(container: Any) -> np.ndarray:
     return container.to_numpy() if memory is None else memory.copy()
 
 
-def write(container: Any, values: np.ndarray) -> None:
-    """Set what a field or array holds."""
+def write(container: Any, values: Any) -> None:
+    """Set what a field or array holds; one number sets all of it."""
     memory = container if isinstance(container, np.ndarray) else pool.memory(container)
     if memory is not None:
         memory[...] = values
+    elif np.ndim(values) == 0:
+        container.fill(values)
     else:
         container.from_numpy(np.array(values, order="C"))
 

@@ -31,6 +31,11 @@ class Parameters:
     arguments: dict[str, int] = field(default_factory=dict)
     constants: dict[Any, tuple[Variable, int]] = field(default_factory=dict)
 
+    def names_within(self, first: int, count: int) -> dict[Any, Label | str]:
+        """The names of the fields and arrays that have some of the ``count`` columns from ``first`` on."""
+        ends = {at: at + math.prod(shape) for at, shape in self.columns}
+        return {k: self.names[k] for k, at in self.seeds.items() if at < first + count and ends[at] > first}
+
 
 def lay_out(
     call: KernelCall, targets: list[Target], container: Callable[[Target], tuple[Any, tuple[int, ...]]]

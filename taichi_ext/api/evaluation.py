@@ -22,7 +22,7 @@ from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
-from taichi_ext.runtime.host_values import warn_at_user
+from taichi_ext.runtime.host_values import saying_once, warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.state import OverBudgetError, State
@@ -55,6 +55,10 @@ class Evaluation:
         self._progress = progress
         self._directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry
         self._runs = 0
+        self._is_last_run = True
+        self._kept: set[Any] = set()  # parameters of which a run has left some columns
+        self._overwritten: dict[Any, Any] = {}  # the names of those of which a run has left none
+        self._said: set[Any] = set()  # warnings
         self._params = [call.current(target) for target in prepared.params]
         self._outputs = [call.current(target) for target in prepared.outputs]
         self._blocks = prepared.blocks
@@ -248,9 +252,12 @@ class Evaluation:
         parameters = lay_out(self.call, self._params, partial(self._container, session))
         columns = parameters.columns if self._directions is None else [(0, (self._directions.shape[1],))]
         total = sum(math.prod(shape) for _, shape in columns)
+        if first == 0:
+            self._kept, self._overwritten = set(), {}
         session.first_column = first
         count = total - first if count is None else min(count, total - first)
         session.columns = max(1, count)  # without parameters' entries there is one that nothing carries
+        self._is_last_run = first + session.columns >= total
         session.max_memory = self._max_memory()
         session.state = self._state
         session.watch = self._watch
@@ -259,7 +266,7 @@ class Evaluation:
             direct(session, parameters, self._directions)
         session.seed(parameters.seeds)
         if self._directions is None:
-            session.params = parameters.names
+            session.params = parameters.names_within(first, session.columns)
         session.argument_columns = parameters.arguments
         session.constants = tuple(parameters.constants.values())
         session.wants_return = any(target.kind == "return" for target in self._outputs)
@@ -308,6 +315,13 @@ class Evaluation:
         return math.inf if has_fit else available_memory() / 2
 
     def _launch(self, session: Session, outputs: list[Any]) -> None:
+        with saying_once(self._said):
+            self._launch_kernels(session)
+            session.finish()
+            self._note_overwritten(session)
+            self._check_after_run(session, outputs)
+
+    def _launch_kernels(self, session: Session) -> None:
         if self.call.kernel is not None:
             session.before_launch = lambda fused, outer: self._check_before_launch(session, fused, outer)
             self.returned = session.launch(self.call.kernel, self.call.full_args)
@@ -316,10 +330,19 @@ class Evaluation:
             session.start(self.call.function, self.call.args)
             with backend.follow(session):
                 self.returned = self.call.function(*self.call.args)
-        session.finish()
-        self._check_after_run(session, outputs)
 
     # --- checks
+
+    def _note_overwritten(self, session: Session) -> None:
+        """Warn, after the last run, of parameters of which no run has left a column before anything read them."""
+        self._kept |= session.params.keys() - session.overwritten
+        self._overwritten |= {key: session.params[key] for key in session.overwritten}
+        if self._is_last_run:
+            for name in (name for key, name in self._overwritten.items() if key not in self._kept):
+                warn_at_user(
+                    f"{name} is a parameter that is overwritten before it is read: nothing depends on what it held "
+                    "before."
+                )
 
     def _places(self) -> list[Any]:
         """For each output the memory of ``out`` in which its Jacobian can be computed."""

@@ -58,8 +58,8 @@ class Session(LaunchHooks):
         self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
         self.read: set[Any] = set()
         self.written: set[Any] = set()
-        self.params: dict[Any, Label | str] = {}  # the parameters and what messages call them
-        self.overwritten: set[Any] = set()
+        self.params: dict[Any, Label | str] = {}  # those that have columns in this run, and their names
+        self.overwritten: set[Any] = set()  # of them, before anything read them
         self.has_launched = False
         self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
         self._changes = 0  # of which shadows there are and whether they are zero
@@ -413,14 +413,9 @@ class Session(LaunchHooks):
                 self._note_overwritten(shared)
 
     def finish(self) -> None:
-        """After the run: say which parameters were overwritten before anything read them."""
+        """After the run: notice what Python changed since the last launch."""
         if not self.is_direct:
             self._follow_host_arrays()
-        for key in self.overwritten:
-            warn_at_user(
-                f"{self.params[key]} is a parameter that is overwritten before it is read: nothing depends on what it "
-                "held before."
-            )
 
 
 backend.compile_with(engine.plain_kernel)
