@@ -1,6 +1,6 @@
-"""Sparse Jacobians: bundle adjustment, hand tracking and springs, beside the kernel alone and a kernel derived by hand.
+"""Sparse Jacobians: bundle adjustment, a hand, springs and a fluid, beside the kernel alone and one derived by hand.
 
-python bench/sparse.py                       bundle adjustment and springs
+python bench/sparse.py                       bundle adjustment, springs and a fluid
 python bench/sparse.py ba5 springs           the programs of these names
 python bench/sparse.py --hand FOLDER         hand tracking as well, with ADBench's data in that folder
 python bench/sparse.py --cpu-time            CPU time of one thread, for a machine that is in use
@@ -19,7 +19,7 @@ import sparse_models
 import taichi as ti
 from report import describe, markdown_table
 from scipy import sparse
-from sparse_programs import BA_SIZES, SparseProgram, make_bundle_adjustment, make_hand, make_springs
+from sparse_programs import BA_SIZES, SparseProgram, make_bundle_adjustment, make_fluid, make_hand, make_springs
 from timing import time_first, time_in_turn
 
 from taichi_ext import Jacobian
@@ -115,7 +115,9 @@ def measure(name: str, program: SparseProgram, clock: Callable[[], float], secon
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=["ba1", "ba5", "springs"], help="default: ba1 ba5 springs")
+    parser.add_argument(
+        "names", nargs="*", default=["ba1", "ba5", "springs", "fluid"], help="default: ba1 ba5 springs fluid"
+    )
     parser.add_argument("--hand", type=Path, metavar="FOLDER", help="ADBench's data of the hand")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of one thread")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each method")
@@ -123,7 +125,7 @@ def main() -> int:
     clock = time.process_time if options.cpu_time else time.perf_counter
     threads = {"cpu_max_num_threads": 1} if options.cpu_time else {}
     makers: dict[str, Callable[[], SparseProgram]] = {n: partial(make_bundle_adjustment, n) for n in BA_SIZES}
-    makers["springs"] = make_springs
+    makers |= {"springs": make_springs, "fluid": make_fluid}
     if options.hand is not None:
         makers.update({n: partial(make_hand, n, options.hand) for n in HANDS})
     rows = []

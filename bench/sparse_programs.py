@@ -202,6 +202,53 @@ def make_springs(nodes: int = 20000, edges: int = 90000) -> SparseProgram:
     return SparseProgram(kernel, [x], [force], by_hand, (np.zeros((len(known), 9)),), rest=rest, ends=ends, slots=slots)
 
 
+def make_fluid(nodes: int = 4000) -> SparseProgram:
+    """Accelerations of a fluid of particles: densities are sums over neighbours, and a field in between."""
+    side = int(nodes**0.5)
+    h, n = 1.3, side * side
+    grid = np.stack(np.meshgrid(np.arange(side), np.arange(side)), -1).reshape(-1, 2)
+    places = grid + 0.2 * np.random.default_rng(0).random((n, 2))
+    pairs = [np.flatnonzero(np.linalg.norm(places - p, axis=1) < 2 * h) for p in places]
+    starts, neighbours, count = ti.field(ti.i32, n + 1), ti.field(ti.i32, sum(map(len, pairs))), ti.field(ti.i32, ())
+    x, density, force = ti.Vector.field(2, ti.f64, n), ti.field(ti.f64, n), ti.Vector.field(2, ti.f64, n)
+    x.from_numpy(places)
+    starts.from_numpy(np.append(0, np.cumsum([len(p) for p in pairs])).astype(np.int32))
+    neighbours.from_numpy(np.concatenate(pairs).astype(np.int32))
+    count[None] = n
+
+    @ti.func
+    def weight(r):
+        q, result = r / h, 0.0
+        if q < 1:
+            result = 1 - 1.5 * q * q + 0.75 * q * q * q
+        elif q < 2:
+            result = 0.25 * (2 - q) ** 3
+        return result
+
+    @ti.func
+    def pressure(i):
+        return (density[i] - 1) / density[i] ** 2
+
+    @ti.kernel
+    def kernel():
+        for i in range(count[None]):
+            total = 1.0
+            for k in range(starts[i], starts[i + 1]):
+                if neighbours[k] != i:
+                    total += weight((x[i] - x[neighbours[k]]).norm())
+            density[i] = total
+        for i in range(count[None]):
+            total = ti.Vector([0.0, 0.0])
+            for k in range(starts[i], starts[i + 1]):
+                j = neighbours[k]
+                if j != i:
+                    d = x[i] - x[j]
+                    total -= (pressure(i) + pressure(j)) * weight(d.norm()) / (d.norm() + 1e-3) * d
+            force[i] = total
+
+    return SparseProgram(kernel, [x], [force])
+
+
 def make_hand(name: str, folder: Path) -> SparseProgram:
     """Distances of measured points to points on the surface of ADBench's hand, by those points and the pose."""
     hand = hand_tracking.Hand(hand_tracking.read(folder, name))

@@ -44,7 +44,7 @@ OPTIONAL = {
     "plots": {"matplotlib", "matplotlib.pyplot"},
     "progress": {"rich", "rich.console", "rich.progress"},
     "sparse_results": {"torch"},
-    "sparse_rows": {"scipy.sparse", "scipy"},
+    "sparse_matrices": {"scipy.sparse", "scipy"},
     "torch_function": {"torch"},
     "torch_products": {"torch"},
 }

@@ -11,6 +11,7 @@ from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.replay import Replay
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import FieldTable
+from taichi_ext.runtime.sparse_matrices import Arithmetic
 
 _MOST_SIZES = 256  # combinations of shapes that are remembered
 
@@ -40,6 +41,7 @@ class Prepared:
         in_rows: the parameters, by number, whose columns rows of tangents hold.
         is_in_rows: whether the columns of small parameters have been put there.
         composed: the fields whose entries are columns of their own, and their sizes.
+        arithmetic: the patterns of products and sums of sparse matrices.
     """
 
     params: list[Target]
@@ -62,6 +64,7 @@ class Prepared:
     in_rows: set[int] = field(default_factory=set)
     is_in_rows: bool = False
     composed: dict[Any, int] = field(default_factory=dict)
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     def result(self, blocks: list[list[Any]]) -> Any:
         """``[output][parameter]`` in the structure that was asked for."""

@@ -14,7 +14,7 @@ from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.results import as_torch
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.runtime.sparse_rows import scipy_sparse
+from taichi_ext.runtime.sparse_matrices import scipy_sparse
 
 BLOCK = 2**26  # bytes of J that a product of its rows keeps at a time, where they hold a column or more
 LARGE = 2**22  # bytes of a dense J from which on products with the transpose of J first try its entries

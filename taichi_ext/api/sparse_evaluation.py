@@ -82,6 +82,7 @@ class SparseEvaluation(Evaluation):
             return super()._session()
         session = SparseSession(prepared.fields, prepared.fused, self.call.kernel is not None, Columns())
         session.make_rows, session.most_entries = self._make_rows, self._most_entries
+        session.arithmetic = prepared.arithmetic
         return session
 
     def _new_session(self, first: int, count: int | None) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.runtime.sparse_rows import scipy_sparse
+from taichi_ext.runtime.sparse_matrices import scipy_sparse
 
 FORMATS = ("csr", "coo", "bsr", "torch_csr", "torch_coo")
 

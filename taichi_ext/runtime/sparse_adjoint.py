@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.differentiate.sparse_columns import is_sum_key
-from taichi_ext.runtime.sparse_rows import IDENTITY, SparseRows, scipy_sparse
+from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix
+from taichi_ext.runtime.sparse_rows import IDENTITY, SparseRows
 from taichi_ext.runtime.sparse_streams import StageBlocks
 
 Adjoints = dict[Any, np.ndarray]
@@ -31,8 +32,8 @@ class _Written:
 class AdjointRows(SparseRows):
     """What has been written, launch by launch; the blocks of the class before only say what carries tangents."""
 
-    def __init__(self, sizes: dict[Any, int]) -> None:
-        super().__init__(sizes)
+    def __init__(self, sizes: dict[Any, int], arithmetic: Arithmetic) -> None:
+        super().__init__(sizes, arithmetic)
         self._events: list[Callable[[Adjoints, Adjoints], None]] = []
 
     def replace(self, key: Any, blocks: dict[Any, Any]) -> None:
@@ -64,8 +65,7 @@ class AdjointRows(SparseRows):
         matrices = []
         for owner, (block, data) in written.blocks.items():
             source = ("version", outer(owner[1]), owner[2]) if owner[0] == "composed" else outer(owner)
-            parts = (data, block.indices, block.indptr)
-            matrices.append((source, scipy_sparse().csr_array(parts, shape=block.shape)))
+            matrices.append((source, Matrix(block.pattern, data).view()))
         if matrices and not is_sum_key(key):
             self._blocks[key] = {key: IDENTITY}
         return _Written(key, written.stored, matrices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.entry_sites import Group, Site
 from taichi_ext.runtime.merging import merged
 from taichi_ext.runtime.sparse_counts import SlotCounts
+from taichi_ext.runtime.sparse_matrices import Pattern
 
 
 class Slots:
@@ -85,6 +87,10 @@ class Block:
     @property
     def is_in_place(self) -> bool:
         return self.order is None
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        return Pattern(self.indptr, self.indices, self.shape)
 
     def data(self, numbers: np.ndarray) -> np.ndarray:
         """The numbers of the CSR arrays."""

@@ -12,6 +12,7 @@ from taichi_ext.labels import Label, Labels
 from taichi_ext.launches import Fused, Launch, Role
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 from taichi_ext.runtime.session import Session
+from taichi_ext.runtime.sparse_matrices import Arithmetic
 from taichi_ext.runtime.sparse_rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse_streams import Streams
 from taichi_ext.runtime.state import State
@@ -26,13 +27,15 @@ class SparseSession(Session):
         self.outputs: dict[Any, Any] = {}  # sizes by key
         self.make_rows: type[SparseRows] = SparseRows
         self.most_entries = math.inf  # that are not rather computed as dense rows
-        self.rows = SparseRows(numbering.sizes)
+        self.arithmetic = Arithmetic()
+        self.rows = SparseRows(numbering.sizes, self.arithmetic)
         self._streams: Streams | None = None
 
     def number(self, sizes: dict[Any, int], in_rows: set[Any], composed: dict[Any, int]) -> None:
         """Give the parameters their columns."""
         self.numbering = Columns(sizes, in_rows, dict(composed))
-        self.rows = self.make_rows(sizes)
+        self.rows = self.make_rows(sizes, self.arithmetic)
+        self.arithmetic.begin()
         self.columns = self.numbering.width
 
     def _note_clear(self, key: Any) -> None:

@@ -1,0 +1,179 @@
+"""Products and sums of sparse matrices whose patterns are mostly those of the call before.
+
+SciPy finds the pattern of each result anew, and leaves out entries that are zero. Here the pattern of a result, and the
+order of its entries, are found once for the patterns that it is made of; after that only numbers are computed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+MOST_KEPT = 2**29  # bytes that a plan keeps for patterns
+
+
+def scipy_sparse() -> Any:
+    import scipy.sparse
+
+    return scipy.sparse
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """Where a matrix has entries: CSR index arrays in canonical form. Nobody changes them."""
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    shape: tuple[int, int]
+
+    def with_data(self, data: np.ndarray) -> Any:
+        """A CSR array that shares its index arrays with this pattern."""
+        matrix = scipy_sparse().csr_array((data, self.indices, self.indptr), shape=self.shape)
+        matrix.has_canonical_format = True
+        return matrix
+
+    def ones(self) -> Any:
+        return self.with_data(np.ones(len(self.indices), np.int32))
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """A sparse matrix; entries may be zero."""
+
+    pattern: Pattern
+    data: np.ndarray
+
+    @staticmethod
+    def of(matrix: Any) -> Matrix:
+        """A CSR array in canonical form, which is used up."""
+        return Matrix(Pattern(matrix.indptr, matrix.indices, matrix.shape), matrix.data)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.pattern.shape
+
+    @property
+    def nnz(self) -> int:
+        return len(self.data)
+
+    def view(self) -> Any:
+        """A CSR array for reading."""
+        return self.pattern.with_data(self.data)
+
+    def csr(self) -> Any:
+        """A CSR array with index arrays of its own: users may change them."""
+        return Pattern(self.pattern.indptr.copy(), self.pattern.indices.copy(), self.shape).with_data(self.data)
+
+
+@functools.lru_cache(maxsize=16)
+def _diagonal(size: int) -> Pattern:
+    dtype = np.int32 if size < 2**31 else np.int64
+    return Pattern(np.arange(size + 1, dtype=dtype), np.arange(size, dtype=dtype), (size, size))
+
+
+def identity(size: int, dtype: Any) -> Matrix:
+    return Matrix(_diagonal(size), np.ones(size, dtype))
+
+
+@dataclass
+class _Known:
+    inputs: tuple[Any, ...]  # kept, so that no other object gets the same id
+    result: Any
+    size: int
+    round: int
+
+
+class Arithmetic:
+    """Operations on matrices, and the patterns of their results; the next call drops what a call does not use."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, _Known] = {}
+        self._round = 0
+
+    def begin(self) -> None:
+        """A call begins."""
+        for name, known in list(self._known.items()):
+            if known.round < self._round:
+                self._known.pop(name, None)
+        self._round += 1
+
+    def _find(self, kind: str, inputs: tuple[Any, ...], make: Callable[[], tuple[Pattern, Any]]) -> tuple[Pattern, Any]:
+        name = (kind, *map(id, inputs))
+        known = self._known.get(name)
+        if known is None:
+            pattern, rest = result = make()
+            arrays = (pattern.indptr, pattern.indices, *(rest if isinstance(rest, list) else [rest]))
+            known = _Known(inputs, result, sum(a.nbytes for a in arrays), self._round)
+            if known.size + sum(k.size for k in list(self._known.values())) <= MOST_KEPT:
+                self._known[name] = known
+        known.round = self._round
+        return known.result
+
+    # --- operations
+
+    def product(self, a: Matrix, b: Matrix) -> Matrix:
+        """``a @ b``."""
+        pattern, order = self._find(
+            "product", (a.pattern, b.pattern), lambda: _product_pattern(a.pattern.ones() @ b.pattern.ones())
+        )
+        found = a.view() @ b.view()
+        if found.nnz == len(order) and np.array_equal(found.indices.take(order), pattern.indices):
+            return Matrix(pattern, found.data.take(order))
+        found.sort_indices()  # SciPy leaves out what is zero
+        data = np.zeros(len(order), found.dtype)
+        data[_places(Pattern(found.indptr, found.indices, found.shape), pattern)] = found.data
+        return Matrix(pattern, data)
+
+    def total(self, matrices: list[Matrix]) -> Matrix:
+        """The sum of some matrices of one shape."""
+        if len(matrices) == 1:
+            return matrices[0]
+        patterns = tuple(m.pattern for m in matrices)
+        pattern, places = self._find("total", patterns, lambda: _total_pattern(patterns))
+        data = np.zeros(len(pattern.indices), np.result_type(*(m.data for m in matrices)))
+        for matrix, where in zip(matrices, places, strict=True):
+            data[where] += matrix.data
+        return Matrix(pattern, data)
+
+    def without_rows(self, matrix: Matrix, rows: np.ndarray) -> Matrix | None:
+        """The matrix with some rows empty; None where nothing is left."""
+        pattern, entries = self._find("without", (matrix.pattern, rows), lambda: _rest_pattern(matrix.pattern, rows))
+        if len(entries) == matrix.nnz:
+            return matrix
+        return Matrix(pattern, matrix.data.take(entries)) if len(entries) else None
+
+
+def _product_pattern(product: Any) -> tuple[Pattern, np.ndarray]:
+    """The pattern of a product of ones, and where each entry stands in a product as SciPy computes it."""
+    product.data = np.arange(product.nnz, dtype=product.indices.dtype)
+    product.sort_indices()
+    return Pattern(product.indptr, product.indices, product.shape), product.data
+
+
+def _total_pattern(patterns: tuple[Pattern, ...]) -> tuple[Pattern, list[np.ndarray]]:
+    """The pattern of a sum, and for each summand where its entries stand in it."""
+    found = sum((p.ones() for p in patterns[1:]), patterns[0].ones())
+    pattern = Pattern(found.indptr, found.indices, found.shape)
+    return pattern, [_places(p, pattern) for p in patterns]
+
+
+def _rest_pattern(pattern: Pattern, rows: np.ndarray) -> tuple[Pattern, np.ndarray]:
+    """The pattern without some rows, and the numbers of the entries that are left."""
+    is_kept = np.ones(pattern.shape[0], bool)
+    is_kept[rows] = False
+    counts = np.diff(pattern.indptr)
+    entries = np.flatnonzero(np.repeat(is_kept, counts))
+    indptr = np.concatenate([[0], np.cumsum(counts * is_kept)]).astype(pattern.indptr.dtype)
+    return Pattern(indptr, pattern.indices[entries], pattern.shape), entries
+
+
+def _places(part: Pattern, whole: Pattern) -> np.ndarray:
+    """Where the entries of a pattern stand in another one that has all of them."""
+    numbers = whole.with_data(np.arange(1, len(whole.indices) + 1, dtype=whole.indptr.dtype))
+    places = numbers.multiply(part.ones()).data
+    places -= 1
+    return places
