@@ -8,6 +8,7 @@ are left early.  ``program_grammar`` writes all the rest.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from program_grammar import Grammar
 from program_model import VECTORS, Field, Program, Variable
@@ -65,6 +66,26 @@ class Lists(Grammar):
         if self.chance(0.2):
             return f"{bound}, {bound} + 2", 0, f.high
         return bound, 0, f.high - 2
+
+    def root_header(self) -> tuple[list[Variable], Callable[[Field], tuple[str | None, ...] | None]]:
+        """The first line of a parallel loop, sometimes over two ranges that are read."""
+        counts = [f for f in self.fields if f.type == "i" and f.high <= 9]
+        if not counts or not self.chance(0.25):
+            return super().root_header()
+        names = [self.fresh("i")]
+        names.append(names[0] + "b")
+        chosen = [self.rng.choice(counts) for _ in names]
+        ends = [self.entry_of(f, self.place.access[f.name], "read") for f in chosen]
+        self.emit(f"for {', '.join(names)} in ti.ndrange({', '.join(ends)}):")
+        a, b = (f.high - 1 for f in chosen)
+        variables = [Variable(name, "i", 0, f.high - 2, is_writable=False) for name, f in zip(names, chosen)]
+
+        def own(f: Field) -> tuple[str | None, ...] | None:
+            if len(f.shape) == 2 and f.shape[0] >= a and f.shape[1] >= b:
+                return tuple(names)
+            return (f"{names[0]} * {b} + {names[1]}",) if len(f.shape) == 1 and f.shape[0] >= a * b else None
+
+        return variables, own
 
     def statement(self) -> None:
         if self.budget > 0 and not self.place.is_root and self.place.depth < 4 and self.place.trips <= 40:
