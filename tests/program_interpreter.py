@@ -17,6 +17,7 @@ from taichi_ext.program import (
     Load,
     Op,
     Read,
+    Size,
     Update,
     While,
 )
@@ -123,6 +124,8 @@ class Interpreter:
                 return self.value(a) if self.value(c) else self.value(b)
             case Op(name=name, args=args):
                 return OPERATIONS[name](*map(self.value, args))
+            case Size(container=container, axis=axis):
+                return self.arrays[container].shape[axis]
             case Container():
                 return v
         raise NotImplementedError(type(v).__name__)
