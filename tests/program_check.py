@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import taichi as ti
 import taichi.math as tm
+from differences import read, write
 from program_model import SHAPES, Argument, Field, Program
 from program_reference import Reference, RejectedError
 
@@ -67,14 +68,14 @@ class Loaded:
     def prepare(self, values: dict[str, Any]) -> tuple[Any, ...]:
         """Set the fields; returns the arguments of the call."""
         for name, field in self.fields.items():
-            field.from_numpy(values[name])
+            write(field, values[name])
         return tuple(
             values[a.name].copy() if isinstance(a, Field) else as_argument(a, values[a.name]) for a in self.program.args
         )
 
     def state(self, args: tuple[Any, ...]) -> dict[str, np.ndarray]:
         arrays = {a.name: v for a, v in zip(self.program.args, args, strict=True) if isinstance(a, Field)}
-        return {**{name: f.to_numpy() for name, f in self.fields.items()}, **arrays}
+        return {**{name: read(f) for name, f in self.fields.items()}, **arrays}
 
 
 def as_argument(a: Argument, value: Any) -> Any:

@@ -12,6 +12,7 @@ import program_check
 import taichi as ti
 import taichi.math as tm
 from conftest import initialise
+from differences import read, write
 from program_check import MismatchError, require_close
 from program_containers import ELEMENTS, SPARSE, Container
 from program_pipeline_reference import PipelineReference, columns_of, owner
@@ -68,7 +69,7 @@ class Loaded:
 
             self.scope["torch"] = torch
         exec(compile(program.text, name, "exec", dont_inherit=True), self.scope)
-        self.entry = eval(program.entry, self.scope)
+        self.entry: Any = eval(program.entry, self.scope)
         self.leaves = [leaf for c in program.containers for leaf in leaves_of(c)]
 
     def close(self) -> None:
@@ -91,7 +92,7 @@ class Loaded:
                 for index in np.ndindex(value.shape):
                     self.named(leaf)[index] = value[index]
             else:
-                self.named(leaf).from_numpy(value)
+                write(self.named(leaf), value)
         return self.arguments(values)
 
     def arguments(self, values: dict[str, np.ndarray]) -> tuple[Any, ...]:
@@ -111,7 +112,8 @@ class Loaded:
                 self.scope[c.name] = self.named(c.name).copy("K") if c.kind == "numpy" else self.named(c.name).clone()
 
     def state(self) -> dict[str, np.ndarray]:
-        return {leaf: as_array(self.named(leaf)) for leaf, _, _ in self.leaves}
+        found = ((leaf, self.named(leaf)) for leaf, _, _ in self.leaves)
+        return {leaf: read(x) if isinstance(x, (ti.Field, ti.Ndarray)) else as_array(x) for leaf, x in found}
 
     def targets(self, names: tuple[str, ...]) -> list[Any]:
         return [n if n in self.program.shapes else self.named(n) for n in names]
