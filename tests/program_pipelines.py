@@ -7,6 +7,7 @@ the iteration's own index.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import random
 import re
@@ -309,11 +310,9 @@ class Grammar:
         plain = self.finished(head, kernel.name, tuple(args))
         roots = {v.root for v in self.chosen}  # the whole of an array is not an argument
         fields = [p for p in plain.params if p not in roots]
-        body = (
-            "\n".join(self.lines)
-            .split(f"def {kernel.name.removeprefix('sim.')}(")[1]
-            .split("):" if not kernel.returns else "->")[1]
-        )
+        functions = [f for f in ast.walk(ast.parse("\n".join(self.lines))) if isinstance(f, ast.FunctionDef)]
+        [own] = [f for f in functions if f.name == kernel.name.removeprefix("sim.")]
+        body = "\n".join(map(ast.unparse, own.body))
         named = [n for n in shapes if re.search(rf"(?<![.\w]){n}\b", body) and self.chance(0.6)]
         written = [o.text for o in kernel.formals if o.is_written and self.chance(0.8)]
         outputs = [o for o in plain.outputs if o not in roots] + written
