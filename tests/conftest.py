@@ -12,6 +12,7 @@ from field_pool import pool
 from taichi.lang import impl
 
 from taichi_ext import backend
+from taichi_ext.api.prepared import Prepared
 from taichi_ext.differentiate.storage import STRATEGIES
 
 arch = ti.cpu
@@ -19,13 +20,14 @@ started: dict = {}  # the options of the current program
 
 
 def pytest_addoption(parser):
-    """All tests with another storage or layout of tangents than the engine would choose."""
+    """All tests with another storage or layout of tangents, or in more runs, than the engine would choose."""
     parser.addoption(
         "--tangents", choices=STRATEGIES, default="auto", help="tangents= of every Jacobian that is not told"
     )
     parser.addoption("--arch", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu", help="default: cpu")
     parser.addoption("--record", metavar="FILE", help="used by --arch: write down what comparisons expect")
     parser.addoption("--by-column", action="store_true", help="tangents in memory column by column, as on a GPU")
+    parser.addoption("--chunk-size", type=int, metavar="N", help="chunk_size= of every Jacobian that is not told")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
@@ -48,6 +50,8 @@ def pytest_configure(config):
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
         backend.stores_by_column = lambda: True
+    if config.getoption("--chunk-size"):
+        split_columns(config.getoption("--chunk-size"))
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
     devices.start(config.getoption("--arch"), config.getoption("--record"))
     global arch
@@ -99,6 +103,17 @@ def pytest_sessionfinish():
     """Write what comparisons expect."""
     if devices.current is not None:
         devices.current.end()
+
+
+def split_columns(chunk_size: int) -> None:
+    """Let Jacobians without ``chunk_size=`` compute so many columns in one run."""
+    given = Prepared.__init__
+
+    def prepare(self, *args, **options):
+        given(self, *args, **options)
+        self.chunk_size = self.chunk_size or chunk_size
+
+    Prepared.__init__ = prepare
 
 
 def initialise(**options) -> None:
