@@ -47,6 +47,7 @@ def pytest_cmdline_main(config):
 
 def pytest_configure(config):
     """Let the engine choose what the command line says."""
+    config.addinivalue_line("markers", "chosen_only(reason, *options): a test of what is chosen without these options")
     STRATEGIES["auto"] = STRATEGIES[config.getoption("--tangents")]
     if config.getoption("--by-column"):
         backend.stores_by_column = lambda: True
@@ -59,11 +60,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip on other devices what the CPU alone has."""
-    if arch != ti.cpu:
-        for item in items:
-            for mark in item.iter_markers("cpu_only"):
+    """Skip on other devices what the CPU alone has, and tests of choices that the command line takes away."""
+    told = {"--tangents": config.getoption("--tangents") != "auto"}
+    told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size")}
+    for item in items:
+        for mark in item.iter_markers("cpu_only"):
+            if arch != ti.cpu:
                 item.add_marker(pytest.mark.skip(reason=f"CPU only: {mark.args[0]}"))
+        for mark in item.iter_markers("chosen_only"):
+            reason, *options = mark.args
+            if any(told[option] for option in options):
+                item.add_marker(pytest.mark.skip(reason=f"not with {' and '.join(options)}: {reason}"))
 
 
 def pytest_collection_finish():

@@ -9,6 +9,7 @@ from differences import check_jacobian, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
+from taichi_ext.runtime.launch_checks import STORED
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -366,6 +367,29 @@ def test_parameter_assigned_before_it_is_read():
     assert_array_equal(x.to_numpy(), [2.0, *X[1:]])
 
 
+@pytest.mark.parametrize("chunk_size", [1, 2, 4, None])
+def test_warnings_are_those_of_all_runs_together(chunk_size):
+    """A run has columns of an entry that is overwritten, of others, or of another parameter or output."""
+    x, c, t, y, z = scalars(X), scalars(X), scalars(X), outputs(3), outputs(3)
+
+    def run():
+        x[0] = 2.0
+        t.fill(1.0)
+        square(x, y)
+        add(t, y, 1.0)
+        square(c, z)
+        z[1] = z[0]
+        z[2] = 0.0
+
+    with pytest.warns(DerivativeWarning) as caught:
+        J = jacobian(run, [x, c, t], [y, z], chunk_size=chunk_size)
+    assert [str(w.message).split(" (")[0] for w in caught] == [STORED, "params[2]"]
+    assert_allclose(J[0][0], np.diag([0, *2 * np.array(X[1:])]), rtol=1e-14)
+    assert_allclose(J[1][1], np.diag([2 * X[0], 0, 0]), rtol=1e-14)
+    for block in (*J[0][1:], J[1][0], J[1][2]):
+        assert not block.any()
+
+
 @pytest.mark.parametrize("how", ["fill", "from_numpy", "copy_from", "entries", "kernel"])
 def test_parameter_that_is_overwritten_warns(how):
     x, c, y = scalars(X), scalars([1, 2, 3]), outputs(3)
@@ -590,6 +614,7 @@ def test_temporary_with_constants_at_the_address_of_one_with_tangents():
 # --- sparse fields
 
 
+@pytest.mark.chosen_only("fields in sparse layouts cannot be restored for another run", "--chunk-size")
 def test_deactivation_between_kernels():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64)
@@ -621,6 +646,7 @@ def test_deactivation_between_kernels():
     check_jacobian(run, x, y, expected=np.diag(2 * np.array(X)))
 
 
+@pytest.mark.chosen_only("fields in sparse layouts cannot be restored for another run", "--chunk-size")
 def test_deactivation_in_a_kernel():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64)
