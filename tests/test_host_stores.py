@@ -438,6 +438,7 @@ def test_tensors_changed_before_the_first_kernel(chunk_size):
     scene.check(column, u[:, 1], chunk_size, (u,))
 
 
+@pytest.mark.chosen_only("the last part is what one run can do", "--chunk-size")
 def test_arrays_that_cannot_be_found_and_are_changed_before_the_first_kernel_are_refused():
     class Hidden:
         __slots__ = ("array",)
@@ -496,6 +497,7 @@ def test_change_of_one_view_seen_through_another(chunk_size):
     assert_allclose(b, [[2.5, 4, 2.5], [2.5, 2.5, 7]])
 
 
+@pytest.mark.chosen_only("None stands for one run, which fields in sparse layouts need", "--chunk-size")
 @each_chunk
 def test_deactivation_from_python(chunk_size):
     x, y, c = ti.field(ti.f64, N), ti.field(ti.f64, N), ti.field(ti.f64)

@@ -233,6 +233,7 @@ def test_results_are_independent_arrays():
     assert_allclose(second, 6 * np.eye(4), rtol=1e-15)
 
 
+@pytest.mark.chosen_only("another run would draw other random numbers", "--chunk-size")
 def test_random_numbers_are_drawn_once():
     """Primal and tangents see the same draw."""
     x, r, y = scalars(X), outputs(4), outputs(4)
@@ -321,6 +322,7 @@ def test_memory_of_a_simulation_does_not_grow_with_its_steps():
 
 
 @pytest.mark.cpu_only("tracemalloc sees the memory of the host only")
+@pytest.mark.chosen_only("the memory is that of all columns", "--chunk-size")
 def test_shadows_are_freed_after_the_call():
     import tracemalloc
 

@@ -120,6 +120,7 @@ def test_every_setting_gives_the_same(make):
             assert_allclose(J, expected, rtol=1e-6, atol=1e-8, err_msg=f"{tangents}, {chunk_size}")
 
 
+@pytest.mark.chosen_only("columns are few enough for registers", "--chunk-size")
 def test_what_was_chosen_is_told():
     k, x, y = make_nearest()
     chosen = "a row of 7 columns" if STRATEGIES["auto"] is STRATEGIES["dense"] else "slots"
@@ -129,6 +130,7 @@ def test_what_was_chosen_is_told():
         assert text in plan.explain()
 
 
+@pytest.mark.chosen_only("the operations are those on 40 columns", "--chunk-size")
 def test_operations_are_counted_by_line():
     x, y, z = scalars(np.linspace(0.1, 0.9, 40)), outputs(4), outputs(4)
 
