@@ -3,6 +3,7 @@
     python tests/program_batches.py 2000                       # the programs of seeds 0 to 1999
     python tests/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
     python tests/program_batches.py 500 --generator lists --format csr  # sums over neighbours, loops of any length
+    python tests/program_batches.py 300 --generator wide       # pipelines with more columns, and loops that end early
     python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
     python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
@@ -40,6 +41,7 @@ LONGEST = 300  # seconds without a verdict
 GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
     "kernels": (program_grammar.generate, Workshop, verdict, describe),
     "lists": (program_lists.generate, Workshop, verdict, describe),
+    "wide": (program_pipelines.generate_wide, PipelineWorkshop, pipeline_verdict, describe_pipeline),
     "pipelines": (program_pipelines.generate, PipelineWorkshop, pipeline_verdict, describe_pipeline),
 }
 

@@ -53,6 +53,7 @@ class Body:
         self.operands = operands
         self.numbers = numbers
         self.functions = functions
+        self.is_wide = False  # whether loops may be left early, and have lengths that are computed
         self.vectors: list[tuple[str, str]] = []  # arguments that are vectors: element and name
         self.lines: list[str] = []
         self.indent = 1
@@ -283,9 +284,15 @@ class Body:
         count = self.rng.randint(2, 4)
         self.emit(f"{name} = {self.leaf()}")
         self.loop.locals.append(("f", name))
-        self.emit(f"for {j} in range({count}):")
+        length = str(count)
+        if self.is_wide and self.loop.integers and self.chance(0.5):
+            length = f"({self.rng.choice(self.loop.integers)[0]} + {self.rng.randint(0, 2)}) % {count + 1}"
+        self.emit(f"for {j} in range({length}):")
         with self.block():
             self.loop.integers.append((j, count))
+            if self.is_wide and self.chance(0.3):
+                self.emit(f"if {self.condition()}:")
+                self.emit(f"    {self.rng.choice(['break', 'continue'])}")
             if self.chance(0.3):
                 self.statement(0)
             self.emit(f"{name} += {self.scalar(2)}")

@@ -72,9 +72,10 @@ class Grammar:
 
     has_pieces = True
 
-    def __init__(self, rng: random.Random, real: str) -> None:
+    def __init__(self, rng: random.Random, real: str, is_wide: bool = False) -> None:
         self.rng = rng
         self.real = real
+        self.is_wide = is_wide
         self.lines: list[str] = []
         self.kernels: list[Kernel] = []
         self.written: set[str] = set()
@@ -89,7 +90,7 @@ class Grammar:
 
     def choose_containers(self) -> list[Container]:
         rng = self.rng
-        n, k = rng.choice([3, 4, 4, 5]), rng.choice([2, 3])
+        n, k = rng.choice([7, 9, 17] if self.is_wide else [3, 4, 4, 5]), rng.choice([2, 3])
         self.has_arrays = self.chance(0.7)
         kind = lambda: rng.choice(["field", "field", "ndarray"])
         shape = lambda: rng.choice([(n,), (n,), (k, n)])
@@ -155,6 +156,7 @@ class Grammar:
         operands = formals + captured
         body = Body(rng, operands, numbers[:2] + ["self.rate"] * bool(self_name), self.functions)
         body.vectors = [("v3", "u")] * ("u" in numbers)
+        body.is_wide = self.is_wide
         is_serial = self.chance(0.12)
         for _ in range(rng.choice([1, 1, 2])):
             self.write_one_loop(body, operands, is_serial)
@@ -368,7 +370,16 @@ def generate(seed: int) -> Pipeline:
     real = "f32" if seed // 10 % 3 == 2 else "f64"
     if real == "f32" and rng.random() < 0.5:
         return write_long_loops(rng, Pipeline)
+    return some_pipeline(rng, real, is_wide=False)
+
+
+def generate_wide(seed: int) -> Pipeline:
+    """A pipeline with more columns, whose loops may be left early and have lengths that are computed."""
+    return some_pipeline(random.Random(seed), "f64", is_wide=True)
+
+
+def some_pipeline(rng: random.Random, real: str, is_wide: bool) -> Pipeline:
     while True:
-        found = Grammar(rng, real).program()
+        found = Grammar(rng, real, is_wide).program()
         if found.params and (found.outputs or found.shapes):
             return found
