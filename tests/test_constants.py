@@ -516,7 +516,8 @@ class TestRefusals:
                 y[i] = gravity * x[i] * weight
 
         for name, words in {
-            "x": "'x', which is the name of a field or an array; give the object itself",
+            "x": "'x', which is the name of a field; give the object itself",
+            "X": "'X', which is the name of an array; pass it as an argument .* or make it a tuple of numbers",
             "data": "'data', which is the name of .*expected a number",
             "options": "expected a number",
             "spring": "a struct; name the members that are meant: spring.k, spring.pull, spring.n",

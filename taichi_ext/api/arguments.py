@@ -214,8 +214,10 @@ class KernelCall:
         value = variable.read()
         shape = number_shape(value)
         if shape is None:
-            if isinstance(value, backend.Field) or backend.is_array(value):
-                problem = "a field or an array; give the object itself, without quotes"
+            if isinstance(value, backend.Field):
+                problem = "a field; give the object itself, without quotes"
+            elif backend.is_array(value):
+                problem = "an array; pass it as an argument and give the object itself, or make it a tuple of numbers"
             elif isinstance(value, backend.Struct):
                 problem = f"a struct; name the members that are meant: {', '.join(f'{name}.{m}' for m in value.keys)}"
             else:

@@ -48,8 +48,9 @@ def _parameter(name: str, bound: Any, kind: Any) -> Any:
         members = {k: _parameter(f"{name}.{k}", getattr(bound, k), kind.members[k]) for k in kind.members}
         return Record(members, kind.methods, kind)
     if not backend.is_expr(bound):
+        what = type(kind).__name__.removesuffix("Type")  # an ArgPack, a Texture
         raise UnsupportedError(
-            f"The argument {name!r} is a {type(bound).__name__}, which is not differentiated. Pass numbers, vectors, "
+            f"The argument {name!r} has the type {what}, which is not differentiated. Pass numbers, vectors, "
             "structs of them, fields or arrays."
         )
     shape = backend.shape_of(bound)
