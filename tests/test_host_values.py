@@ -2,7 +2,9 @@
 
 import json
 import math
+import warnings
 
+import devices
 import numpy as np
 import pytest
 import taichi as ti
@@ -164,3 +166,86 @@ def test_values_of_types_are_marked():
     assert {name for name, value in found.items() if not is_active_on_host(value)} == {"plain", "b", "n", "whole", "c"}
     assert found["struct"].v.to_list() == [0.3, 1.0]
     assert found["again"].to_list() == [0.8, 2.0]
+
+
+class TestArraysThatPythonMakes:
+    """NumPy arrays and tensors carry no mark: those that Python makes between kernels are noticed when they are passed."""
+
+    MADE = "Python has made in the pipeline is passed to .*multiply: it counts as a constant"
+
+    @pytest.fixture
+    def multiply(self):
+        array = ti.types.ndarray(ti.f64, ndim=1)
+
+        @ti.kernel
+        def multiply(a: array, b: array, c: array):
+            for i in c:
+                c[i] += a[i] * b[i]
+
+        return multiply
+
+    @pytest.fixture
+    def arrays(self):
+        return devices.real([0.5, 1.0, 1.5]), devices.real([2.0, 3.0, 4.0]), devices.real(np.zeros(3))
+
+    @pytest.mark.parametrize("make", [np.copy, lambda a: 2 * a, lambda a: np.concatenate([a[:1], a[1:]])])
+    def test_computed_from_a_parameter(self, multiply, arrays, make):
+        a, b, c = arrays
+
+        def run(a, c):
+            multiply(a, b, c)
+            multiply(make(a), b, c)
+
+        with pytest.warns(DerivativeWarning, match=self.MADE):
+            J = jacobian(run, a, c, args=(a, c))
+        assert_allclose(J, np.diag(b))
+
+    def test_computed_from_what_a_kernel_has_written(self, multiply, arrays):
+        a, b, c = arrays
+
+        def run(a, c):
+            between = np.zeros_like(c)
+            multiply(a, b, between)
+            multiply(between, b, c)
+            multiply(between**2, b, c)
+
+        with pytest.warns(DerivativeWarning, match=self.MADE):
+            J = jacobian(run, a, c, args=(a, c))
+        assert_allclose(J, np.diag(b**2))
+
+    def test_stored_to_a_field(self, arrays):
+        a, _, _ = arrays
+        x, y = scalars([1.0, 1.0, 1.0]), outputs(3)
+
+        @ti.kernel
+        def multiply(a: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in y:
+                y[i] = a[i] * x[i]
+
+        def run(a):
+            x.from_numpy(a + 1)
+            multiply(a)
+
+        with pytest.warns(DerivativeWarning, match="has made in the pipeline is stored"):
+            jacobian(run, a, y, args=(a,))
+
+    def test_others_are_no_reason_to_warn(self, multiply, arrays):
+        a, b, c = arrays
+        weights, named = [b, b + 1], {"w": b + 2}
+
+        def run(a, c):
+            zeros, ones = np.zeros_like(c), np.ones_like(c)
+            multiply(a, b, zeros)  # memory to work in
+            multiply(zeros, ones, c)
+            for given in (weights[0], weights[1][:], named["w"], a):
+                multiply(a, given, c)
+            multiply(a[:2], a[1:], c[:2])  # parts of what is known
+            multiply(a, np.empty(0, c.dtype), c[:0])
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            J = jacobian(run, a, c, args=(a, c))
+        expected = np.diag(b + b + b + 1 + b + 2 + 2 * a)
+        expected[[0, 1], [0, 1]] += a[1:]
+        expected[[0, 1], [1, 2]] += a[:2]
+        assert_allclose(J, expected)

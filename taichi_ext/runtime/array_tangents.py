@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -71,6 +71,7 @@ class ArrayTangents:
         self.regions = Regions()
         self.infos: dict[Any, ContainerInfo] = {}  # of parameters and outputs, by key
         self._bindings: dict[Any, Binding] = {}
+        self._new: list[Given] = []  # arrays of the last launch whose memory had not been seen before
         self._relatives: dict[Any, set[Any]] = {}  # the keys of parameters and outputs in the memory of an array
 
     # --- which array is which
@@ -107,6 +108,7 @@ class ArrayTangents:
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.clear()
             binding = self._bindings[name] = _array_arguments(kernel, args)
+        self._new = []
         for array in binding.given:
             if array.info is None:
                 self._refuse_other_type(array)
@@ -122,7 +124,9 @@ class ArrayTangents:
     def _include(self, array: Given, columns: Columns) -> None:
         if self.regions.find(array.view) is not None:
             return
-        if self.regions.overlapping(array.view):
+        if not self.regions.overlapping(array.view):
+            self._new.append(array)
+        else:
             self._refuse_other_type(array)
             for region in list(self.regions.overlapping(array.view)):
                 if not region.layout.fits(array.view):
@@ -236,6 +240,21 @@ class ArrayTangents:
         return values if region.is_whole(view) else values[region.rows(view)]
 
     # --- what Python changes between launches
+
+    def perhaps_computed(self, fused: Fused) -> Iterator[Given]:
+        """New arrays that a launch reads, and that Python may have computed from others with tangents.
+
+        Those that hold one number everywhere are constants.
+        """
+        if not any(region.is_active and _memory(region) is not None for region in self.regions):
+            return
+        for array in self._new:
+            assert array.info is not None
+            key, memory = array.info.key, _memory(self._region(array.key))
+            if key in fused.facts.read and key not in fused.facts.covered and memory is not None:
+                numbers = memory.view(backend.to_numpy_type(array.info.dtype))
+                if (numbers != numbers[:1]).any():
+                    yield array
 
     def remember(self) -> None:
         """Keep the numbers of the arrays that carry tangents and that Python can change unseen."""

@@ -22,6 +22,7 @@ from taichi_ext.runtime.launch_checks import (
     refuse_other_fields,
     refuse_replaced_gradient,
     warn_of_lost_tangents,
+    warn_of_new_arrays,
 )
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
@@ -61,6 +62,7 @@ class Session(LaunchHooks):
         self.params: dict[Any, Label | str] = {}  # those that have columns in this run, and their names
         self.overwritten: set[Any] = set()  # of them, before anything read them
         self.has_launched = False
+        self._pipeline: tuple[Any, Any] | None = None  # the function and its arguments
         self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
         self._changes = 0  # of which shadows there are and whether they are zero
         self._repeated: dict[Any, tuple[int, Fused, Callable[[], None], Any]] = {}  # launches as they were last made
@@ -211,6 +213,7 @@ class Session(LaunchHooks):
         fused = self._fused_kernel(kernel, args, binding, self._roles(binding))
         fused.refuse_changed()
         refuse_overlaps(binding.given, fused.facts.written)
+        warn_of_new_arrays(kernel, self.arrays.perhaps_computed(fused), self._pipeline)
         if self.state is not None:
             self._save(self.state, fused, args)
             if self.is_repeated:
@@ -396,6 +399,7 @@ class Session(LaunchHooks):
 
     def start(self, function: Any, args: tuple[Any, ...]) -> None:
         """Before a pipeline runs: remember what the arrays hold that it can change."""
+        self._pipeline = function, args
         if self.state is not None:
             for array in reachable_arrays(function, args):
                 self.state.save(array)
