@@ -142,6 +142,32 @@ def test_sum_of_all_iterations():
     assert not plan._prepared.dense_reason
 
 
+def test_sums_outside_of_loops():
+    """Each statement at the top of a kernel is a stage of its own, and what reads the local afterwards sees them all."""
+    w, x, y = scalars(random(P)), scalars(random(K)), outputs(3)
+
+    @ti.kernel
+    def run():
+        s = 0.0
+        for i in range(K):
+            s += w[(i * 7) % P] * x[i]
+        s += w[0] ** 2
+        s += w[1] ** 3
+        y[0] = s * s
+        s -= w[2] * x[0]
+        if x[0] > -5:
+            s += w[3] ** 2
+            s += w[4] ** 2
+        for i in range(K):
+            s += w[(i * 11) % P] * x[i]
+        y[1] = ti.sin(s)
+        y[2] = s * w[5]
+
+    plan = Jacobian(run, [w, x], [y], format="csr")
+    require_equal(plan(), run, [w, x], [y])
+    assert "entries of the local s" in plan.explain()
+
+
 def test_stores_in_a_loop(mesh):
     """The last store to a local counts; where stores and sums alternate, rows of all columns are needed."""
     w, x, nodes, y, z = mesh.w, mesh.x, mesh.nodes, mesh.y, outputs(M)

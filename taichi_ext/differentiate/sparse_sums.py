@@ -30,6 +30,7 @@ Loops = tuple[Loop, ...]
 
 @dataclass(frozen=True)
 class _Write:
+    stage: int
     step: int
     loops: Loops
     is_sum: bool
@@ -130,7 +131,7 @@ class LocalSum:
     def _emit(self, forms: list[Form], indices: list[Any], *, is_sum: bool) -> None:
         forms = [settled(self.forward.builder, form) for form in forms]
         step, loops = self._step(forms, is_sum=is_sum), self.forward.loop_sites()
-        self._writes.append(_Write(step, loops, is_sum))
+        self._writes.append(_Write(self.sink.stage, step, loops, is_sum))
         rows = [self._entry(index) for index in indices]
         try:
             self.sink.write_sum(self.sunk, rows, forms, step, is_sum=is_sum, is_injective=loops == self.loops)
@@ -139,12 +140,10 @@ class LocalSum:
         self._is_open = is_sum
 
     def _step(self, forms: list[Form], *, is_sum: bool) -> int:
-        """The number of the step: that of the sum before, unless that was read since, or another sum is used."""
+        """The number of the step: that of the sum before, in the same stage, unless that was read or it uses another sum."""
         owners = {self.sink.numbering.owner(s.column) for form in forms for s in form if not is_row(s)}
         uses_sums = any(owner is None or is_sum_key(owner) for owner in owners)
-        is_same = (
-            self._is_open and is_sum and not uses_sums and self._writes[-1].loops[:1] == self.forward.loop_sites()[:1]
-        )
+        is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.sink.stage
         return self._writes[-1].step if is_same else self.sink.next_step()
 
     def entry(self, index: Any, column: Any) -> Any:
