@@ -117,9 +117,9 @@ class TestNormalEquations:
 
     def test_bad_input(self, fit):
         for kwargs, words in [
-            ({"weights": np.ones(5)}, r"weights has shape \(5,\)"),
+            ({"weights": np.ones(5)}, r"weights has shape \(5,\); expected \(12,\)\.$"),
             ({"weights": -np.ones(12)}, "weights has entries that are negative"),
-            ({"weights": np.ones((2, 12))}, "weights has a leading axis"),
+            ({"weights": np.ones((2, 12))}, r"weights has shape \(2, 12\); expected \(12,\)\.$"),
             ({"dtype": int}, "dtype is <class 'int'>"),
             ({"format": "coo"}, "format is 'coo'"),
             ({"max_memory": 0}, "max_memory is 0"),

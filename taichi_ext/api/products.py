@@ -217,8 +217,13 @@ def block_size(evaluation: Evaluation, memory: float) -> int:
 # --- what is given and returned ---------------------------------------------------------------------------------------
 
 
-def matrices(given: Any, like: Any, what: str, shapes: list[tuple[int, ...]]) -> tuple[list[np.ndarray], int | None]:
-    """For each target a matrix with a row for each entry, and how many columns there are; None for no leading axis."""
+def matrices(
+    given: Any, like: Any, what: str, shapes: list[tuple[int, ...]], *, are_several: bool = True
+) -> tuple[list[np.ndarray], int | None]:
+    """For each target a matrix with a row for each entry, and how many columns there are; None for no leading axis.
+
+    ``are_several``: whether there may be a leading axis.
+    """
     is_nested = like is not None and _is_structure(like)
     leaves = dict(flatten(given, what)[0]) if is_nested else {"": given}
     paths = [path for path, _ in flatten(like)[0]] if is_nested else [""]
@@ -231,13 +236,11 @@ def matrices(given: Any, like: Any, what: str, shapes: list[tuple[int, ...]]) ->
         values = _as_array(leaves[path], f"{what}{path}")
         if values.shape == shape:
             counts.add(None)
-        elif values.shape[1:] == shape and values.ndim == len(shape) + 1:
+        elif are_several and values.shape[1:] == shape and values.ndim == len(shape) + 1:
             counts.add(values.shape[0])
         else:
-            shown_shape = f"({', '.join(('n', *map(str, shape)))})"
-            raise InvalidArgumentError(
-                f"{what}{path} has shape {values.shape}; expected {shape}, or {shown_shape} for n of them at once."
-            )
+            at_once = f", or ({', '.join(('n', *map(str, shape)))}) for n of them at once" if are_several else ""
+            raise InvalidArgumentError(f"{what}{path} has shape {values.shape}; expected {shape}{at_once}.")
         found.append(values.reshape(1 if values.shape == shape else len(values), math.prod(shape)).T)
     if len(counts) > 1:
         raise InvalidArgumentError(f"{what} differ in their number: give as many for each, along a leading axis.")

@@ -123,9 +123,7 @@ def normal_equations(
 def _weights(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
     if weights is None:
         return None
-    parts, count = matrices(weights, residuals, "weights", shapes)
-    if count is not None:
-        raise InvalidArgumentError("weights has a leading axis; give one weight for each residual.")
+    parts, _ = matrices(weights, residuals, "weights", shapes, are_several=False)
     found = np.concatenate(parts).reshape(-1).astype(np.float64)
     if not (np.isfinite(found).all() and (found >= 0).all()):
         raise InvalidArgumentError("weights has entries that are negative or not finite.")
