@@ -480,3 +480,71 @@ def test_a_sparse_layout_in_a_pipeline_that_begins_again_names_the_format():
 
     with pytest.raises(InvalidArgumentError, match=r"begin again with dense .* cannot be restored .*format='csr'\.$"):
         jacobian(run, x, y, format="csr")
+
+
+# --- where fields lie -------------------------------------------------------------------------------------------------
+
+
+def test_fields_in_every_layout_are_put_back():
+    """Runs for single columns begin with the same numbers, whether fields are copied in memory or by Taichi."""
+    x, y = scalars([0.5, -1.5, 2.0]), outputs(3)
+    inner, turned = ti.field(ti.f64), ti.field(ti.f64, (3, 4), order="ji")
+    ti.root.dense(ti.i, 2).dense(ti.i, 3).place(inner)
+    shifted, whole = ti.field(ti.f32, (3, 2), offset=(-4, 7)), ti.field(ti.i32, (3, 2))
+    apart, rows = ti.Vector.field(2, ti.f64, 3, layout=ti.Layout.SOA), ti.Vector.field(3, ti.f32, (2, 3))
+    tables = ti.Matrix.field(2, 3, ti.f64, 3, needs_grad=True)
+    struct = ti.types.struct(a=ti.f64, n=ti.i32, v=ti.types.vector(2, ti.f32)).field(shape=3)
+    builder, placed = ti.FieldsBuilder(), ti.field(ti.f64)
+    builder.dense(ti.i, 3).place(placed)
+    builder.finalize()
+    found = np.zeros((3, 11))
+
+    @ti.kernel
+    def add():
+        for i in range(3):
+            inner[i + 2] += 1.0
+            turned[i, i + 1] += 2.0
+            shifted[i - 4, 8] += 3.0
+            whole[i, 1] += 4
+            apart[i][1] += 5.0
+            rows[1, i][2] += 6.0
+            tables[i][1, 2] += 7.0
+            struct[i].a += 8.0
+            struct[i].n += 9
+            struct[i].v[1] += 10.0
+            placed[i] += 11.0
+            y[i] = x[i] ** 2 * (inner[i + 2] + turned[i, i + 1] + shifted[i - 4, 8] + whole[i, 1] + apart[i][1])
+            y[i] += x[i] * (rows[1, i][2] + tables[i][1, 2] + struct[i].a + struct[i].n + struct[i].v[1] + placed[i])
+
+    @ti.kernel
+    def values(found: ti.types.ndarray(ti.f64, ndim=2)):
+        for i in range(3):
+            found[i, 0], found[i, 1], found[i, 2] = inner[i + 2], turned[i, i + 1], shifted[i - 4, 8]
+            found[i, 3], found[i, 4], found[i, 5] = whole[i, 1], apart[i][1], rows[1, i][2]
+            found[i, 6], found[i, 7], found[i, 8] = tables[i][1, 2], struct[i].a, struct[i].n
+            found[i, 9], found[i, 10] = struct[i].v[1], placed[i]
+
+    for runs in (1, 2):
+        J = jacobian(add, x, y, chunk_size=1)
+        assert_allclose(J, np.diag(runs * (2 * x.to_numpy() * (1 + 2 + 3 + 4 + 5) + (6 + 7 + 8 + 9 + 10 + 11))))
+        values(found)
+        assert_array_equal(found, runs * np.arange(1.0, 12.0) * np.ones((3, 1)))
+
+
+def test_a_tree_in_the_place_of_another_is_put_back():
+    x, y = scalars([0.5, -1.5, 2.0]), outputs(3)
+    for size in (3, 5000):
+        builder, count = ti.FieldsBuilder(), ti.field(ti.f64)
+        builder.dense(ti.i, size).place(count)
+        tree = builder.finalize()
+
+        @ti.kernel
+        def add(count: ti.template()):
+            for i in range(3):
+                count[i] += 1.0
+                y[i] = x[i] ** 2 * count[i]
+
+        J = jacobian(add, x, y, args=(count,), chunk_size=1)
+        assert_allclose(J, np.diag(2 * np.array([0.5, -1.5, 2.0])))
+        assert [count[0], count[2]] == [1, 1]
+        tree.destroy()

@@ -96,6 +96,7 @@ from taichi_ext.backend.expressions import (
     type_names,
     variable,
 )
+from taichi_ext.backend.field_memory import find_memory
 from taichi_ext.backend.following import (
     FieldEntry,
     follow,
@@ -205,6 +206,7 @@ __all__ = [
     "field_components",
     "field_offset",
     "fill_function",
+    "find_memory",
     "first_captures",
     "fixed",
     "follow",

@@ -14,6 +14,7 @@ from taichi.lang.matrix import MatrixType
 from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
 from taichi.types import primitive_types
 
+from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
 from taichi_ext.backend.lifetime import ended_problem, is_field_alive
 
@@ -305,7 +306,8 @@ def copy_of(obj: Any) -> Any:
     """The values of a field or array."""
     if is_torch_tensor(obj):
         return obj.detach().clone()
-    return obj.copy() if isinstance(obj, np.ndarray) else obj.to_numpy()
+    values = obj if isinstance(obj, np.ndarray) else memory_of_field(obj)
+    return obj.to_numpy() if values is None else values.copy()
 
 
 def put_back(obj: Any, copy: Any) -> None:
@@ -314,6 +316,8 @@ def put_back(obj: Any, copy: Any) -> None:
             obj[...] = copy
     elif is_torch_tensor(obj):
         obj.detach().copy_(copy)
+    elif (memory := memory_of_field(obj)) is not None:
+        memory[...] = copy
     else:
         obj.from_numpy(copy)
 

@@ -307,8 +307,7 @@ class Session(LaunchHooks):
         """Keep copies of what the kernel may change."""
         state.has_random |= fused.facts.has_random
         fields = [self.fields.infos[key].obj for key in fused.facts.written if key in self.fields.infos]
-        for obj in (*fields, *fused.facts.other_fields):
-            state.save(obj)
+        state.save_fields([*fields, *fused.facts.other_fields])
         for value in args:
             if backend.is_array(value):
                 state.save(value)

@@ -51,6 +51,13 @@ class State:
             with backend.suspend_following():
                 self._log[id(obj)] = (obj, backend.copy_of(obj))
 
+    def save_fields(self, fields: list[Any]) -> None:
+        """Keep copies of several fields."""
+        with backend.suspend_following():
+            backend.find_memory(f for f in fields if id(f) not in self._log)
+        for field in fields:
+            self.save(field)
+
     def save_entry(self, entry: backend.FieldEntry) -> None:
         """Keep one number of a field that Python is about to store to."""
         if entry.name not in self._log:

@@ -1,0 +1,117 @@
+"""Dense fields on the CPU as memory: copied in place, where Taichi compiles two kernels for each field."""
+
+import ctypes
+import math
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import taichi as ti
+from taichi._lib import core
+from taichi.lang import impl
+from taichi.lang.util import to_numpy_type
+
+from taichi_ext.backend.expressions import is_host_arch
+from taichi_ext.backend.lifetime import is_field_alive, layout_version
+from taichi_ext.backend.threads import materialize
+
+
+class _Layout(NamedTuple):
+    """A field in one dense block, the parts of its elements one after the other."""
+
+    tree: int
+    offset: int  # of its first byte in the tree
+    shape: tuple[int, ...]  # with that of its elements, as in ``to_numpy``
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+
+class _Trees(NamedTuple):
+    """Where the trees of fields of a program begin."""
+
+    program: Any  # a weak reference
+    version: int
+    addresses: dict[int, int]
+
+
+_known = _Trees(lambda: None, 0, {})
+_layouts: weakref.WeakKeyDictionary[Any, _Layout | None] = weakref.WeakKeyDictionary()
+
+
+def find_memory(fields: Iterable[Any]) -> None:
+    """Find where fields lie, with one kernel for all those of whose trees nothing is known yet."""
+    layouts = [(field, layout) for field in fields if (layout := _layout(field)) is not None]
+    addresses = _addresses()
+    unknown = {layout.tree: (field, layout) for field, layout in layouts if layout.tree not in addresses}
+    if unknown:
+        found = _first_bytes([field for field, _ in unknown.values()])
+        for (_, layout), address in zip(unknown.values(), found, strict=True):
+            addresses[layout.tree] = address - layout.offset
+
+
+def memory_of_field(field: Any) -> np.ndarray | None:
+    """What a field holds, shaped as by ``to_numpy``, as a view; None where it is not in one dense block on the CPU."""
+    layout = _layout(field)
+    if layout is None:
+        return None
+    find_memory([field])
+    _, offset, shape, strides, dtype = layout
+    size = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    memory = (ctypes.c_char * size).from_address(_addresses()[layout.tree] + offset)
+    return np.ndarray(shape, dtype, memory, strides=strides)
+
+
+def _addresses() -> dict[int, int]:
+    """Those of the trees of the program that runs, as far as they are known."""
+    global _known
+    program, version = impl.get_runtime().prog, layout_version()
+    if _known.program() is not program or _known.version != version:
+        _known = _Trees(weakref.ref(program), version, {})
+    return _known.addresses
+
+
+def _layout(field: Any) -> _Layout | None:
+    if not is_host_arch() or not isinstance(field, (ti.ScalarField, ti.MatrixField)) or not is_field_alive(field):
+        return None
+    if field not in _layouts:
+        materialize()
+        _layouts[field] = _layout_of_placed(field)
+    return _layouts[field]
+
+
+def _layout_of_placed(field: Any) -> _Layout | None:
+    nodes, kinds = [part.ptr.snode() for part in field.vars], core.SNodeType
+    block = nodes[0].parent
+    if any(n.parent.id != block.id for n in nodes) or block.type != kinds.dense or block.parent.type != kinds.root:
+        return None
+    dtype = np.dtype(to_numpy_type(field.dtype))
+    shape, first, size = tuple(field.shape), nodes[0].offset_bytes_in_parent_cell, dtype.itemsize
+    is_in_order = [axis for axis in block.get_physical_index_position() if axis >= 0] == list(range(len(shape)))
+    is_together = [n.offset_bytes_in_parent_cell for n in nodes] == [first + n * size for n in range(len(nodes))]
+    if not is_in_order or not is_together or field.dtype == ti.u1:
+        return None
+    inner = () if isinstance(field, ti.ScalarField) else (field.n,) if field.m == 1 else (field.n, field.m)
+    strides = (*_strides(shape, block.cell_size_bytes), *_strides(inner, size))
+    offset = block.offset_bytes_in_parent_cell + first
+    return _Layout(nodes[0].get_snode_tree_id(), offset, (*shape, *inner), strides, dtype)
+
+
+def _strides(shape: tuple[int, ...], step: int) -> list[int]:
+    return [step * math.prod(shape[n + 1 :]) for n in range(len(shape))]
+
+
+def _first_bytes(fields: list[Any]) -> list[int]:
+    """The address of the first entry of each field."""
+    scalars = [f if isinstance(f, ti.ScalarField) else f.get_scalar_field(*(0,) * f.ndim) for f in fields]
+    origins, count = [[0] * len(f.shape) for f in scalars], len(scalars)
+
+    @ti.kernel
+    def find(found: ti.types.ndarray(ti.u64, ndim=1)):  # type: ignore[valid-type]
+        for n in ti.static(range(count)):
+            found[n] = ti.get_addr(scalars[n], origins[n])
+
+    found = np.zeros(count, np.uint64)
+    find(found)
+    scalars.clear()  # Taichi keeps the kernel
+    return [int(address) for address in found]
