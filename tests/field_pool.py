@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ class FieldPool:
         self._free: dict[Any, list[Any]] = {}
         self._taken: list[tuple[Any, Any]] = []
         self._memory: dict[int, np.ndarray] = {}  # by the id of a field, which the pool keeps alive
-        self._roots: Any = None  # the address of each tree of fields, once the table is found
+        self._roots: Any = None  # the address of each tree of fields of a program, once the table is found
+        self._program: Any = None  # a weak reference to that program
 
     def take(self, element_shape: tuple[int, ...], dtype: Any, shape: tuple[int, ...], needs_grad: bool = False) -> Any:
         """A dense field; what it holds is not defined."""
@@ -46,8 +48,9 @@ class FieldPool:
         if layout is None:
             return None
         tree, offset, shape, strides = layout
-        if self._roots is None:
-            self._roots = _find_roots(field, tree, offset)
+        program = impl.get_runtime().prog
+        if self._roots is None or self._program() is not program:
+            self._roots, self._program = _find_roots(field, tree, offset), weakref.ref(program)
         dtype = np.dtype(to_numpy_type(field.dtype))
         size = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         buffer = (ctypes.c_char * size).from_address(self._roots[tree] + offset)

@@ -126,7 +126,7 @@ def leaves_of(c: Container) -> list[tuple[str, str, Container]]:
 def as_array(x: Any) -> np.ndarray:
     if isinstance(x, (np.ndarray, float, np.floating)):
         return np.array(x)
-    return x.numpy().copy() if hasattr(x, "numpy") else x.to_numpy()
+    return x.numpy().copy() if hasattr(x, "numpy") else read(x)
 
 
 def empty_like(tree: Any) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
+from differences import read as values_of
+from differences import write
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang.mesh import MeshReorderedScalarFieldProxy
 
@@ -27,7 +29,7 @@ class Scene:
 
     def __init__(self):
         self.x, self.y = ti.field(ti.f64, N), ti.field(ti.f64, (N, 4))
-        self.x.from_numpy(np.array([0.5, 1.5, 2.5]))
+        write(self.x, np.array([0.5, 1.5, 2.5]))
         self.make()
         self.store = None
 
@@ -45,11 +47,11 @@ class Scene:
     def check_once(self, cleared, chunk_size):
         self.reset()
         self.pipeline()
-        expected = self.y.to_numpy()
+        expected = values_of(self.y)
         stored = self.numbers()
         self.reset()
         J = jacobian(self.pipeline, self.x, self.y, chunk_size=chunk_size)
-        assert_array_equal(self.y.to_numpy(), expected)
+        assert_array_equal(values_of(self.y), expected)
         assert_array_equal(self.numbers(), stored)
         for i in range(N):
             for n in range(self.width):
@@ -57,7 +59,7 @@ class Scene:
                 assert_allclose(J[i, n], slope * np.eye(N)[i], atol=1e-12, err_msg=str((i, n)))
 
     def reset(self):
-        self.y.fill(0.0)
+        write(self.y, 0.0)
 
 
 class ScalarScene(Scene):
@@ -81,10 +83,10 @@ class ScalarScene(Scene):
 
     def reset(self):
         super().reset()
-        self.c.fill(1.0)
+        write(self.c, 1.0)
 
     def numbers(self):
-        return self.c.to_numpy().reshape(N, 1)
+        return values_of(self.c).reshape(N, 1)
 
 
 class StructScene(Scene):
@@ -115,11 +117,10 @@ class StructScene(Scene):
     def reset(self):
         super().reset()
         for member in (self.c.m, self.c.v, self.c.s.n):
-            member.fill(1.0)
+            write(member, 1.0)
 
     def numbers(self):
-        c = self.c.to_numpy()
-        return np.column_stack([c["m"], c["v"], c["s"]["n"]])
+        return np.column_stack([values_of(self.c.m), values_of(self.c.v), values_of(self.c.s.n)])
 
 
 class VectorScene(Scene):
@@ -144,10 +145,10 @@ class VectorScene(Scene):
 
     def reset(self):
         super().reset()
-        self.c.fill(1.0)
+        write(self.c, 1.0)
 
     def numbers(self):
-        return self.c.to_numpy()
+        return values_of(self.c)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +168,7 @@ def struct_scene(ti64):
 
 def _copied(c):
     other = ti.field(ti.f64, N)
-    other.fill(7.0)
+    write(other, 7.0)
     c.copy_from(other)
 
 
@@ -259,7 +260,7 @@ def test_stores_before_any_kernel_has_used_the_field(chunk_size):
     """Nothing is known of the field yet; a store is undone all the same."""
     x, y = ti.field(ti.f64, N), ti.field(ti.f64, N)
     s, v, c = ti.types.struct(m=ti.f64).field(shape=N), ti.Vector.field(2, ti.f64, N), ti.field(ti.f64, N)
-    x.fill(1.0)
+    write(x, 1.0)
 
     @ti.kernel
     def read():
@@ -274,11 +275,11 @@ def test_stores_before_any_kernel_has_used_the_field(chunk_size):
         read()
 
     for field in (s.m, v, c):
-        field.fill(1.0)
+        write(field, 1.0)
     assert_allclose(jacobian(pipeline, x, y, chunk_size=chunk_size), np.diag([8.0, 2.0, 3.0]))
-    assert_array_equal(s.m.to_numpy(), [1, 2, 1])
-    assert_array_equal(v.to_numpy()[:, 1], [4, 1, 3])
-    assert_array_equal(c.to_numpy(), [2, 1, 1])
+    assert_array_equal(values_of(s.m), [1, 2, 1])
+    assert_array_equal(values_of(v)[:, 1], [4, 1, 3])
+    assert_array_equal(values_of(c), [2, 1, 1])
 
 
 WITHOUT_DIMENSIONS = {
@@ -292,7 +293,7 @@ WITHOUT_DIMENSIONS = {
 @pytest.mark.parametrize("way", WITHOUT_DIMENSIONS)
 def test_stores_to_a_field_without_dimensions(way):
     x = ti.field(ti.f64, N)
-    x.from_numpy(np.array([0.5, 1.5, 2.5]))
+    write(x, np.array([0.5, 1.5, 2.5]))
     s, other = ti.field(ti.f64, ()), ti.field(ti.f64, ())
     other[None] = 0.2
 
@@ -318,7 +319,7 @@ def test_stores_to_a_field_without_dimensions(way):
 @pytest.mark.parametrize("is_vector", [False, True])
 def test_stores_to_ndarrays(is_vector, chunk_size):
     x = ti.field(ti.f64, N)
-    x.from_numpy(np.array([0.5, 1.5, 2.5]))
+    write(x, np.array([0.5, 1.5, 2.5]))
     y = ti.field(ti.f64, N)
 
     @ti.kernel
@@ -355,16 +356,16 @@ def test_stores_to_ndarrays(is_vector, chunk_size):
         load_vectors(a) if is_vector else load(a)
         read_vectors(a) if is_vector else read(a)
 
-    a.fill(1.0)
-    y.fill(0.0)
+    write(a, 1.0)
+    write(y, 0.0)
     J = jacobian(pipeline, x, y, args=(a,), chunk_size=chunk_size)
-    first = 2 * (1.0 + x.to_numpy()) * [1, 0, 1]
-    assert_allclose(J, np.diag(first + 2 * (2.0 + x.to_numpy())))
-    expected = a.to_numpy()
-    a.fill(1.0)
-    y.fill(0.0)
+    first = 2 * (1.0 + values_of(x)) * [1, 0, 1]
+    assert_allclose(J, np.diag(first + 2 * (2.0 + values_of(x))))
+    expected = values_of(a)
+    write(a, 1.0)
+    write(y, 0.0)
     pipeline(a)
-    assert_array_equal(a.to_numpy(), expected)
+    assert_array_equal(values_of(a), expected)
 
 
 class Arrays:
@@ -372,7 +373,7 @@ class Arrays:
 
     def __init__(self):
         self.x, self.y = ti.field(ti.f64, N), ti.field(ti.f64, N)
-        self.x.fill(1.0)
+        write(self.x, 1.0)
         x, y = self.x, self.y
 
         @ti.kernel
@@ -391,10 +392,10 @@ class Arrays:
         self.change(self.kept)
 
     def check(self, pipeline, array, chunk_size, args=()):
-        self.y.fill(0.0)
+        write(self.y, 0.0)
         J = jacobian(pipeline, self.x, self.y, args=args, chunk_size=chunk_size)
         assert_allclose(J, 2 * np.eye(N))
-        assert_array_equal(self.y.to_numpy(), 2)
+        assert_array_equal(values_of(self.y), 2)
         assert_array_equal(array, 2)
 
 
@@ -471,7 +472,7 @@ def test_change_after_the_last_kernel():
 @each_chunk
 def test_change_of_one_view_seen_through_another(chunk_size):
     x, y = ti.field(ti.f64, 6), ti.field(ti.f64, 6)
-    x.fill(1.5)
+    write(x, 1.5)
 
     @ti.kernel
     def load(b: ti.types.ndarray(dtype=ti.f64, ndim=2)):
@@ -503,7 +504,7 @@ def test_deactivation_from_python(chunk_size):
     x, y, c = ti.field(ti.f64, N), ti.field(ti.f64, N), ti.field(ti.f64)
     node = ti.root.pointer(ti.i, N)
     node.place(c)
-    x.fill(1.5)
+    write(x, 1.5)
 
     @ti.kernel
     def load():
@@ -517,7 +518,7 @@ def test_deactivation_from_python(chunk_size):
 
     for deactivate in (node.deactivate_all, c.parent().deactivate_all, ti.deactivate_all_snodes):
         deactivate()
-        y.fill(0.0)
+        write(y, 0.0)
 
         def pipeline(deactivate=deactivate):
             load()

@@ -8,6 +8,7 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from conftest import end_program, initialise
+from differences import read, write
 from reemission import Reemission
 
 from taichi_ext import UnsupportedError, backend, mark, replace_gradient, step, stop_gradient
@@ -38,16 +39,16 @@ class Fields:
         self.node.place(self.l)
         self.all = (self.x, self.y, self.s, self.n, self.v, self.m, self.p.a, self.p.b)
         rng = np.random.default_rng(0)
-        self.values = [rng.uniform(0.2, 1.5, f.to_numpy().shape) for f in self.all]
+        self.values = [rng.uniform(0.2, 1.5, read(f).shape) for f in self.all]
         self.values[3] = rng.integers(0, N, N)
 
     def fill(self):
         for field, value in zip(self.all, self.values):
-            field.from_numpy(value.astype(field.to_numpy().dtype))
+            write(field, value.astype(read(field).dtype))
         self.node.deactivate_all()
 
     def bits(self):
-        return [f.to_numpy().tobytes() for f in self.all]
+        return [read(f).tobytes() for f in self.all]
 
 
 @pytest.fixture(scope="module")
