@@ -2,6 +2,7 @@
 
 import inspect
 
+import devices
 import numpy as np
 import pytest
 import taichi as ti
@@ -16,6 +17,7 @@ from differences import (
     vector_outputs,
     vectors,
 )
+from field_pool import pool
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian
@@ -131,6 +133,16 @@ ELSEWHERE = {
 ANGLES = np.array([0.37, 0.58, 0.81, 0.66, 0.27, 0.52, 0.9, 0.44, 0.73, 0.61, 0.33, 0.84, 0.47, 0.25, 0.95, 0.7])
 SHAPES = {"s": (), "2": (2,), "3": (3,), "4": (4,), "p": (2, 2), "m": (3, 3), "n": (4, 4)}
 CASES = [(name, signature) for name, signatures in FUNCTIONS.items() for signature in signatures]
+JOINED = 1 if devices.is_single() else 9  # functions in one kernel; a device may lack some
+LARGE = [case for case in CASES if case[1] == "n n"]  # which take longest to compile
+OTHERS = [case for case in CASES if case not in LARGE]
+GROUPS = [*([case] for case in LARGE), *(OTHERS[n : n + JOINED] for n in range(0, len(OTHERS), JOINED))]
+
+
+def name_of(case):
+    """``tm.mix(33s->3)``"""
+    name, signature = case
+    return f"{name}({signature.replace(' ', '->')})"
 
 
 def lookup(name):
@@ -169,39 +181,45 @@ def result(kind):
     return (outputs, vector_outputs, matrix_outputs)[len(shape)](*shape)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not depend on any")
-@pytest.mark.parametrize(("name", "signature"), CASES, ids=[f"{n}({s.replace(' ', ')->')}" for n, s in CASES])
-def test_function(name, signature):
-    f = lookup(name)
-    takes, gives = signature.split()
-    fields = [argument(kind, n) for n, kind in enumerate(takes)]
-    y = result(gives)
-    if len(fields) == 1:
-        (a,) = fields
+def check(cases):
+    """All functions in one kernel, each with fields of its own, so that every entry of J is that of one function or 0."""
+    calls, params, results = {1: [], 2: [], 3: [], 4: []}, [], []
+    for name, signature in cases:
+        takes, gives = signature.split()
+        fields, y = [argument(kind, n) for n, kind in enumerate(takes)], result(gives)
+        calls[len(fields)].append((lookup(name), *fields, y))
+        params += fields
+        results.append(y)
+    one, two, three, four = calls.values()
 
-        @ti.kernel
-        def k():
+    @ti.kernel
+    def k():
+        for f, a, y in ti.static(one):
             y[None] = f(a[None])
-    elif len(fields) == 2:
-        a, b = fields
-
-        @ti.kernel
-        def k():
+        for f, a, b, y in ti.static(two):
             y[None] = f(a[None], b[None])
-    elif len(fields) == 3:
-        a, b, c = fields
-
-        @ti.kernel
-        def k():
+        for f, a, b, c, y in ti.static(three):
             y[None] = f(a[None], b[None], c[None])
-    else:
-        a, b, c, d = fields
-
-        @ti.kernel
-        def k():
+        for f, a, b, c, d, y in ti.static(four):
             y[None] = f(a[None], b[None], c[None], d[None])
 
-    check_jacobian(k, fields, y)
+    check_jacobian(k, params, results)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not depend on any")
+@pytest.mark.parametrize("cases", GROUPS, ids=lambda cases: " ".join(name_of(case) for case in cases))
+def test_functions(cases):
+    """Several at a time, since compiling takes most of the time; each alone, by its name, where that fails."""
+    try:
+        check(cases)
+    except Exception:
+        pool.give_back()
+        for case in cases if len(cases) > 1 else ():
+            try:
+                check([case])
+            except Exception as error:
+                raise AssertionError(f"{name_of(case)}: {error}") from error
+        raise
 
 
 @pytest.mark.parametrize("point", [-0.7, 0.0, 1e-3, 0.2, 0.5, 0.999, 1.0, 1.3])
