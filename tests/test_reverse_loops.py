@@ -218,7 +218,10 @@ FORWARD = """
 WRITTEN = {"components": "v", "in_a_loop": "z", "used_twice": "yz", "stored_within": "yz"}
 
 
-@pytest.mark.parametrize("name", [*REVERSED, *FORWARD])
+reversed_only = pytest.mark.chosen_only("where rows are chosen, of many columns", "--tangents", "--chunk-size")
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=reversed_only) for name in REVERSED), *FORWARD])
 def test_kernels(name):
     x, y, z, v = scalars(np.linspace(0.2, 0.9, N)), outputs(4), outputs(4, 3), vector_outputs(2, 3)
     kernels = make_kernels(x, y, z, v)
