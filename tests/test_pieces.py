@@ -22,6 +22,8 @@ pytestmark = [
     pytest.mark.cpu_only("loops run in pieces where rows come one after the other in memory"),
 ]
 
+of_all_columns = pytest.mark.chosen_only("what is collected depends on the number of columns", "--chunk-size")
+
 X = [0.3, 0.8, 0.5]
 
 
@@ -129,6 +131,7 @@ def test_rows_of_any_length(shape, pieces):
         assert pieces[-1] is None
 
 
+@of_all_columns
 def test_vectors(pieces):
     v, y = vectors([[0.3, 0.8], [0.5, -0.2]]), vector_outputs(3, 2, 20)
 
@@ -173,6 +176,7 @@ def test_fields_of_one_tree(pieces):
     tree.destroy()
 
 
+@of_all_columns
 def test_fields_of_other_trees(pieces):
     """Values are collected too: the address of a field would be read again after each store to another one."""
     x, w, y, z = scalars(X), scalars(np.linspace(0.2, 0.9, 40).reshape(2, 20)), outputs(2, 20), vector_outputs(2, 2, 20)
@@ -227,6 +231,7 @@ def test_functions_and_inactive_arithmetic(pieces):
     assert pieces[-1] is not None
 
 
+@of_all_columns
 def test_other_loops_of_the_same_kernel(pieces):
     """One before that fills a parameter's neighbour, one after that reads what was collected."""
     x, a, y, total = scalars(X), outputs(3), outputs(2, 20), outputs(1)
@@ -258,6 +263,7 @@ def test_one_loop_over_several_fields(pieces):
     check_jacobian(k, x, [a, b, c])
 
 
+@of_all_columns
 def test_integers_at_fixed_places_of_fields_are_read_before(pieces):
     x, y, p = scalars(X), outputs(3, 20), ti.field(ti.i32, shape=3)
     p.from_numpy(np.int32([3, 4, 5]))
@@ -376,6 +382,7 @@ def test_loops_that_stay(name, pieces):
     assert not any(pieces)
 
 
+@of_all_columns
 def test_arrays(pieces):
     """Values are collected too; the arrays that are read are other objects in each trace."""
     x, w, n = np.array(X), np.linspace(0.2, 0.9, 20), np.arange(20, dtype=np.int32)
@@ -401,6 +408,7 @@ def test_arrays(pieces):
     assert [bool(p.values) for p in pieces] == [True, True]
 
 
+@of_all_columns
 def test_arrays_and_fields(pieces):
     x, a, y, b = scalars(X), np.linspace(0.2, 0.9, 33), outputs(33), np.zeros(33)
 
@@ -446,6 +454,7 @@ def test_what_is_outside_a_field_is_not_read_before(pieces):
     check_jacobian(k, x, y)
 
 
+@of_all_columns
 def test_bodies_that_do_little_stay(pieces, monkeypatch):
     monkeypatch.setattr(schedule_pieces, "LEAST_WORK", 3)
     x, y = scalars(X), outputs(2, 20)
@@ -465,6 +474,7 @@ def test_bodies_that_do_little_stay(pieces, monkeypatch):
     assert [p is None for p in pieces] == [True, False]
 
 
+@of_all_columns
 def test_loops_too_short_for_the_threads_stay(pieces, monkeypatch):
     monkeypatch.setattr(machine, "LEAST_ITERATIONS", 512)
     x, short, long = scalars(X), outputs(1023, 32), outputs(1024, 32)
@@ -498,6 +508,7 @@ def test_columns_in_blocks(pieces):
     assert any(pieces)
 
 
+@of_all_columns
 def test_more_columns_than_are_collected(pieces):
     x, y = scalars(np.linspace(0.2, 0.9, 16)), vector_outputs(2, 3, 20)
 
@@ -513,6 +524,7 @@ def test_more_columns_than_are_collected(pieces):
     assert not any(pieces)  # 32 numbers are too many for a piece of 16
 
 
+@of_all_columns
 def test_a_number_stored_to_a_vector(pieces):
     x, v, m = scalars(X), vector_outputs(3, 2, 20), matrix_outputs(2, 2, 20)
 
@@ -558,6 +570,7 @@ def test_names_that_the_loops_might_take(pieces):
     assert any(pieces)
 
 
+@pytest.mark.chosen_only("fields in sparse layouts cannot be restored for another run", "--chunk-size")
 def test_deactivated_places_are_read_each_time(pieces):
     x, y = scalars(X), outputs(40)
     w = ti.field(ti.f64)
@@ -584,6 +597,7 @@ def test_deactivated_places_are_read_each_time(pieces):
     assert not any(pieces)
 
 
+@of_all_columns
 def test_integers_of_64_bits(pieces):
     initialise(default_fp=ti.f64, default_ip=ti.i64)
     x, w, y, z = scalars(np.linspace(0.1, 0.9, 30)), scalars(X), outputs(50), vector_outputs(2, 3, 20)
@@ -612,6 +626,7 @@ def test_integers_of_64_bits(pieces):
 # --- float32: two numbers are stored at a time, where that is possible
 
 
+@of_all_columns
 @pytest.mark.parametrize(("shape", "columns"), [((4, 40), 3), ((4, 41), 2), ((4, 41), 3), ((70,), 3), ((71,), 3)])
 def test_pairs(shape, columns, pieces):
     initialise()
@@ -648,6 +663,7 @@ def test_pairs(shape, columns, pieces):
     assert collected.is_paired == (last * columns % 2 == 0)
 
 
+@of_all_columns
 def test_pairs_of_arrays(pieces):
     initialise()
     x, w, y = np.array(X, np.float32), np.linspace(0.2, 0.9, 40, dtype=np.float32), np.zeros(40, np.float32)
