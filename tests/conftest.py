@@ -1,6 +1,7 @@
 """Fixtures shared by the tests."""
 
 import gc
+import re
 import traceback
 import weakref
 from pathlib import Path
@@ -15,6 +16,7 @@ from taichi_ext import backend
 from taichi_ext.api.prepared import Prepared
 from taichi_ext.differentiate.storage import STRATEGIES
 
+NOT_RUN_AGAIN = "computed in several runs .* (in a sparse layout, cannot be restored|draws random numbers)"
 arch = ti.cpu
 started: dict = {}  # the options of the current program
 
@@ -91,7 +93,7 @@ def truth(request):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Skip on other devices what Taichi cannot run there, without this package."""
+    """Skip on other devices what Taichi cannot run there, without this package; and what cannot be run again."""
     if devices.current is not None:
         devices.current.begin(item.nodeid)
     try:
@@ -99,6 +101,8 @@ def pytest_runtest_call(item):
         return
     except Exception as error:
         reason = devices.excuse(error) if devices.is_single() else ""
+        if item.config.getoption("--chunk-size") and re.search(NOT_RUN_AGAIN, str(error)):
+            reason = f"not with --chunk-size, as README and guide say: {error}"
         if not reason:
             raise
         traceback.clear_frames(error.__traceback__)

@@ -498,7 +498,6 @@ def test_change_of_one_view_seen_through_another(chunk_size):
     assert_allclose(b, [[2.5, 4, 2.5], [2.5, 2.5, 7]])
 
 
-@pytest.mark.chosen_only("None stands for one run, which fields in sparse layouts need", "--chunk-size")
 @each_chunk
 def test_deactivation_from_python(chunk_size):
     x, y, c = ti.field(ti.f64, N), ti.field(ti.f64, N), ti.field(ti.f64)

@@ -570,7 +570,6 @@ def test_names_that_the_loops_might_take(pieces):
     assert any(pieces)
 
 
-@pytest.mark.chosen_only("fields in sparse layouts cannot be restored for another run", "--chunk-size")
 def test_deactivated_places_are_read_each_time(pieces):
     x, y = scalars(X), outputs(40)
     w = ti.field(ti.f64)

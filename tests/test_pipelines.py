@@ -614,7 +614,6 @@ def test_temporary_with_constants_at_the_address_of_one_with_tangents():
 # --- sparse fields
 
 
-@pytest.mark.chosen_only("fields in sparse layouts cannot be restored for another run", "--chunk-size")
 def test_deactivation_between_kernels():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64)
@@ -646,7 +645,6 @@ def test_deactivation_between_kernels():
     check_jacobian(run, x, y, expected=np.diag(2 * np.array(X)))
 
 
-@pytest.mark.chosen_only("fields in sparse layouts cannot be restored for another run", "--chunk-size")
 def test_deactivation_in_a_kernel():
     x, y = scalars(X), outputs(3)
     t = ti.field(ti.f64)

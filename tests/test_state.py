@@ -233,7 +233,6 @@ def test_results_are_independent_arrays():
     assert_allclose(second, 6 * np.eye(4), rtol=1e-15)
 
 
-@pytest.mark.chosen_only("another run would draw other random numbers", "--chunk-size")
 def test_random_numbers_are_drawn_once():
     """Primal and tangents see the same draw."""
     x, r, y = scalars(X), outputs(4), outputs(4)
