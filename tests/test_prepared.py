@@ -12,12 +12,13 @@ import pytest
 import taichi as ti
 from conftest import initialise
 from differences import outputs, scalars
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
 from taichi.lang.kernel_impl import Kernel
 from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 
 from taichi_ext import InvalidArgumentError, Jacobian, engine, jacobian, registry, value_and_jacobian
+from taichi_ext.runtime import session
 
 
 @pytest.fixture
@@ -125,6 +126,26 @@ class TestCalls:
         lines = [line.split("#")[0].strip() for line in plan.source.splitlines()]
         assert "y[i] = a * ti.sin(x[i])" in lines
         assert "def wave_jacobian(a: ti.f64, d_y: ti.types.ndarray(dtype=ti.f64, ndim=1)):" in lines
+
+    def test_kernels_of_all_blocks_are_kept(self, traces, monkeypatch):
+        monkeypatch.setattr(session, "MOST_KERNELS", 2)
+        x, y = scalars([0.3, 0.5, 0.7, 0.2, 0.4]), outputs(5)
+
+        @ti.kernel
+        def k(n: ti.template()):
+            for i in y:
+                y[i] = x[i] * x[n]
+
+        def run():
+            k(0)
+            k(1)
+
+        for f, args, count in ((k, (2,), 5), (run, (), 10)):
+            plan = Jacobian(f, x, y, args=args, chunk_size=1)
+            traces.clear()
+            first = plan()
+            assert_array_equal(plan(), first)
+            assert traces == ["k"] * count
 
     def test_source_of_a_pipeline_has_each_kernel_once(self):
         x, y = scalars([0.3]), outputs(1)

@@ -257,6 +257,7 @@ class Evaluation:
         session.first_column = first
         count = total - first if count is None else min(count, total - first)
         session.columns = max(1, count)  # without parameters' entries there is one that nothing carries
+        session.blocks = max(1, -(-total // session.columns))
         self._is_last_run = first + session.columns >= total
         session.max_memory = self._max_memory()
         session.state = self._state

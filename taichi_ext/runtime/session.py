@@ -29,7 +29,7 @@ from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.reachable import reachable_arrays
 from taichi_ext.runtime.state import OverBudgetError, State
 
-_MOST_KERNELS = 256  # fused kernels kept for one prepared Jacobian
+MOST_KERNELS = 256  # fused kernels kept for one prepared Jacobian, for each of its blocks of columns
 
 
 class Session(LaunchHooks):
@@ -40,6 +40,7 @@ class Session(LaunchHooks):
         self.fused = fused
         self.first_column = 0
         self.columns = 0
+        self.blocks = 1  # into which the columns of J are divided
         self.max_memory = math.inf  # bytes for tangents other than J
         self.spent = 0
         self.state: State | None = None
@@ -282,7 +283,7 @@ class Session(LaunchHooks):
             refuse_other_fields(kernel, self._named.setdefault(version, named), named)
             if self.before_launch is not None:
                 self.before_launch(fused, binding.outer)
-            if len(self.fused) >= _MOST_KERNELS:
+            if len(self.fused) >= MOST_KERNELS * self.blocks:
                 del self.fused[next(iter(self.fused))]
             self.fused[(*name, frozenset(roles.items()))] = fused
         self._accept(fused, binding.outer)
