@@ -88,23 +88,25 @@ class Lists(Grammar):
         return variables, own
 
     def statement(self) -> None:
-        if self.budget > 0 and not self.place.is_root and self.place.depth < 4 and self.place.trips <= 40:
-            if self.chance(0.3):
-                self.budget -= 1
-                self.sum_over_list()
-                return
-        super().statement()
+        if self.budget > 0 and self.place.depth < 4 and self.place.trips <= 40 and self.chance(0.3):
+            self.budget -= 1
+            self.sum_over_list()
+        else:
+            super().statement()
 
     def sum_over_list(self) -> None:
         """A local that adds up terms in a loop of some length, and an entry that takes it."""
+        is_root = self.place.is_root
         type = self.rng.choice(["f", "f", *VECTORS])
         old = self.some_local(type) if self.chance(0.4) else None
         name = old.name if old is not None and old.is_readable else self.new_sum(type)
         text, low, high = self.range_text(LONGEST)
         k = self.fresh("i")
+        if is_root:
+            self.emit("ti.loop_config(serialize=True)")
         self.emit(f"for {k} in range({text}):")
         counter = Variable(k, "i", low, high, is_writable=False)
-        with self.block(counter, trips=max(high - low + 1, 1), can_break=True, can_continue=True):
+        with self.block(counter, trips=max(high - low + 1, 1), can_break=not is_root, can_continue=True):
             if self.chance(0.3):
                 self.leave_loop()
             if self.chance(0.4):
@@ -114,6 +116,8 @@ class Lists(Grammar):
             self.emit(f"{name} {operator} {self.value(type, 2)}")
             if self.chance(0.3):
                 self.simple()
+        for _ in range(self.rng.choice([0, 0, 1, 2])):
+            self.emit(f"{name} {self.rng.choice(['+=', '-=', '='])} {self.value(type, 2)}")
         found = self.any_entry("add") if self.chance(0.7) else None
         if found is not None:
             local = Variable(name, type)

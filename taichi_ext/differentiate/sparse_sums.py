@@ -140,7 +140,7 @@ class LocalSum:
         self._is_open = is_sum
 
     def _step(self, forms: list[Form], *, is_sum: bool) -> int:
-        """The number of the step: that of the sum before, in the same stage, unless that was read or it uses another sum."""
+        """The number of the step: that of the sum before in the stage, unless it was read, or another sum is used."""
         owners = {self.sink.numbering.owner(s.column) for form in forms for s in form if not is_row(s)}
         uses_sums = any(owner is None or is_sum_key(owner) for owner in owners)
         is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.sink.stage
