@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import check_jacobian, matrices, outputs, scalars, vector_outputs, vectors
+from differences import check_jacobian, matrices, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Jacobian, jacobian, value_and_jacobian
@@ -42,7 +42,7 @@ def test_shape_is_that_of_output_and_parameter_with_their_elements():
     for i in range(2):
         for j in range(4):
             by_x[i, j, 0, i] = 6.0 * j
-            by_m[i, j, 0, 1, 2] = x.to_numpy()[0, i] * j
+            by_m[i, j, 0, 1, 2] = read(x)[0, i] * j
     by_v[:, 0, 0, 0] = 1.0
     by_v[:, 1, 0, 1] = range(5)
     assert_allclose(result[0][0], by_x)
@@ -76,8 +76,8 @@ def test_matrix_output_by_matrix_parameter():
 
 def test_members_of_a_struct_field():
     s, y = Material.field(shape=3), outputs(3)
-    s.stiffness.from_numpy(np.array([1.0, 2.0, 3.0]))
-    s.direction.from_numpy(np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]))
+    write(s.stiffness, np.array([1.0, 2.0, 3.0]))
+    write(s.direction, np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]]))
 
     @ti.kernel
     def k():
@@ -128,7 +128,7 @@ def test_dtype_is_that_of_the_output():
 
 def test_half_precision_is_a_type_too():
     x, y = ti.field(ti.f16, shape=2), ti.field(ti.f16, shape=1)
-    x.from_numpy(np.array([1.5, 2.0], np.float16))
+    write(x, np.array([1.5, 2.0], np.float16))
 
     @ti.kernel
     def k():
@@ -158,7 +158,7 @@ def squares():
 
 
 def expected_squares(x, v):
-    a, b = x.to_numpy(), v.to_numpy()[0]
+    a, b = read(x), read(v)[0]
     numbers = np.arange(3.0)
     return {
         ("y", "x"): np.diag(2 * a),
@@ -309,8 +309,8 @@ def test_template_arguments():
 
     assert_allclose(jacobian(k, x, y, args=(x, y, 3.0)), np.diag([1.8, 3.0]))
     assert_allclose(jacobian(k, "source", "target", args=(x, other, 2)), np.diag([1.2, 2.0]))
-    assert_allclose(y.to_numpy(), [0.27, 0.75])
-    assert_allclose(other.to_numpy(), [0.18, 0.5])
+    assert_allclose(read(y), [0.27, 0.75])
+    assert_allclose(read(other), [0.18, 0.5])
 
 
 def test_return_value_is_the_output_when_none_is_named():
@@ -373,7 +373,7 @@ class Spring:
         self.stiffness = stiffness
         self.position = ti.field(ti.f64, shape=2)
         self.force = ti.field(ti.f64, shape=2)
-        self.position.from_numpy(np.array([0.3, 0.5]))
+        write(self.position, np.array([0.3, 0.5]))
 
     @ti.kernel
     def pull(self, rest: ti.f64):
@@ -407,7 +407,7 @@ def test_methods_of_two_objects():
         slope = 2 * spring.stiffness * (np.array([0.3, 0.5]) - 0.1)
         assert_allclose(by_position, np.diag(slope))
         assert_allclose(by_rest, -slope)
-        assert_allclose(spring.force.to_numpy(), spring.stiffness * np.array([0.04, 0.16]))
+        assert_allclose(read(spring.force), spring.stiffness * np.array([0.04, 0.16]))
 
 
 def test_method_that_returns_a_value():
@@ -439,7 +439,7 @@ def test_value_and_jacobian_has_the_structure_of_the_outputs(squares):
     assert_allclose(values["y"], np.array([0.09, 0.25]) + [0.2, 0.4])
     assert_allclose(values["rest"][0], 0.3 * 0.4 * np.arange(3))
     assert_allclose(result["y"], expected_squares(x, v)["y", "x"])
-    assert_array_equal(values["y"], y.to_numpy())
+    assert_array_equal(values["y"], read(y))
 
 
 def test_value_of_an_array_is_a_copy():
@@ -487,7 +487,7 @@ def test_out_numpy_array_is_filled_and_returned(product):
     out = real(np.full((3, 2), np.nan))
     assert jacobian(k, x, y, out=out) is out
     assert_allclose(out, true)
-    x.from_numpy(np.array([1.0, 2.0]))
+    write(x, np.array([1.0, 2.0]))
     assert jacobian(k, x, y, out=out) is out
     assert_allclose(out, np.outer(np.arange(3.0), [2.0, 1.0]))
 
@@ -587,7 +587,7 @@ def test_side_effects_are_those_of_one_plain_run():
     count[None] = 0
     jacobian(k, x, y)
     assert count[None] == 2
-    assert_array_equal(x.to_numpy(), [0.3, 0.5])
+    assert_array_equal(read(x), [0.3, 0.5])
 
 
 def test_derivative_is_taken_at_the_state_before_the_call():
@@ -599,7 +599,7 @@ def test_derivative_is_taken_at_the_state_before_the_call():
 
     assert_allclose(jacobian(k, x, x), [[3 * 0.3**2]])
     assert_allclose(jacobian(k, x, x), [[3 * 0.3**6]])
-    assert_allclose(x.to_numpy(), [0.3**9])
+    assert_allclose(read(x), [0.3**9])
 
 
 def test_assigning_fields_needs_no_order_and_no_flags():
@@ -620,9 +620,9 @@ def test_assigning_fields_needs_no_order_and_no_flags():
 
 def test_gradient_flags_change_nothing():
     x, y = ti.field(ti.f64, shape=2, needs_grad=True, needs_dual=True), ti.field(ti.f64, shape=2, needs_grad=True)
-    x.from_numpy(np.array([0.3, 0.5]))
-    x.grad.fill(7.0)
-    y.grad.fill(3.0)
+    write(x, np.array([0.3, 0.5]))
+    write(x.grad, 7.0)
+    write(y.grad, 3.0)
 
     @ti.kernel
     def k():
@@ -630,9 +630,9 @@ def test_gradient_flags_change_nothing():
             y[i] = x[0] * x[i]
 
     assert_allclose(jacobian(k, x, y), [[0.6, 0.0], [0.5, 0.3]])
-    assert_array_equal(x.grad.to_numpy(), 7.0)
-    assert_array_equal(y.grad.to_numpy(), 3.0)
-    assert_array_equal(x.dual.to_numpy(), 0.0)
+    assert_array_equal(read(x.grad), 7.0)
+    assert_array_equal(read(y.grad), 3.0)
+    assert_array_equal(read(x.dual), 0.0)
 
 
 def test_empty_loop_gives_zero():
@@ -658,7 +658,7 @@ def test_parameter_that_is_overwritten_before_it_is_read_has_no_influence():
         y[0] = x[0] * 3.0
 
     assert_array_equal(jacobian(k, x, y), [[0.0]])
-    assert_array_equal(y.to_numpy(), [6.0])
+    assert_array_equal(read(y), [6.0])
 
 
 def test_prepared_form_is_the_same_thing(squares):

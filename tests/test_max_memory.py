@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import central_differences, outputs, scalars, vectors
+from differences import central_differences, outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
@@ -41,20 +41,17 @@ def simulation():
 
 def test_several_runs_give_what_one_gives(simulation):
     run, p, state, y, count = simulation
-    start = [f.copy() if isinstance(f, np.ndarray) else f.to_numpy() for f in state]
+    start = [read(f) for f in state]
 
     def reset():
         for f, values in zip(state, start):
-            if isinstance(f, np.ndarray):
-                f[...] = values
-            else:
-                f.from_numpy(values)
+            write(f, values)
         count[None] = 0
 
     (truth,) = central_differences(run, [p], [y], state)[0]
     reset()
     run()
-    after = [np.array(f if isinstance(f, np.ndarray) else f.to_numpy()) for f in state]
+    after = [read(f) for f in state]
     for limit in (None, 3000, 1500, 800, 1):
         runs = 0
 
@@ -68,7 +65,7 @@ def test_several_runs_give_what_one_gives(simulation):
         assert_allclose(result, truth, rtol=1e-6, atol=1e-9)
         assert count[None] == 4
         for f, values in zip(state, after):
-            assert_array_equal(f if isinstance(f, np.ndarray) else f.to_numpy(), values)
+            assert_array_equal(read(f), values)
         if limit is None:
             assert runs == 1
         if limit == 1:
@@ -126,8 +123,8 @@ def test_one_kernel_with_an_intermediate_field():
     result = jacobian(k, x, y, max_memory=1)
     assert_allclose(result, truth, rtol=1e-6)
     a = np.sin([0.3, 0.5, 0.7]) * 0.3
-    assert_allclose(t.to_numpy(), a)
-    assert_allclose(y.to_numpy(), a * a[::-1])
+    assert_allclose(read(t), a)
+    assert_allclose(read(y), a * a[::-1])
 
 
 def test_structures_and_out_in_several_runs():
@@ -166,7 +163,7 @@ def test_random_numbers_cannot_be_drawn_again():
 
 def test_limit_that_a_later_call_exceeds():
     x, y, t = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), outputs(4)
-    X, runs = x.to_numpy(), []
+    X, runs = read(x), []
 
     @ti.kernel
     def first():
@@ -198,7 +195,7 @@ def test_limit_that_a_later_call_exceeds():
             runs.clear()
             J = plan(args=(n,))
             assert_allclose(J, np.diag(3 * (1 + X) ** 2 if n == 0 else 4 * (1 + X) ** 3), rtol=1e-12)
-            assert_allclose(y.to_numpy(), (1 + X) ** (3 + n))
+            assert_allclose(read(y), (1 + X) ** (3 + n))
 
 
 @pytest.mark.parametrize("options", [{"chunk_size": 1}, {"max_memory": 1}])
@@ -237,6 +234,6 @@ def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):
 
         with pytest.raises(InvalidArgumentError, match=word):
             jacobian(pipeline if is_pipeline else kernel, x, y, **options)
-        assert_array_equal(t.to_numpy(), [0, 0])
-        assert_array_equal(y.to_numpy(), [0, 0])
+        assert_array_equal(read(t), [0, 0])
+        assert_array_equal(read(y), [0, 0])
         assert s[0] == 5.0
