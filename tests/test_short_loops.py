@@ -149,7 +149,10 @@ STAY = """
 """.split()
 
 
-@pytest.mark.parametrize("name", [*SPREAD, *STAY])
+spread_only = pytest.mark.chosen_only("loops are spread over threads of a CPU", "--by-column")
+
+
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=spread_only) for name in SPREAD), *STAY])
 def test_kernels(name):
     x, y, z, v, p = scalars(X), outputs(12), outputs(3, 2, 4), vector_outputs(2, 7), ti.field(ti.i32, 1)
     kernels = make_kernels(x, y, z, v, p)
@@ -167,6 +170,7 @@ def test_kernels(name):
     assert plan.explain().count("spread over all threads") == SPREAD.get(name, 0)
 
 
+@spread_only
 def test_loops_that_are_long_enough_stay():
     x, short, long = scalars(X), outputs(1023), outputs(1024)
     for y, is_spread in ((short, True), (long, False)):
@@ -184,6 +188,7 @@ def test_loops_that_are_long_enough_stay():
         assert ("spread" in plan.explain()) == is_spread
 
 
+@spread_only
 def test_arrays():
     x, y = np.array(X), np.zeros((4, 5))
 
@@ -201,6 +206,7 @@ def test_arrays():
     assert "spread over all threads" in plan.explain()
 
 
+@spread_only
 def test_long_rows_on_all_threads():
     """Rows in scratch memory, a part for each thread."""
     x, y = scalars(np.linspace(0.1, 0.9, 600)), outputs(5)
