@@ -12,7 +12,9 @@ from taichi_ext.program import (
     I32,
     U1,
     Assign,
+    Body,
     Const,
+    Container,
     Declare,
     For,
     If,
@@ -20,10 +22,12 @@ from taichi_ext.program import (
     Op,
     Place,
     Read,
+    Size,
     Statement,
     Type,
     Update,
     Value,
+    While,
 )
 
 LARGEST_EXACT = 2048  # up to which all whole numbers are numbers of float16, too
@@ -147,6 +151,18 @@ def select(condition: Value, a: Coefficient, b: Coefficient) -> Value:
 
 
 # --- statements -------------------------------------------------------------------------------------------------------
+
+
+def not_written_out(loop: For, array: Container) -> Body:
+    """The loop from 0 as a ``while`` loop that LLVM does not write out, since its condition reads a size again.
+
+    It stores to ``array``, which is at least as long as the loop.
+    """
+    (variable,), (count,), place = loop.variables, loop.domain, loop.place
+    assert isinstance(count, Value)
+    condition = operation("lt", Read(variable), operation("min", count, Size(array, 0)))
+    body = (*loop.body, Update(Read(variable), "add", literal(1, I32)))
+    return (Declare(variable, (literal(0, I32),), place=place), While(condition, body, place=place))
 
 
 class Builder:

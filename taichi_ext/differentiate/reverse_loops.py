@@ -18,7 +18,7 @@ from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import add, cast, literal, multiply, operation
+from taichi_ext.differentiate.build import add, cast, literal, multiply, not_written_out, operation
 from taichi_ext.differentiate.forms import Form, Guarded, Row, Seed, accumulate, bare, coefficient, is_row, settled
 from taichi_ext.differentiate.naming import STATES, Block
 from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, ScratchRow, Storage, StorageFacts
@@ -30,7 +30,6 @@ from taichi_ext.program import (
     If,
     Local,
     Read,
-    Size,
     Statement,
     Update,
     Value,
@@ -253,7 +252,7 @@ class Reversals:
         f = self.forward
         variable = tape.statement.variables[0]
         back, iteration = Local("back", I32, (), "loop"), Local(variable.name, I32, (), "temporary")
-        self.builder.frozen.update((back, iteration))
+        self.builder.frozen.add(iteration)
         ((first, end),) = tape.loop.bounds  # type: ignore[misc]
         f.loops.append(Loop(tape.statement, False, (iteration,), tape.loop.bounds))
         outer, f.block = f.block, Block(f.block)
@@ -263,10 +262,10 @@ class Reversals:
             self._step(tape, adjoints, total, Read(iteration))
         f.block = outer
         f.loops.pop()
-        count: Value = literal(end - first, I32)
-        if end - first <= to.size * f.columns:  # LLVM would write out so many iterations: it must not know how many
-            count = operation("min", count, Size(to.shadow, 0))
-        self.builder.emit(For("range", (back,), (count,), tuple(body), place=self.builder.place))
+        loop = For("range", (back,), (literal(end - first, I32),), tuple(body), place=self.builder.place)
+        is_short = end - first <= to.size * f.columns
+        for s in not_written_out(loop, to.shadow) if is_short else (loop,):
+            self.builder.emit(s)
 
     def _step(self, tape: Tape, adjoints: dict[Local, Read], total: Storage, iteration: Read) -> None:
         """One iteration backwards."""

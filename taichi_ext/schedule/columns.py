@@ -7,20 +7,15 @@ gain nothing: after each store to an array the array's address is read again, wh
 
 from __future__ import annotations
 
-from taichi_ext.differentiate.build import is_over_columns, literal, operation
+from taichi_ext.differentiate.build import is_over_columns, not_written_out
 from taichi_ext.program import (
-    I32,
     Assign,
     Body,
     Const,
     Container,
-    Declare,
     Load,
-    Read,
-    Size,
     Statement,
     Update,
-    While,
     bodies,
     mapped,
     statements,
@@ -38,14 +33,11 @@ def with_counted_columns(body: Body) -> Body:
 def _counted(s: Statement) -> Statement | Body:
     if not is_over_columns(s):
         return s
-    (count,), (variable,) = s.domain, s.variables
+    (count,) = s.domain
     array = _stored_to(s.body)
     if not isinstance(count, Const) or count.value <= MOST_WRITTEN_OUT or array is None:
         return s
-    k = Read(variable)
-    condition = operation("lt", k, operation("min", count, Size(array, 0)))  # read again after each store
-    body = (*s.body, Update(k, "add", literal(1, I32)))
-    return (Declare(variable, (literal(0, I32),), place=s.place), While(condition, body, place=s.place))
+    return not_written_out(s, array)
 
 
 def _stored_to(body: Body) -> Container | None:
