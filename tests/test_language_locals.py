@@ -6,6 +6,8 @@ import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, scalars
 
+from taichi_ext import jacobian
+
 pytestmark = pytest.mark.usefixtures("ti64")
 
 FIVE = [1.3, 0.4, 0.7, 0.2, 0.9]
@@ -299,5 +301,45 @@ def test_early_termination_by_transmittance():
                 if transmittance < 0.1:
                     break
             y[i] = color / (1.0 - transmittance) + depth
+
+    check_jacobian(k, x, y)
+
+
+def test_a_constant_local_next_to_an_infinite_factor():
+    x, y, z, w = scalars([0.7, 1.2, 0.4]), outputs(3), outputs(3), scalars([np.inf, np.inf, -1.0])
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            factor = 1.0
+            y[i] = factor * w[i]
+            if w[i] > 0.0:
+                factor = x[i]
+            z[i] = factor * x[2]
+
+    J = jacobian(k, x, [y, z])
+    np.testing.assert_array_equal(J[0], np.zeros((3, 3)))
+    np.testing.assert_array_equal(J[1], [[0.4, 0.0, 0.7], [0.0, 0.4, 1.2], [0.0, 0.0, 1.0]])
+
+
+def test_copies_of_locals_that_change_later():
+    x, y = scalars([0.7, 1.2, 0.4]), outputs(3)
+
+    @ti.func
+    def blend(a, b, n):
+        for j in range(n):
+            a, b = a * b, a + x[j]
+        return a - b
+
+    @ti.kernel
+    def k():
+        for i in range(3):
+            a, b = x[i], 1.0
+            for j in range(3):
+                c = blend(a, b, i)
+                a += c * b
+                if c > 0.0:
+                    b = c + a
+            y[i] = a * b + blend(b, a, 2)
 
     check_jacobian(k, x, y)

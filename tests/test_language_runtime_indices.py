@@ -90,6 +90,35 @@ def test_runtime_indices_of_local_matrices():
     check_jacobian(k, x, y)
 
 
+@pytest.mark.parametrize("count", [4, 40], ids=["short rows", "long rows"])
+def test_a_matrix_filled_entry_by_entry(count):
+    x, y = scalars(np.linspace(0.3, 1.2, count)), outputs(4)
+
+    @ti.kernel
+    def k():
+        for n in range(4):
+            m = ti.Matrix.zero(ti.f64, 3, 3)
+            m[0, 0] = x[0] * x[n]
+            m[0, 1] = x[1] + x[count - 1]
+            m[1, 1] = 2.0
+            if n > 1:
+                m[2, 0] = x[2]
+                m[0, 1] = x[n] * m[2, 0]
+            m[2, 0] += x[3]
+            m[0, 0] = x[3]
+            m[n % 3, 2 - n % 2] += m[0, n % 2] * x[1]
+            m[2, 2] = x[1] * m[0, 1]
+            for i in range(3):
+                m[1, 2] = m[i, 0] * x[i]
+                m[i, 1] = m[1, 2] + m[i, 1]
+            s = 0.0
+            for i, j in ti.ndrange(3, 3):
+                s += m[i, j] * m[j, i]
+            y[n] = s
+
+    check_jacobian(k, x, y)
+
+
 def test_runtime_index_of_a_vector_that_is_also_used_as_a_whole():
     x, y = scalars(VALUES), outputs(5)
 

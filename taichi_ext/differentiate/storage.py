@@ -77,12 +77,14 @@ class Storage:
         self.limits: Limits = forward.limits
         self.version = 0
         self.is_zero = True
+        self.changed: set[int | None] = set()  # elements, by their numbers; None for one that is only known at run time
         self.loops = forward.loop_sites()
         self.block = forward.block
         self.row: Any = None
         self.terms = Terms()
         self.place = forward.builder.place
         self.registers: dict[Seed, Any] = {}
+        self.zeros: set[Seed] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.slots: list[tuple[Read, Read]] = []
         self.used = 0  # slots that may hold something by now, outside of loops
         self.sources: set[Storage] = set()  # whose slots hold the columns that have been written to this one
@@ -91,10 +93,12 @@ class Storage:
         self.no_column = 0 if self.sparse is None else self.sparse.no_column(self.owner)
         if facts.has_row or (self.is_array and facts.slots):
             self.row = forward.locals.new_row(self)
-        is_full = facts.is_full(self.limits)
+        has_all = self.is_array and self.row is not None and self.sparse is None  # registers would be in memory, too
+        is_full = has_all or facts.is_full(self.limits)
         for seed in facts.seeds:
             if not (is_full and seed.is_column):
                 self.registers[seed] = self._new_register(seed)
+                self.zeros.add(seed)
                 self.forward.naming.note_conditional(seed, self.loops)
         if self.row is None:
             for n in range(facts.slots):
@@ -126,7 +130,9 @@ class Storage:
         self.terms.note_read(self.forward.loop_sites())
         key = index if isinstance(index, int) else self.forward.indices.site(index)
         is_visible, block = self.forward.naming.is_visible, self.forward.block
-        form: Form = {seed: self._register(seed, index) for seed in self.registers if is_visible(seed, block)}
+        zeros = self.zeros if block is self.block else ()
+        seeds = (seed for seed in self.registers if seed not in zeros and is_visible(seed, block))
+        form: Form = {seed: self._register(seed, index) for seed in seeds}
         if self.row is not None:
             form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
         for column, value in self._held_slots():
@@ -178,6 +184,7 @@ class Storage:
         self.terms.note_write(is_zero=self.is_zero and not any(forms))
         if self.row is not None:
             self._write_rows(forms, indices)
+        self.changed.update(map(_number, indices))
         for form, index in zip(forms, indices, strict=True):
             self._write_registers(form, index)
         self._changed()
@@ -195,6 +202,9 @@ class Storage:
         return bool(own) and len(own) < len(inner)
 
     def _write_registers(self, form: Form, index: Any) -> None:
+        if self.forward.block is self.block and not self.is_array:
+            self.zeros.update(self.registers)
+        self.zeros -= form.keys()
         for seed in self.registers:
             self.builder.assign(self._register(seed, index), coefficient(form.get(seed, 0), self.dtype))
         if not self.slots:
@@ -214,13 +224,20 @@ class Storage:
     def _write_rows(self, forms: list[Form], indices: list[Any]) -> None:
         has_rows = any(is_row(leaf) for form in forms for leaf in form)
         keeps = all(self._keeps_row(f, i) for f, i in zip(forms, indices, strict=True))
-        if (has_rows or not self.is_zero) and not keeps:
+        if (has_rows or not self._are_zero(indices)) and not keeps:
             self.terms.row_loops += 1
             self.builder.loop(self.forward.columns, lambda k: self._write_column(forms, indices, k))
         for form, index in zip(forms, indices, strict=True):
-            for seed, c in self._in_row(form):
-                target = self.entry(index, self.forward.naming.column(seed))
-                self.builder.assign(target, add(target, coefficient(c, self.dtype)))
+            seeds = self._in_row(form)
+            for seed, c in seeds:
+                target, value = self.entry(index, self.forward.naming.column(seed)), coefficient(c, self.dtype)
+                is_first = not has_rows and not keeps and len(seeds) == 1
+                self.builder.assign(target, value if is_first else add(target, value))
+
+    def _are_zero(self, indices: list[Any]) -> bool:
+        """Whether elements have no tangents yet, as far as the block of the declaration has come."""
+        is_told = self.forward.block is self.block and None not in self.changed
+        return self.is_zero or (is_told and self.changed.isdisjoint(map(_number, indices)))
 
     def _write_column(self, forms: list[Form], indices: list[Any], k: Value) -> None:
         sums = [row_sum(f, k) for f in forms]
@@ -247,6 +264,8 @@ class Storage:
             self.write([total], [index])
             return
         form = settled(self.builder, form)
+        self.zeros -= form.keys()
+        self.changed.add(_number(index))
         for seed, c in form.items():
             if seed in self.registers:
                 self.builder.update(self._register(seed, index), coefficient(c, self.dtype))
@@ -282,6 +301,10 @@ def _sources(naming: Any, seed: Seed) -> set[Storage]:
     """The storages whose slots a column comes from, directly or through others."""
     owners = {naming.slot_owner(atom) for atom, _ in seed.column.terms} - {None}
     return owners.union(*(owner.sources for owner in owners))
+
+
+def _number(index: Any) -> int | None:
+    return index if isinstance(index, int) else None
 
 
 class LocalRow:

@@ -2,7 +2,8 @@
 
 Branches whose condition is known give way to the side that is taken.
 
-A temporary moves down to its use if nothing in between changes what it is made of, and never into a loop.
+A temporary moves down to its use if nothing in between changes what it is made of, and never into a loop. A copy of a
+local gives way to the local itself if that does not change before the copy is last read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from taichi_ext.simplify.constants import tidied
 from taichi_ext.simplify.usage import assigned_locals, kept_locals, read_counts, written_memory
 
 LONGEST = 12  # operations in a value that moves; longer lines are slow in Taichi's front end
-FOLDED_KINDS = ("argument", "temporary", "partial", "weight")
+FOLDED_KINDS = ("argument", "temporary", "partial", "weight", "tangent")
 
 
 def folded(body: Body) -> Body:
@@ -50,6 +51,7 @@ class _Folding:
             self.written |= written_memory(s)
         self.counts: Counter[Local] = read_counts(body)
         self.replaced: dict[Local, Value] = {}
+        self._last_reads: dict[int, dict[Local, int]] = {}
         self._read_within: dict[Statement, set[Local]] = {}
         self._written: dict[Statement, set[Local | Container]] = {}
 
@@ -58,6 +60,12 @@ class _Folding:
         if s not in self._read_within:
             self._read_within[s] = {local for inner in statements((s,)) for local in inner.contents.locals}
         return self._read_within[s]
+
+    def last_reads(self, body: Body) -> dict[Local, int]:
+        """Where in a block each local is read for the last time."""
+        if id(body) not in self._last_reads:
+            self._last_reads[id(body)] = {local: n for n, s in enumerate(body) for local in self.read_within(s)}
+        return self._last_reads[id(body)]
 
     def written_by(self, s: Statement) -> set[Local | Container]:
         if s not in self._written:
@@ -68,11 +76,9 @@ class _Folding:
         made: list[Statement] = []
         for n, s in enumerate(body):
             s = self.statement(s)
-            if isinstance(s, Declare) and self.is_candidate(s):
-                value = s.values[0]
-                if self.is_trivial(value) or self.is_cheap(s.local, value) or self.can_move(s.local, value, body, n):
-                    self.replaced[s.local] = value
-                    continue
+            if isinstance(s, Declare) and self.is_candidate(s) and self.is_unneeded(s.local, s.values[0], body, n):
+                self.replaced[s.local] = s.values[0]
+                continue
             if isinstance(s, If) and isinstance(s.condition, Const):
                 made.extend(self.block(s.then if s.condition.value else s.orelse))
                 continue
@@ -98,6 +104,12 @@ class _Folding:
         local = s.local
         is_free = local.kind in FOLDED_KINDS and local not in self.changed and local not in self.kept
         return is_free and not local.shape and s.contents.is_pure
+
+    def is_unneeded(self, local: Local, value: Value, body: Body, n: int) -> bool:
+        """Whether the value of a local, declared by the statement ``n`` of a block, can stand where it is read."""
+        if self.is_trivial(value) or self.is_cheap(local, value) or self.can_move(local, value, body, n):
+            return True
+        return isinstance(value, Read) and not value.index and self.is_copy(local, value.local, body, n)
 
     def is_trivial(self, value: Value) -> bool:
         """Whether a value can stand wherever the local is read."""
@@ -128,6 +140,14 @@ class _Folding:
             if sources and sources & self.written_by(s):
                 return False
         return False
+
+    def is_copy(self, local: Local, source: Local, body: Body, n: int) -> bool:
+        """Whether a local that is declared as ``source`` is the same wherever it is read."""
+        if local.dtype != source.dtype:
+            return False
+        rest = body[n + 1 : self.last_reads(body).get(local, n) + 1]
+        changes = next((m for m, s in enumerate(rest) if source in self.written_by(s)), len(rest))
+        return changes == len(rest) or (changes == len(rest) - 1 and not bodies(rest[-1]))
 
     def is_in_branches(self, s: If, local: Local) -> bool:
         """Whether a use is in a statement of a branch itself, not in a loop or branch in it."""
