@@ -213,16 +213,49 @@ def test_atomics_on_integers_beside_tangents():
     check_jacobian(run, x, y)
 
 
-def test_atomic_mul_on_a_field_is_refused():
-    x, y = scalars(FIVE), outputs(1)
+@pytest.mark.parametrize("by", ["iteration", "inner loop"])
+def test_atomic_products_in_memory(by):
+    x, y, z = scalars(FIVE), scalars([1.5, 2.5]), scalars([0.0] * 5)
 
     @ti.kernel
     def k():
-        ti.atomic_mul(y[0], x[0])
+        for i in range(5):
+            if ti.static(by == "iteration"):
+                z[i] += ti.atomic_mul(y[i % 2], x[i])
+            else:
+                for j in range(3):
+                    ti.atomic_mul(y[1], x[i] + x[j])
 
-    # Taichi 1.7.4 aborts the process on it, so that it cannot be run first
-    with pytest.raises(ti.TaichiCompilationError, match="atomic_mul"):
-        jacobian(k, x, y)
+    check_jacobian(k, x, [y, z] if by == "iteration" else y)
+
+
+def test_atomic_products_next_to_tangents():
+    x, y, n, last = scalars(FIVE), outputs(1), ti.field(ti.i32, shape=()), scalars([0.0] * 5)
+
+    def run():
+        n.fill(1)
+        launch()
+
+    @ti.kernel
+    def launch():
+        for i in range(5):
+            ti.atomic_mul(n[None], i % 2 + 1)
+            last[i] = ti.atomic_max(y[0], x[i])  # which makes the loop serial: Taichi aborts on atomic_mul there
+
+    J = jacobian(run, x, y)
+    np.testing.assert_array_equal(J, [[1.0, 0.0, 0.0, 0.0, 0.0]])
+    assert n[None] == 4
+
+
+def test_an_atomic_product_outside_of_loops():
+    x, y = scalars(FIVE), scalars([1.5])
+
+    @ti.kernel
+    def k():
+        ti.atomic_mul(y[0], x[0])  # Taichi 1.7.4 aborts the process on it, so that there are no differences to compare
+
+    np.testing.assert_array_equal(jacobian(k, x, y), [[1.5, 0.0, 0.0, 0.0, 0.0]])
+    assert y[0] == 1.5 * FIVE[0]
 
 
 def test_multiplication_of_an_entry():

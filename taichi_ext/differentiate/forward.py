@@ -305,6 +305,8 @@ class Forward:
                 self._store(group)
             case Atomic(target=target) if self._is_place_active(target):
                 special.atomic(self, s)
+            case Atomic() if special.is_serial_product(self, s):
+                special.product(self, s)
             case If(condition=condition, then=then, orelse=orelse):
                 then, orelse = self._body(then), self._body(orelse)
                 self.builder.emit(replace(s, condition=condition, then=then, orelse=orelse))

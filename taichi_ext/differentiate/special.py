@@ -52,17 +52,12 @@ def atomic(f: Any, s: Atomic) -> None:
         f.statement((update,))
         return
     if isinstance(target, Load):
-        if name == "mul":
-            raise UnsupportedError(
-                f"{_text(s)}ti.atomic_mul on a field or array: Taichi aborts on it; use x[i] *= value."
-            )
         f.read.add(target.container)
         if not f.stores.is_private(f.stores.of[s]):
             f.keep_order(ATOMIC)
     elif f.parallel_loop() is not None and f.locals.storages[target.local].block.is_kernel:
         f.keep_order(ATOMIC)
-    old = s.result or f.decisions.olds.setdefault(s, Local("old", target.dtype, (), "temporary"))
-    f.builder.frozen.add(old)
+    old = _old(f, s)
     f.activity = dataclasses.replace(f.activity, locals=f.activity.locals | {old})
     declaration = Declare(old, (target,), place=s.place)
     declare = f.locals.declare_stored if old in f.decisions.own_rows else f.locals.declare_fixed
@@ -77,6 +72,27 @@ def atomic(f: Any, s: Atomic) -> None:
         tangents.store(site, (Assign(target, value, place=s.place),))
     else:
         f.locals.assign(Assign(target, value, place=s.place))
+
+
+def _old(f: Any, s: Atomic) -> Local:
+    """What an atomic operation finds in its place."""
+    old = s.result or f.decisions.olds.setdefault(s, Local("old", s.target.dtype, (), "temporary"))
+    f.builder.frozen.add(old)
+    return old
+
+
+def is_serial_product(f: Any, s: Atomic) -> bool:
+    """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
+    loop = f.parallel_loop()
+    is_serial = loop is None or loop.statement in f.decisions.serial
+    return s.function == "atomic_mul" and isinstance(s.target, Load) and is_serial
+
+
+def product(f: Any, s: Atomic) -> None:
+    """A product without tangents, in two steps."""
+    old = _old(f, s)
+    f.builder.emit(Declare(old, (s.target,), place=s.place))
+    f.builder.assign(s.target, Op("mul", (Read(old), s.value), s.target.dtype))
 
 
 def returned(f: Any, s: Return) -> None:
