@@ -101,6 +101,7 @@ def test_a_matrix_filled_entry_by_entry(count):
             m[0, 0] = x[0] * x[n]
             m[0, 1] = x[1] + x[count - 1]
             m[1, 1] = 2.0
+            m[0, n % 2] = x[2]
             if n > 1:
                 m[2, 0] = x[2]
                 m[0, 1] = x[n] * m[2, 0]

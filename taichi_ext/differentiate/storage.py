@@ -236,8 +236,9 @@ class Storage:
 
     def _are_zero(self, indices: list[Any]) -> bool:
         """Whether elements have no tangents yet, as far as the block of the declaration has come."""
-        is_told = self.forward.block is self.block and None not in self.changed
-        return self.is_zero or (is_told and self.changed.isdisjoint(map(_number, indices)))
+        numbers = set(map(_number, indices))
+        is_told = self.forward.block is self.block and None not in self.changed | numbers
+        return self.is_zero or (is_told and self.changed.isdisjoint(numbers))
 
     def _write_column(self, forms: list[Form], indices: list[Any], k: Value) -> None:
         sums = [row_sum(f, k) for f in forms]
