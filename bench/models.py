@@ -40,6 +40,14 @@ def volume(xp: Any, p: Any, length: Any, emission: Any) -> Any:
     return (before * (1.0 - xp.exp(-depth)) * emission).sum(-1)
 
 
+def recurrence(xp: Any, p: Any, start: Any) -> Any:
+    """What a number has become after a small step for each parameter."""
+    x = start
+    for n in range(len(p)):
+        x = x + 0.01 * xp.sin(x * p[n])
+    return x
+
+
 def network(xp: Any, p: Any, x: Any) -> Any:
     """A 2-8-8-1 network with tanh; parameters W1, b1, W2, b2, w3, b3 one after the other."""
     w1, b1, w2, b2, w3, b3 = p[:16].reshape(8, 2), p[16:24], p[24:88].reshape(8, 8), p[88:96], p[96:104], p[104]

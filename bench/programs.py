@@ -326,6 +326,44 @@ def make_network(needs_dual: bool = False, batch: int = 16384) -> Program:
     return Program(params, values, evaluate, evaluate_jacobian, models.network, (samples,), point)
 
 
+def make_recurrence(needs_dual: bool = False, steps: int = 256, count: int = 4800) -> Program:
+    """A number that each of 256 steps changes by a parameter of its own, from 4800 starts."""
+    params = ti.field(ti.f32, shape=steps, needs_dual=needs_dual)
+    starts = ti.field(ti.f32, shape=count)
+    ends = ti.field(ti.f32, shape=count, needs_dual=needs_dual)
+
+    @ti.kernel
+    def run():
+        for i in ends:
+            x = starts[i]
+            for n in range(steps):
+                x += 0.01 * ti.sin(x * params[n])
+            ends[i] = x
+
+    @ti.kernel
+    def run_jacobian(jac: ti.types.ndarray(dtype=ti.f32, ndim=2)):
+        for i in ends:
+            x = starts[i]
+            for n in range(steps):
+                jac[i, n] = x
+                x += 0.01 * ti.sin(x * params[n])
+            ends[i] = x
+            x_bar = 1.0
+            for back in range(steps):
+                n = steps - 1 - back
+                before = jac[i, n]
+                slope = 0.01 * ti.cos(before * params[n]) * x_bar
+                jac[i, n] = slope * before
+                x_bar += slope * params[n]
+
+    random = np.random.default_rng(4)
+    point = random.uniform(0.5, 1.5, steps).astype(np.float32)
+    samples = random.uniform(0.5, 1.5, count).astype(np.float32)
+    params.from_numpy(point)
+    starts.from_numpy(samples)
+    return Program(params, ends, run, run_jacobian, models.recurrence, (samples,), point)
+
+
 def run_forward_mode(program: Program) -> np.ndarray:
     """J by Taichi's forward mode, one seed and one launch per parameter, each column read to NumPy."""
     jac = np.empty((*program.outputs.shape, program.point.size), np.float32)
@@ -351,6 +389,7 @@ CASES: dict[str, Callable[..., Program]] = {
     "volume": make_volume,
     "springs": make_springs,
     "network": make_network,
+    "recurrence": make_recurrence,
 }
 
 

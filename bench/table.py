@@ -162,7 +162,7 @@ def draw(results: dict[str, Case], path: Path) -> None:
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
     methods = list(dict.fromkeys(m for case in results.values() for m in case.timings))
-    markers = {"sphere": "o", "volume": "^", "springs": "s", "network": "D"}
+    markers = {"sphere": "o", "volume": "^", "springs": "s", "network": "D", "recurrence": "v"}
     for n, method in enumerate(methods):
         style = {"color": f"C{n % 10}", "linestyle": "-" if n < 10 else "--"}
         timed = {name: case for name, case in results.items() if method in case.timings}

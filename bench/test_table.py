@@ -15,6 +15,7 @@ from programs import (
     Program,
     assert_same_jacobian,
     make_network,
+    make_recurrence,
     make_soft_spheres,
     make_sphere,
     make_springs,
@@ -29,6 +30,7 @@ SMALL = {
     "volume": partial(make_volume, width=6, height=5),
     "springs": partial(make_springs, side=3),
     "network": partial(make_network, batch=7),
+    "recurrence": partial(make_recurrence, steps=12, count=5),
 }
 
 

@@ -39,6 +39,7 @@ from taichi_ext.program import (
 )
 
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
+LONGEST_LOCAL_TAPE = 128  # numbers; Taichi clears each of a local array by a statement, which takes long to compile
 MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
 
 
@@ -177,7 +178,7 @@ class Reversals:
     def _memory(self, s: For, width: int, dtype: Any) -> Any:
         f = self.forward
         size = f.loop_table[s].iterations * width
-        if size > MAX_LOCAL_ARRAY and f.seeds.is_host:
+        if size > LONGEST_LOCAL_TAPE and f.seeds.is_host:
             return ScratchRow(f, size, dtype, is_filled=True)
         if size > MAX_LOCAL_ARRAY:
             self.refuse(s)
