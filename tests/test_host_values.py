@@ -169,9 +169,7 @@ def test_values_of_types_are_marked():
 
 
 class TestArraysThatPythonMakes:
-    """NumPy arrays and tensors carry no mark: those that Python makes between kernels are noticed when they are passed."""
-
-    MADE = "Python has made in the pipeline is passed to .*multiply: it counts as a constant"
+    """Arrays that kernels are given carry no mark; those that Python makes in between are noticed when they are passed."""
 
     @pytest.fixture
     def multiply(self):
@@ -196,7 +194,7 @@ class TestArraysThatPythonMakes:
             multiply(a, b, c)
             multiply(make(a), b, c)
 
-        with pytest.warns(DerivativeWarning, match=self.MADE):
+        with pytest.warns(DerivativeWarning, match="is passed to .*multiply: it counts as a constant"):
             J = jacobian(run, a, c, args=(a, c))
         assert_allclose(J, np.diag(b))
 
@@ -209,9 +207,27 @@ class TestArraysThatPythonMakes:
             multiply(between, b, c)
             multiply(between**2, b, c)
 
-        with pytest.warns(DerivativeWarning, match=self.MADE):
+        with pytest.warns(DerivativeWarning, match="Python has made in the pipeline is passed to .*multiply"):
             J = jacobian(run, a, c, args=(a, c))
         assert_allclose(J, np.diag(b**2))
+
+    @pytest.mark.parametrize(
+        "read", [lambda a: a[1], lambda a: a[1:].sum(), lambda a: a.reshape(3, 1)[1, 0] * 2, np.max]
+    )
+    def test_numbers_of_a_parameter(self, arrays, read):
+        a, _, c = arrays
+
+        @ti.kernel
+        def scale(a: ti.types.ndarray(ti.f64, ndim=1), by: ti.f64, c: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in c:
+                c[i] = a[i] * by
+
+        def run(a, c):
+            scale(a, read(a), c)
+
+        with pytest.warns(DerivativeWarning, match="is passed to .*scale: it counts as a constant"):
+            J = jacobian(run, a, c, args=(a, c))
+        assert_allclose(J, np.diag(np.full(3, read(a))))
 
     def test_stored_to_a_field(self, arrays):
         a, _, _ = arrays
@@ -222,12 +238,16 @@ class TestArraysThatPythonMakes:
             for i in y:
                 y[i] = a[i] * x[i]
 
-        def run(a):
-            x.from_numpy(a + 1)
+        def run(a, make):
+            x.from_numpy(make(a))
             multiply(a)
 
-        with pytest.warns(DerivativeWarning, match="has made in the pipeline is stored"):
-            jacobian(run, a, y, args=(a,))
+        for make in (lambda a: a + 1, lambda a: np.array([*map(float, a)])):
+            with pytest.warns(DerivativeWarning, match="stored.*: .* counts as a constant"):
+                jacobian(run, a, y, args=(a, make))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_allclose(jacobian(run, a, y, args=(a, lambda a: a)), np.diag(2 * a))
 
     def test_others_are_no_reason_to_warn(self, multiply, arrays):
         a, b, c = arrays

@@ -22,7 +22,7 @@ from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
-from taichi_ext.runtime.host_values import saying_once, warn_at_user
+from taichi_ext.runtime.host_values import as_given, saying_once, warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.state import OverBudgetError, State
@@ -329,8 +329,10 @@ class Evaluation:
             session.before_launch = None  # which refers to the session: nothing of it waits for the garbage collector
         else:
             session.start(self.call.function, self.call.args)
+            given = {id(self.call.value(t)) for t in self._params if t.position >= 0}
+            args = [as_given(a) if id(a) in given else a for a in self.call.args]
             with backend.follow(session):
-                self.returned = self.call.function(*self.call.args)
+                self.returned = self.call.function(*args)
 
     # --- checks
 

@@ -67,6 +67,18 @@ class ActiveArray(np.ndarray):
         return as_active(array[()] if array.ndim == 0 else array)
 
 
+class GivenArray(ActiveArray):
+    """An array that is a parameter, as a pipeline is given it: it and its views have tangents, and no mark.
+
+    What Python computes or copies from it is marked.
+    """
+
+
+def as_given(value: Any) -> Any:
+    """A NumPy array as such an array, in the same memory; anything else as it is, and what has no memory."""
+    return value.view(GivenArray) if type(value) is np.ndarray and value.size else value
+
+
 def as_active(value: Any) -> Any:
     """The value, marked: a number, an array, or what a kernel returns, which may be a vector, a struct or several."""
     if isinstance(value, (list, tuple)):
@@ -78,6 +90,8 @@ def as_active(value: Any) -> Any:
         return value
     if isinstance(value, backend.Matrix):
         value.entries = as_active(value.entries)
+        return value
+    if isinstance(value, GivenArray):
         return value
     if isinstance(value, np.ndarray):
         return value.view(ActiveArray) if value.dtype.kind == "f" else np.asarray(value)
@@ -98,9 +112,16 @@ def is_active_on_host(value: Any) -> bool:
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return any(is_active_on_host(v) for v in value)
+    if isinstance(value, GivenArray) and not isinstance(_owner(value), GivenArray):
+        return False
     if isinstance(value, ActiveArray):
         return value.dtype.kind == "f"  # views of other types have no derivative
     return isinstance(value, (ActiveFloat, ActiveFloat64, ActiveFloat32))
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    """The array that the memory belongs to."""
+    return _owner(array.base) if isinstance(array.base, np.ndarray) else array
 
 
 def _marking(plain: Callable[..., Any]) -> Callable[..., Any]:
