@@ -229,6 +229,28 @@ def test_a_sum_that_becomes_a_row_in_a_loop_of_any_length(mesh):
     mesh.check(unused, [w], has_own_columns=False)
 
 
+def test_a_sum_that_is_found_together_with_a_row():
+    """A walk in which a local has no columns yet, next to a local with a row, is only there to be repeated."""
+    x, y = scalars(random(130)), outputs(3)
+    nodes, lengths = integers([14, 5]), integers([2, 1])
+
+    @ti.kernel
+    def run():
+        for i in y:
+            a = 0.7
+            if float(i) - 0.5 <= x[lengths[1]]:
+                a = x[nodes[0]] + x[1]
+            for j in range(lengths[0]):
+                v = ti.Vector([0.7, 0.7])
+                for k in range(lengths[1]):
+                    v += ti.Vector([a + j * k, 0.6])
+                v += v.normalized()
+                y[i] += v[0]
+
+    plan = Jacobian(run, [x], [y], format="csr")
+    require_equal(plan(), run, [x], [y])
+
+
 def test_recurrences_through_two_locals_have_rows():
     """Each walk over the program would find one more column that comes back to s, without an end."""
     w, y = scalars(random(6)), outputs(6)

@@ -308,6 +308,9 @@ class Sink:
 
     def _add_to_row(self, array: Container, start: Any, seed: Seed, places: dict[Affine, int], value: Any) -> None:
         owner = self.numbering.owner(seed.column)
+        if owner is None:  # a local that has columns of its own from the next walk on
+            assert self.forward.has_news
+            return
         first = self.numbering.columns.first(owner) or 0
         place = places.get(Affine((), first))
         if place is None:
