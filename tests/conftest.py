@@ -99,8 +99,9 @@ def pytest_runtest_call(item):
     try:
         yield
         return
-    except Exception as error:
-        reason = devices.excuse(error) if devices.is_single() else ""
+    except (Exception, pytest.fail.Exception) as error:
+        is_judged = devices.is_single() and isinstance(error, Exception)
+        reason = devices.excuse(error) if is_judged else ""
         if item.config.getoption("--chunk-size") and re.search(NOT_RUN_AGAIN, str(error)):
             reason = f"not with --chunk-size, as README and guide say: {error}"
         if not reason:
