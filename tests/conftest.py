@@ -19,6 +19,8 @@ from taichi_ext.differentiate.storage import STRATEGIES
 NOT_RUN_AGAIN = "computed in several runs .* (in a sparse layout, cannot be restored|draws random numbers)"
 arch = ti.cpu
 started: dict = {}  # the options of the current program
+shared: dict = {}  # fixtures that several tests share, in the order of their setup, and what asked for them
+is_unusable = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser):
@@ -107,8 +109,35 @@ def pytest_runtest_call(item):
         if not reason:
             raise
         traceback.clear_frames(error.__traceback__)
-    initialise(**started["options"])  # fields that are not placed, say, are in the way of all other kernels
+    item.stash[is_unusable] = True  # fields that are not placed, say, are in the way of all other kernels
     pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """After an error of Taichi, and after what the test itself has set up: start Taichi afresh.
+
+    What several tests share may hold fields of the ended program. So it ends before, and the next test sets it up again.
+    """
+    yield
+    if item.stash.get(is_unusable, False):
+        for fixture, request in reversed(list(shared.items())):
+            fixture.finish(request)
+        initialise(**started["options"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef, request):
+    """Note what several tests share."""
+    value = yield
+    if fixturedef.scope in ("module", "class") and fixturedef.argname != "truth":
+        shared[fixturedef] = request
+    return value
+
+
+def pytest_fixture_post_finalizer(fixturedef):
+    """It is no longer there."""
+    shared.pop(fixturedef, None)
 
 
 def pytest_sessionfinish():
