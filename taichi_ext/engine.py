@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from taichi_ext import backend, stages
-from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, read_locals
+from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, read_locals, stages_with_arrays
 from taichi_ext.analysis.activity import returns_active
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.linearity import check_rules
@@ -61,7 +61,7 @@ def fuse(launch: Launch) -> Fused:
     seeds = seeds_of(program, launch, infos, constants)
     if launch.is_repeated and launch.sparse is None:
         seeds = with_own_tangents(program, seeds)
-    differentiated = differentiate(program, seeds)
+    differentiated = _differentiated(program, seeds)
     if launch.watch is not None:
         differentiated = replace(differentiated, program=launch.watch.program(differentiated))
     scheduled = with_schedule(simplify(with_arguments(differentiated)), program, differentiated, launch, seeds)
@@ -87,6 +87,14 @@ def fuse(launch: Launch) -> Fused:
     if differentiated.sparse is not None:
         _note_entries(fused, differentiated.sparse)
     return fused
+
+
+def _differentiated(program: Program, seeds: Seeds) -> Differentiated:
+    """The program with tangents, its rows in scratch memory where Taichi cannot compile that many local arrays."""
+    found = differentiate(program, seeds)
+    if backend.confuses_local_arrays() and stages_with_arrays(simplify(found.program).body) > 1:
+        return differentiate(program, replace(seeds, limits=replace(seeds.limits, local_array=0)))
+    return found
 
 
 def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:

@@ -182,6 +182,7 @@ def excuse(error: Exception) -> str:
         files.append(Path(frame.tb_frame.f_code.co_filename))
         frame = frame.tb_next
     own, taichi = Path(taichi_ext.__file__).parent, Path(ti.__file__).parent
-    notes = own / "backend" / "lifetime.py"  # stands around functions of Taichi that tests call, too
-    is_of_taichi = files[-1].is_relative_to(taichi) and not any(f.is_relative_to(own) and f != notes for f in files)
+    plain = (own / "backend" / "lifetime.py", own / "checks")  # around functions of Taichi, and around plain kernels
+    fused = [f for f in files if f.is_relative_to(own) and not any(f.is_relative_to(p) for p in plain)]
+    is_of_taichi = files[-1].is_relative_to(taichi) and not fused
     return f"plain Taichi: {message}" if is_of_taichi else ""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import Snapshot, outputs, read, scalars, write
+from differences import Snapshot, check_jacobian, outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
 
 from taichi_ext import backend, jacobian
@@ -209,3 +209,37 @@ def test_a_part_of_scratch_memory_for_each_iteration(as_on_vulkan):
             w[i] = weighted(i) * x[1]
 
     check_columns(k, x, [y, z, moved, w])
+
+
+def test_several_loops_with_rows():
+    """Each loop has local arrays; for SPIR-V, Taichi 1.7.4 can compile them in one loop of a kernel only."""
+    x, w, u, y = scalars(np.linspace(0.5, 1.5, 30)), vectors([[0.3, 0.8], [1.2, 0.4]]), outputs(2), outputs(2)
+
+    @ti.kernel
+    def first():
+        for i in u:
+            s = w[i][0]
+            for j in range(15):
+                s += x[2 * j + i] * x[2 * j + 1 - i] * w[i][1]
+            u[i] = s / 15
+
+    @ti.kernel
+    def second():
+        for i in u:
+            s = u[i] * x[1]
+            for j in range(i + 1):
+                s = s * u[j] + x[0]
+            y[i] = s
+        for i in u:
+            s = y[i] + 1.0
+            for j in range(i + 1):
+                s = s * u[j] * w[i][j % 2]
+            w[i][0] += s
+        for i in y:
+            y[i] = w[i][0] * u[i]
+
+    def run():
+        first()
+        second()
+
+    check_jacobian(run, x, [y, w], rtol=1e-6)

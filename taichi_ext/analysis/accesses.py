@@ -1,15 +1,20 @@
-"""Which containers a program reads, and whether it draws random numbers."""
+"""Which containers a program reads, whether it draws random numbers, where its local arrays are."""
 
 from __future__ import annotations
+
+from itertools import groupby
 
 from taichi_ext.program import (
     Atomic,
     Body,
     Container,
     Effect,
+    For,
     Load,
     Local,
+    Statement,
     Update,
+    declared,
     statements,
 )
 
@@ -37,3 +42,14 @@ def draws_random_numbers(body: Body) -> bool:
         not s.contents.is_pure or (isinstance(s, Effect) and getattr(s.function, "__name__", "") == "randn")
         for s in statements(body)
     )
+
+
+def stages_with_arrays(body: Body) -> int:
+    """How many stages of a kernel, which are its loops and what stands between them, have local arrays."""
+    stages = groupby(enumerate(body), lambda numbered: numbered[0] if isinstance(numbered[1], For) else -1)
+    return sum(any(_has_array(s) for _, top in stage for s in statements((top,))) for _, stage in stages)
+
+
+def _has_array(statement: Statement) -> bool:
+    """Whether a statement declares a local array."""
+    return any(local.shape for local in declared(statement))

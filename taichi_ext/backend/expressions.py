@@ -155,6 +155,15 @@ def is_host_arch() -> bool:
     return impl.current_cfg().arch in (ti.x64, ti.arm64)
 
 
+def confuses_local_arrays() -> bool:
+    """Whether two loops of a kernel cannot both have local arrays.
+
+    For devices that take SPIR-V, Taichi 1.7.4 cannot compile such a kernel: the second loop would take its indices, as
+    constants, from the first ("Value ... does not yet exist").
+    """
+    return impl.current_cfg().arch not in (ti.x64, ti.arm64, ti.cuda, ti.amdgpu)
+
+
 def stores_by_column() -> bool:
     """Whether a column of a matrix of tangents lies together in memory, where threads side by side write to it."""
     return not is_host_arch()

@@ -10,7 +10,7 @@ from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
 from taichi_ext.differentiate.linearize import Deferred
 from taichi_ext.differentiate.row_terms import FILLED
 from taichi_ext.differentiate.sparse_sums import LocalSum
-from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
+from taichi_ext.differentiate.storage import LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
@@ -229,7 +229,7 @@ class LocalTangents:
         if decision.container is not None:
             return PlacedRow(self.forward, self.forward.tangents[decision.container], is_filled=is_filled)
         size = storage.size * self.forward.columns
-        if size <= MAX_LOCAL_ARRAY:
+        if size <= self.forward.seeds.limits.local_array:
             return LocalRow(self.builder, f"d_{storage.local.name}", size, storage.dtype)
         return ScratchRow(self.forward, size, storage.dtype, is_filled=is_filled)
 

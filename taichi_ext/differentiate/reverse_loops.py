@@ -21,7 +21,7 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import add, cast, literal, multiply, not_written_out, operation
 from taichi_ext.differentiate.forms import Form, Guarded, Row, Seed, accumulate, bare, coefficient, is_row, settled
 from taichi_ext.differentiate.naming import STATES, Block
-from taichi_ext.differentiate.storage import MAX_LOCAL_ARRAY, LocalRow, ScratchRow, Storage, StorageFacts
+from taichi_ext.differentiate.storage import LocalRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import (
     I32,
     Assign,
@@ -178,9 +178,10 @@ class Reversals:
     def _memory(self, s: For, width: int, dtype: Any) -> Any:
         f = self.forward
         size = f.loop_table[s].iterations * width
-        if size > LONGEST_LOCAL_TAPE and f.seeds.is_host:
+        longest = f.seeds.limits.local_array
+        if size > min(LONGEST_LOCAL_TAPE, longest) and f.seeds.is_host:
             return ScratchRow(f, size, dtype, is_filled=True)
-        if size > MAX_LOCAL_ARRAY:
+        if size > longest:
             self.refuse(s)
         return LocalRow(self.builder, "tape", size, dtype)
 

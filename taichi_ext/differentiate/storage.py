@@ -22,10 +22,11 @@ MAX_LOCAL_ARRAY = 512
 
 @dataclass(frozen=True)
 class Limits:
-    """How many coefficients a stored tangent may have before it becomes a row of all columns."""
+    """How many coefficients a stored tangent may have before it becomes a row of all columns; where rows are."""
 
     registers: int = 24
     slots: int = 8
+    local_array: int = MAX_LOCAL_ARRAY  # of longer ones, rows are in scratch memory
 
 
 SPARSE = Limits(registers=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
