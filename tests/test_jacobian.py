@@ -448,7 +448,7 @@ def test_value_of_an_array_is_a_copy():
         for i in o:
             o[i] = a[i] ** 2
 
-    a, o = np.array([2.0, 3.0]), np.zeros(2)
+    a, o = real([2.0, 3.0]), real(np.zeros(2))
     value, result = value_and_jacobian(k, a, o, args=(a, o))
     assert_allclose(result, np.diag([4.0, 6.0]))
     o.fill(0)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from differences import (
     check_jacobian,
     outputs,
@@ -23,7 +24,7 @@ array1 = ti.types.ndarray(dtype=ti.f64, ndim=1)
 
 
 def test_numpy_arrays():
-    a, b = np.array(FIVE), np.zeros(5)
+    a, b = real(FIVE), real(np.zeros(5))
     x = scalars([0.7])
 
     @ti.kernel
@@ -52,7 +53,7 @@ def test_taichi_arrays_of_vectors():
 
 
 def test_arrays_changed_in_place():
-    a = np.array(FIVE)
+    a = real(FIVE)
 
     @ti.kernel
     def k(p: array1):
@@ -64,7 +65,7 @@ def test_arrays_changed_in_place():
 
 
 def test_one_array_for_two_arguments():
-    a = np.array(FIVE)
+    a = real(FIVE)
 
     @ti.kernel
     def k(p: array1, q: array1):
