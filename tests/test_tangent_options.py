@@ -96,6 +96,7 @@ def make_pipeline():
 
     @ti.kernel
     def step():
+        ti.loop_config(serialize=True)
         for i in range(3):
             y[i] += 0.1 * y[(i + 1) % 3] * x[0]
 
