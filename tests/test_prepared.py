@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from conftest import initialise
+from devices import real
 from differences import outputs, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
@@ -74,10 +75,10 @@ class TestCalls:
             for i in o:
                 o[i] = a[0] * a[i]
 
-        a, o = np.array([0.3, 0.5]), np.zeros(2)
+        a, o = real([0.3, 0.5]), real(np.zeros(2))
         plan = Jacobian(k, a, o, args=(a, o))
         assert_allclose(plan(), [[0.6, 0.0], [0.5, 0.3]])
-        longer, more = np.array([1.0, 2.0, 3.0]), np.zeros(3)
+        longer, more = real([1.0, 2.0, 3.0]), real(np.zeros(3))
         assert_allclose(plan(args=(longer, more)), [[2, 0, 0], [2, 1, 0], [3, 0, 1]])
         assert_allclose(more, [1.0, 2.0, 3.0])
 
@@ -125,7 +126,8 @@ class TestCalls:
         compile(plan.source, "text", "exec")
         lines = [line.split("#")[0].strip() for line in plan.source.splitlines()]
         assert "y[i] = a * ti.sin(x[i])" in lines
-        assert "def wave_jacobian(a: ti.f64, d_y: ti.types.ndarray(dtype=ti.f64, ndim=1)):" in lines
+        kind = f"ti.{ti.f64.to_string()}"  # ti.f32 where the tests run in it
+        assert f"def wave_jacobian(a: {kind}, d_y: ti.types.ndarray(dtype={kind}, ndim=1)):" in lines
 
     def test_kernels_of_all_blocks_are_kept(self, traces, monkeypatch):
         monkeypatch.setattr(session, "MOST_KERNELS", 2)
@@ -229,7 +231,7 @@ class TestCache:
             jacobian(model.run, model.x, model.y)
         assert traces == ["k"] * 2
         for _ in range(3):
-            a, o = np.array([0.3, 0.5]), np.zeros(2)
+            a, o = real([0.3, 0.5]), real(np.zeros(2))
             assert_allclose(jacobian(arrays, a, o, args=(a, o)), np.diag([0.6, 1.0]))
         assert traces == ["k", "k", "arrays"]
 
@@ -351,7 +353,7 @@ class TestLifetime:
                 for i in o:
                     o[i] = a[i] ** 2
 
-            a, o = np.array([0.3, 0.5]), np.zeros(2)
+            a, o = real([0.3, 0.5]), real(np.zeros(2))
             jacobian(k, a, o, args=(a, o))
             return [weakref.ref(k), weakref.ref(a), weakref.ref(o)]
 
