@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from conftest import initialise
-from differences import outputs, scalars, vector_outputs, vectors
+from differences import outputs, scalars, vector_outputs, vectors, write
 from test_sparse import integers, random, require_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
@@ -337,3 +337,27 @@ def test_float32_and_arrays(lists):
         np.add.at(expected[i], nodes[starts[i] : starts[i + 1]], 1)
         expected[i] *= 2 * expected[i] @ w
     np.testing.assert_allclose(found.toarray(), expected, rtol=1e-5)
+
+
+def test_ends_of_an_ndrange_that_change_in_the_loop():
+    """Taichi reads them again in each iteration, so how many there are is not known before: J comes from dense rows."""
+    x, y, s = scalars(np.linspace(0.2, 0.9, 9)), outputs(3), scalars(np.array(0.3))
+    n = integers([3, 1, 2])
+
+    @ti.kernel
+    def run():
+        for a, b in ti.ndrange(n[2], n[int(abs(s[None]) * 2.7) % 3]):
+            s[None] += x[a] * x[b]
+        for k in range(3):
+            y[k] += s[None] * x[k]
+
+    def start():
+        write(s, 0.3)
+        write(y, 0.0)
+
+    start()
+    dense = Jacobian(run, [x], [y])()[0][0]
+    plan = Jacobian(run, [x], [y], format="csr")
+    for _ in range(2):
+        start()
+        np.testing.assert_allclose(plan()[0][0].toarray(), dense)

@@ -20,7 +20,8 @@ from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import add, cast, literal, multiply, operation, select
 from taichi_ext.differentiate.entry_sites import Axis, Site
-from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While
+from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While, values_of
+from taichi_ext.simplify.usage import written_memory
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,11 @@ class Counts:
         s = loop.statement
         if not isinstance(s, For) or any(v in self.forward.changed for v in s.variables):
             return False
-        return s.kind in ("ndrange", "grouped ndrange") or (s.kind == "range" and len(s.domain) <= 2)
+        if s.kind == "range":
+            return len(s.domain) <= 2
+        # Taichi reads the ends of ti.ndrange again in each iteration
+        read = {c for value in values_of(s) for c in value.contents.containers}
+        return s.kind in ("ndrange", "grouped ndrange") and not read & written_memory(s)
 
     def _decide(self, s: Statement, count: int) -> None:
         if self.decided.get(s, 0) < count:
