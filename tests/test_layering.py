@@ -63,9 +63,22 @@ def tree_of(module):
     return ast.parse(module.read_text(encoding="utf-8"), filename=str(module))
 
 
-def imports(tree):
+@cache
+def nodes_of(module):
+    return list(ast.walk(tree_of(module)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees():
+    """They are let go at the end: a million nodes slow down every later garbage collection."""
+    yield
+    tree_of.cache_clear()
+    nodes_of.cache_clear()
+
+
+def imports(module):
     """Every import statement in a module, as (statement, names of modules that it may load)."""
-    for node in ast.walk(tree):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             yield node, [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -75,7 +88,7 @@ def imports(tree):
 
 def own_imports(module):
     """The modules of the package that a module loads."""
-    names = {name for _, found in imports(tree_of(module)) for name in found if name.startswith("taichi_ext")}
+    names = {name for _, found in imports(module) for name in found if name.startswith("taichi_ext")}
     known = {name_of(m) for m in MODULES}
     return {name.removeprefix("taichi_ext").lstrip(".") for name in names} & known
 
@@ -98,12 +111,12 @@ def test_imports_go_one_way():
 
 def internal_names(module):
     """What a module imports of Taichi past its public modules, and the names that it looks up there."""
-    tree, imported = tree_of(module), {}
-    for node in ast.walk(tree):
+    imported = {}
+    for node in nodes_of(module):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "taichi" and node.module not in PUBLIC:
             imported.update((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
     looked_up = (
-        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        node for node in nodes_of(module) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     )
     return {*imported.values(), *(f"{imported[n.value.id]}.{n.attr}" for n in looked_up if n.value.id in imported)}
 
@@ -127,7 +140,7 @@ def test_districts_import_from_those_below():
 def test_the_language_of_the_engine_stands_alone():
     """Analyses of programs are tested without Taichi."""
     for module in (*(PACKAGE / "program").glob("*.py"), *(PACKAGE / "simplify").glob("*.py")):
-        names = {name for _, found in imports(tree_of(module)) for name in found}
+        names = {name for _, found in imports(module) for name in found}
         own = ("taichi_ext.program", "taichi_ext.simplify")
         foreign = {n for n in names if n.startswith("taichi") and not n.startswith(own)}
         assert not foreign, f"{name_of(module)} imports {foreign}"
@@ -140,7 +153,7 @@ def test_nothing_imports_the_package_itself():
             continue
         names = {
             alias.name
-            for node in ast.walk(tree_of(module))
+            for node in nodes_of(module)
             if isinstance(node, ast.ImportFrom) and node.module == "taichi_ext"
             for alias in node.names
         }
@@ -156,7 +169,7 @@ def test_imports_stand_at_the_top(module):
             top |= {child for child in ast.walk(node) if isinstance(child, (ast.Import, ast.ImportFrom))}
     delayed = [
         f"line {node.lineno}: {', '.join(names)}"
-        for node, names in imports(tree)
+        for node, names in imports(module)
         if node not in top and not set(names) <= OPTIONAL.get(module.stem, set())
     ]
     assert not delayed, f"{module.name} imports inside functions: {delayed}"
@@ -167,9 +180,9 @@ def test_taichi_s_internals_stay_in_one_module(module):
     if module in INSIDE:
         return
     found = []
-    for node, names in imports(tree_of(module)):
+    for node, names in imports(module):
         found += [(node.lineno, n) for n in names if n.startswith("taichi.") and not n.startswith("taichi.math")]
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ti":
             is_module = node.attr in ("lang", "_lib", "_kernels", "_snode")
             if is_module or node.attr.startswith("_") or not hasattr(ti, node.attr):
@@ -193,7 +206,7 @@ def test_modules_are_short(module):
 
 @each_module
 def test_functions_are_short(module):
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             body = node.body
             first = body[1] if ast.get_docstring(node) and len(body) > 1 else body[0]
@@ -221,6 +234,6 @@ def test_core_needs_only_taichi_and_numpy():
     allowed = {"taichi", "numpy", "taichi_ext"}
     standard = set(sys.stdlib_module_names)
     for module in MODULES:
-        loaded = {name.split(".")[0] for _, names in imports(tree_of(module)) for name in names}
+        loaded = {name.split(".")[0] for _, names in imports(module) for name in names}
         extra = loaded - allowed - standard - OPTIONAL.get(module.stem, set())
         assert not extra, f"{module.name} imports {extra}"
