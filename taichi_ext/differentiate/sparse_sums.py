@@ -54,7 +54,8 @@ class LocalSum:
         self._first = Affine()
         size, opened = self._count()
         self.sunk = Sunk(sum_key(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
-        self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
+        if local not in forward.decisions.sparse.no_sums:
+            self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
 
     def _count(self) -> tuple[int, int | None]:
         """How many entries there are for all iterations, or for one of the open loop; and that; sets the first one."""
