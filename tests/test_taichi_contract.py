@@ -1471,3 +1471,20 @@ def test_nodes_that_have_been_walked_keep_nothing_but_ptr():
     k()
     assert seen == [1]
     assert [set(node.__dict__) - {"ptr", "root"} for node in ast.walk(tree)] == before
+
+
+def test_ends_of_an_ndrange_are_read_again_in_each_iteration():
+    """How many iterations there are is known at the start; which numbers they get is not (``sparse_counts``)."""
+    ends, seen, count = ti.field(ti.i32, 2), ti.Vector.field(2, ti.i32, 6), ti.field(ti.i32, ())
+    ends[0], ends[1] = 2, 3
+
+    @ti.kernel
+    def k():
+        ti.loop_config(serialize=True)
+        for i, j in ti.ndrange(ends[0], ends[1]):
+            seen[count[None]] = ti.Vector([i, j])
+            count[None] += 1
+            ends[1] = 2
+
+    k()
+    assert seen.to_numpy().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
