@@ -364,9 +364,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
         nodes.from_numpy(nodes.to_numpy() % (P - 1))
         self.check(run, [w], [y, z])
 
-    def test_products_with_the_transpose(self, monkeypatch):
-        monkeypatch.setattr("taichi_ext.api.products.LARGE", 0)
-        monkeypatch.setattr("taichi_ext.api.products.DENSE_TO_SPARSE", 1e-9)
+    def sums_of_squares(self):
         w, nodes, y, count = self.mesh.w, self.mesh.nodes, self.mesh.y, self.count
 
         @ti.kernel
@@ -377,6 +375,12 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
                     s += w[nodes[i, k]] ** 2
                 y[i] = s * s
 
+        return run
+
+    def test_products_with_the_transpose(self, monkeypatch):
+        monkeypatch.setattr("taichi_ext.api.products.LARGE", 0)
+        monkeypatch.setattr("taichi_ext.api.products.DENSE_TO_SPARSE", 1e-9)
+        run, w, y, count = self.sums_of_squares(), self.mesh.w, self.mesh.y, self.count
         v = random(M)
         for n in (2, M, 4):
             count[0] = n
@@ -387,16 +391,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
     def test_too_many(self, monkeypatch):
         """What the first launch wrote is put back."""
         monkeypatch.setattr("taichi_ext.runtime.sparse_streams.OPEN_ENTRIES", M - 1)
-        w, nodes, y, count = self.mesh.w, self.mesh.nodes, self.mesh.y, self.count
-
-        @ti.kernel
-        def run():
-            for i in range(count[0]):
-                s = 0.0
-                for k in range(K):
-                    s += w[nodes[i, k]]
-                y[i] = s
-
+        run, w, y, count = self.sums_of_squares(), self.mesh.w, self.mesh.y, self.count
         count[0] = M
         with pytest.raises(InvalidArgumentError, match=f"The local s has {M} entries"):
             jacobian(run, w, y, format="csr")

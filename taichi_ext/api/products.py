@@ -134,9 +134,8 @@ def vjp(
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
     entries = None
     if options[2] is None and is_large(evaluation):
-        entries = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products").start(
-            args
-        )
+        sparse_plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products")
+        entries = sparse_plan.start(args)
     found = transposed(evaluation, given, options[2], entries)
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():

@@ -1,7 +1,7 @@
 """Products and sums of sparse matrices whose patterns are mostly those of the call before.
 
-SciPy finds the pattern of each result anew, and leaves out entries that are zero. Here the pattern of a result, and the
-order of its entries, are found once for the patterns that it is made of; after that only numbers are computed.
+SciPy finds the pattern of a result in each call, and leaves out entries that are zero. Here that pattern, and the order
+of its entries, are found once for the patterns that it is made of; after that only numbers are computed.
 """
 
 from __future__ import annotations
