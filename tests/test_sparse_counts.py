@@ -379,19 +379,3 @@ def test_ends_of_an_ndrange_that_are_locals_which_the_loop_changes():
     for _ in range(2):
         write(y, 0.0)
         require_equal(plan(), run, [x], [y])
-
-
-def test_random_ends_of_an_ndrange_have_dense_rows():
-    """They are drawn again in each iteration."""
-    x, y = scalars(random(40)), outputs(40)
-
-    @ti.kernel
-    def run():
-        for i, j in ti.ndrange(2, ti.cast(ti.random() * 2, ti.i32) + 2):
-            y[i * 7 + j % 3] += x[i * 5 + j % 3] ** 2
-
-    plan = Jacobian(run, x, y, format="csr")
-    found = plan().toarray()
-    rows, columns = np.nonzero(found)
-    np.testing.assert_array_equal(rows // 7, columns // 5)
-    assert plan._prepared.dense_reason

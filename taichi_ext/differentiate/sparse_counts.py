@@ -167,10 +167,9 @@ class Counts:
         if s.kind == "range":
             return len(s.domain) <= 2
         # Taichi reads the ends of ti.ndrange again in each iteration
-        ends = [value.contents for value in values_of(s)]
+        ends = (value.contents for value in values_of(s))
         read = {memory for end in ends for memory in (*end.locals, *end.containers)}
-        is_same = all(end.is_pure for end in ends) and not read & written_memory(s)
-        return s.kind in ("ndrange", "grouped ndrange") and is_same
+        return s.kind in ("ndrange", "grouped ndrange") and not read & written_memory(s)
 
     def _decide(self, s: Statement, count: int) -> None:
         if self.decided.get(s, 0) < count:
