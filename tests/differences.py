@@ -80,7 +80,7 @@ def write(container: Any, values: Any) -> None:
     if memory is not None:
         memory[...] = values
     elif np.ndim(values) == 0:
-        container.fill(values)
+        container.fill(np.asarray(values).item())  # Taichi looks the number up in a dict
     else:
         container.from_numpy(np.array(values, order="C"))
 

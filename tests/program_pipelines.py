@@ -364,10 +364,10 @@ class Grammar:
         )
 
 
-def generate(seed: int) -> Pipeline:
-    """The pipeline of a seed; seeds that come one after the other have the same precision."""
+def generate(seed: int, real: str | None = None) -> Pipeline:
+    """The pipeline of a seed; seeds that come one after the other have the same precision, if none is given."""
     rng = random.Random(seed)
-    real = "f32" if seed // 10 % 3 == 2 else "f64"
+    real = real or ("f32" if seed // 10 % 3 == 2 else "f64")
     if real == "f32" and rng.random() < 0.5:
         return write_long_loops(rng, Pipeline)
     return some_pipeline(rng, real, is_wide=False)

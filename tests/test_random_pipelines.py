@@ -7,15 +7,17 @@
 A fixed set of seeds runs here; ``python tests/program_batches.py 2000 --generator pipelines`` runs as many as one likes.
 """
 
+import devices
 import program_pipeline_check
 import pytest
 from conftest import end_program
 from program_containers import Container, at_step, views
-from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
+from program_pipeline_check import TOLERANCE, PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_pipelines import Pipeline, generate
 from program_verdict import BY_ITSELF, REJECTED, RIGHT, reduced
 
 SEEDS = (16, 37, 58, 28)  # the last two have float32, the very last long loops
+REAL = "f32" if devices.is_single() else "f64"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def workshop():
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_pipelines(workshop, seed):
-    program = generate(seed)
+    program = generate(seed, "f32" if devices.is_single() else None)
     if "torch" in program.text:
         pytest.importorskip("torch")
     kind, message = pipeline_verdict(program, seed, workshop, runs_alone=True)
@@ -39,12 +41,12 @@ def test_random_pipelines(workshop, seed):
 
 # --- the reference itself ---------------------------------------------------------------------------------------------
 
-TEXT = """
-x = ti.field(ti.f64, shape=(3,))
-B = np.zeros((2, 3), np.float64)
+TEXT = f"""
+x = ti.field(ti.{REAL}, shape=(3,))
+B = np.zeros((2, 3), np.float{REAL[1:]})
 
 @ti.kernel
-def k(a: ti.types.ndarray(dtype=ti.f64, ndim=1), b: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+def k(a: ti.types.ndarray(dtype=ti.{REAL}, ndim=1), b: ti.types.ndarray(dtype=ti.{REAL}, ndim=1)):
     for i in a:
         b[i] += a[i] * x[2 - i]
 
@@ -60,6 +62,7 @@ ROWS = Pipeline(
     ("B",),
     ("x", "B"),
     ("B",),
+    real=REAL,
 )
 
 
@@ -71,14 +74,15 @@ def test_rows_of_an_array(workshop):
 @pytest.mark.parametrize("changed", ["derivative", "state"])
 def test_a_wrong_result_is_found(workshop, monkeypatch, changed):
     """The comparison sees an error in one entry."""
+    error = 100 * TOLERANCE[REAL]
 
     class Wrong(program_pipeline_check.Jacobian):
         def __call__(self, *, args, **options):
             found = super().__call__(args=args, **options)
             if changed == "derivative":
-                found[0][0][1, 2, 2] += 1e-6
+                found[0][0][1, 2, 2] += error
             else:
-                args[0][0, 2] += 1e-6
+                args[0][0, 2] += error
             return found
 
     monkeypatch.setattr(program_pipeline_check, "Jacobian", Wrong)

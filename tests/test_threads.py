@@ -4,6 +4,7 @@ import concurrent.futures
 import sys
 import threading
 
+import devices
 import numpy as np
 import pytest
 import taichi as ti
@@ -87,7 +88,7 @@ class TestCalls:
                 o[i] = a[i] * a[0]
 
         def work(number):
-            a, o = np.arange(1.0, 4.0 + number), np.zeros(3 + number)
+            a, o = devices.real(np.arange(1.0, 4.0 + number)), devices.real(np.zeros(3 + number))
             expected = np.diag(np.full(a.size, a[0]))
             expected[:, 0] += a
             for _ in range(20):
@@ -153,7 +154,7 @@ class TestCalls:
                 scaled(b, factor, c)
 
         def work(number):
-            a, c = np.arange(1.0, 4.0), np.zeros(3)
+            a, c = devices.real([1.0, 2.0, 3.0]), devices.real(np.zeros(3))
             for n in range(10):
                 factor = 1.0 + number + n
                 J = jacobian(pipeline, a, c, args=(a, factor, c), chunk_size=None if number % 2 else 2)
