@@ -481,6 +481,7 @@ def test_guarded_columns_stay_within_the_rows_of_locals():
     assert_allclose(J.toarray(), central_differences(k, [x], [y])[0][0], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.chosen_only("rows are what is avoided", "--tangents")
 def test_local_multiplied_in_place_keeps_few_columns():
     """Factors of a local in straight-line code take one slot each, and do not make each other grow."""
     x, y = scalars(np.linspace(0.3, 0.9, 7)), outputs(6)
