@@ -1,5 +1,6 @@
 """Arrays from elsewhere: the programs of examples/external_arrays.py and examples/nerf_rendering.py."""
 
+import devices
 import example_programs
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from taichi_ext import Jacobian, jacobian
 nerf = example_programs.load("nerf_rendering")
 arrays = example_programs.load("external_arrays")
 
+REAL = np.float32 if devices.is_single() else np.float64
 needs_torch = "PyTorch is not installed (python -m pip install 'taichi-ext[torch]')"
 
 
@@ -59,7 +61,7 @@ def test_nerf_prints_the_expected_numbers(capsys, monkeypatch):
 
 def test_nerf_outputs_accumulate_on_what_they_held(ti64):
     """The outputs are added to, as in one plain run, and the working array T is left as that run leaves it."""
-    arguments, plain = nerf.make_arguments(3), nerf.make_arguments(3)
+    arguments, plain = nerf.make_arguments(3, REAL), nerf.make_arguments(3, REAL)
     for each in (arguments, plain):
         each["rgb"][...] = 0.25
     nerf.render(*plain.values())
@@ -69,7 +71,7 @@ def test_nerf_outputs_accumulate_on_what_they_held(ti64):
 
 
 def test_nerf_by_every_real_array_at_once(ti64):
-    arguments = nerf.make_arguments(5)
+    arguments = nerf.make_arguments(5, REAL)
     params = [arguments[name] for name in ("sigmas", "rgbs", "deltas", "ts")]
     outs = [arguments[name] for name in nerf.OUTPUTS]
     state = [arguments["T"], arguments["samples"]]
@@ -78,10 +80,14 @@ def test_nerf_by_every_real_array_at_once(ti64):
 
 def test_nerf_on_tensors_gives_tensors(ti64):
     torch = pytest.importorskip("torch", reason=needs_torch)
-    plan = Jacobian(nerf.render, ["sigmas", "ts"], ["opacity", "depth"], args=tuple(nerf.make_arguments().values()))
+    plan = Jacobian(
+        nerf.render, ["sigmas", "ts"], ["opacity", "depth"], args=tuple(nerf.make_arguments(dtype=REAL).values())
+    )
     J = plan()
     values = plan.value()
-    again = {n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in nerf.make_arguments().items()}
+    again = {
+        n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in nerf.make_arguments(dtype=REAL).items()
+    }
     J_tensors = plan(args=tuple(again.values()))
     for row, row_of_tensors in zip(J, J_tensors, strict=True):
         for block, tensor in zip(row, row_of_tensors, strict=True):

@@ -2,6 +2,7 @@
 
 import logging
 
+import devices
 import numpy as np
 import pytest
 import taichi as ti
@@ -210,7 +211,7 @@ class TestLeastSquares:
         assert_allclose(float(x[None]), 2.0, rtol=1e-6)
 
     def test_arrays(self):
-        x, r = np.array([0.5, 0.2]), np.zeros(2)
+        x, r = devices.real([0.5, 0.2]), devices.real(np.zeros(2))
 
         @ti.kernel
         def k(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.types.ndarray(ti.f64, ndim=1)):
