@@ -29,7 +29,7 @@ WARM_UP = 0.2  # the part of the calls before memory is read
 PER_FIRST_CALL = 25  # of so many calls of a thread, one is the first call of a new kernel
 MOST_PER_CALL = 100  # bytes
 # bytes; Taichi keeps each kernel until its program ends: 114 kB of the plain one here, 156 kB of one that is written like
-# the kernel with tangents; 10 kB are Python objects, half of them Taichi's
+# the kernel with tangents; 5 kB are Python objects, as of the plain one
 MOST_PER_KERNEL = 250_000
 
 

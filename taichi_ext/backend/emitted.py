@@ -6,6 +6,8 @@ import ast
 import contextlib
 from typing import Any
 
+from taichi.lang import impl
+
 from taichi_ext.backend.contexts import make_context
 from taichi_ext.backend.kernels import FusedKernel, deep_recursion, global_variables
 
@@ -28,6 +30,7 @@ class EmittedKernel(FusedKernel):
         like: Any = None,
     ) -> None:
         super().__init__(kernel, [], has_vectors=has_vectors)
+        _unregister(kernel)
         if like is not None:  # the user's kernel, in place of which Taichi launches this one
             self.autodiff_mode = like.autodiff_mode
         self.positions = positions
@@ -54,3 +57,10 @@ class EmittedKernel(FusedKernel):
     def launch(self, *args: Any) -> Any:
         """Run it: ``args`` are those of the user's kernel, then its own; templates among them are left out."""
         return super().launch(*[args[p] for p in self.positions])
+
+
+def _unregister(kernel: Any) -> None:
+    """Let a kernel go once nothing else uses it: Taichi keeps what ``ti.kernel`` makes until the process ends."""
+    registered = impl.get_runtime().kernels
+    for made in (kernel, kernel.grad):
+        registered.remove(made)
