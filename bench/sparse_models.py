@@ -23,10 +23,14 @@ except ImportError:
 
 def jax_model(name: str, program: SparseProgram) -> Callable[[], object] | None:
     """A call that computes all entries; None where there is no JAX, or no model."""
-    if jax is None or not (name.startswith("ba") or name == "springs"):
+    if jax is None:
+        return None
+    models = {"ba": _bundle_adjustment, "springs": _springs, "hand": _hand}
+    model = next((models[start] for start in models if name.startswith(start)), None)
+    if model is None:
         return None
     jax.config.update("jax_enable_x64", True)
-    return _springs(program) if name == "springs" else _bundle_adjustment(program)
+    return model(program)
 
 
 def asdex_model(name: str, program: SparseProgram) -> Callable[[], object] | None:
@@ -116,3 +120,43 @@ def _springs(program: SparseProgram) -> Callable[[], object]:
         return found
 
     return lambda: jax.block_until_ready(blocks(x))
+
+
+def _hand(program: SparseProgram) -> Callable[[], object]:
+    data, (u, theta) = program.data, (jnp.array(field.to_numpy()) for field in program.params)
+    most = int(np.diff(data["first"]).max())  # bones of a vertex
+    at = np.minimum(data["first"][:-1, None] + np.arange(most), len(data["bone"]) - 1)
+    is_bone = np.arange(most) < np.diff(data["first"])[:, None]
+    bones, weights = data["bone"][at], np.where(is_bone, data["weight"][at], 0.0)
+    base = np.concatenate([data["base"], np.ones((len(data["base"]), 1))], axis=1)
+
+    def about(axis, angle):
+        a, b = (axis + 1) % 3, (axis + 2) % 3
+        c, s = jnp.cos(angle), jnp.sin(angle)
+        return jnp.eye(4).at[a, a].set(c).at[b, b].set(c).at[b, a].set(s).at[a, b].set(-s)
+
+    def residual(u, theta, corners, point):
+        absolute, skin = [], []
+        for b, parent in enumerate(data["parents"]):
+            own = jnp.array(data["relative"][b])
+            g, k = divmod(b - 2, 4)
+            if 0 <= g < 5 and k < 3:
+                own = own @ about(2, theta[7 + 4 * g]) if k == 0 else own
+                own = own @ about(0, theta[6 + 4 * g + (k + 1 if k else 0)])
+            absolute.append(own if parent < 0 else absolute[parent] @ own)
+            skin.append(absolute[b] @ data["inverse"][b])
+        turned = jnp.einsum("ckij,cj->cki", jnp.stack(skin)[jnp.array(bones)[corners]], jnp.array(base)[corners])
+        places = (jnp.array(weights)[corners][:, :, None] * turned[:, :, :3]).sum(axis=1)
+        p = jnp.array([u[0], u[1], 1 - u[0] - u[1]]) @ places
+        return point - _turned(theta[:3], p) - theta[3:6]
+
+    corners, points = jnp.array(data["corners"]), jnp.array(data["points"])
+    by_all = jax.vmap(jax.jacfwd(residual, argnums=(0, 1)), in_axes=(0, None, 0, 0))
+    row, column = np.nonzero(np.asarray(by_all(u, theta, corners, points)[1]).reshape(-1, len(theta)))
+
+    @jax.jit
+    def blocks(u, theta):
+        by_place, by_pose = by_all(u, theta, corners, points)
+        return by_place, by_pose.reshape(-1, len(theta))[row, column]
+
+    return lambda: jax.block_until_ready(blocks(u, theta))

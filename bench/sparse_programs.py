@@ -1,16 +1,11 @@
 """Programs with sparse Jacobians, float64: kernels on fields, and kernels derived by hand for the same CSR arrays."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import taichi as ti
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-import hand_tracking
 
 # ADBench's bundle adjustment: cameras, points, observations
 BA_SIZES = {"ba1": (49, 7776, 31843), "ba2": (21, 11315, 36455), "ba3": (161, 48126, 182072),
@@ -34,6 +29,7 @@ class SparseProgram:
         arrays: what it takes: (values, columns) for each of those blocks.
         blocks: the place of those blocks, (output, parameter).
         seen, rest, ends, slots: fields that models of other libraries take.
+        data: arrays that they take.
     """
 
     kernel: Callable[[], None]
@@ -46,6 +42,7 @@ class SparseProgram:
     rest: Any = None
     ends: Any = None
     slots: Any = None
+    data: Any = None
 
 
 @ti.func
@@ -247,9 +244,3 @@ def make_fluid(nodes: int = 4000) -> SparseProgram:
             force[i] = total
 
     return SparseProgram(kernel, [x], [force])
-
-
-def make_hand(name: str, folder: Path) -> SparseProgram:
-    """Distances of measured points to points on the surface of ADBench's hand, by those points and the pose."""
-    hand = hand_tracking.Hand(hand_tracking.read(folder, name))
-    return SparseProgram(hand.run, [hand.u, hand.theta], [hand.residuals])
