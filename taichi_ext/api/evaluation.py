@@ -68,7 +68,7 @@ class Evaluation:
     def jacobian(self) -> Any:
         """J in the structure that was asked for, in ``out`` if that was given."""
         prepared, out = self._prepared, self._out
-        if prepared.replay is not None:
+        if isinstance(prepared.replay, Replay):
             repeated = prepared.replay.run(out)
             if repeated is not None:
                 return prepared.result([[repeated]])

@@ -9,6 +9,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.replay import Replay
+from taichi_ext.api.sparse_replay import SparseReplay
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.sparse_matrices import Arithmetic
@@ -58,7 +59,7 @@ class Prepared:
     sizes_that_fit: set[Any] = field(default_factory=set)
     is_checked: bool = False
     rules_seen: int = -1
-    replay: Replay | None = None
+    replay: Replay | SparseReplay | None = None
     format: str | None = None
     dense_reason: str = ""
     in_rows: set[int] = field(default_factory=set)

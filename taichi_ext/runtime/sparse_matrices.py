@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+PART = 2**13  # entries of which zeros are left out at a time
 MOST_KEPT = 2**29  # bytes that a plan keeps for patterns
 
 
@@ -169,6 +170,24 @@ def _rest_pattern(pattern: Pattern, rows: np.ndarray) -> tuple[Pattern, np.ndarr
     entries = np.flatnonzero(np.repeat(is_kept, counts))
     indptr = np.concatenate([[0], np.cumsum(counts * is_kept)]).astype(pattern.indptr.dtype)
     return Pattern(indptr, pattern.indices[entries], pattern.shape), entries
+
+
+def without_zeros(pattern: Pattern, data: np.ndarray) -> Matrix:
+    """The entries that are not zero; few at a time, to save memory."""
+    count = np.count_nonzero(data)
+    values, indices = np.empty(count, data.dtype), np.empty(count, pattern.indices.dtype)
+    starts, row, end = np.empty_like(pattern.indptr), 0, 0
+    for first in range(0, len(data), PART):
+        part = data[first : first + PART]
+        kept = np.flatnonzero(part != 0)
+        next_row = np.searchsorted(pattern.indptr, first + len(part))
+        starts[row:next_row] = np.searchsorted(kept, pattern.indptr[row:next_row] - first)
+        starts[row:next_row] += end
+        begin, end, row = end, end + len(kept), next_row
+        part.take(kept, out=values[begin:end], mode="clip")
+        pattern.indices[first : first + PART].take(kept, out=indices[begin:end], mode="clip")
+    starts[row:] = count
+    return Matrix(Pattern(starts, indices, pattern.shape), values)
 
 
 def _places(part: Pattern, whole: Pattern) -> np.ndarray:

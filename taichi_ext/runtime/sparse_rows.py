@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.differentiate.sparse_columns import is_sum_key
-from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, identity, scipy_sparse
+from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, identity, scipy_sparse, without_zeros
 from taichi_ext.runtime.sparse_pattern import Block, sparse_dtype
 from taichi_ext.runtime.sparse_streams import StageBlocks
 
@@ -128,10 +128,7 @@ def _matrix(block: Block, data: np.ndarray) -> Matrix:
     """The entries that a launch has written."""
     if not block.has_rows:
         return Matrix(block.pattern, data)
-    matrix = scipy_sparse().csr_array((data, block.indices.copy(), block.indptr.copy()), shape=block.shape)
-    matrix.has_canonical_format = True
-    matrix.eliminate_zeros()
-    return Matrix.of(matrix)
+    return without_zeros(block.pattern, data)
 
 
 def csr_of(values: np.ndarray) -> Any:

@@ -29,6 +29,7 @@ class SparseSession(Session):
         self.most_entries = math.inf  # that are not rather computed as dense rows
         self.arithmetic = Arithmetic()
         self.rows = SparseRows(numbering.sizes, self.arithmetic)
+        self.launched: Fused | None = None  # the last kernel
         self._streams: Streams | None = None
 
     def number(self, sizes: dict[Any, int], in_rows: set[Any], composed: dict[Any, int]) -> None:
@@ -46,10 +47,6 @@ class SparseSession(Session):
             raise DenseRowsError("an array that is a parameter is changed from Python")
         composed = {**self.numbering.composed, key: self.numbering.sizes[key]}
         self.numbering = self.numbering.extended(self.numbering.in_rows, composed, {})
-
-    def block(self, key: Any, param: Any, rows: int, dtype: Any) -> Any:
-        """A block of J as a CSR array."""
-        return self.rows.block(key, param, rows, dtype)
 
     # --- containers
 
@@ -156,6 +153,7 @@ class SparseSession(Session):
 
     def _run(self, fused: Fused, args: tuple[Any, ...], passed: list[Any]) -> Any:
         """Run the kernel, again where there was too little room for the entries that it counts."""
+        self.launched = fused
         if self._streams is None or not self._streams.counts:
             return super()._run(fused, args, passed)
         state = State(Labels())

@@ -46,7 +46,9 @@ class _Bundle:
     sources: list[tuple[Site, Group]]
     owners: tuple[Any, ...]
     starts: list[int]  # of what each source writes, and the end
-    memory: Any = None  # an array; on a GPU, where arrays have no slices, one for each source
+    memory: Any = (
+        None  # an array, until it belongs to a result; on a GPU, where arrays have no slices, one for each source
+    )
 
     @property
     def numbers(self) -> int:
@@ -90,6 +92,7 @@ class Streams:
         self._open = fused.row_loops
         self._dtypes = {site.key: fused.row_types[site.key] for site in fused.sites}
         self._ranges = fused.sparse.ranges()
+        self._in_rows = frozenset(fused.sparse.in_rows)
         self.counts = SlotCounts(self.sites, _array_of)
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
         self._blocks: dict[Any, dict[Any, Block]] = {}
@@ -131,12 +134,8 @@ class Streams:
     def begin(self) -> None:
         """Memory for the numbers of one launch."""
         self.counts.begin()
-        for (stage, key, _), bundle in self._bundles.items():
-            blocks = self._blocks.get((stage, key), {})
-            is_reused = bundle.memory is not None and not any(
-                blocks[owner].is_in_place for owner in bundle.owners if owner in blocks
-            )
-            if not is_reused:
+        for (_, key, _), bundle in self._bundles.items():
+            if bundle.memory is None:
                 bundle.allocate(self._dtypes[key])
         for site in self.sites:
             if site.integers:
@@ -208,8 +207,9 @@ class Streams:
                     is_open = owner[0] == "composed" and owner[1] in self._open
                     shape = (size, self._size(owner[1]) if is_open else end - first)
                     width = max(1, shape[1])  # the keys are passed on at once, so that they can go, too
+                    is_row = has_rows and owner in self._in_rows
                     blocks[owner] = block_of(
-                        _keys(places, first, width, is_last=is_whole), here, shape, has_rows, may_be_in_place=is_whole
+                        _keys(places, first, width, is_last=is_whole), here, shape, is_row, may_be_in_place=is_whole
                     )
         return blocks
 
@@ -225,6 +225,8 @@ class Streams:
                 for owner, block in blocks.items():
                     bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
                     full[owner] = (block, block.data(bundle.written()))
+                    if block.is_in_place:
+                        bundle.memory = None  # the next launch gets other memory
                 yield StageBlocks(key, self._size(key), self._stored[stage, key], full)
 
 

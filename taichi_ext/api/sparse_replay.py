@@ -1,0 +1,74 @@
+"""The shortest way to repeat a launch for a sparse Jacobian: one kernel without arguments, and fields alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.boundary.registry import registry
+from taichi_ext.launches import Fused
+from taichi_ext.runtime.sparse_matrices import Arithmetic
+from taichi_ext.runtime.sparse_rows import SparseRows
+from taichi_ext.runtime.sparse_session import SparseSession
+from taichi_ext.runtime.sparse_streams import Streams
+
+
+@dataclass(frozen=True)
+class SparseReplay:
+    """A launch whose every decision was taken at the call before.
+
+    Attributes:
+        fused: the kernel.
+        args: what it takes.
+        sizes: how many entries each parameter has, by key.
+        tangents: the shape and type of each matrix of tangents that it is passed, by key.
+        outputs: the key, size and type of each output.
+        params: the key of each parameter.
+    """
+
+    fused: Fused
+    args: tuple[Any, ...]
+    sizes: dict[Any, int]
+    tangents: dict[Any, tuple[tuple[int, int], np.dtype]]
+    outputs: list[tuple[Any, int, Any]]
+    params: list[Any]
+
+    @staticmethod
+    def of(session: SparseSession, args: tuple[Any, ...], outputs: list[Any], params: list[Any]) -> SparseReplay | None:
+        """The launch of a session; None where the next one may be another, or takes tangents that are not zero."""
+        fused = session.launched
+        if fused is None or Streams.of(fused).counts or backend.stores_by_column():
+            return None
+        passed = [key for key in fused.shadows if key[0] not in ("site", "scratch")]
+        if any(key[0] != "field" or key in session.numbering.sizes or key in session.outputs for key in passed):
+            return None
+        shadows = {key: session.shadows[key] for key in passed}
+        tangents = {key: (shadow.shape, shadow.dtype) for key, shadow in shadows.items()}
+        return SparseReplay(fused, args, dict(session.numbering.sizes), tangents, outputs, params)
+
+    def run(self, make_rows: type[SparseRows], arithmetic: Arithmetic, most_entries: float) -> SparseRows | None:
+        """The rows after a launch; None, before it, where something is not as it was at the call before."""
+        streams = Streams.of(self.fused)
+        if self.fused.rules_version != registry.version or streams.entries > most_entries:
+            return None
+        self.fused.refuse_changed()
+        streams.begin()
+        self.fused.launch(self.args, [self._array(streams, key) for key in self.fused.shadows])
+        streams.end()
+        arithmetic.begin()
+        rows = make_rows(self.sizes, arithmetic)
+        rows.compose((list(streams.blocks(stage)) for stage in streams.stages()), lambda key: key)
+        return rows
+
+    def _array(self, streams: Streams, key: Any) -> Any:
+        if key[0] == "site":
+            return streams.array(key)
+        if key[0] == "scratch":
+            return self.fused.scratch[key].array
+        shape, dtype = self.tangents[key]
+        size = max(1, math.prod(shape))
+        return np.empty(size, dtype) if key in self.fused.facts.covered else np.zeros(size, dtype)

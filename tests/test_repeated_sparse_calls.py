@@ -1,0 +1,231 @@
+"""A sparse Jacobian that is called again: what the shorter way of repeated calls assumes, broken from elsewhere."""
+
+import threading
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import central_differences, outputs, scalars
+from numpy.testing import assert_allclose
+
+from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, boundary_gradient, registry
+from taichi_ext.api.sparse_evaluation import FEW_COLUMNS
+from taichi_ext.api.sparse_replay import SparseReplay
+
+MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
+pytestmark = pytest.mark.cpu_only("differences in float64")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def program():
+    initialise(default_fp=ti.f64)
+
+
+class Chain:
+    """Residuals by way of sums in a field between: by x through run-time integers, by a pose of three numbers."""
+
+    def __init__(self):
+        random = np.random.default_rng(1)
+        self.x, self.pose = scalars(random.uniform(0.5, 1.5, MANY)), scalars(random.uniform(0.5, 1.5, 3))
+        self.places, self.bone = ti.field(ti.i32, 8), ti.field(ti.i32, 8)
+        self.places.from_numpy(random.integers(0, MANY, 8).astype(np.int32))
+        self.bone.from_numpy(random.integers(0, 3, 8).astype(np.int32))
+        self.angle, self.out = outputs(3), outputs(8)
+        x, pose, places, bone, angle, out = self.x, self.pose, self.places, self.bone, self.angle, self.out
+
+        @ti.kernel
+        def run():
+            for i in angle:
+                angle[i] = 0.0
+            ti.loop_config(serialize=True)
+            for i in range(3):
+                angle[i] += pose[i] * pose[i]
+                if i > 0:
+                    angle[i] += angle[i - 1]
+            for k in range(8):
+                out[k] = x[places[k]] * ti.sin(angle[bone[k]])
+
+        self.run = run
+        self.plan = Jacobian(run, [x, pose], out, format="csr")
+
+    @property
+    def is_replayed(self):
+        return isinstance(self.plan._prepared.replay, SparseReplay)
+
+    def require_right(self, blocks):
+        expected = central_differences(self.run, [self.x, self.pose], [self.out])[0]
+        for block, dense in zip(blocks, expected, strict=True):
+            assert_allclose(block.toarray(), dense, rtol=1e-7, atol=1e-9)
+
+
+@pytest.fixture
+def chain():
+    made = Chain()
+    made.plan()
+    assert made.is_replayed
+    return made
+
+
+def test_other_values_and_other_integers(chain):
+    first = chain.plan()
+    kept = [block.copy() for block in first]
+    chain.pose.from_numpy(np.array([0.0, 0.3, 0.0]))
+    chain.require_right(chain.plan())
+    chain.places.from_numpy(np.arange(8, dtype=np.int32)[::-1])
+    chain.bone.fill(2)
+    blocks = chain.plan()
+    chain.require_right(blocks)
+    assert chain.is_replayed
+    for block, before in zip(first, kept, strict=True):  # results of before are whose they were given to
+        assert (block != before).nnz == 0
+    blocks[0].indices[:] = 0
+    blocks[1].data[:] = 7
+    chain.require_right(chain.plan())
+
+
+def test_entries_by_columns_of_their_own_stay_where_they_are_zero(chain):
+    entries = [block.nnz for block in chain.plan()]
+    chain.pose.fill(0.0)  # the derivatives by x are all zero, and so are those by the pose, which come from rows
+    blocks = chain.plan()
+    assert [block.nnz for block in blocks] == [8, 0]
+    assert entries[0] == 8
+    chain.require_right(blocks)
+
+
+def test_tangents_begin_at_zero_in_each_call():
+    x, pose, used, between, out = (
+        scalars(np.ones(MANY)),
+        scalars([1.0, 2.0, 3.0]),
+        ti.field(ti.i32, 3),
+        outputs(3),
+        outputs(3),
+    )
+    used.fill(1)
+
+    @ti.kernel
+    def run():
+        ti.loop_config(serialize=True)
+        for i in range(3):
+            if used[i] == 1:
+                between[i] = pose[i] * pose[i]
+        for i in range(3):
+            out[i] = x[i] * between[i]
+
+    plan = Jacobian(run, [x, pose], out, format="csr")
+    for _ in range(3):
+        assert_allclose(plan()[1].toarray(), np.diag([2.0, 4.0, 6.0]))
+    assert isinstance(plan._prepared.replay, SparseReplay)
+    used[1] = 0  # what is there from the call before is a constant
+    assert_allclose(plan()[1].toarray(), np.diag([2.0, 0.0, 6.0]))
+
+
+def test_products_in_between(chain):
+    plan, cotangent = chain.plan, np.arange(8.0)
+    operator_like = [block.T @ cotangent for block in plan()]
+    for _ in range(2):
+        found = plan.start().transposed([cotangent[:, None]], np.inf)
+        for ours, wanted in zip(found, operator_like, strict=True):
+            assert_allclose(ours[:, 0], wanted, rtol=1e-12)
+        chain.require_right(plan())
+
+
+def test_out_and_a_watched_call_do_not_change_it(chain):
+    out = chain.plan()
+    chain.x.from_numpy(np.linspace(1, 2, MANY))
+    assert chain.plan(out=out) is out
+    chain.require_right(out)
+    chain.require_right(chain.plan())
+
+
+def test_a_rule_that_is_given_later():
+    x, y = scalars([1.0, 2.0]), outputs(2)
+
+    @ti.func
+    def doubled(v):
+        return 2 * v
+
+    @ti.kernel
+    def run():
+        for i in x:
+            y[i] = doubled(x[i])
+
+    plan = Jacobian(run, x, y, format="csr")
+    for _ in range(2):
+        assert_allclose(plan().toarray(), 2 * np.eye(2))
+
+    @boundary_gradient(doubled)
+    def rule(v, d_v):
+        return 5.0 * d_v
+
+    try:
+        for _ in range(2):
+            assert_allclose(plan().toarray(), 5 * np.eye(2))
+        with registry.disabled():
+            assert_allclose(plan().toarray(), 2 * np.eye(2))
+    finally:
+        registry.clear()
+
+
+def test_a_number_that_the_kernel_was_compiled_with_changes():
+    x, y = scalars([1.0, 2.0]), outputs(2)
+
+    @ti.data_oriented
+    class Scaled:
+        def __init__(self):
+            self.scale = 3.0
+
+        @ti.kernel
+        def run(self):
+            for i in x:
+                y[i] = self.scale * x[i]
+
+    scaled = Scaled()
+    plan = Jacobian(scaled.run, x, y, format="csr")
+    for _ in range(2):
+        assert_allclose(plan().toarray(), 3 * np.eye(2))
+    scaled.scale = 4.0
+    with pytest.raises(UnsupportedError, match="scale has changed from 3.0 to 4.0"):
+        plan()
+
+
+def test_threads_share_it(chain):
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            blocks = chain.plan()
+            if not all(np.array_equal(b.toarray(), e) for b, e in zip(blocks, expected, strict=True)):
+                wrong.append(blocks)
+
+    expected = [block.toarray() for block in chain.plan()]
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_kernel_that_counts_its_entries_is_not_repeated_this_way():
+    count, x, y = ti.field(ti.i32, ()), scalars([1.0, 2.0, 3.0]), outputs(3)
+
+    @ti.kernel
+    def run():
+        for i in range(count[None]):
+            y[i] = x[i] * x[i]
+
+    plan = Jacobian(run, x, y, format="csr")
+    for number in (1, 3, 2):
+        count[None] = number
+        y.fill(0.0)
+        assert_allclose(plan().toarray(), np.diag([2.0, 4.0, 6.0]) * (np.arange(3) < number))
+    assert plan._prepared.replay is None
+
+
+def test_after_another_ti_init():
+    made = Chain()
+    made.plan()
+    initialise(default_fp=ti.f64)
+    with pytest.raises(InvalidArgumentError, match="prepare it again"):
+        made.plan()
