@@ -5,8 +5,9 @@ import pytest
 import taichi as ti
 import taichi.math as tm
 from differences import check_jacobian, outputs, scalars
+from numpy.testing import assert_allclose
 
-from taichi_ext import jacobian
+from taichi_ext import Jacobian, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -136,6 +137,51 @@ def test_nearest_and_second_nearest(count):
                     second = d
             best += x[0] * second
             y[i] = best * 2.0 + second * x[which]
+
+    check_jacobian(k, x, y)
+
+
+def test_terms_that_come_after_a_loop_are_none_in_it():
+    """Else two locals that are given to each other take a slot more in each walk, without an end."""
+    x, y = parameters(40)
+
+    @ti.kernel
+    def k():
+        for i in range(4):
+            best = 1e9
+            second = 1e9
+            for j in range(40):
+                d = (x[j] - 0.253 * i - 0.26) ** 2
+                if d < best:
+                    second = best
+                    best = d
+                elif d < second:
+                    second = d
+            best += x[0] * second
+            y[i] = best * 2.0 + second
+
+    dense = check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y, format="csr")
+    assert_allclose(plan().toarray(), dense, rtol=1e-9)
+    assert "local best" in plan.explain()
+    assert "1 registers and 2 slots" in plan.explain()
+
+
+@COUNTS
+def test_terms_that_come_later_in_a_loop(count):
+    x, y = parameters(count)
+
+    @ti.kernel
+    def k():
+        for i in range(4):
+            a = x[i * i % count]
+            s = 0.0
+            for l in range(3):
+                for j in range(2):
+                    s += a * x[j]
+                if i != 2:
+                    a = x[(i + l) % count] * x[(i * i + l) % count]
+            y[i] = s + a
 
     check_jacobian(k, x, y)
 

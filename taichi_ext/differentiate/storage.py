@@ -41,10 +41,11 @@ class StorageFacts:
     slots: int = 0
     has_row: bool = False
     owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
+    in_loops: dict[Any, int] = field(default_factory=dict)  # slots written in loops that start after the local
 
-    def add(self, form: Form, visible: Any, limits: Limits, *, grows: bool) -> bool:
-        """Take note of a form that is written; True if that is news."""
-        before = (len(self.seeds), self.slots, self.has_row)
+    def add(self, form: Form, visible: Any, limits: Limits, *, loop: Any, grows: bool) -> bool:
+        """Take note of a form that is written, in a loop that starts after the local or not; True if that is news."""
+        before = (len(self.seeds), self.slots, self.has_row, self.in_loops.get(loop))
         inner = 0
         for leaf in form:
             if is_row(leaf):
@@ -56,7 +57,9 @@ class StorageFacts:
         self.slots = max(self.slots, inner)
         if self.slots > limits.slots or (grows and inner) or self.is_full(limits):
             self.has_row = True
-        return before != (len(self.seeds), self.slots, self.has_row)
+        if loop is not None:
+            self.in_loops[loop] = max(self.in_loops.get(loop, 0), inner)
+        return before != (len(self.seeds), self.slots, self.has_row, self.in_loops.get(loop))
 
     def is_full(self, limits: Limits) -> bool:
         """Whether there are more seeds than registers; those that are no columns have registers in any case."""
@@ -87,7 +90,7 @@ class Storage:
         self.registers: dict[Seed, Any] = {}
         self.zeros: set[Seed] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.slots: list[tuple[Read, Read]] = []
-        self.used = 0  # slots that may hold something by now, outside of loops
+        self.used = 0  # slots that may hold something by now
         self.sources: set[Storage] = set()  # whose slots hold the columns that have been written to this one
         self.sparse = forward.sparse and forward.sparse.numbering
         self.owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
@@ -144,13 +147,18 @@ class Storage:
         return form
 
     def _held_slots(self) -> list[tuple[Read, Read]]:
-        """The slots that may hold something: in a loop that the local is older than, whatever is written later."""
-        return self.slots[: self.used] if self.forward.loop_sites() == self.loops else self.slots
+        """The slots that may hold something: in a loop that starts after the local, also what it writes later."""
+        return self.slots[: max(self.used, self.facts.in_loops.get(self._outer_loop(), 0))]
+
+    def _outer_loop(self) -> Any:
+        """The outermost loop here that starts after the local."""
+        inside = self.forward.loop_sites()[len(self.loops) :]
+        return inside[0].statement if inside else None
 
     # --- writing
 
     def _note(self, form: Form, *, grows: bool) -> None:
-        if self.facts.add(form, self._is_visible, self.limits, grows=grows):
+        if self.facts.add(form, self._is_visible, self.limits, loop=self._outer_loop(), grows=grows):
             self.forward.found_news()
         if self.sparse is not None:
             self._note_owners(form)
