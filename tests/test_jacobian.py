@@ -234,6 +234,21 @@ def test_parameter_that_is_also_output():
     check_jacobian(k, x, x)
 
 
+def test_more_outputs_than_taichi_takes_arguments():
+    """Each has an array of tangents, and Taichi's own launch lets 64 arguments through."""
+    x, outs = scalars([0.3, 0.7]), [outputs() for _ in range(70)]
+
+    @ti.kernel
+    def k():
+        for n in ti.static(range(70)):
+            outs[n][None] = x[n % 2] ** 2 * n
+
+    for n, row in enumerate(jacobian(k, x, outs)):
+        expected = np.zeros(2)
+        expected[n % 2] = 2 * n * [0.3, 0.7][n % 2]
+        assert_allclose(row, expected, rtol=1e-6)
+
+
 def test_output_that_the_kernel_leaves_in_part():
     x, y = scalars([0.3, 0.5]), outputs(4)
     y.fill(2.0)

@@ -1488,3 +1488,12 @@ def test_ends_of_an_ndrange_are_read_again_in_each_iteration():
 
     k()
     assert seen.to_numpy().tolist() == [[0, 0], [0, 1], [1, 0], [1, 1], [2, 0], [2, 1]]
+
+
+def test_a_launch_takes_any_number_of_arguments_but_for_one_constant():
+    """``launch_kernel`` counts up to 64; what is compiled has no such limit (``kernels.ARGUMENTS``)."""
+    constants = Kernel.launch_kernel.__code__.co_consts
+    assert [c for c in constants if type(c) is int and c >= 64] == [64]
+    assert not Kernel.launch_kernel.__code__.co_freevars
+    assert Kernel.launch_kernel.__defaults__ is None
+    assert Kernel.launch_kernel.__kwdefaults__ is None

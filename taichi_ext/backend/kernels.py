@@ -109,6 +109,19 @@ def careful_compilation(has_vectors: bool, lines: int = 0) -> contextlib.Abstrac
     return _settings(impl.get_runtime().prog.config(), _settings_of(has_vectors, lines))
 
 
+ARGUMENTS = 64  # elements that Taichi's launch lets through; what is compiled takes any number
+
+
+def _with_more_arguments(function: Any) -> Any:
+    """Taichi's launch without its limit on arguments, a constant of its code: fused kernels may have more arrays."""
+    code = function.__code__
+    constants = tuple(sys.maxsize if type(c) is int and c == ARGUMENTS else c for c in code.co_consts)
+    return types.FunctionType(code.replace(co_consts=constants), function.__globals__, function.__name__)
+
+
+_launch_kernel = _with_more_arguments(Kernel.launch_kernel)
+
+
 class _DroppedError(Exception):
     """Raised while Taichi makes a kernel, so that it does not keep it."""
 
@@ -193,7 +206,7 @@ class FusedKernel(Kernel):
 
     def launch(self, *args: Any) -> Any:
         self.compile()
-        return self.launch_kernel(self.cpp, *args)
+        return _launch_kernel(self, self.cpp, *args)
 
 
 def short_name(kernel: Kernel) -> str:
