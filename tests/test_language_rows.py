@@ -6,7 +6,7 @@ import taichi as ti
 from differences import Snapshot, check_jacobian, outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose
 
-from taichi_ext import backend, jacobian
+from taichi_ext import Jacobian, backend, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -172,6 +172,27 @@ def test_kernels_in_turn():
             second()
 
     check_columns(run, x, [y, z])
+
+
+def test_a_sum_that_all_iterations_add_to():
+    """A row of a local outside of a parallel loop is one for all threads, so its entries are added to atomically."""
+    x, weights = many(), scalars(np.arange(1.0, 21.0))
+
+    @ti.kernel
+    def k() -> ti.f64:
+        total = 0.0
+        for i in weights:
+            h = 0.0
+            for j in range(MANY):
+                h += x[j] * weights[i]
+            total += h * h
+        return total
+
+    plan, values = Jacobian(k, x), read(x)
+    expected = np.full(MANY, 2 * values.sum() * (np.arange(1, 21) ** 2).sum())
+    assert_allclose(plan(), expected, rtol=1e-12)
+    (line,) = [line for line in plan.source.splitlines() if "partial * " in line]
+    assert "] += partial * " in line  # threads on a CPU rarely meet
 
 
 @pytest.fixture

@@ -355,7 +355,10 @@ class ScratchRow:
 
     def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
         target = self.entry(index)
-        self.builder.assign(target, add(target, value))
+        if is_shared:
+            self.builder.update(target, value)
+        else:
+            self.builder.assign(target, add(target, value))
 
 
 class PlacedRow:
