@@ -180,7 +180,7 @@ class Fit:
 
     def __post_init__(self) -> None:
         self.derivative = plan(self.renderer, self.name)
-        self.J = np.empty((WIDTH, HEIGHT, len(SPHERE)))
+        self.J = np.empty((WIDTH, HEIGHT, len(SPHERE)), self.renderer.depth.to_numpy().dtype)
         self.target = self.render(SPHERE)
 
     def render(self, guess: np.ndarray) -> np.ndarray:

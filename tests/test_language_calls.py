@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
+from devices import real
 from differences import check_jacobian, outputs, scalars, vectors
 
 from taichi_ext import UnsupportedError, jacobian
@@ -239,7 +240,7 @@ def test_functions_of_the_library_from_modules():
 
 
 def test_arrays_and_fields_through_functions():
-    a, b, x = np.array(FIVE), np.zeros(5), scalars(FIVE)
+    a, b, x = real(FIVE), real(np.zeros(5)), scalars(FIVE)
 
     @ti.func
     def get(p: ti.template(), i):
