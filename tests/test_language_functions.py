@@ -287,6 +287,19 @@ def test_casts_to_integers_carry_no_tangent():
     check_jacobian(k, x, y)
 
 
+def test_rounding_a_python_number_to_a_type():
+    x, y = scalars([1.73, -2.64, 0.5]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in range(ti.ceil(5 / 2, int)):
+            y[i] = x[i] * x[i] * ti.floor(7 / 2, ti.f32) * ti.round(2.6, ti.i64)
+
+    check_jacobian(k, x, y)
+    jacobian(k, x, y)
+    assert_allclose(y.to_numpy(), 9 * x.to_numpy() ** 2, rtol=1e-6)
+
+
 def test_annotated_declarations_convert():
     x, y = scalars([1.7]), outputs(2)
 

@@ -70,13 +70,13 @@ def whole_call(r: Recording, name: str, given: list[Any], shape: tuple[int, ...]
 
 def scalar_operation(r: Recording, name: str, args: list[Any]) -> Any:
     """An operation on scalars; on Python numbers alone Python computes it, as for Taichi."""
+    if name in _ROUNDING and len(args) == 2:
+        done = scalar_operation(r, name, args[:1])
+        return done if args[1] is None else convert(as_value(done), type_of(args[1]))
     if not any(isinstance(a, Value) for a in args):
         return FUNCTIONS[name](*args)
     if all(isinstance(a, Known) or not isinstance(a, Value) for a in args):
         return _of_python_numbers(name, args)
-    if name in _ROUNDING and len(args) == 2:
-        done = scalar_operation(r, name, args[:1])
-        return done if args[1] is None else convert(as_value(done), type_of(args[1]))
     values = tuple(map(as_value, args))
     kind = result_type(name, tuple(v.dtype for v in values))
     if kind.is_integer and name not in COMPARISONS and any(isinstance(a, Known) for a in args):
