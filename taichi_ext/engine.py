@@ -25,6 +25,7 @@ from taichi_ext.launches import (
     Launch,
     assumed_role,
     constants_of,
+    refuse_buffers,
     refuse_changed,
     seeds_of,
     with_node_calls,
@@ -65,6 +66,7 @@ def fuse(launch: Launch) -> Fused:
     if launch.watch is not None:
         differentiated = replace(differentiated, program=launch.watch.program(differentiated))
     scheduled = with_schedule(simplify(with_arguments(differentiated)), program, differentiated, launch, seeds)
+    refuse_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
     extra = shadow_features(differentiated, scheduled.paired)
     kernel = compiled(launch.kernel, launch.args, emitted, extra)

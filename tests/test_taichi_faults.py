@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
+from numpy.testing import assert_allclose
 
-from taichi_ext import jacobian
+from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -325,3 +326,38 @@ class TestVectorsInFields:
         expected = np.zeros((5, 3))
         expected[2:4] = np.stack([1.6 * a * a * 0.7, 0 * a, 3 * a**3 * 0.7**2], axis=1)
         np.testing.assert_allclose(jacobian(k, "p", v, args=(a, 0.7)), expected)
+
+
+def test_no_loop_uses_more_buffers_than_a_device_has(monkeypatch):
+    """Taichi does not ask a device that takes SPIR-V how many there are: the numbers would be wrong."""
+    x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
+    many, found = scalars(np.ones(100)), outputs(100)
+
+    @ti.kernel
+    def square():
+        for i in x:
+            y[i] = x[i] ** 2
+
+    @ti.kernel
+    def both():
+        for i in x:
+            y[i] = x[i] ** 2
+        for i in x:
+            z[i] = x[i] * y[i]
+
+    @ti.kernel
+    def mixed():
+        for i in many:
+            found[i] = many[i] * many[(i + 1) % 100] + many[i] ** 2 * many[99 - i]
+
+    monkeypatch.setattr(backend, "most_buffers", lambda: 2)
+    with pytest.raises(UnsupportedError, match="square and its derivatives uses 3 arrays and trees of fields"):
+        jacobian(square, x, y)
+    monkeypatch.setattr(backend, "most_buffers", lambda: 5)  # the second loop: three fields and two shadows
+    by_y, by_z = jacobian(both, x, [y, z])
+    assert_allclose(by_y, np.diag([2.0, 4.0]))
+    assert_allclose(by_z, np.diag([3.0, 12.0]))
+    monkeypatch.setattr(backend, "most_buffers", lambda: 3)  # three arrays of entries, or one shadow
+    plan, identity = Jacobian(mixed, many, found, format="csr"), np.eye(100)
+    assert_allclose(plan().toarray(), 3 * identity + np.roll(identity, 1, axis=1) + identity[::-1])
+    assert plan.source.count("ti.types.ndarray") == 1

@@ -44,10 +44,15 @@ def draws_random_numbers(body: Body) -> bool:
     )
 
 
+def stages_of(body: Body) -> list[Body]:
+    """The stages of a kernel, which are its loops and what stands between them."""
+    numbered = groupby(enumerate(body), lambda pair: pair[0] if isinstance(pair[1], For) else -1)
+    return [tuple(top for _, top in stage) for _, stage in numbered]
+
+
 def stages_with_arrays(body: Body) -> int:
-    """How many stages of a kernel, which are its loops and what stands between them, have local arrays."""
-    stages = groupby(enumerate(body), lambda numbered: numbered[0] if isinstance(numbered[1], For) else -1)
-    return sum(any(_has_array(s) for _, top in stage for s in statements((top,))) for _, stage in stages)
+    """How many stages of a kernel have local arrays."""
+    return sum(any(map(_has_array, statements(stage))) for stage in stages_of(body))
 
 
 def _has_array(statement: Statement) -> bool:

@@ -164,6 +164,15 @@ def confuses_local_arrays() -> bool:
     return impl.current_cfg().arch not in (ti.x64, ti.arm64, ti.cuda, ti.amdgpu)
 
 
+def most_buffers() -> int | None:
+    """How many arrays and trees of fields one loop of a kernel may use; None where there is no limit.
+
+    On devices that take SPIR-V, each is a buffer, as are the locals that loops share. A device has a limit, which
+    Taichi 1.7.4 does not ask for: Mesa's llvmpipe has 32, gives wrong numbers with 33 and ends the process with 34.
+    """
+    return 31 if confuses_local_arrays() else None
+
+
 def stores_by_column() -> bool:
     """Whether a column of a matrix of tangents lies together in memory, where threads side by side write to it."""
     return not is_host_arch()

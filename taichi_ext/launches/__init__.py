@@ -1,7 +1,7 @@
 """Launches: what is asked for, in the words of the program, and the kernel that does it."""
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
-from taichi_ext.launches.launch import ContainerInfo, Fused, KernelFacts, Launch, Role, refuse_changed
+from taichi_ext.launches.launch import ContainerInfo, Fused, KernelFacts, Launch, Role, refuse_buffers, refuse_changed
 from taichi_ext.launches.seeds import assumed_role, constants_of, seeds_of, with_own_tangents
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Role",
     "assumed_role",
     "constants_of",
+    "refuse_buffers",
     "refuse_changed",
     "seeds_of",
     "with_node_calls",

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend, stages
+from taichi_ext.analysis.accesses import read_containers, stages_of
+from taichi_ext.analysis.changes import written_containers
 from taichi_ext.differentiate.entry_sites import Site
 from taichi_ext.differentiate.report import Report
-from taichi_ext.differentiate.sparse_columns import Columns
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
-from taichi_ext.program import Program
+from taichi_ext.program import Body, Program
 from taichi_ext.record.variables import Variable
 
 
@@ -136,6 +138,28 @@ class Fused:
         if not self.paired:
             return shadows
         return [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, shadows, strict=True)]
+
+
+def refuse_buffers(kernel: Any, program: Program, *, is_sparse: bool) -> None:
+    """Raise where a loop uses more arrays and fields than the device may have buffers."""
+    most = backend.most_buffers()
+    if most is None:
+        return
+    count = max(map(_buffers, stages_of(program.body)), default=0)
+    if count > most:
+        problem = f"a loop of {backend.short_name(kernel)} and its derivatives uses {count} arrays and trees of fields"
+        if is_sparse:
+            raise DenseRowsError(f"{problem}, more than the {most} that are safe on this device")
+        raise UnsupportedError(
+            f"{problem}. This device may have 32 buffers for them, and Taichi gives wrong numbers beyond. "
+            "Place fields together (ti.root.dense(...).place(a, b)), or split the loop into several kernels."
+        )
+
+
+def _buffers(stage: Body) -> int:
+    used = read_containers(stage) | written_containers(stage)
+    trees = {backend.tree_number(c.object) for c in used if not c.is_argument}
+    return len(trees) + sum(c.is_argument for c in used)
 
 
 def refuse_changed(kernel: Any, changed: Any) -> None:
