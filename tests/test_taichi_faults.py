@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from numpy.testing import assert_allclose
 
@@ -215,7 +216,7 @@ class TestVectorsInArrays:
     @pytest.mark.parametrize("is_numpy", [False, True])
     def test_entries(self, name, is_numpy):
         p, y = scalars(self.P), outputs(6)
-        start = np.linspace(0.1, 0.8, 8).reshape(4, 2)
+        start = real(np.linspace(0.1, 0.8, 8).reshape(4, 2))
         a = start.copy()
         if not is_numpy:
             a = ti.Vector.ndarray(2, ti.f64, 4)
@@ -223,7 +224,7 @@ class TestVectorsInArrays:
         check_jacobian(self.kernels(p, y)[name], p, a, args=(a,), state=[y])
 
     def test_matrices(self):
-        p, v, m = scalars(self.P), vectors([[0.2, 0.4]]), np.linspace(0.1, 1.2, 24).reshape(2, 2, 2, 3)
+        p, v, m = scalars(self.P), vectors([[0.2, 0.4]]), real(np.linspace(0.1, 1.2, 24).reshape(2, 2, 2, 3))
 
         @ti.kernel
         def k(m: MATRICES):
@@ -314,7 +315,7 @@ class TestVectorsInFields:
 
     def test_a_loop_over_an_array_that_adds_to_vectors(self):
         """Taichi aborted: an address was used before it was computed."""
-        v, a = ti.Vector.field(3, ti.f64, shape=5), np.array([0.2, 0.9])
+        v, a = ti.Vector.field(3, ti.f64, shape=5), real([0.2, 0.9])
 
         @ti.kernel
         def k(a: ti.types.ndarray(ti.f64, ndim=1), p: ti.f64):
