@@ -13,7 +13,7 @@ from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.order import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
-from taichi_ext.differentiate.arguments import shadow_argument
+from taichi_ext.differentiate.arguments import first_column_argument, shadow_argument
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
 from taichi_ext.differentiate.sparse_sink import SparseResult
@@ -68,7 +68,7 @@ def fuse(launch: Launch) -> Fused:
     scheduled = with_schedule(simplify(with_arguments(differentiated)), program, differentiated, launch, seeds)
     refuse_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
-    extra = shadow_features(differentiated, scheduled.paired)
+    extra = own_features(differentiated, scheduled.paired)
     kernel = compiled(launch.kernel, launch.args, emitted, extra)
     kernel.captures = captures
     features = backend.argument_features(launch.kernel, launch.args)
@@ -84,6 +84,8 @@ def fuse(launch: Launch) -> Fused:
     fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
     fused.paired = frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired)
     fused.program, fused.arrays = scheduled.program, launch.arrays
+    fused.first_columns = differentiated.first_columns
+    fused.takes_first_column = differentiated.first_column is not None
     if launch.sparse is None:
         fused.assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
     if differentiated.sparse is not None:
@@ -133,10 +135,13 @@ def compiled(
     )
 
 
-def shadow_features(differentiated: Differentiated, paired: frozenset[Container]) -> tuple[Any, ...]:
-    """What the arrays of tangents are to Taichi, in the order in which the kernel takes them."""
+def own_features(differentiated: Differentiated, paired: frozenset[Container]) -> tuple[Any, ...]:
+    """What the kernel's own arguments are to Taichi, in their order."""
     types = ("u64" if c in paired else c.dtype.name for _, c in differentiated.shadows)
-    return tuple(backend.array_feature(backend.named_type(name)) for name in types)
+    features = [backend.array_feature(backend.named_type(name)) for name in types]
+    if differentiated.first_column is not None:
+        features.append(backend.NUMBER_FEATURE)
+    return tuple(features)
 
 
 def _note_entries(fused: Fused, found: SparseResult) -> None:
@@ -148,10 +153,12 @@ def _note_entries(fused: Fused, found: SparseResult) -> None:
 
 
 def with_arguments(differentiated: Differentiated) -> Program:
-    """The program with its shadows as arguments, under names that no other argument has."""
+    """The program with its own arguments, shadows first, under names that no other argument has."""
     program = differentiated.program
-    shadows = (shadow_argument(c) for _, c in differentiated.shadows)
-    return replace(program, arguments=(*program.arguments, *shadows))
+    own = [shadow_argument(c) for _, c in differentiated.shadows]
+    if differentiated.first_column is not None:
+        own.append(first_column_argument(differentiated.first_column))
+    return replace(program, arguments=(*program.arguments, *own))
 
 
 def with_schedule(

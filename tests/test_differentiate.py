@@ -129,26 +129,60 @@ def values_after(body, given):
     return arrays[y]
 
 
-@pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def differences(body, given):
+    truth = np.zeros((M, P))
+    for k in range(P):
+        step = np.eye(P)[k] * 1e-6
+        truth[:, k] = (values_after(body, given + step) - values_after(body, given - step)) / 2e-6
+    return truth
+
+
+def tangents_after(made, given, columns, first_column=0):
+    """y and its tangents after a run of a differentiated program."""
+    arrays = {x: given.copy(), y: np.zeros(M), z: np.zeros(M)}
+    shadows = {what: shadow for what, shadow in made.shadows}
+    for container, shadow in shadows.items():
+        size = columns * container.shape[0]
+        arrays[shadow] = np.full(size, 1e9) if container in made.covered else np.zeros(size)
+    interpreter = Interpreter(arrays)
+    interpreter.locals[made.first_column] = first_column
+    interpreter.run(made.program.body)
+    return arrays[y], arrays[shadows[y]].reshape(M, columns)
+
+
+GIVEN = np.array([0.7, 0.4, 0.3, 1.1])
+each_program = pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+@each_program
+@each_strategy
 def test_tangents_are_those_of_differences(make, strategy):
     body = tuple(make())
     program = Program(make.__name__, (), (), body, (x, y, z))
     roles = {x: Role(first_column=0), y: Role(), z: Role()}
     made = differentiate(program, Seeds(P, roles, EXTENTS, limits=STRATEGIES[strategy]))
-    given = np.array([0.7, 0.4, 0.3, 1.1])
-    arrays = {x: given.copy(), y: np.zeros(M), z: np.zeros(M)}
-    shadows = {what: shadow for what, shadow in made.shadows}
-    for container, shadow in shadows.items():
-        size = P * container.shape[0]
-        arrays[shadow] = np.full(size, 1e9) if container in made.covered else np.zeros(size)
-    Interpreter(arrays).run(made.program.body)
-    truth = np.zeros((M, P))
-    for k in range(P):
-        step = np.eye(P)[k] * 1e-6
-        truth[:, k] = (values_after(body, given + step) - values_after(body, given - step)) / 2e-6
-    assert_allclose(arrays[y], values_after(body, given))
-    assert_allclose(arrays[shadows[y]].reshape(M, P), truth, rtol=1e-7, atol=1e-9)
+    assert made.first_columns is None and made.first_column is None
+    values, tangents = tangents_after(made, GIVEN, P)
+    assert_allclose(values, values_after(body, GIVEN))
+    assert_allclose(tangents, differences(body, GIVEN), rtol=1e-7, atol=1e-9)
+
+
+@each_program
+@each_strategy
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_a_program_for_one_block_of_columns_computes_others(make, strategy, columns):
+    body = tuple(make())
+    program = Program(make.__name__, (), (), body, (x, y, z))
+    truth = differences(body, GIVEN)
+    for first in range(P + 1 - columns):
+        roles = {x: Role(first_column=-first), y: Role(), z: Role()}
+        seeds = Seeds(columns, roles, EXTENTS, limits=STRATEGIES[strategy], first_column=first)
+        made = differentiate(program, seeds)
+        assert first in made.first_columns
+        for other in (n for n in range(P + 1 - columns) if n in made.first_columns):
+            tangents = tangents_after(made, GIVEN, columns, other)[1]
+            assert_allclose(tangents, truth[:, other : other + columns], rtol=1e-7, atol=1e-9)
 
 
 # --- analyses ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from taichi_ext import backend
+from taichi_ext.differentiate.column_blocks import LAST
 from taichi_ext.differentiate.decisions import RETURN, VALUES
 from taichi_ext.differentiate.sparse_columns import is_sum_key
 from taichi_ext.launches import Fused
@@ -19,11 +20,22 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     """
     function = fused.primal.func
     lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
-    lines.append(f"  columns: {fused.columns}")
+    lines.append(f"  columns: {fused.columns}{_blocks(fused.first_columns)}")
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
     lines += [f"  entries of {line}" for line in _entries(fused, fields)]
     lines += [f"  {line}" for line in fused.facts.report.lines(fused.columns, lambda key: _name(key, fields))]
     return "\n".join(lines)
+
+
+def _blocks(first_columns: range | None) -> str:
+    """Which blocks of columns a kernel computes, where it does not compute all columns at once."""
+    if first_columns is None:
+        return ""
+    first, last = first_columns[0], first_columns[-1]
+    which = f"any of the columns {first} to {last}"
+    if last == LAST:
+        which = f"column {first} or any later one" if first else "any column"
+    return f", the first of them {f'column {first}' if first == last else which}"
 
 
 def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:

@@ -31,11 +31,11 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
         raise UnsupportedError("A sparse Jacobian is put together by taichi_ext. Export one without format=.")
     columns = _first_columns(prepared, call)
     kernels = list(prepared.fused.values())
-    if len(kernels) != 1:
+    if len(kernels) != 1 or kernels[0].first_columns is not None:
         state = (
             "has not been called yet, so that its kernel does not exist"
             if not kernels
-            else (f"has {len(kernels)} kernels, for arguments of different shapes or for blocks of columns")
+            else "has kernels for arguments of different shapes or for blocks of columns"
         )
         raise InvalidArgumentError(
             f"The Jacobian of {call.name} {state}. Export a Jacobian(kernel, params, outputs) that was called once, "

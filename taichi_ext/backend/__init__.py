@@ -109,6 +109,7 @@ from taichi_ext.backend.following import (
     user_frame,
 )
 from taichi_ext.backend.kernels import (
+    NUMBER_FEATURE,
     FusedKernel,
     argument_features,
     array_feature,
@@ -158,6 +159,7 @@ from taichi_ext.backend.reverse_mode import (
 from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
 
 __all__ = [
+    "NUMBER_FEATURE",
     "AnyArray",
     "Captures",
     "DataType",

@@ -235,10 +235,13 @@ def is_plain_call(kernel: Kernel) -> bool:
     return is_bare and not kernel.has_print and not impl.current_cfg().debug and is_host_arch()
 
 
-def repeat_launch(fused: FusedKernel, arrays: list[Any]) -> Callable[[], None]:
-    """A launch of a compiled kernel with NumPy arrays as its only arguments, set up once to be made many times."""
+def repeat_launch(fused: FusedKernel, given: list[Any]) -> Callable[[], None]:
+    """A launch of a compiled kernel that takes NumPy arrays and integers, set up once to be made many times."""
     context = fused.cpp.make_launch_context()
-    for position, array in enumerate(arrays):
+    for position, array in enumerate(given):
+        if isinstance(array, int):
+            context.set_arg_int((position,), array)
+            continue
         context.set_arg_external_array_with_shape((position,), int(array.ctypes.data), array.nbytes, array.shape, 0)
     runtime = fused.runtime  # which lets go of its program at ti.init
     compiled = fused.compile()
@@ -246,13 +249,16 @@ def repeat_launch(fused: FusedKernel, arrays: list[Any]) -> Callable[[], None]:
     def launch() -> None:
         runtime.prog.launch_kernel(compiled, context)
 
-    launch.arrays = arrays  # type: ignore[attr-defined]  # kept alive
+    launch.given = given  # type: ignore[attr-defined]  # kept alive
     return launch
 
 
 def array_feature(dtype: Any) -> tuple[Any, ...]:
     """Template key of a one-dimensional scalar array argument."""
     return (dtype, 1, False, ndarray_type.NdarrayType(ndim=1).boundary)
+
+
+NUMBER_FEATURE = "#"  # template key of a number, by which Taichi does not tell kernels apart
 
 
 def argument_features(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:

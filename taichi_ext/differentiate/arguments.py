@@ -8,12 +8,17 @@ from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.build import add, cast, literal, multiply
 from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.differentiate.forms import Form, Row
-from taichi_ext.program import I32, Argument, Container, Load, Local, Op, Program, Value
+from taichi_ext.program import I32, Argument, Container, Load, Local, Op, Program, Read, Value
 
 
 def shadow_argument(c: Container) -> Argument:
     """The argument of a kernel that is an array of the tangents' own."""
     return Argument(c.name, f"ti.types.ndarray(dtype=ti.{c.dtype}, ndim=1)", c)
+
+
+def first_column_argument(local: Local) -> Argument:
+    """The argument of a kernel that is the first column of the block that is computed."""
+    return Argument(local.name, "ti.i32", Read(local))
 
 
 class Arguments:
@@ -22,19 +27,28 @@ class Arguments:
     def __init__(self, program: Program) -> None:
         self.given: list[tuple[Any, Container]] = []
         self.scratch_sizes: dict[Any, int] = {}
+        self.first_column: Local | None = None
         self._scratch: dict[Any, Container] = {}
         self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
 
     def add(self, what: Any, name: str, dtype: Any) -> Container:
         """A new array of one dimension, under a name that nothing else has."""
-        name = name if name.isidentifier() else "d_field"
+        argument = Container(self._unique(name if name.isidentifier() else "d_field"), dtype, 1, is_argument=True)
+        self.given.append((what, argument))
+        return argument
+
+    def first_of_block(self) -> Read:
+        """The first column of the block that is computed, which the kernel is given."""
+        if self.first_column is None:
+            self.first_column = Local(self._unique("first_column"), I32, (), "parameter")
+        return Read(self.first_column)
+
+    def _unique(self, name: str) -> str:
         unique, count = name, 1
         while unique in self._taken:
             unique, count = f"{name}_{count}", count + 1
         self._taken.add(unique)
-        argument = Container(unique, dtype, 1, is_argument=True)
-        self.given.append((what, argument))
-        return argument
+        return unique
 
     def find(self, what: Any, name: str, dtype: Any) -> Container:
         """The array for that; a new one where there is none yet."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.loops import Extents
+from taichi_ext.differentiate.column_blocks import Blocks
 from taichi_ext.differentiate.report import Report
 from taichi_ext.differentiate.reverse_loops import ReversalDecisions
 from taichi_ext.differentiate.row_terms import RowDecisions
@@ -25,6 +26,7 @@ VALUES = ("values",)  # arguments and Python numbers, where their tangents are g
 class Decisions:
     """What the walks have found out; it only grows."""
 
+    blocks: Blocks
     storages: dict[Any, StorageFacts] = field(default_factory=dict)
     accumulated: set[Local] = field(default_factory=set)  # used more than once: their tangent is accumulated at once
     own_rows: set[Local] = field(default_factory=set)  # their tangent is a row that changes while they are used
@@ -60,6 +62,7 @@ class Seeds:
     is_debug: bool = False  # the kernel checks what it computes
     threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
     sparse: SparseSeeds | None = None  # of a sparse Jacobian
+    first_column: int | None = None  # of a block of columns, from which all columns here are counted; None: of all
 
     @property
     def takes_derivative(self) -> bool:
@@ -88,3 +91,5 @@ class Differentiated:
     relied: frozenset[Container] = frozenset()  # of which the tangents must be zero at the start
     report: Report = field(default_factory=Report)  # the decisions, for people
     sparse: SparseResult | None = None  # the entries of a sparse Jacobian
+    first_columns: range | None = None  # of the blocks that the program is right for; None: of all columns
+    first_column: Local | None = None  # the argument that says which it is, where there is one

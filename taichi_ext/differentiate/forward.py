@@ -20,6 +20,7 @@ from taichi_ext.differentiate.arguments import Arguments, GivenTangents
 from taichi_ext.differentiate.boundaries import boundary
 from taichi_ext.differentiate.branches import with_branches
 from taichi_ext.differentiate.build import Builder
+from taichi_ext.differentiate.column_blocks import Blocks
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
 from taichi_ext.differentiate.edges import OwnSeeds, own_seeds
 from taichi_ext.differentiate.forms import Form, Seed
@@ -69,7 +70,7 @@ KEPT = frozenset(("print", "assert", "append", ".append"))
 
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes what ``program`` does, and its tangents."""
-    decisions = Decisions()
+    decisions = Decisions(Blocks(seeds.columns, seeds.first_column))
     own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
@@ -200,14 +201,16 @@ class Forward:
         report = Report() if self.has_news else reported(self, body, self.decisions.serial)
         sparse = None if self.sparse is None else self.sparse.result()
         walks, relied = self.decisions.walks, frozenset(self.relied)
-        return Differentiated(program, given, covered, sizes, self.activity, walks, relied, report, sparse)
+        found = (program, given, covered, sizes, self.activity, walks, relied, report, sparse)
+        return Differentiated(*found, self.decisions.blocks.first_columns, self.arguments.first_column)
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))
         if self.given is not None:
             seeds: list[Form] = list(map(self.given.form, columns))
         else:
-            seeds = [{Seed(Affine((), n)): 1} if self.is_column(n) else {} for n in columns]
+            is_computed = self.decisions.blocks.has if self.sparse is None else self.is_column
+            seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
         if local.shape:
             self.locals.set_entries(local, seeds)
         else:

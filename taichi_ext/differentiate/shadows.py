@@ -92,13 +92,16 @@ class Tangents:
 
     def _seed(self, column: Affine) -> Form:
         """The seed of a column, nothing where it is outside the block of columns that is computed."""
-        first, end = self.role.first_column, self.forward.columns
+        first, end, blocks = self.role.first_column, self.forward.columns, self.forward.decisions.blocks
         assert first is not None
         if column.is_constant:
-            return {Seed(column): 1} if 0 <= column.constant < end else {}
-        if first >= 0 and first + self.size <= end:
+            return {Seed(column): 1} if blocks.has(column.constant) else {}
+        if blocks.has(first, self.size):
             return {Seed(column): 1}
-        k = self.builder.keep(self.forward.naming.value_of(column), "column")
+        k = self.forward.naming.value_of(column + Affine((), blocks.first or 0))
+        if blocks.first is not None:
+            k = operation("sub", k, self.forward.arguments.first_of_block())
+        k = self.builder.keep(k, "column")
         is_inside = self.builder.keep(
             operation("logical_and", operation("ge", k, 0), operation("lt", k, end)), "is_inside"
         )

@@ -69,6 +69,7 @@ class Launch:
     values_rows: int = 0  # of that shadow
     sparse: Columns | None = None  # of a sparse Jacobian
     sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
+    is_block: bool = False  # there are columns that are not computed, and the block may begin at others
     is_repeated: bool = False  # the same kernel may be launched again, on tangents that it has left behind
 
 
@@ -109,11 +110,17 @@ class Fused:
     streams: Any = None  # the memory of the sites, kept from launch to launch
     program: Program | None = None  # what the kernel was emitted from
     arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # the array arguments, by position
+    first_columns: range | None = None  # of the blocks of columns that it can compute; None: of all columns
+    takes_first_column: bool = False  # as its last argument
     assumed: dict[Any, Role] | None = None  # what the containers that it uses may carry; None: as at its first launch
 
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""
         refuse_changed(self.primal, self.kernel.captures.changed_number())
+
+    def has_block(self, first: int) -> bool:
+        """Whether the kernel can compute the block of columns that begins there."""
+        return self.first_columns is None or first in self.first_columns
 
     def suits(self, roles: dict[Any, Role]) -> bool:
         """Whether the kernel is right for containers that carry this: tangents that it reckons with may be zero."""
@@ -125,19 +132,20 @@ class Fused:
             for a, role in given
         )
 
-    def launch(self, args: tuple[Any, ...], shadows: list[Any]) -> Any:
-        """Run it; ``shadows`` are the arrays, in the order of the keys."""
+    def launch(self, args: tuple[Any, ...], given: list[Any]) -> Any:
+        """Run it; ``given`` are the shadows, in the order of the keys, and the first column if it takes that."""
         if self.kernel.compiled is None:
             start = time.perf_counter()
             self.kernel.compile()
             stages.note(f"{backend.short_name(self.primal)} compiled", start)
-        return self.kernel.launch(*args, *self.passed(shadows))
+        return self.kernel.launch(*args, *self.passed(given))
 
-    def passed(self, shadows: list[Any]) -> list[Any]:
-        """The arrays as the kernel takes them: those that it stores to in pairs as arrays of pairs."""
+    def passed(self, given: list[Any]) -> list[Any]:
+        """What it is given as it takes it: shadows that it stores to in pairs as arrays of pairs."""
         if not self.paired:
-            return shadows
-        return [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, shadows, strict=True)]
+            return given
+        arrays = [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, given, strict=False)]
+        return [*arrays, *given[len(arrays) :]]
 
 
 def refuse_buffers(kernel: Any, program: Program, *, is_sparse: bool) -> None:

@@ -50,6 +50,7 @@ def seeds_of(
         is_debug=backend.is_debug(),
         threads=backend.thread_count(),
         sparse=sparse,
+        first_column=launch.first_column if launch.is_block else None,
     )
 
 

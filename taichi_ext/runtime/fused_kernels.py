@@ -8,16 +8,21 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.launches import Fused, Role, refuse_changed
 
 
-def find(table: dict[Any, Fused], name: tuple[Any, ...], roles: dict[Any, Role]) -> Fused | None:
-    """A kernel that is right for these roles; a table has it under its name and the roles of its first launch."""
-    exact = (*name, frozenset(roles.items()))
-    for key in ([exact] if exact in table else []) + [key for key in table if key[:-1] == name]:
+def find(table: dict[Any, Fused], name: tuple[Any, ...], first: int, roles: dict[Any, Role]) -> Fused | None:
+    """A kernel that is right for the block of columns from ``first`` on and for these roles.
+
+    A table has it under its name, and the first column and the roles of its first launch.
+    """
+    exact = (*name, first, frozenset(roles.items()))
+    for key in ([exact] if exact in table else []) + [key for key in table if key[:-2] == name]:
         fused = table.get(key)
         if fused is None:
             continue
         if not _is_current(fused):
             del table[key]
-        elif key == exact:
+        elif not fused.has_block(first):
+            continue
+        elif key[-1] == exact[-1]:
             return fused
         elif fused.suits(roles):
             refuse_changed(fused.primal, fused.kernel.captures.changed())

@@ -148,7 +148,7 @@ class Session(LaunchHooks):
         return fused.scratch[key]
 
     def _passed(self, fused: Fused, outer: dict[Any, Any]) -> tuple[list[Any], list[Callable[[], None]]]:
-        """The tangents that a kernel takes, as arrays, and what is to be done after the launch."""
+        """What a kernel takes behind the user's arguments, and what is to be done after the launch."""
         passed, after = [], []
         for key in fused.shadows:
             if key[0] == "site":
@@ -167,6 +167,8 @@ class Session(LaunchHooks):
             else:
                 shadow.clean()
             passed.append(shadow.array)
+        if fused.takes_first_column:
+            passed.append(self.first_column)
         return passed, after
 
     def _shadows(self, fused: Fused, outer: dict[Any, Any]) -> list[Shadow]:
@@ -265,15 +267,17 @@ class Session(LaunchHooks):
         """The kernel with tangents, from the table where the same was built before."""
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
-        place = (self.first_column, self.columns, self._variant(binding.outer))
+        is_block = self.blocks > 1 and self.directions is None
+        place = (self.columns, is_block, self._variant(binding.outer))
         name = (id(kernel), features, shapes, place)
-        fused = find(self.fused, name, roles)
+        fused = find(self.fused, name, self.first_column, roles)
         if fused is None:
             columns, wants_return = (self.argument_columns, self.wants_return) if self.is_direct else ({}, False)
             backend.materialize()  # fields that the pipeline has just made
             options = (columns, wants_return, self.first_column, self.watch, self.strategy, self.constants)
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, *options)
             launch.is_repeated = not self.is_direct
+            launch.is_block = is_block
             launch.values_dtype, launch.values_rows = self.values_dtype, self.values_rows
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
@@ -285,7 +289,7 @@ class Session(LaunchHooks):
                 self.before_launch(fused, binding.outer)
             if len(self.fused) >= MOST_KERNELS * self.blocks:
                 del self.fused[next(iter(self.fused))]
-            self.fused[(*name, frozenset(roles.items()))] = fused
+            self.fused[(*name, self.first_column, frozenset(roles.items()))] = fused
         self._accept(fused, binding.outer)
         return fused
 

@@ -1,0 +1,299 @@
+"""Blocks of columns: J in blocks is J, and blocks that differ in their first column alone share a kernel."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import Snapshot, as_list, central_differences, integers, outputs, read, scalars, vectors
+from numpy.testing import assert_allclose
+
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian
+from taichi_ext.differentiate.column_blocks import LAST, Blocks
+from taichi_ext.differentiate.storage import STRATEGIES
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+N, M = 24, 5
+SIZES = [1, 3, 16]
+
+
+def numbers(*shape):
+    return np.random.default_rng(len(shape)).uniform(0.5, 1.5, shape)
+
+
+def kernel_count(plan):
+    return len(plan._prepared.fused)
+
+
+def matrix(J):
+    """J with a row for each output entry, the parameters side by side."""
+    parts = J if isinstance(J, (list, tuple)) else [J]
+    return np.concatenate([part.reshape(M, -1) for part in parts], axis=1)
+
+
+# --- which blocks are alike
+
+
+def test_blocks_are_alike_as_far_as_a_program_asks():
+    """Random questions, asked for each block: the answers are the same for all blocks that are said to be alike."""
+    rng = np.random.default_rng(7)
+    for _ in range(300):
+        count, total = int(rng.integers(1, 6)), 20
+        questions = [(int(rng.integers(0, total)), int(rng.integers(1, 8))) for _ in range(rng.integers(1, 4))]
+
+        def answers(first, count=count, questions=questions):
+            blocks = Blocks(count, first)
+            return [blocks.has(column - first, size) for column, size in questions], blocks.first_columns
+
+        for first in range(total):
+            given, alike = answers(first)
+            assert given == [first <= c and c + n <= first + count for c, n in questions]
+            assert first in alike
+            assert all(answers(other)[0] == given for other in range(total) if other in alike)
+            if any(given):
+                assert alike == range(first, first + 1)
+
+
+def test_a_block_that_nothing_asks_about_can_begin_anywhere():
+    assert Blocks(3, 12).first_columns == range(LAST + 1)
+    blocks = Blocks(3, 12)
+    assert not blocks.has(-12, 30)  # no block has that many
+    assert blocks.first_columns == range(LAST + 1)
+    assert Blocks(3).first_columns is None
+
+
+# --- programs: the function, its params, and how many kernels blocks of one column take
+
+
+def sums():
+    """A sum over all parameters: rows."""
+    p, y = scalars(numbers(N)), outputs(M)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            s = 0.0
+            for j in range(N):
+                s += ti.sin(p[j] * (i + 1)) * p[j]
+            y[i] = s
+
+    return k, p, y, 1
+
+
+def expressions():
+    """A few index expressions, branches, a local that changes: slots."""
+    p, y = scalars(numbers(N)), outputs(M)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            best = p[2 * i] * p[3 * i + 1]
+            if p[4 * i] > 1.0:
+                best = ti.sqrt(p[4 * i]) - p[i]
+            y[i] = best * best + ti.max(p[i], p[i + 1])
+
+    return k, p, y, 1
+
+
+def read_indices():
+    """Two parameters, of which some blocks have a part each, at indices that the kernel reads."""
+    p, q, y = scalars(numbers(N - 7)), scalars(numbers(7, 1)), outputs(M)
+    which = integers([3, 0, 6, 6, 2])
+
+    @ti.kernel
+    def k():
+        for i in y:
+            n = which[i]
+            y[i] += p[2 * n + 1] * q[n, 0] + ti.exp(q[(n + i) % 7, 0])
+
+    return k, [p, q], y, 1
+
+
+def constant_indices():
+    """Entries by constant indices in front of, between and behind others: as many kernels as there are such entries.
+
+    And one for all blocks before, between and after.
+    """
+    p, y = scalars(numbers(N)), outputs(M)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            s = p[4] * p[17]
+            for j in range(5, 15):
+                s += p[j] * p[j] * (i + 1)
+            y[i] = s
+
+    return k, p, y, 5
+
+
+def steps():
+    """A pipeline with fields in between, one of them a vector field that it changes."""
+    p, y = vectors(numbers(N // 3, 3)), outputs(M)
+    x, v = vectors(np.zeros((N // 3, 3))), vectors(np.zeros((N // 3, 3)))
+
+    @ti.kernel
+    def begin():
+        for i in x:
+            x[i] = p[i]
+            v[i] = ti.Vector([0.0, 0.1, 0.0])
+
+    @ti.kernel
+    def pull():
+        for i in range(N // 3 - 1):
+            d = x[i + 1] - x[i]
+            f = (d.norm() - 1.0) * d
+            v[i] += 0.1 * f
+            v[i + 1] -= 0.1 * f
+
+    @ti.kernel
+    def move():
+        for i in x:
+            x[i] += v[i]
+
+    @ti.kernel
+    def measure():
+        for i in y:
+            y[i] = x[i].norm_sqr() + x[i + 2].x
+
+    def run():
+        begin()
+        for _ in range(2):
+            pull()
+            move()
+        measure()
+
+    return run, p, y, 4
+
+
+def changed_parameter():
+    """A parameter that the kernel changes: its tangents are memory, which holds the seeds of the block at the start."""
+    p, y = scalars(numbers(N)), outputs(M)
+
+    @ti.kernel
+    def k():
+        for i in range(N - 1):
+            p[i] = p[i] * p[i] + 0.5
+        for i in y:
+            y[i] = p[i] * p[i + 3] + p[N - 1]
+
+    return k, p, y, 1
+
+
+PROGRAMS = [sums, expressions, read_indices, constant_indices, steps, changed_parameter]
+each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+
+
+@each_program
+def test_blocks_make_up_the_whole(program):
+    run, params, y, _ = program()
+    state = Snapshot([*as_list(params), y])
+    truth = matrix(central_differences(run, as_list(params), [y])[0])
+    for size in SIZES:
+        plan = Jacobian(run, params, y, chunk_size=size)
+        for _ in range(2):
+            state.restore()
+            assert_allclose(matrix(plan()), truth, rtol=1e-6, atol=1e-8)
+
+
+@each_program
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_blocks_that_differ_in_their_first_column_share_a_kernel(program, strategy):
+    run, params, y, count = program()
+    state = Snapshot([*as_list(params), y])
+    whole = matrix(jacobian(run, params, y))
+    plan = Jacobian(run, params, y, tangents=strategy, chunk_size=1)
+    for _ in range(2):
+        state.restore()
+        assert_allclose(matrix(plan()), whole, rtol=1e-12, atol=1e-14)
+        assert kernel_count(plan) == count
+
+
+def test_what_the_kernel_takes():
+    """Constant entries are no columns of other blocks; the first column has a name that no argument has."""
+    p, y = scalars(numbers(N)), outputs(M)
+
+    @ti.kernel
+    def k(first_column: ti.i32):
+        for i in y:
+            y[i] = first_column * p[i + 2] * p[3 * i]
+
+    plan = Jacobian(k, p, y, args=(3,), chunk_size=5)
+    assert_allclose(plan(), jacobian(k, p, y, args=(3,)))
+    assert "k_jacobian(first_column: ti.i32, d_y: " in plan.source
+    assert "first_column_1: ti.i32):" in plan.source and "= i + 2 - first_column_1" in plan.source
+    assert _columns(plan) == ["5, the first of them any column", "4, the first of them any column"]
+
+
+@pytest.mark.chosen_only("a Jacobian in one block", "--chunk-size")
+def test_which_blocks_a_kernel_is_for():
+    run, p, y, _ = constant_indices()
+    plan = Jacobian(run, p, y, chunk_size=1)
+    plan()
+    wanted = ["any of the columns 0 to 3", "column 4", "any of the columns 5 to 16", "column 17"]
+    wanted = [f"1, the first of them {which}" for which in (*wanted, "column 18 or any later one")]
+    assert _columns(plan) == wanted
+    whole = Jacobian(run, p, y)
+    whole()
+    assert _columns(whole) == ["24"]
+
+
+def _columns(plan):
+    lines = plan.explain().split("\n")
+    return [line.removeprefix("  columns: ") for line in lines if line.startswith("  columns: ")]
+
+
+def test_a_kernel_for_blocks_is_not_exported(tmp_path):
+    run, p, y, count = sums()
+    plan = Jacobian(run, p, y, chunk_size=4)
+    plan()
+    assert kernel_count(plan) == count
+    with pytest.raises(InvalidArgumentError, match="has kernels for .* blocks of columns"):
+        plan.export(tmp_path / "module.py")
+
+
+def test_arrays_in_blocks():
+    """Arrays, one of which the kernel changes, another given to several calls in several shapes."""
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(), b: ti.types.ndarray(), o: ti.types.ndarray()):
+        for i in range(o.shape[0]):
+            for j in range(4):
+                o[i] += a[i, j] * a[i, j] * b[j]
+        for j in range(4):
+            b[j] = 2.0 * b[j] * a[0, j]
+        for i in range(o.shape[0]):
+            o[i] += b[i % 4]
+
+    def call(rows):
+        return numbers(rows, 4), numbers(4), np.zeros(rows)
+
+    plan = Jacobian(k, ["a", "b"], "o", args=call(M), chunk_size=1)
+    for rows, count in ((M, 1), (M + 2, 2), (M, 2)):
+        J, whole = plan(args=call(rows)), jacobian(k, ["a", "b"], "o", args=call(rows))
+        for part, expected in zip(J, whole, strict=True):
+            assert_allclose(part, expected, rtol=1e-12)
+        a, b, _ = call(rows)
+        assert_allclose(J[0][1, 1], 2.0 * a[1] * b)  # row 1 by its own entries
+        assert kernel_count(plan) == count
+
+
+def test_numbers_in_blocks():
+    """Numbers and entries of a field side by side: what blocks without any of the numbers share."""
+    p, y = scalars(numbers(N)), outputs(M)
+
+    @ti.kernel
+    def k(a: ti.f64, w: ti.math.vec2):
+        for i in y:
+            y[i] = a * p[i] + w[0] * p[i + 1] * p[i + 1] - w[1] * p[0]
+
+    args = (0.5, ti.math.vec2(2.0, 3.0))
+    plan = Jacobian(k, ["a", p, "w"], y, args=args, chunk_size=1)
+    J, values, i = plan(), read(p), np.arange(M)
+    assert_allclose(J[0], values[:M])
+    expected = np.zeros((M, N))
+    expected[i, i] += 0.5
+    expected[i, i + 1] += 4.0 * values[1 : M + 1]
+    expected[:, 0] -= 3.0
+    assert_allclose(J[1], expected)
+    assert_allclose(J[2], np.stack([values[1 : M + 1] ** 2, np.full(M, -values[0])], axis=1))
+    assert kernel_count(plan) == 5  # a; p[0]; the rest of p; each of w
