@@ -20,6 +20,7 @@ from taichi.lang.kernel_impl import Kernel
 from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 
 from taichi_ext import InvalidArgumentError, Jacobian, engine, jacobian, registry, value_and_jacobian
+from taichi_ext.backend import kernels
 from taichi_ext.runtime import session
 
 
@@ -41,13 +42,16 @@ def traces(monkeypatch):
 def launches(monkeypatch):
     """The names of the kernels that are launched, in order."""
     names = []
-    launch = Kernel.launch_kernel
 
-    def counted(self, cpp, *args):
-        names.append(type(self).__name__)
-        return launch(self, cpp, *args)
+    def counted(launch):
+        def counting(self, cpp, *args):
+            names.append(type(self).__name__)
+            return launch(self, cpp, *args)
 
-    monkeypatch.setattr(Kernel, "launch_kernel", counted)
+        return counting
+
+    monkeypatch.setattr(Kernel, "launch_kernel", counted(Kernel.launch_kernel))
+    monkeypatch.setattr(kernels, "_launch_kernel", counted(kernels._launch_kernel))  # of kernels with tangents
     return names
 
 
