@@ -47,6 +47,7 @@ from taichi_ext.schedule import Machine, Scheduled, schedule
 from taichi_ext.simplify import simplify
 
 
+@backend.deep_recursion()
 @stages.without_collections()
 def fuse(launch: Launch) -> Fused:
     """The kernel that does what ``launch.kernel`` does, and its tangents."""
@@ -101,6 +102,7 @@ def _differentiated(program: Program, seeds: Seeds) -> Differentiated:
     return found
 
 
+@backend.deep_recursion()
 def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:
     """A kernel that Taichi cannot compile by itself (with antialiased edges), without a Jacobian.
 

@@ -1,5 +1,6 @@
 """Operators in kernels, and the order in which Taichi evaluates an expression."""
 
+import importlib.util
 import operator
 
 import numpy as np
@@ -349,3 +350,16 @@ def test_docstrings_pass_and_bare_expressions():
         y[0] = x[0] * x[1]
 
     check_jacobian(k, x, y)
+
+
+def test_more_terms_than_python_nests_calls(tmp_path):
+    """Of so many terms that Python's usual limit of nested calls is passed, as programs write them; Taichi takes it."""
+    terms = " + ".join(f"x[{n % 5}] * {n}.0" for n in range(300))
+    text = f"import taichi as ti\ndef make(x, y):\n    @ti.kernel\n    def k():\n        y[0] = {terms}\n    return k\n"
+    file = tmp_path / "long_expression.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location("long_expression", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x, y = scalars([0.1, 0.2, 0.3, 0.4, 0.5]), outputs(1)
+    check_jacobian(module.make(x, y), x, y, expected=[[sum(range(n, 300, 5)) for n in range(5)]])

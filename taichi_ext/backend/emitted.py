@@ -9,7 +9,7 @@ from typing import Any
 from taichi.lang import impl
 
 from taichi_ext.backend.contexts import make_context
-from taichi_ext.backend.kernels import FusedKernel, deep_recursion, global_variables
+from taichi_ext.backend.kernels import FusedKernel, global_variables
 
 
 class EmittedKernel(FusedKernel):
@@ -47,8 +47,7 @@ class EmittedKernel(FusedKernel):
             places={},
             is_brief=True,
         )
-        with deep_recursion():
-            self.trace(tree, context, kernel.func.__name__, lambda: True)
+        self.trace(tree, context, kernel.func.__name__, lambda: True)
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
         """Its Python values are those of the user's kernel, which are known."""

@@ -352,7 +352,7 @@ def is_reverse(kernel: Kernel) -> bool:
 
 @contextlib.contextmanager
 def deep_recursion(limit: int = 10000) -> Iterator[None]:
-    """Functions inlined into each other nest deep in Python's stack while they are traced."""
+    """Functions inlined into each other, and long expressions, nest deep in Python's stack while a kernel is built."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, limit))
     try:

@@ -229,6 +229,7 @@ for _method in vars(Recorder).values():
         _method._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
 
 
+@backend.deep_recursion()
 def record(
     kernel: Any,
     args: tuple[Any, ...],
@@ -272,8 +273,7 @@ def record(
     )
     r.frames.append(Frame(context, None, False))
     backend.materialize()
-    with backend.deep_recursion():
-        throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
+    throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
     containers = (*r.arrays.values(), *r.containers.values())
     returns = returned_annotations(kernel)
     file = rewritten.source[0]
