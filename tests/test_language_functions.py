@@ -133,7 +133,7 @@ ELSEWHERE = {
 ANGLES = np.array([0.37, 0.58, 0.81, 0.66, 0.27, 0.52, 0.9, 0.44, 0.73, 0.61, 0.33, 0.84, 0.47, 0.25, 0.95, 0.7])
 SHAPES = {"s": (), "2": (2,), "3": (3,), "4": (4,), "p": (2, 2), "m": (3, 3), "n": (4, 4)}
 CASES = [(name, signature) for name, signatures in FUNCTIONS.items() for signature in signatures]
-JOINED = 1 if devices.is_single() else 9  # functions in one kernel; a device may lack some
+JOINED = 9 if devices.current is None else 1  # functions in one kernel; a device may lack some
 LARGE = [case for case in CASES if case[1] == "n n"]  # which take longest to compile
 OTHERS = [case for case in CASES if case not in LARGE]
 GROUPS = [*([case] for case in LARGE), *(OTHERS[n : n + JOINED] for n in range(0, len(OTHERS), JOINED))]

@@ -221,7 +221,8 @@ class Jacobian:
             path: of the file. The module defines ``bind(**given)``, which takes by name the fields, arrays and
                 numbers that the kernel uses and gives a function. That takes the arrays of J, one for each output, in
                 the order (output..., parameters...), contiguous and of the output's type, fills them, and returns
-                what the kernel returns. The shapes are those of the last call.
+                what the kernel returns. The shapes are those of the last call. In memory J lies row by row; from a GPU
+                column by column, as the module says.
 
         Raises:
             InvalidArgumentError: there has been no call yet, or there is more than one kernel.
