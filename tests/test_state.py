@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import taichi as ti
+from devices import real
 from differences import Snapshot, check_jacobian, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
@@ -496,7 +497,7 @@ def test_fields_in_every_layout_are_put_back():
     builder, placed = ti.FieldsBuilder(), ti.field(ti.f64)
     builder.dense(ti.i, 3).place(placed)
     builder.finalize()
-    found = np.zeros((3, 11))
+    found = real(np.zeros((3, 11)))
 
     @ti.kernel
     def add():
