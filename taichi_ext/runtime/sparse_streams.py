@@ -46,9 +46,7 @@ class _Bundle:
     sources: list[tuple[Site, Group]]
     owners: tuple[Any, ...]
     starts: list[int]  # of what each source writes, and the end
-    memory: Any = (
-        None  # an array, until it belongs to a result; on a GPU, where arrays have no slices, one for each source
-    )
+    memory: Any = None  # an array until it belongs to a result; on a GPU, whose arrays have no slices, one by source
 
     @property
     def numbers(self) -> int:
