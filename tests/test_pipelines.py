@@ -884,3 +884,53 @@ def test_a_kernel_that_is_repeated_is_built_once():
     plan = Jacobian(run, k, x)
     plan()
     assert len(plan._prepared.fused) == 1
+
+
+@pytest.mark.parametrize("order", [0, 1], ids=["seeds first", "tangents first"])
+def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):
+    """A parameter that is no output has seeds at the first launch, and other tangents once it is stored to."""
+    x, v, y = scalars([0.3, 0.8]), scalars([0.5, 0.1]), outputs(2)
+
+    @ti.kernel
+    def step():
+        for i in x:
+            v[i] = ti.sin(v[i]) + x[i] * x[1]
+            y[i] += v[i] * v[i]
+
+    @ti.kernel
+    def change():
+        v[0] += 2 * x[1]
+
+    def run():
+        if order:
+            change()
+        for _ in range(3):
+            step()
+        change()
+        step()
+
+    check_jacobian(run, [x, v], y, state=[v, y])
+    plan = Jacobian(run, [x, v], y)
+    plan()
+    assert len(plan._prepared.fused) == 2
+
+
+def test_seeds_of_what_is_only_read_are_no_tangents():
+    """A kernel with index expressions for columns is built again once the field has other tangents."""
+    x, y = scalars([0.3, 0.8]), outputs(2)
+
+    @ti.kernel
+    def read():
+        for i in x:
+            y[i] += x[i] * x[i]
+
+    @ti.kernel
+    def change():
+        x[0] = ti.sin(x[1])
+
+    def run():
+        read()
+        change()
+        read()
+
+    check_jacobian(run, x, y, state=[x, y])

@@ -127,10 +127,7 @@ class Fused:
         if self.assumed is None:
             return False
         given = ((assumed, roles.get(key, Role())) for key, assumed in self.assumed.items())
-        return all(
-            a.first_column == role.first_column and (a.has_shadow or not role.has_shadow or a.first_column is not None)
-            for a, role in given
-        )
+        return all(a.has_shadow or (a.first_column, a.has_shadow) == (r.first_column, r.has_shadow) for a, r in given)
 
     def launch(self, args: tuple[Any, ...], given: list[Any]) -> Any:
         """Run it; ``given`` are the shadows, in the order of the keys, and the first column if it takes that."""

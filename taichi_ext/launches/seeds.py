@@ -98,7 +98,8 @@ def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
 def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Differentiated) -> Role:
     """What a container may carry when the kernel is launched: a kernel for tangents is right for zeros, too."""
     role = seeds.roles[c]
-    if role.first_column is not None:
+    has_shadow = any(what is c for what, _ in differentiated.shadows)  # which holds whatever it carries, seeds too
+    if role.first_column is not None and not has_shadow:
         return Role(role.first_column + launch.first_column)
     may_carry = c in differentiated.active.containers and c not in differentiated.relied
     return Role(has_shadow=may_carry or not role.is_fresh)
