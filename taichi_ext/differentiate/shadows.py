@@ -156,13 +156,13 @@ class Tangents:
         if covers and forward.columns <= MOST_WRITTEN_OUT:
             forms = [_written_out(form, forward.columns) for form in forms]
         rows = [self.row_number(t.indices, self.component(t)) for t in targets]
-        fresh = self._needs_no_clearing(site, forms, covers=covers)
         is_placed = covers and len(forms) == 1 and self._is_placed(only_row(forms[0]))
         has_rows = not is_placed and any(is_row(leaf) for form in forms for leaf in form)
+        fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
         kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
         if not kept and (has_rows or not fresh):
             self.builder.loop(forward.columns, lambda k: self._store_column(rows, forms, k))
-        self._store_seeds(rows, forms, overwrites=fresh and not has_rows)
+        self._store_seeds(rows, forms, overwrites=fresh)
         self.version += 1
 
     def _needs_no_clearing(self, site: Site, forms: list[Form], *, covers: bool) -> bool:
