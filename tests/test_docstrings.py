@@ -50,7 +50,14 @@ def few_threads(monkeypatch):
     end_program()
 
 
-@pytest.mark.parametrize(("module", "name"), EXAMPLES, ids=[name.removeprefix("taichi_ext.") for _, name in EXAMPLES])
+def as_parameters(module, name):
+    """The parameters of a test; an exported module takes J in the order of memory, as its docstring says."""
+    order = pytest.mark.chosen_only("its example shows J row by row, as on the CPU", "--by-column")
+    marks = [order] if name.endswith(".Jacobian.export") else []
+    return pytest.param(module, name, id=name.removeprefix("taichi_ext."), marks=marks)
+
+
+@pytest.mark.parametrize(("module", "name"), [as_parameters(*example) for example in EXAMPLES])
 @pytest.mark.usefixtures("few_threads")
 def test_example(module, name, capsys):
     if module.startswith("interop.torch"):
