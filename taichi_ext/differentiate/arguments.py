@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.build import add, cast, literal, multiply
 from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.differentiate.forms import Form, Row
 from taichi_ext.program import I32, Argument, Container, Load, Local, Op, Program, Read, Value
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 
 def shadow_argument(c: Container) -> Argument:
@@ -55,7 +58,7 @@ class Arguments:
         known = next((argument for key, argument in self.given if key == what), None)
         return self.add(what, name, dtype) if known is None else known
 
-    def reserve_scratch(self, size: int, dtype: Any, forward: Any) -> tuple[Container, Any]:
+    def reserve_scratch(self, size: int, dtype: Any, forward: Forward) -> tuple[Container, Any]:
         """Memory for a row: the array, and where the row starts.
 
         There is a part for each thread, or for each iteration where those are fewer or threads have no number.
@@ -72,7 +75,8 @@ class Arguments:
 class GivenTangents:
     """The tangents of arguments and Python numbers that do not start as columns but are given: a row for each."""
 
-    def __init__(self, forward: Any) -> None:
+    def __init__(self, forward: Forward) -> None:
+        assert forward.seeds.values is not None
         dtype, self.rows = forward.seeds.values
         self.forward = forward
         self.shadow = forward.arguments.add(VALUES, "d_values", dtype)
@@ -89,7 +93,7 @@ class GivenTangents:
         return {Row(self.shadow, row, self, row): 1}
 
 
-def _part(forward: Any) -> tuple[int, Any]:
+def _part(forward: Forward) -> tuple[int, Any]:
     """Into how many parts scratch memory is cut, and the number of the iteration's own."""
     loop, seeds = forward.parallel_loop(), forward.seeds
     if loop is None:

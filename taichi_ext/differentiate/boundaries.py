@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from taichi_ext.differentiate import edges
 from taichi_ext.differentiate.rules import rule
 from taichi_ext.program import Boundary, Declare, entries
 
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
-def boundary(f: Any, s: Boundary) -> None:
+
+def boundary(f: Forward, s: Boundary) -> None:
     """Declare the results of a boundary."""
     _KINDS[s.kind](f, s)
 
 
-def _stop(f: Any, s: Boundary) -> None:
+def _stop(f: Forward, s: Boundary) -> None:
     for result, value in zip(s.results, s.numbers, strict=True):
         f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), {})
 
 
-def _replace(f: Any, s: Boundary) -> None:
+def _replace(f: Forward, s: Boundary) -> None:
     for result, value, source in zip(s.results, s.numbers, entries(s.given["surrogate"]), strict=True):
         f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), f.form(source))
 

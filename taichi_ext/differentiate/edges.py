@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.build import cast
@@ -21,18 +21,21 @@ from taichi_ext.differentiate.pixel import Pixel, segment_partials
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Boundary, Const, Declare, Local, Read, Statement, Value, entries
 
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
+
 OwnSeeds = dict[Local, dict[int, Seed]]
 
 
 class Argument:
     """What a result depends on: a value, evaluated, and its form."""
 
-    def __init__(self, f: Any, value: Value) -> None:
+    def __init__(self, f: Forward, value: Value) -> None:
         self.form: Form = settled(f.builder, f.form(value))
         self.value = f.linearizer.keep(value)
 
 
-def edge(f: Any, s: Boundary) -> None:
+def edge(f: Forward, s: Boundary) -> None:
     """``edge``, ``step`` and ``coverage``."""
     antialias = s.options["antialias"]
     inside, outside = s.given["inside"], s.given["outside"]
@@ -74,7 +77,7 @@ def edge(f: Any, s: Boundary) -> None:
         _declare(f, s, result, value, parts)
 
 
-def sqrt_edge(f: Any, s: Boundary) -> None:
+def sqrt_edge(f: Forward, s: Boundary) -> None:
     """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
     (result,) = s.results
     seed = f.own_seeds[result][0]
@@ -88,7 +91,7 @@ def sqrt_edge(f: Any, s: Boundary) -> None:
     _declare(f, s, result, value, [(level, pixel.half_inverse_root())])
 
 
-def segment_edge(f: Any, s: Boundary) -> None:
+def segment_edge(f: Forward, s: Boundary) -> None:
     """The boundary term of one side of a polygon."""
     ends = [Argument(f, e) for name in ("start", "end") for e in entries(s.given[name])] if f.takes_derivative else []
     formula = Formula(f.builder, s.results[0].dtype)
@@ -101,7 +104,7 @@ def segment_edge(f: Any, s: Boundary) -> None:
         _declare(f, s, result, formula.term(f.primal(zero)), parts)
 
 
-def gradient(f: Any, s: Boundary) -> None:
+def gradient(f: Forward, s: Boundary) -> None:
     """The derivative of a value by the position of the pixel."""
     value = s.given["value"]
     assert isinstance(value, Value)
@@ -156,7 +159,7 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
     return found
 
 
-def _pixel(f: Any, s: Boundary) -> tuple[Argument, Pixel]:
+def _pixel(f: Forward, s: Boundary) -> tuple[Argument, Pixel]:
     """The level, and how it crosses the pixel."""
     if "at" not in s.given:
         raise UnsupportedError(
@@ -174,12 +177,12 @@ def _pixel(f: Any, s: Boundary) -> tuple[Argument, Pixel]:
     return level, Pixel(Formula(f.builder, value.dtype), level.value, found)
 
 
-def _by_position(f: Any, s: Boundary, form: Form) -> tuple[Any, Any]:
+def _by_position(f: Forward, s: Boundary, form: Form) -> tuple[Any, Any]:
     x, y = (form.get(f.own_seeds[local][n], 0) for local, n in position_entries(s))
     return x, y
 
 
-def _roots_within(f: Any, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:
+def _roots_within(f: Forward, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:
     """The ``sqrt_edge`` that a value holds: 1 where it is one of the level of this pixel, else 0, and its factor."""
     formula, found = pixel.formula, []
     for seed, (level, block) in f.roots.items():
@@ -197,7 +200,7 @@ def _is_not_zero(c: Any) -> bool:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _declare(f: Any, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
+def _declare(f: Forward, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
     """A result of a value, and of a partial for each argument; in the way of the mode that is being compiled."""
     form: Form = {}
     for argument, partial in parts:

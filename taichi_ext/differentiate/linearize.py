@@ -7,13 +7,16 @@ partial can be infinite, go forward: what was not picked is not touched, and a t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.differentiate.build import cast, is_number
 from taichi_ext.differentiate.forms import Form, accumulate, chosen, guarded_scale, is_row, kept, plus, times
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Load, Op, Read, Value, with_children
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 
 @dataclass(eq=False)
@@ -29,7 +32,7 @@ class Deferred:
 class Linearizer:
     """Forms of expressions; ``forward`` is the walk over the program, which knows locals and containers."""
 
-    def __init__(self, forward: Any) -> None:
+    def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.kept: dict[Value, Value] = {}  # operations of the current statement that are in temporaries

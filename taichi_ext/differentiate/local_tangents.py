@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.differentiate.build import add, multiply
 from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
@@ -13,13 +13,16 @@ from taichi_ext.differentiate.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage import LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
+
 MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
 
 
 class LocalTangents:
     """The tangents of the locals of one walk."""
 
-    def __init__(self, forward: Any) -> None:
+    def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.decisions = forward.decisions

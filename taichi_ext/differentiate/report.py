@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.differentiate.build import is_over_columns
 from taichi_ext.differentiate.row_terms import ADDED, WORDS
@@ -27,6 +27,9 @@ from taichi_ext.program import (
     children,
     statements,
 )
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
 BACKWARDS = "is gone over a second time, backwards, to accumulate tangents"
@@ -104,14 +107,14 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Any) -> str:
 # --- what one walk of a differentiation has decided
 
 
-def reported(walk: Any, body: Body, serial: dict[Statement, str]) -> Report:
+def reported(walk: Forward, body: Body, serial: dict[Statement, str]) -> Report:
     """The decisions of a walk that has found nothing new; ``body`` is what it has made."""
     shadows = {c for _, c in walk.arguments.given}
     loops = _loop_choices(walk.program.body, serial, walk.decisions.reversals.chosen)
     return Report(tuple(_local_choices(walk)), tuple(loops), costs(body, shadows))
 
 
-def _local_choices(walk: Any) -> list[LocalChoice]:
+def _local_choices(walk: Forward) -> list[LocalChoice]:
     found = []
     for local, storage in walk.locals.storages.items():
         decision = walk.decisions.rows.of(local)

@@ -14,7 +14,7 @@ all.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
@@ -37,6 +37,9 @@ from taichi_ext.program import (
     declared,
     statements,
 )
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
 LONGEST_LOCAL_TAPE = 128  # numbers; Taichi clears each of a local array by a statement, which takes long to compile
@@ -80,7 +83,7 @@ class Tape:
 class Reversals:
     """The reversed loops of one walk."""
 
-    def __init__(self, forward: Any) -> None:
+    def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.decisions: ReversalDecisions = forward.decisions.reversals
@@ -177,7 +180,9 @@ class Reversals:
 
     def _memory(self, s: For, width: int, dtype: Any) -> Any:
         f = self.forward
-        size = f.loop_table[s].iterations * width
+        iterations = f.loop_table[s].iterations
+        assert iterations is not None  # a loop that is counted
+        size = iterations * width
         longest = f.seeds.limits.local_array
         if size > min(LONGEST_LOCAL_TAPE, longest) and f.seeds.is_host:
             return ScratchRow(f, size, dtype, is_filled=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.differentiate.build import operation
 from taichi_ext.differentiate.forms import Form, accumulate, settled
 from taichi_ext.program import Boundary, Const, Declare, Effect, Value
 
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
-def rule(f: Any, s: Boundary) -> None:
+
+def rule(f: Forward, s: Boundary) -> None:
     """Results with the tangent that a rule gives, and that of autodiff where the rule leaves arguments to it."""
     tangents = _Tangents(f, s)
     for result, value, given in zip(s.results, s.numbers, s.sources("returned"), strict=True):
@@ -27,7 +30,7 @@ def rule(f: Any, s: Boundary) -> None:
 class _Tangents:
     """What the tangents that a rule is given stand for."""
 
-    def __init__(self, f: Any, s: Boundary) -> None:
+    def __init__(self, f: Forward, s: Boundary) -> None:
         self.f = f
         seeds = [seed for locals_ in s.inner.values() for local in locals_ for seed in f.own_seeds[local].values()]
         values = [e for name in s.inner for e in s.sources(name)]
@@ -42,7 +45,7 @@ class _Tangents:
         return self.forms[leaf]
 
 
-def _check_zero(f: Any, s: Boundary, given: Value) -> None:
+def _check_zero(f: Forward, s: Boundary, given: Value) -> None:
     """In debug mode: what a rule returns is 0 where its tangents are."""
     message = f"the rule {s.options['name']!r} is not linear: it is not 0 where its tangents are 0"
     f.builder.emit(Effect("assert", (operation("eq", f.primal(given), 0.0), message), place=s.place))

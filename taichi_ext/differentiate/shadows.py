@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.stores import Site
@@ -16,6 +16,9 @@ from taichi_ext.differentiate.build import add, cast, is_number, literal, multip
 from taichi_ext.differentiate.forms import Form, Row, Seed, coefficient, columns_only, is_row, row_sum, settled
 from taichi_ext.differentiate.row_terms import only_row
 from taichi_ext.program import I32, Assign, Container, Load, Statement, Update, Value
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
 
@@ -32,7 +35,7 @@ class Role:
 class Tangents:
     """The tangents of one container."""
 
-    def __init__(self, forward: Any, container: Container, role: Role, shadow: Container | None) -> None:
+    def __init__(self, forward: Forward, container: Container, role: Role, shadow: Container | None) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.container = container

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
@@ -22,6 +22,9 @@ from taichi_ext.differentiate.build import add, cast, literal, multiply, operati
 from taichi_ext.differentiate.entry_sites import Axis, Site
 from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While, values_of
 from taichi_ext.simplify.usage import written_memory
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class _Counted:
 class Counts:
     """The counters of one walk."""
 
-    def __init__(self, forward: Any) -> None:
+    def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.decided: dict[Statement, int] = forward.decisions.sparse.counters

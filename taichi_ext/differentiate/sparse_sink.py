@@ -8,7 +8,7 @@ it. So a stage must not read what it has written itself, but for an entry that t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, atom_value
@@ -20,6 +20,9 @@ from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
 from taichi_ext.program import I32, Container, Load, Type
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 MOST_SLOTS = 2**31 - 1
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
@@ -67,7 +70,7 @@ class _Stored:
 class Sink:
     """The entries that one walk writes."""
 
-    def __init__(self, forward: Any, numbering: Numbering) -> None:
+    def __init__(self, forward: Forward, numbering: Numbering) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.numbering = numbering

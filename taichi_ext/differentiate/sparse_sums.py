@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
@@ -23,6 +23,9 @@ from taichi_ext.differentiate.forms import Form, Seed, is_row, settled
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError, is_sum_key, sum_key
 from taichi_ext.differentiate.sparse_sink import Sink, Sunk
 from taichi_ext.program import Local
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
 Loops = tuple[Loop, ...]
@@ -39,7 +42,7 @@ class _Write:
 class LocalSum:
     """The tangent of a local that has columns of its own: in place of its storage."""
 
-    def __init__(self, forward: Any, local: Local, number: int) -> None:
+    def __init__(self, forward: Forward, local: Local, number: int) -> None:
         self.forward, self.local = forward, local
         self.sink: Sink = forward.sparse
         self.loops: Loops = forward.loop_sites()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.forms import Form, negated
@@ -11,11 +11,16 @@ from taichi_ext.differentiate.shadows import Role, Tangents
 from taichi_ext.differentiate.sparse_sink import Sink, Sunk
 from taichi_ext.program import Container, Load
 
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
+
 
 class SparseTangents(Tangents):
     """The tangents of one container: with a sink, columns, or with rows of the columns that rows hold."""
 
-    def __init__(self, forward: Any, container: Container, role: Role, shadow: Container | None, sink: Sink) -> None:
+    def __init__(
+        self, forward: Forward, container: Container, role: Role, shadow: Container | None, sink: Sink
+    ) -> None:
         numbering = sink.numbering
         self.key = numbering.asked.keys[container]
         self.sink = sink

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine
@@ -38,10 +38,13 @@ from taichi_ext.program import (
     with_values,
 )
 
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
+
 ATOMIC = "order of iterations matters to an atomic"
 
 
-def atomic(f: Any, s: Atomic) -> None:
+def atomic(f: Forward, s: Atomic) -> None:
     """An atomic operation whose result is used, or that selects: value and tangent change one after the other."""
     name = s.function.removeprefix("atomic_")
     target = s.target
@@ -74,34 +77,34 @@ def atomic(f: Any, s: Atomic) -> None:
         f.locals.assign(Assign(target, value, place=s.place))
 
 
-def _old(f: Any, s: Atomic) -> Local:
+def _old(f: Forward, s: Atomic) -> Local:
     """What an atomic operation finds in its place."""
     old = s.result or f.decisions.olds.setdefault(s, Local("old", s.target.dtype, (), "temporary"))
     f.builder.frozen.add(old)
     return old
 
 
-def is_serial_product(f: Any, s: Atomic) -> bool:
+def is_serial_product(f: Forward, s: Atomic) -> bool:
     """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
     loop = f.parallel_loop()
     is_serial = loop is None or loop.statement in f.decisions.serial
     return s.function == "atomic_mul" and isinstance(s.target, Load) and is_serial
 
 
-def product(f: Any, s: Atomic) -> None:
+def product(f: Forward, s: Atomic) -> None:
     """A product without tangents, in two steps."""
     old = _old(f, s)
     f.builder.emit(Declare(old, (s.target,), place=s.place))
     f.builder.assign(s.target, Op("mul", (Read(old), s.value), s.target.dtype))
 
 
-def returned(f: Any, s: Return) -> None:
+def returned(f: Forward, s: Return) -> None:
     if f.seeds.wants_return:
         _store_returned(f, [e for group in s.values for e in entries(group)])
     f.builder.emit(with_values(s, f.primal))
 
 
-def _store_returned(f: Any, values: list[Value]) -> None:
+def _store_returned(f: Forward, values: list[Value]) -> None:
     """The tangents of what the kernel returns: one row each."""
     if f.sparse is not None:
         forms = [settled(f.builder, columns_only(f.form(value), f.is_column)) for value in values]
@@ -126,7 +129,7 @@ def _store_returned(f: Any, values: list[Value]) -> None:
                 f.builder.assign(target, add(target, coefficient(c, value.dtype)))
 
 
-def call(f: Any, s: Call) -> None:
+def call(f: Forward, s: Call) -> None:
     """A function of Taichi's library: its results have the tangents that its equations give."""
     args = [entries(a) for a in s.args if isinstance(a, (Value, Tensor))]
     kept = [tuple(f.linearizer.keep(e) for e in group) for group in args]
@@ -150,7 +153,7 @@ def call(f: Any, s: Call) -> None:
         f.locals.set_entries(result, [settled(f.builder, form) for form in own])
 
 
-def refuse_effect(f: Any, s: Effect) -> None:
+def refuse_effect(f: Forward, s: Effect) -> None:
     """Raise: a call that is passed on as it is gets a value with a tangent."""
     name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
     raise UnsupportedError(

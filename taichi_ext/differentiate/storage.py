@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
@@ -16,6 +16,9 @@ from taichi_ext.differentiate.forms import Form, Row, Seed, accumulate, coeffici
 from taichi_ext.differentiate.row_terms import STORED, Terms
 from taichi_ext.differentiate.sparse_sums import takes_sum
 from taichi_ext.program import I32, Load, Local, Read, Type, Value
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
 
 MAX_LOCAL_ARRAY = 512
 
@@ -69,7 +72,7 @@ class StorageFacts:
 class Storage:
     """Where the tangent of a local, or of each entry of a local array, is kept."""
 
-    def __init__(self, forward: Any, local: Local, facts: StorageFacts, owner: Any = None) -> None:
+    def __init__(self, forward: Forward, local: Local, facts: StorageFacts, owner: Any = None) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.local = local
@@ -342,7 +345,7 @@ class ScratchRow:
 
     is_local = False
 
-    def __init__(self, forward: Any, size: int, dtype: Type, *, is_filled: bool) -> None:
+    def __init__(self, forward: Forward, size: int, dtype: Type, *, is_filled: bool) -> None:
         self.builder = forward.builder
         self.array, start = forward.arguments.reserve_scratch(size, dtype, forward)
         self.start = self.builder.keep(start, "start") if isinstance(start, Value) else start
@@ -366,7 +369,7 @@ class PlacedRow:
 
     is_local = False
 
-    def __init__(self, forward: Any, tangents: Any, *, is_filled: bool) -> None:
+    def __init__(self, forward: Forward, tangents: Any, *, is_filled: bool) -> None:
         self.builder = forward.builder
         self.tangents = tangents
         row = tangents.row_number(tuple(map(atom_value, forward.loops[0].atoms)), Affine())[1]
