@@ -1,6 +1,7 @@
 """``normal_equations`` and ``least_squares``, compared with J, and with SciPy on functions written by hand."""
 
 import logging
+import sys
 
 import devices
 import numpy as np
@@ -130,6 +131,13 @@ class TestNormalEquations:
         with pytest.raises(InvalidArgumentError, match=r"vector has shape \(2,\); expected \(3,\)"):
             normal_equations(fit.kernel, fit.params, fit.r).split(np.ones(2))
 
+    def test_a_matrix_that_does_not_fit(self, fit, monkeypatch):
+        equations = sys.modules["taichi_ext.solvers.normal_equations"]
+        monkeypatch.setattr(equations, "available_memory", lambda: 71.0)
+        with pytest.raises(InvalidArgumentError, match=r"J\^T J has 3 x 3 entries.*use format='csr'"):
+            normal_equations(fit.kernel, fit.params, fit.r)
+        assert float(fit.runs[None]) == 0.0
+
 
 class TestLeastSquares:
     @pytest.mark.parametrize("options", [{}, {"method": "lm"}, {"format": "csr", "tr_solver": "lsmr"}], ids=str)
@@ -151,6 +159,30 @@ class TestLeastSquares:
         result = least_squares(fit.kernel, fit.params, fit.r, bounds=bounds, loss="soft_l1")
         assert_allclose(result.x, wanted.x, rtol=1e-6)
         assert result.active_mask.any()
+
+    def test_start_on_a_bound_that_is_rounded(self):
+        x, r = ti.field(ti.f32, shape=2), ti.field(ti.f32, shape=3)
+
+        @ti.kernel
+        def k():
+            for i in r:
+                r[i] = x[0] * (i + 1.0) + x[1] - 5.0
+
+        x.from_numpy(np.array([0.1, 0.05], np.float32))
+        assert float(x[0]) > 0.1
+        for _ in range(2):  # the solution is at both bounds, from which the second call starts
+            result = least_squares(k, x, r, bounds=(0.0, 0.1))
+            assert (result.x <= 0.1).all()
+            assert_array_equal(read(x), np.full(2, 0.1, np.float32))
+
+    def test_scales_like_parameters(self, fit):
+        flat = optimize.least_squares(fit.residuals, [1.0, 0.5, 0.3], fit.jacobian, x_scale=[2.0, 0.5, 10.0])
+        params = dict(zip("ab", fit.params, strict=True))
+        result = least_squares(fit.kernel, params, fit.r, x_scale={"a": np.array([2.0, 0.5]), "b": 10.0})
+        assert result.nfev == flat.nfev
+        assert_allclose(result.x, flat.x, rtol=1e-9)
+        least_squares(fit.kernel, params, fit.r, x_scale=[2.0, 0.5, 10.0])  # as SciPy takes them
+        least_squares(fit.kernel, params, fit.r, x_scale="jac")
 
     def test_each_point_is_one_run(self, fit):
         runs = []
@@ -232,12 +264,22 @@ class TestLeastSquares:
         for kwargs, words in [
             ({"bounds": 3}, "bounds is 3; expected a pair"),
             ({"bounds": ([0.0, np.ones(4)], np.inf)}, r"bounds\[0\]\[1\] has shape \(4,\)"),
+            ({"bounds": (np.ones((3, 2)), 5.0)}, r"bounds\[0\] has another structure"),
+            ({"bounds": (2.0, 5.0)}, r"entry \[0\] of params\[0\] .* is 1, and bounds gives 2 to 5; start within"),
+            ({"bounds": ([0.0, 2.0], 5.0)}, r"entry \[0\] of params\[1\] .* is 0.3, and bounds gives 2 to 5"),
+            (
+                {"bounds": (0.0, [5.0, 0.0])},
+                r"entry \[0\] of params\[1\] .* bounds gives 0 to 0; expected less to more",
+            ),
+            ({"diff_step": 0.1}, "'diff_step' is no option of least_squares"),
             ({"jac": "2-point"}, "'jac' is no option of least_squares"),
             ({"progress": "yes"}, "progress is 'yes'"),
             ({"format": "bsr"}, "format is 'bsr'"),
         ]:
             with pytest.raises(InvalidArgumentError, match=words):
                 least_squares(fit.kernel, fit.params, fit.r, **kwargs)
+
+        assert float(fit.runs[None]) == 0.0
 
         @ti.kernel
         def k(a: ti.f64) -> ti.f64:
@@ -246,7 +288,27 @@ class TestLeastSquares:
         with pytest.raises(InvalidArgumentError, match=r"argument 'a'\) is a number .*put it in a field"):
             least_squares(k, "a", args=(1.0,))
 
+    @pytest.mark.parametrize("format", [None, "csr"])
+    def test_numbers_that_are_not_finite(self, format):
+        x, r = scalars([4.0, 0.0]), outputs(2, 3)
+
+        @ti.kernel
+        def k():
+            for i, j in r:
+                r[i, j] = ti.sqrt(x[i]) * (j + 1) + ti.sqrt(x[0])
+
+        with pytest.raises(InvalidArgumentError, match=r"J of entry \[1, 0\] of .* has the entry inf; check_jacobian"):
+            least_squares(k, x, r, format=format)
+        assert_array_equal(read(r), np.zeros((2, 3)))
+        x[1] = -1.0
+        with pytest.raises(InvalidArgumentError, match=r"entry \[1, 0\] of .* is nan at the start; check_jacobian"):
+            least_squares(k, x, r, format=format)
+        x[1] = np.nan
+        with pytest.raises(InvalidArgumentError, match=r"entry \[1\] of params .* is nan; start at finite numbers"):
+            least_squares(k, x, r, format=format)
+        assert_array_equal(read(r), np.zeros((2, 3)))
+
     def test_scipy_is_missing(self, fit, monkeypatch):
-        monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
+        monkeypatch.setitem(sys.modules, "scipy.optimize", None)
         with pytest.raises(ImportError, match=r"least_squares needs SciPy.*taichi-ext\[sparse\]"):
             least_squares(fit.kernel, fit.params, fit.r)

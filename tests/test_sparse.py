@@ -172,6 +172,22 @@ def test_value_structure_and_out(network):
     assert_allclose([[matrix[i, j] for j in range(12)] for i in range(12)], kept.toarray())
 
 
+def test_builder_without_room(network):
+    """Taichi itself would write outside of the builder's memory."""
+    plan = Jacobian(network.run, network.x, network.force, format="csr")
+    count = plan().nnz
+    for size in (count - 1, 2 * count - 1):  # the second one has room for one call
+        builder = ti.linalg.SparseMatrixBuilder(12, 12, max_num_triplets=size, dtype=ti.f64)
+        for _ in range(size // count):
+            plan(out=builder)
+        with pytest.raises(InvalidArgumentError, match=f"out has room for {size % count} .*Jacobian has {count}; make"):
+            plan(out=builder)
+    matrix = builder.build()
+    wanted = plan().toarray()
+    assert_allclose([[matrix[i, j] for j in range(12)] for i in range(12)], wanted)
+    plan(out=builder)  # build() has emptied it
+
+
 def test_float32_and_arrays():
     @ti.kernel
     def run(x: ti.types.ndarray(ndim=1), y: ti.types.ndarray(ndim=1), factor: ti.f32):
@@ -419,7 +435,7 @@ def test_too_many_entries():
 def test_scipy_is_missing(network, monkeypatch):
     for name in ("scipy", "scipy.sparse"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InvalidArgumentError, match=r"format='csr' needs scipy.*pip install taichi-ext\[sparse\]"):
+    with pytest.raises(InvalidArgumentError, match=r"format='csr' needs SciPy.*pip install 'taichi-ext\[sparse\]'"):
         jacobian(network.run, network.x, network.force, format="csr")
 
 

@@ -23,7 +23,7 @@ def checked_format(given: Any) -> str | None:
         scipy_sparse()
     except ImportError:
         raise InvalidArgumentError(
-            f"format={given!r} needs scipy, which is not installed: pip install taichi-ext[sparse]"
+            f"format={given!r} needs SciPy, which is not installed: python -m pip install 'taichi-ext[sparse]'"
         ) from None
     return given
 
@@ -95,8 +95,12 @@ def _is_csr(target: Any) -> bool:
 
 def fill_out(leaves: list[tuple[str, Any]], matrices: list[Any]) -> None:
     """Put CSR arrays into what was given for them: all of them, or nothing."""
+    added: dict[int, int] = {}  # by builder: one may take several matrices
     for (path, target), matrix in zip(leaves, matrices, strict=True):
-        if not _is_builder(target):
+        if _is_builder(target):
+            added[id(target)] = added.get(id(target), 0) + matrix.nnz
+            _refuse_full(path, target, added[id(target)])
+        else:
             _refuse_other_pattern(path, target, matrix)
     for (_, target), matrix in zip(leaves, matrices, strict=True):
         if _is_builder(target):
@@ -112,6 +116,16 @@ def _refuse_other_pattern(path: str, target: Any, matrix: Any) -> None:
         raise InvalidArgumentError(
             f"out{path} has another pattern than the Jacobian: {counts}. Give the result of an earlier call, or leave "
             "out= out."
+        )
+
+
+def _refuse_full(path: str, builder: Any, count: int) -> None:
+    """Raise where a builder has no room for so many entries: Taichi would write outside of its memory."""
+    room = backend.builder_room(builder)
+    if room is not None and count > room:
+        raise InvalidArgumentError(
+            f"out{path} has room for {room} more entries, and the Jacobian has {count}; make the SparseMatrixBuilder "
+            f"with max_num_triplets= of at least {count} for each call before build()."
         )
 
 

@@ -98,7 +98,7 @@ from taichi_ext.backend.expressions import (
     type_names,
     variable,
 )
-from taichi_ext.backend.field_memory import find_memory
+from taichi_ext.backend.field_memory import builder_room, find_memory
 from taichi_ext.backend.following import (
     FieldEntry,
     follow,
@@ -188,6 +188,7 @@ __all__ = [
     "as_function",
     "assign",
     "atomic_add",
+    "builder_room",
     "call_with_rule",
     "careful_compilation",
     "cast",

@@ -1,4 +1,7 @@
-"""Dense fields on the CPU as memory: copied in place, where Taichi compiles two kernels for each field."""
+"""Dense fields on the CPU as memory: copied in place, where Taichi compiles two kernels for each field.
+
+And the room in the memory of a ``SparseMatrixBuilder``.
+"""
 
 import ctypes
 import math
@@ -115,3 +118,22 @@ def _first_bytes(fields: list[Any]) -> list[int]:
     find(found)
     scalars.clear()  # Taichi keeps the kernel
     return [int(address) for address in found]
+
+
+def builder_room(builder: Any) -> int | None:
+    """How many entries a ``ti.linalg.SparseMatrixBuilder`` still takes, which Taichi checks nowhere; None if unknown.
+
+    Behind its address are the number of rows and that of columns, from byte 24, and ``max_num_triplets``, from byte 32;
+    the memory of its entries begins with their number.
+    """
+    if not is_host_arch():
+        return None
+    impl.get_runtime().sync()
+    address = builder._get_addr()
+    sizes = (ctypes.c_int32 * 2).from_address(address + 24)
+    if tuple(sizes) != (builder.num_rows, builder.num_cols):
+        return None
+    return (
+        ctypes.c_uint64.from_address(address + 32).value
+        - ctypes.c_int32.from_address(builder._get_ndarray_addr()).value
+    )

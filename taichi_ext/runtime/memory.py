@@ -17,8 +17,8 @@ from taichi_ext.runtime.regions import View
 _INDEX_LIMIT = 2**31 - 1
 _ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
 _ADVICE = (
-    "Use fewer parameters at a time; or products with J, which do not keep it (jvp, vjp, linear_operator); or, for "
-    "sparse rows, J of a part of the output by the parameters that it depends on."
+    "If its rows are sparse, use format='csr'; else fewer parameters at a time, or products with J, which do not keep "
+    "it (jvp, vjp, linear_operator)."
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import numbers
 import sys
 import time
 from collections.abc import Callable
@@ -14,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import Target, flatten
+from taichi_ext.api.arguments import Target
 from taichi_ext.api.plan import Jacobian
-from taichi_ext.api.products import matrices
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.state import State
+from taichi_ext.solvers.bounds import Part, bounds_of, refuse_not_finite, refuse_rows_not_finite, scale_of, start_within
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.stacked import residual_vector, stacked
 
-_OWN = ("fun", "x0", "jac", "kwargs", "jac_sparsity")  # of SciPy's, which are given here in another way
+_OWN = ("fun", "x0", "jac", "kwargs", "jac_sparsity", "diff_step", "workers")  # of SciPy's: given here by the kernel
+_ADVICE = "; check_jacobian names the line where it arises."
 
 
 def least_squares(
@@ -49,23 +49,26 @@ def least_squares(
         residuals: see ``outputs`` of ``jacobian``; None means the kernel's return value.
         args: see ``jacobian``.
         bounds: the least and the largest values: two numbers, or two structures like ``params`` with, for each
-            parameter, a number or an array of its shape.  SciPy's method ``"lm"`` takes none.
+            parameter, a number or an array of its shape, up to rounding to its type.  The start is within them.
+            SciPy's method ``"lm"`` takes none.
         loss: see SciPy: ``"linear"``, ``"soft_l1"``, ``"huber"``, ``"cauchy"``, ``"arctan"`` or a function.
         format: "csr" for a sparse J, see ``jacobian``.
         progress: True prints a line for each iteration on stderr: its number, half the sum of the squares, and the
             seconds since the start.  A function is called with the first two.  None logs the line at level INFO.
         **options: others of SciPy's: ``method``, ``ftol``, ``xtol``, ``gtol``, ``max_nfev``, ``x_scale``, ``f_scale``,
-            ``tr_solver``, ``tr_options``, ``verbose``.
+            ``tr_solver``, ``tr_options``, ``verbose``, ``callback`` (SciPy 1.16).  ``x_scale`` may be structured like
+            ``params``, as bounds are.
 
     Returns:
         SciPy's result: ``x`` (all parameters as one vector), ``cost``, ``fun``, ``jac``, ``nfev``, ``success``, ...
 
     Raises:
         ImportError: SciPy is not installed (the extra ``sparse``).
-        InvalidArgumentError: an argument is invalid; or the kernel draws random numbers or changes a field in a sparse
-            layout, so that it cannot run again from the same state.
+        InvalidArgumentError: an argument is invalid; or the start is outside of the bounds; or the residuals are not
+            finite there, or J at any point; or the kernel draws random numbers or changes a field in a sparse layout,
+            so that it cannot run again from the same state.
         UnsupportedError: the derivative of a construct is not known.
-        ValueError: SciPy refuses an option, or the residuals are not finite at the start.
+        ValueError: SciPy refuses an option.
 
     Example:
         >>> import numpy as np
@@ -95,10 +98,13 @@ def least_squares(
     if format not in (None, "csr"):
         raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
     problem = _Problem(Jacobian(kernel, params, residuals, args=args, format=format), progress)
-    low, high = _bounds(bounds, params, problem.shapes)
+    low, high = bounds_of(bounds, params, problem.shapes)
+    start = start_within(problem.start, low, high, problem.parts)
+    if "x_scale" in options:
+        options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
     try:
         result = scipy_optimize.least_squares(
-            problem.residuals, problem.start, problem.jacobian, bounds=(low, high), loss=loss, **options
+            problem.residuals, start, problem.jacobian, bounds=(low, high), loss=loss, **options
         )
     except BaseException:
         problem.give_up()
@@ -124,13 +130,16 @@ class _Problem:
         for target in self._targets:
             self._state.save(self._container(target))
         self.shapes = plan.start().parameter_shapes()
-        self.start = np.concatenate([self._values(t).astype(np.float64).reshape(-1) for t in self._targets])
+        values = [self._values(t) for t in self._targets]
+        self.parts = [Part(str(t.name), s, v.dtype) for t, s, v in zip(self._targets, self.shapes, values, strict=True)]
+        self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
         self._progress = progress
         self._began = time.perf_counter()
         self._iterations = 0
         self._point: np.ndarray | None = None
         self._r = np.empty(0)
         self._J: Any = None
+        self._rows: list[Part] = []
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
         self._evaluate(x)
@@ -138,6 +147,7 @@ class _Problem:
 
     def jacobian(self, x: np.ndarray) -> Any:
         self._evaluate(x)
+        refuse_rows_not_finite(self._J, self._rows, _ADVICE)
         self._tell(0.5 * float(self._r @ self._r))
         return self._J
 
@@ -160,6 +170,10 @@ class _Problem:
         self._r = residual_vector(evaluation)
         J = stacked(evaluation, blocks)
         self._J = J.astype(np.float64, copy=False)
+        if self._point is None:
+            names = [str(self._call.current(t).name) for t in self._plan._prepared.outputs]
+            self._rows = [Part(n, *s) for n, s in zip(names, evaluation.output_shapes(), strict=True)]
+            refuse_not_finite(self._r, self._rows, " at the start" + _ADVICE)
         self._point = x.copy()
 
     def _set(self, x: np.ndarray) -> None:
@@ -195,21 +209,3 @@ class _Problem:
         elif self._progress is None:
             logging.getLogger("taichi_ext").info(line)
         self._iterations += 1
-
-
-def _bounds(bounds: Any, params: Any, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
-    """Two numbers or two vectors."""
-    if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
-        raise InvalidArgumentError(f"bounds is {shown(bounds)}; expected a pair: the least and the largest values.")
-    return _bound(bounds[0], params, shapes, "bounds[0]"), _bound(bounds[1], params, shapes, "bounds[1]")
-
-
-def _bound(given: Any, params: Any, shapes: list[tuple[int, ...]], what: str) -> Any:
-    if isinstance(given, numbers.Real):
-        return float(given)
-    leaves, rebuild = flatten(given, what)
-    is_nested = len(flatten(params)[0]) > 1 or isinstance(params, (list, tuple, dict))
-    if is_nested and len(leaves) == len(shapes):  # a number stands for all entries of its parameter
-        pairs = zip(leaves, shapes, strict=True)
-        given = rebuild([np.full(s, v) if isinstance(v, numbers.Real) else v for (_, v), s in pairs])
-    return np.concatenate(matrices(given, params, what, shapes)[0]).reshape(-1).astype(np.float64)

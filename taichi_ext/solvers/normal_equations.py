@@ -14,6 +14,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options, is_positive
 from taichi_ext.api.products import block_size, matrices
 from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.runtime.memory import available_memory
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.stacked import residual_vector, stacked
 
@@ -107,6 +108,7 @@ def normal_equations(
     w = _weights(weights, residuals, [shape for shape, _ in shapes])
     kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
     if format is None:
+        _refuse_too_large(evaluation.column_count(), kind)
         JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
     else:
         JtJ, Jtr, r = _sparse(evaluation, w)
@@ -128,6 +130,17 @@ def _weights(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> np.
     if not (np.isfinite(found).all() and (found >= 0).all()):
         raise InvalidArgumentError("weights has entries that are negative or not finite.")
     return found
+
+
+def _refuse_too_large(columns: int, kind: np.dtype) -> None:
+    """Raise, before anything runs, where the matrix does not fit into memory."""
+    needed, free = columns * columns * kind.itemsize, available_memory()
+    if needed > free:
+        raise InvalidArgumentError(
+            f"J^T J has {columns} x {columns} entries, {needed / 2**30:.1f} GiB, more than the {free / 2**30:.1f} GiB "
+            "that are free. If its rows are sparse, use format='csr'; else linear_operator with "
+            "scipy.sparse.linalg.lsqr."
+        )
 
 
 def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:

@@ -1,0 +1,106 @@
+"""Bounds and scales of all parameters as vectors; what is refused: a start outside of them, numbers not finite."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from taichi_ext.api.arguments import flatten
+from taichi_ext.api.products import matrices
+from taichi_ext.errors import InvalidArgumentError, shown
+
+
+class Part(NamedTuple):
+    """What a part of a vector is: a parameter or an output.
+
+    Attributes:
+        name: as messages call it.
+        shape: with that of its elements.
+        dtype: the type in which it is kept.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+def bounds_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
+    """The least and the largest values: two numbers or two vectors."""
+    if not isinstance(given, (list, tuple)) or len(given) != 2:
+        raise InvalidArgumentError(f"bounds is {shown(given)}; expected a pair: the least and the largest values.")
+    return _vector(given[0], params, shapes, "bounds[0]"), _vector(given[1], params, shapes, "bounds[1]")
+
+
+def scale_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> Any:
+    """The scales as a vector where they are structured like the parameters, else as they are."""
+    is_structure = isinstance(given, (list, tuple, dict))
+    if is_structure and [path for path, _ in flatten(given)[0]] == [path for path, _ in flatten(params)[0]]:
+        return _vector(given, params, shapes, "x_scale")
+    return given
+
+
+def _vector(given: Any, params: Any, shapes: list[tuple[int, ...]], what: str) -> Any:
+    if isinstance(given, numbers.Real):
+        return float(given)
+    leaves, rebuild = flatten(given, what)
+    is_nested = len(flatten(params)[0]) > 1 or isinstance(params, (list, tuple, dict))
+    if is_nested and len(leaves) == len(shapes):  # a number stands for all entries of its parameter
+        pairs = zip(leaves, shapes, strict=True)
+        given = rebuild([np.full(s, v) if isinstance(v, numbers.Real) else v for (_, v), s in pairs])
+    found = matrices(given, params, what, shapes, are_several=False)[0]
+    return np.concatenate(found).reshape(-1).astype(np.float64)
+
+
+def start_within(start: np.ndarray, low: Any, high: Any, parts: list[Part]) -> np.ndarray:
+    """The start, moved by no more than the rounding to its type; raises where it is not within the bounds."""
+    refuse_not_finite(start, parts, "; start at finite numbers.")
+    low, high = np.broadcast_to(low, start.shape), np.broadcast_to(high, start.shape)
+    is_outside = ~((_rounded(low, parts) <= start) & (start <= _rounded(high, parts)))
+    for is_wrong, advice in [
+        (~(low < high), "expected less to more. To keep a parameter as it is, leave it out of params."),
+        (is_outside, "start within the bounds."),
+    ]:
+        if is_wrong.any():
+            n = int(np.argmax(is_wrong))
+            raise InvalidArgumentError(
+                f"{_entry(n, parts)} is {start[n]:g}, and bounds gives {low[n]:g} to {high[n]:g}; {advice}"
+            )
+    return np.clip(start, low, high)
+
+
+def refuse_not_finite(values: np.ndarray, parts: list[Part], advice: str) -> None:
+    """Raise for the first entry that is no finite number, with its name and place."""
+    is_wrong = ~np.isfinite(values)
+    if is_wrong.any():
+        n = int(np.argmax(is_wrong))
+        raise InvalidArgumentError(f"{_entry(n, parts)} is {values[n]:g}{advice}")
+
+
+def refuse_rows_not_finite(J: Any, parts: list[Part], advice: str) -> None:
+    """Raise for the first row of J, dense or CSR, with an entry that is no finite number."""
+    values = J.data if hasattr(J, "indptr") else J
+    is_wrong = ~np.isfinite(values)
+    if is_wrong.any():
+        n = int(np.argmax(is_wrong))
+        row = np.searchsorted(J.indptr, n, "right") - 1 if hasattr(J, "indptr") else n // J.shape[1]
+        raise InvalidArgumentError(f"J of {_entry(int(row), parts)} has the entry {values.reshape(-1)[n]:g}{advice}")
+
+
+def _rounded(values: np.ndarray, parts: list[Part]) -> np.ndarray:
+    """Numbers as the parameters hold them."""
+    pieces = np.split(values, np.cumsum([math.prod(part.shape) for part in parts])[:-1])
+    with np.errstate(over="ignore"):
+        return np.concatenate([v.astype(p.dtype).astype(np.float64) for v, p in zip(pieces, parts, strict=True)])
+
+
+def _entry(n: int, parts: list[Part]) -> str:
+    for part in parts:
+        size = math.prod(part.shape)
+        if n < size:
+            place = ", ".join(str(int(i)) for i in np.unravel_index(n, part.shape))
+            return f"entry [{place}] of {part.name}" if part.shape else part.name
+        n -= size
+    raise IndexError(n)
