@@ -114,8 +114,28 @@ class TestNormalEquations:
             for i in r:
                 r[i] = p[0] * (i + 1) + p[1]
 
-        assert normal_equations(k, p, r).JtJ.dtype == np.float32
-        assert normal_equations(k, p, r, dtype=np.float64).JtJ.dtype == np.float64
+        for format in (None, "csr"):
+            for weights in (None, np.ones(3)):
+                found = normal_equations(k, p, r, weights, format=format)
+                assert found.JtJ.dtype == found.Jtr.dtype == np.float32
+                found = normal_equations(k, p, r, weights, dtype=np.float64, format=format)
+                assert found.JtJ.dtype == found.Jtr.dtype == np.float64
+
+    @pytest.mark.parametrize("format", [None, "csr"])
+    def test_sums_in_double_precision(self, format):
+        """What kernels compute in float32 is exact here; its squares are not, in float32."""
+        size = 3000
+        p, r = scalars([1.0, 1.0], dtype=ti.f32), outputs(size, dtype=ti.f32)
+
+        @ti.kernel
+        def k():
+            for i in r:
+                r[i] = p[0] * (4097.0 + i) + p[1]
+
+        J = np.stack([4097.0 + np.arange(size), np.ones(size)], axis=1)
+        found = normal_equations(k, p, r, dtype=np.float64, format=format)
+        assert_array_equal(found.JtJ.toarray() if format else found.JtJ, J.T @ J)
+        assert_array_equal(found.Jtr, J.T @ J.sum(axis=1))
 
     def test_bad_input(self, fit):
         for kwargs, words in [

@@ -172,6 +172,25 @@ def test_value_structure_and_out(network):
     assert_allclose([[matrix[i, j] for j in range(12)] for i in range(12)], kept.toarray())
 
 
+def test_out_that_cannot_be_filled():
+    x, z, y = scalars(random(4)), scalars(random(4)), outputs(4)
+
+    @ti.kernel
+    def run():
+        for i in y:
+            y[i] = x[i] * z[i]
+
+    first, second = jacobian(run, [x, z], y, format="csr")
+    assert_array_equal(first.diagonal(), z.to_numpy())
+    y.fill(7.0)
+    with pytest.raises(InvalidArgumentError, match=r"out\[1\] and out\[0\] share memory; give each its own array"):
+        jacobian(run, [x, z], y, format="csr", out=[first, first])
+    second.data.flags.writeable = False
+    with pytest.raises(InvalidArgumentError, match=r"out\[1\] is read-only; give an array that can be written"):
+        jacobian(run, [x, z], y, format="csr", out=[first, second])
+    assert_array_equal(y.to_numpy(), np.full(4, 7.0))  # nothing has run
+
+
 def test_builder_without_room(network):
     """Taichi itself would write outside of the builder's memory."""
     plan = Jacobian(network.run, network.x, network.force, format="csr")

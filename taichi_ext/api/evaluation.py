@@ -359,9 +359,12 @@ class Evaluation:
             wanted = [((*shape, *p), session.dtype(key)) for key, shape in outputs for _, p in columns]
             leaves = by_path(self._out, self._prepared.skeleton())
             check_out(leaves, wanted)
-            targets = (*self._params, *self._outputs)
-            containers = [target.field for target in targets if target.field is not None]
-            refuse_shared_out(leaves, [*containers, *self.call.args])
+            refuse_shared_out(leaves, self._containers())
+
+    def _containers(self) -> list[Any]:
+        """What ``out`` must not share memory with."""
+        targets = (*self._params, *self._outputs)
+        return [*(target.field for target in targets if target.field is not None), *self.call.args]
 
     def _check_before_launch(self, session: Session, fused: Fused, outer: dict[Any, Any]) -> None:
         """Every parameter is read by the kernel and every output written."""

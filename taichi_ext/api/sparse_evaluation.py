@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.evaluation import Evaluation
-from taichi_ext.api.results import by_path
+from taichi_ext.api.results import by_path, refuse_shared_out
 from taichi_ext.api.sparse_replay import SparseReplay
 from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse_too_large
 from taichi_ext.differentiate.decisions import RETURN
@@ -223,7 +223,8 @@ class SparseEvaluation(Evaluation):
         wanted = [
             ((math.prod(shape), math.prod(p)), self._dtype(session, key)) for key, shape in outputs for _, p in columns
         ]
-        check_out(by_path(self._out, self._prepared.skeleton()), wanted)
+        numbers = check_out(by_path(self._out, self._prepared.skeleton()), wanted)
+        refuse_shared_out(numbers, self._containers())
 
     def _is_repeatable(self, session: Session, outputs: list[Any]) -> bool:
         return False

@@ -67,13 +67,21 @@ def _as_torch(matrix: Any, kind: str, device: Any) -> Any:
 # --- out= -------------------------------------------------------------------------------------------------------------
 
 
-def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, int], Any]]) -> None:
-    """Raise, before anything runs, for an ``out`` that cannot take sparse Jacobians of these shapes and types."""
+def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, int], Any]]) -> list[tuple[str, Any]]:
+    """Raise, before anything runs, for an ``out`` that cannot take sparse Jacobians of these shapes and types.
+
+    Returns:
+        The places of CSR arrays and the arrays of their numbers, which are to be filled.
+    """
+    numbers: list[tuple[str, Any]] = []
     for (path, target), (shape, dtype) in zip(leaves, wanted, strict=True):
         if _is_builder(target):
             given, found = (target.num_rows, target.num_cols), np.dtype(backend.to_numpy_type(target.dtype))
         elif _is_csr(target):
             given, found = target.shape, target.dtype
+            numbers.append((path, target.data))
+            if not target.data.flags.writeable:
+                raise InvalidArgumentError(f"out{path} is read-only; give an array that can be written.")
         else:
             raise InvalidArgumentError(
                 f"out{path} is {shown(target)}; with format= expected a scipy.sparse.csr_array of the same pattern, or "
@@ -83,6 +91,7 @@ def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, int],
             raise InvalidArgumentError(f"out{path} has shape {tuple(given)}; the Jacobian has {shape}.")
         if found != dtype:
             raise InvalidArgumentError(f"out{path} has dtype {found}; the Jacobian has {dtype}.")
+    return numbers
 
 
 def _is_builder(target: Any) -> bool:

@@ -70,15 +70,15 @@ def normal_equations(
         args: see ``jacobian``.
         dtype: the type in which products are added up: by default that of the residuals, ``np.float64`` on request.
         format: "csr" computes J and J^T W J as sparse arrays (extra ``sparse``); None computes them dense.
-        max_memory: bytes of J that are kept at a time, by default 256 MiB.
+        max_memory: bytes of a dense J that are kept at a time, by default 256 MiB.
 
     Returns:
         The equations: ``JtJ``, ``Jtr``, ``rtr``, and ``split(vector)``, which gives a step the shapes of the params.
 
     Raises:
-        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        InvalidArgumentError: an argument is invalid, or ``format`` is given and SciPy is not installed; or J^T J does
+            not fit into memory.
         UnsupportedError: the derivative of a construct is not known.
-        ImportError: ``format`` is given and SciPy is not installed.
 
     Example:
         >>> import numpy as np
@@ -111,7 +111,7 @@ def normal_equations(
         _refuse_too_large(evaluation.column_count(), kind)
         JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
     else:
-        JtJ, Jtr, r = _sparse(evaluation, w)
+        JtJ, Jtr, r = _sparse(evaluation, w, kind)
     rtr = float(r @ r if w is None else r @ (w * r))
     sizes = [(shape, math.prod(shape)) for shape in evaluation.parameter_shapes()]
 
@@ -242,9 +242,10 @@ def _add(
 # --- sparse -----------------------------------------------------------------------------------------------------------
 
 
-def _sparse(evaluation: Evaluation, w: np.ndarray | None) -> tuple[Any, np.ndarray, np.ndarray]:
+def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tuple[Any, np.ndarray, np.ndarray]:
     sparse = require_scipy("sparse", "normal_equations with format='csr'")
-    J = stacked(evaluation, evaluation.blocks())
+    kind = np.result_type(kind, np.float32)  # SciPy has no float16
+    J = stacked(evaluation, evaluation.blocks()).astype(kind, copy=False)
     r = residual_vector(evaluation)
-    weighted = J if w is None else sparse.diags_array(w) @ J
-    return sparse.csr_array(weighted.T @ J), np.asarray(weighted.T @ r), r
+    weighted = J if w is None else sparse.diags_array(w, dtype=kind) @ J
+    return sparse.csr_array(weighted.T @ J), np.asarray(weighted.T @ r.astype(kind)), r
