@@ -140,7 +140,7 @@ def compiled(
 def own_features(differentiated: Differentiated, paired: frozenset[Container]) -> tuple[Any, ...]:
     """What the kernel's own arguments are to Taichi, in their order."""
     types = ("u64" if c in paired else c.dtype.name for _, c in differentiated.shadows)
-    features = [backend.array_feature(backend.named_type(name)) for name in types]
+    features: list[Any] = [backend.array_feature(backend.named_type(name)) for name in types]
     if differentiated.first_column is not None:
         features.append(backend.NUMBER_FEATURE)
     return tuple(features)

@@ -112,6 +112,7 @@ def _matcher(obj: Any) -> Callable[[Any], str | None]:
             return ""
         numbers = [n for n, c in enumerate(components) if c is wanted[0]] if len(wanted) == 1 else []
         if numbers:
+            assert isinstance(value, backend.MatrixField)
             index = numbers if value.ndim == 1 else divmod(numbers[0], value.m)
             return f".get_scalar_field({', '.join(map(str, index))})"
         return next((f".{of}" for of in ("grad", "dual") if _is_same(getattr(value, of, None), wanted)), None)
@@ -132,7 +133,7 @@ def _is_same(field: Any, components: list[Any]) -> bool:
 class _Function:
     """A Python function with the object that it is bound to, and how that is called."""
 
-    function: types.FunctionType
+    function: Any  # a Python function, which as a member of a class would be read as a method
     owner: Any = None
     owner_name: str = "self"
 

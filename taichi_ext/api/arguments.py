@@ -289,9 +289,11 @@ class KernelCall:
         return shape
 
     def return_shape(self) -> tuple[int, ...]:
+        assert self.kernel is not None  # a Python function has no outputs of this kind
         return backend.return_shape(self.kernel)
 
     def return_dtype(self) -> Any:
+        assert self.kernel is not None
         dtype = backend.return_dtype(self.kernel)
         if dtype is None or not backend.is_real(dtype):
             raise InvalidArgumentError(

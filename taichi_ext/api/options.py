@@ -37,7 +37,7 @@ def is_whole(value: Any) -> bool:
 
 def is_positive(value: Any) -> bool:
     """Whether a value is a positive real number; a bool and NaN are none."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value > 0
+    return is_real(value) and value > 0
 
 
 def check_number(name: str, value: Any, meaning: str, *, least: float | None = None) -> None:

@@ -122,7 +122,7 @@ def fill_out(out: Any, result: Any) -> Any:
 
 def as_torch(result: Any, call: KernelCall, outputs: list[Target]) -> Any:
     """The result as tensors, on their device, where the outputs are tensors."""
-    values = [call.value(t) if t.kind in ("argument", "array") else None for t in outputs]
+    values: list[Any] = [call.value(t) if t.kind in ("argument", "array") else None for t in outputs]
     if not values or not all(backend.is_torch_tensor(v) for v in values):
         return result
     leaves, rebuild = flatten(result)

@@ -45,8 +45,13 @@ class SparseEvaluation(Evaluation):
             fill_out(leaves, [matrix for row in blocks for matrix in row])
             return self._out
 
+    @property
+    def _format(self) -> str:
+        assert self._prepared.format is not None
+        return self._prepared.format
+
     def _in_format(self, blocks: list[list[Any]]) -> list[list[Any]]:
-        kind = self._prepared.format
+        kind = self._format
         device = self._device() if kind.startswith("torch") else None
         elements = [self._element(t) for t in self._outputs], [self._element(t) for t in self._params]
         return [
@@ -55,7 +60,7 @@ class SparseEvaluation(Evaluation):
         ]
 
     def _device(self) -> Any:
-        values = [self.call.value(t) if t.kind in ("argument", "array") else None for t in self._outputs]
+        values: list[Any] = [self.call.value(t) if t.kind in ("argument", "array") else None for t in self._outputs]
         if not all(backend.is_torch_tensor(v) for v in values):
             raise InvalidArgumentError(
                 f"format={self._prepared.format!r} gives torch tensors, and not all outputs are torch tensors; use "
@@ -67,6 +72,7 @@ class SparseEvaluation(Evaluation):
         """How many numbers an element of a parameter or output has."""
         if target.kind == "field":
             info = self._prepared.fields.field(target.field)
+            assert info is not None  # of real numbers
             return math.prod(info.element_shape)
         if target.kind == "return" or target.variable is not None or self.call.is_value(target):
             return 1
@@ -96,7 +102,7 @@ class SparseEvaluation(Evaluation):
         return session, columns
 
     def _run_within_memory(self) -> list[list[Any]]:
-        if self._prepared.format.startswith("torch"):
+        if self._format.startswith("torch"):
             self._device()
         found = self._while_sparse(self._run_sparse)
         return self._run_dense() if found is None else found

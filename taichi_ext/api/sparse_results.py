@@ -1,5 +1,8 @@
 """Formats of sparse Jacobians, and what they can be put into."""
 
+# The annotations of a kernel are values that Taichi reads, such as ti.template().
+# pyright: reportInvalidTypeForm=false
+
 from typing import Any
 
 import numpy as np
@@ -53,8 +56,9 @@ def _as_torch(matrix: Any, kind: str, device: Any) -> Any:
     import torch
 
     if kind == "torch_csr":
-        parts = [torch.from_numpy(a.astype(np.int64)) for a in (matrix.indptr, matrix.indices)]
-        tensor = torch.sparse_csr_tensor(*parts, torch.from_numpy(matrix.data), matrix.shape, check_invariants=False)
+        starts, columns = (torch.from_numpy(a.astype(np.int64)) for a in (matrix.indptr, matrix.indices))
+        numbers = torch.from_numpy(matrix.data)
+        tensor = torch.sparse_csr_tensor(starts, columns, numbers, matrix.shape, check_invariants=False)
     else:
         coo = matrix.tocoo()
         places = torch.from_numpy(np.stack([coo.row, coo.col]).astype(np.int64))

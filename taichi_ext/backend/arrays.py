@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from taichi import MatrixField, Ndarray, StructField
@@ -19,7 +19,7 @@ from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
 from taichi_ext.backend.lifetime import ended_problem, is_field_alive
 
 
-def is_torch_tensor(x: Any) -> bool:
+def is_torch_tensor(x: Any) -> TypeGuard[Any]:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
@@ -306,7 +306,9 @@ def copy_of(obj: Any) -> Any:
     """The values of a field or array."""
     if is_torch_tensor(obj):
         return obj.detach().clone()
-    values = obj if isinstance(obj, np.ndarray) else memory_of_field(obj)
+    if isinstance(obj, np.ndarray):
+        return obj.copy()
+    values = memory_of_field(obj)
     return obj.to_numpy() if values is None else values.copy()
 
 
@@ -373,7 +375,9 @@ def leaf_fields(field: Any) -> list[Any]:
 def is_dynamic_cell(field: Any, index_count: int) -> bool:
     """Whether so many indices name a list of a dynamic node, to which entries are appended, rather than an entry."""
     node = leaf_fields(field)[0].vars[0].ptr.snode()
-    parent = node.parent if node is not None else None
+    if node is None:
+        return False
+    parent = node.parent
     is_dynamic = parent is not None and parent.type == core.SNodeType.dynamic
     return is_dynamic and node.num_active_indices() == index_count + 1
 

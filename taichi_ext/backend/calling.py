@@ -7,7 +7,7 @@ import contextlib
 import re
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypedDict
 
 from taichi.lang import impl, mesh
 from taichi.lang.ast import ASTTransformerContext
@@ -18,13 +18,22 @@ from taichi_ext.backend.expressions import source_location
 
 def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[Any, Any]:
     """``obj.name`` as Taichi evaluates it in a kernel, and the object to pass first when it is called."""
-    node = ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load(), **no_position())
+    node: Any = ast.Attribute(value=ast.Constant(value=obj), attr=name, ctx=ast.Load(), **no_position())
     node.value.lineno = node.value.col_offset = node.value.end_col_offset = node.value.end_lineno = 1
     ASTTransformer.build_Attribute(ctx, node)
     return node.ptr, (node,) if hasattr(node, "caller") else ()
 
 
-def no_position() -> dict[str, int]:
+class Position(TypedDict):
+    """The attributes of a node that tell where it stands."""
+
+    lineno: int
+    col_offset: int
+    end_lineno: int
+    end_col_offset: int
+
+
+def no_position() -> Position:
     """The attributes of a node that stands nowhere in the source."""
     return {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 
@@ -33,7 +42,7 @@ def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: 
     """``function(*args, **keywords)`` as Taichi evaluates it in a kernel."""
     match = re.search(r"line (\d+), in", source_location())
     line = int(match.group(1)) - ctx.lineno_offset if match else 1
-    position = {**no_position(), "lineno": line, "end_lineno": line}
+    position: Position = {**no_position(), "lineno": line, "end_lineno": line}
 
     def constant_node(value: Any) -> ast.Constant:
         return ast.Constant(value=value, **position)
@@ -75,7 +84,7 @@ class _Seal:
 @contextlib.contextmanager
 def sealed() -> Iterator[None]:
     """Let functions that are called in the meantime compute expressions, and no more."""
-    runtime = impl.get_runtime()
+    runtime: Any = impl.get_runtime()  # says that it holds nothing
     before = runtime.compiling_callable, runtime.current_kernel
     runtime.compiling_callable = runtime.current_kernel = _Seal()
     try:

@@ -1,5 +1,8 @@
 """How Taichi walks a tree: the state of a walk, and the texts of places in the source that its messages cite."""
 
+# Taichi declares as None what it holds once there is a program and a kernel.
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import ast

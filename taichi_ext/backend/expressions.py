@@ -1,5 +1,8 @@
 """Expressions of the kernel that is being traced: types, variables, places, control flow."""
 
+# Taichi declares as None what it holds in a kernel, and makes swizzles as it is imported.
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import contextlib
@@ -189,7 +192,8 @@ def promoted_type(a: Any, b: Any) -> Any:
 def array_type(array: Any) -> tuple[Any, tuple[int, ...]]:
     """The scalar type and the shape of the elements of an array argument that is being traced."""
     kind = array.get_type().element_type
-    shape = tuple(kind.shape()) if hasattr(kind, "shape") and callable(kind.shape) else ()
+    is_tensor = callable(getattr(kind, "shape", None))
+    shape = tuple(kind.shape()) if is_tensor else ()
     return (kind.element_type() if shape else kind), shape
 
 

@@ -62,7 +62,8 @@ def memory_of_field(field: Any) -> np.ndarray | None:
     _, offset, shape, strides, dtype = layout
     size = dtype.itemsize + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     memory = (ctypes.c_char * size).from_address(_addresses()[layout.tree] + offset)
-    return np.ndarray(shape, dtype, memory, strides=strides)
+    buffer: Any = memory  # which stubs only say from Python 3.12 on
+    return np.ndarray(shape, dtype, buffer, strides=strides)
 
 
 def _addresses() -> dict[int, int]:

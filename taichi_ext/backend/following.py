@@ -195,7 +195,7 @@ def _followed_entry_read(x: Any) -> Any:
 
 
 def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
-    x = self._Struct__entries[key]
+    x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     if isinstance(x, SNodeHostAccess):  # other members are structs and matrices, which are followed themselves
         _set_entry(FieldEntry(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
     else:
@@ -204,7 +204,7 @@ def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
 
 def _followed_member_get(self: Struct, key: Any) -> Any:
     value = _originals["member get"](self, key)
-    x = self._Struct__entries[key]
+    x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     return _get_entry(FieldEntry(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
 
 

@@ -1,5 +1,8 @@
 """Kernels and functions: their source and arguments, how Taichi walks them, and kernels traced from another tree."""
 
+# Taichi declares as None what it holds once there is a program and a kernel.
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import ast
@@ -170,7 +173,7 @@ class FusedKernel(Kernel):
 
         Where ``is_final`` says no at the end of the walk, the kernel is dropped: a program keeps all others for ever.
         """
-        runtime = self.runtime
+        runtime: Any = self.runtime
         function = tree.body[0]
         assert isinstance(function, ast.FunctionDef)
         function.args.args += [ast.arg(arg=name, **no_position()) for name in self.extra]

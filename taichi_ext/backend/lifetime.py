@@ -1,5 +1,8 @@
 """Whether fields and arrays belong to the program that runs: Taichi reads freed memory where they do not."""
 
+# Taichi declares as None what it holds once there is a program and a kernel.
+# pyright: reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import weakref

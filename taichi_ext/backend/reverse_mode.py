@@ -1,5 +1,8 @@
 """User rules in Taichi's own reverse mode: gradients stopped and replaced while Taichi compiles ``kernel.grad``."""
 
+# Taichi's own classes are changed while it compiles.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import ast
@@ -160,7 +163,7 @@ def _without_loops_and_stores(rule: Any) -> Iterator[None]:
         count += len(iterations)
         if count > _MOST_UNROLLED:
             raise _unsuitable(rule, f"more than {_MOST_UNROLLED} iterations of loops")
-        values = ast.copy_location(ast.Constant(value=iterations), node.iter)
+        values = ast.copy_location(ast.Constant(value=iterations), node.iter)  # pyright: ignore[reportArgumentType]  # as Taichi does
         unrolled = ast.copy_location(ast.For(target=node.target, iter=values, body=node.body, orelse=[]), node)
         runtime = impl.get_runtime()
         limit, runtime.unrolling_limit = runtime.unrolling_limit, 0  # up to which Taichi does not warn

@@ -9,7 +9,8 @@ Area and lengths follow from one operation, an interval on a line cut by half-pl
 sum of ``distance of the side from the centre * length of the side``.
 """
 
-# Taichi reads the annotations of functions as objects, so they must not be strings.
+# Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
+# pyright: reportInvalidTypeForm=false
 from typing import Any
 
 import taichi as ti

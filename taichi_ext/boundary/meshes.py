@@ -1,6 +1,7 @@
 """Edges of triangle meshes: mesh_edges, visible_edge."""
 
-# Taichi reads the annotations of functions as objects, so they must not be strings.
+# Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
+# pyright: reportInvalidTypeForm=false
 from typing import Any
 
 import numpy as np

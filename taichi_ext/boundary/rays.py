@@ -1,6 +1,7 @@
 """The level of a surface that is given by its signed distance: ray_level."""
 
-# Taichi reads the annotations of functions as objects, so they must not be strings.
+# Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
+# pyright: reportInvalidTypeForm=false
 from typing import Any
 
 import taichi as ti

@@ -228,7 +228,8 @@ def _as_array(value: Any) -> np.ndarray:
     """A number, vector or matrix, or what a kernel returns, in float64."""
     if isinstance(value, (list, tuple)) and any(hasattr(v, "to_numpy") for v in value):
         return np.concatenate([_as_array(v).reshape(-1) for v in value])
-    return np.array(value.to_numpy() if hasattr(value, "to_numpy") else value, np.float64)
+    to_numpy = getattr(value, "to_numpy", None)
+    return np.array(value if to_numpy is None else to_numpy(), np.float64)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -245,8 +246,8 @@ def _compare(
     prepared = run.prepared
     J = run.jacobian()
     centre = run.outputs()
-    precision = max(np.finfo(run.values(param).dtype).eps for param in prepared.params)
-    precision = max([precision, *(np.finfo(row[0].dtype).eps for row in J)])
+    dtypes = [*(run.values(param).dtype for param in prepared.params), *(row[0].dtype for row in J)]
+    precision = max(float(np.finfo(dtype).eps) for dtype in dtypes)
     tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
     blocks: dict[tuple[int, int], Block] = {}
     chosen = [list(_chosen(run.values(param).shape, most_entries)) for param in prepared.params]

@@ -261,7 +261,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # FwdMode needs force_scalarize_matrix for a kernel with vectors. No cache on disk: a first call includes compiling.
     arch = getattr(ti, options.arch)
     ti.init(arch=arch, force_scalarize_matrix=True, offline_cache=False, log_level=ti.WARN)
-    if ti.cfg.arch != arch:
+    if ti.cfg.arch != arch:  # pyright: ignore[reportOptionalMemberAccess]  # is set by ti.init
         print(f"Taichi finds no {options.arch} device here: try --arch cpu", file=sys.stderr)
         return 2
     scene, dual_scene = make_scene(needs_dual=False), make_scene(needs_dual=True)

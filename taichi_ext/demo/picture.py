@@ -1,5 +1,8 @@
 """The demonstration's picture, drawn with Taichi's own headless canvas, so that nothing else has to be installed."""
 
+# Of an argument of ti.GUI with a default, as res=512, that number is all that pyright knows.
+# pyright: reportArgumentType=false
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -101,6 +101,7 @@ def _part(forward: Forward) -> tuple[int, Any]:
     is_numbered = not seeds.is_host and all(not isinstance(a, Local) or a not in forward.changed for a in loop.atoms)
     iterations = loop.iterations if is_numbered else None
     if iterations is not None and (not seeds.threads or iterations < seeds.threads):
+        assert loop.bounds is not None
         number: Any = 0
         for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
             number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))

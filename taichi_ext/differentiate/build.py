@@ -80,10 +80,11 @@ def cast(x: Value | Number, dtype: Type) -> Value:
     return literal(x.value, dtype) if _is_exact(x, dtype) else Op("cast", (x,), dtype)
 
 
-def _is_exact(x: Value, dtype: Type) -> bool:
+def _is_exact(x: Value, dtype: Type) -> TypeGuard[Const]:
     """Whether a value is a whole number that every real type can hold, to be cast to one."""
-    is_whole = isinstance(x, Const) and x.dtype.is_integer and not isinstance(x.value, bool)
-    return is_whole and dtype.is_real and abs(x.value) <= LARGEST_EXACT  # type: ignore[attr-defined]
+    if not isinstance(x, Const) or not x.dtype.is_integer or isinstance(x.value, bool):
+        return False
+    return dtype.is_real and abs(x.value) <= LARGEST_EXACT
 
 
 def is_over_columns(s: Statement) -> TypeGuard[For]:

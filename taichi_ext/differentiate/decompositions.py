@@ -19,7 +19,9 @@ eigenvalues and their symmetric functions keep their derivatives.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from taichi_ext.differentiate.build import Builder
@@ -132,7 +134,7 @@ def _sym_eig(c: _Context) -> Partials:
 def _polar(c: _Context) -> Partials:
     n, f = c.n, c.formula
     r, p = map(c.grid, c.call.results)
-    trace = sum((p[i][i] for i in range(1, n)), p[0][0]).kept()
+    trace = reduce(operator.add, (p[i][i] for i in range(n))).kept()
     if n == 3:
         shifted = [(trace if i == j else 0) - p[i][j] for i in range(3) for j in range(3)]
         inverse = c.inverse([e.kept() for e in shifted], 3, c.call.place)

@@ -82,7 +82,9 @@ def sqrt_edge(f: Forward, s: Boundary) -> None:
     (result,) = s.results
     seed = f.own_seeds[result][0]
     if not f.takes_derivative:
-        f.roots[seed] = (f.linearizer.keep(s.given["level"]), f.block)
+        level_value = s.given["level"]
+        assert isinstance(level_value, Value)
+        f.roots[seed] = (f.linearizer.keep(level_value), f.block)
         f.locals.declare_form(Declare(result, (f.primal(s.numbers[0]),), place=s.place), {})
         return
     level, pixel = _pixel(f, s)
@@ -146,14 +148,15 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
         UnsupportedError: it is not held by real variables.
     """
     found = []
-    for value in entries(s.given["at"]):  # type: ignore[arg-type]
-        if not isinstance(value, Read) or not value.dtype.is_real or not all(isinstance(i, int) for i in value.index):
+    for value in entries(s.given["at"]):
+        index = [i for i in value.index if isinstance(i, int)] if isinstance(value, Read) else []
+        if not isinstance(value, Read) or not value.dtype.is_real or len(index) < len(value.index):
             raise UnsupportedError(
                 f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i); level is computed "
                 "from them."
             )
         flat = 0
-        for i, n in zip(value.index, value.local.shape, strict=True):
+        for i, n in zip(index, value.local.shape, strict=True):
             flat = flat * n + i
         found.append((value.local, flat))
     return found

@@ -385,9 +385,9 @@ class Forward:
             tangents.add(site, group, 1 if s.op == "add" else -1)
         else:
             self.read.add(s.target.container)
-            kept = [
-                Assign(u.target, Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place), place=u.place)  # type: ignore[attr-defined]
-                for u in group
-            ]
-            for u in kept:
-                tangents.store(replace(site, component=tangents.component(u.target)), (u,))
+            for u in group:
+                assert isinstance(u, Update)
+                assert isinstance(u.target, Load)
+                value = Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
+                made = Assign(u.target, value, place=u.place)
+                tangents.store(replace(site, component=tangents.component(u.target)), (made,))

@@ -9,7 +9,7 @@ from taichi_ext.analysis.affine import Affine, Indices, atom_value
 from taichi_ext.analysis.loops import Loop, span
 from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply, operation
 from taichi_ext.differentiate.forms import Seed
-from taichi_ext.program import I32, Local, Read, Value
+from taichi_ext.program import I32, Const, Known, Local, Read, Value
 
 STATES = -1_000_000  # and below: the columns of what a reversed loop carries
 
@@ -78,7 +78,7 @@ class Naming:
             if owner is not None:
                 self.owners[column.local] = owner
             return self.indices.name(column.local)
-        return Affine((), int(column.value if isinstance(column, Value) else column))
+        return Affine((), int(column.value if isinstance(column, (Const, Known)) else column))
 
     def slot_owner(self, atom: Any) -> Any:
         return self.owners.get(atom)

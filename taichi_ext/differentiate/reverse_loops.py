@@ -217,8 +217,10 @@ class Reversals:
 
     def _is_named(self, seed: Seed, iteration: Local) -> bool:
         """Whether a column can be named outside of the loop, given the iteration."""
+        outer = self.forward.block.outer
+        assert outer is not None  # the block of the loop stands in it
         names = (atom[0] if isinstance(atom, tuple) else atom for atom, _ in seed.column.terms)
-        return all(name is iteration or self.forward.block.outer.can_name(name) for name in names)
+        return all(name is iteration or outer.can_name(name) for name in names)
 
     # --- the loop over the tape
 

@@ -44,6 +44,7 @@ class LocalSum:
 
     def __init__(self, forward: Forward, local: Local, number: int) -> None:
         self.forward, self.local = forward, local
+        assert forward.sparse is not None
         self.sink: Sink = forward.sparse
         self.loops: Loops = forward.loop_sites()
         self.version, self.row, self.is_array = 0, None, bool(local.shape)

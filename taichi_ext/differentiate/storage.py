@@ -19,6 +19,7 @@ from taichi_ext.program import I32, Load, Local, Read, Type, Value
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
+    from taichi_ext.differentiate.sparse_numbering import Numbering
 
 MAX_LOCAL_ARRAY = 512
 
@@ -164,12 +165,12 @@ class Storage:
         if self.facts.add(form, self._is_visible, self.limits, loop=self._outer_loop(), grows=grows):
             self.forward.found_news()
         if self.sparse is not None:
-            self._note_owners(form)
+            self._note_owners(form, self.sparse)
 
-    def _note_owners(self, form: Form) -> None:
+    def _note_owners(self, form: Form, sparse: Numbering) -> None:
         """Take note of whose columns come into slots."""
         inner = (s for s in form if not is_row(s) and not s.is_constant and s not in self.registers)
-        found = {self.sparse.owner(s.column) for s in inner}
+        found = {sparse.owner(s.column) for s in inner}
         if not found <= self.facts.owners:
             self.facts.owners |= found
             self.forward.found_news()

@@ -1,5 +1,8 @@
 """Products with the Jacobian of a kernel, as functions that torch differentiates: by J itself, or without it."""
 
+# The annotations of a kernel are values that Taichi reads, such as ti.template().
+# pyright: reportInvalidTypeForm=false
+
 import functools
 import math
 from collections.abc import Callable, Sequence

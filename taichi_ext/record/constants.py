@@ -171,7 +171,8 @@ class Constants:
             return known(value, Read(local))
         if isinstance(value, (list, tuple)):
             numbers = [known(entry, Read(local, (n,))) for n, entry in enumerate(value)]
-            return type(value)(*numbers) if hasattr(value, "_fields") else type(value)(numbers)
+            make: Any = type(value)
+            return make(*numbers) if hasattr(value, "_fields") else make(numbers)
         entries = zip(np.array(value.to_list(), object).flat, np.ndindex(shape), strict=True)
         return Tensor(tuple(known(entry, Read(local, index)) for entry, index in entries), shape)
 

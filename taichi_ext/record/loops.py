@@ -64,7 +64,7 @@ def enter_for(r: Recording, names: tuple[str, ...]) -> None:
         scope = next(s for s in reversed(r.context.local_scopes) if name in s)
         bound = scope[name]
         is_matrix = isinstance(bound, backend.Matrix)
-        shape = tuple(bound.get_shape()) if is_matrix else backend.shape_of(bound)
+        shape = tuple(bound.get_shape() or ()) if is_matrix else backend.shape_of(bound)
         local = Local(name, I32, shape, "loop")
         variables.append(local)
         scope[name] = Cells(local, (), shape) if shape else Cell(Read(local))

@@ -121,10 +121,10 @@ def _compiled(definition: Any, code: types.CodeType, free: tuple[str, ...]) -> t
 def _is_same(a: Any, b: Any) -> bool:
     if isinstance(a, str) and isinstance(b, str) and ".<locals>." in b:
         return a.split(".")[-1] == b.split(".")[-1]  # before Python 3.11, paths of inner functions are constants
-    if not isinstance(a, types.CodeType):
+    if not isinstance(a, types.CodeType) or not isinstance(b, types.CodeType):
         return type(a) is type(b) and a == b
     attributes = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
-    is_alike = isinstance(b, types.CodeType) and all(getattr(a, n) == getattr(b, n) for n in attributes)
+    is_alike = all(getattr(a, n) == getattr(b, n) for n in attributes)
     is_alike = is_alike and len(a.co_consts) == len(b.co_consts)
     return is_alike and all(map(_is_same, a.co_consts, b.co_consts))
 

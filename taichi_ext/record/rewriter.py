@@ -289,7 +289,9 @@ class Rewriter(ast.NodeTransformer):
                 spec = ast.unparse(part.format_spec)[2:-1] if part.format_spec else ""
                 template += "{:" + spec + "}" if spec else "{}"
                 values.append(self.visit(part.value))
-            elif isinstance(part, ast.Constant):
+            else:
+                assert isinstance(part, ast.Constant)
+                assert isinstance(part.value, str)
                 template += part.value.replace("{", "{{").replace("}", "}}")
         return self.library("format", node, self.string(template, node), *values)
 

@@ -30,7 +30,11 @@ class Rule(Protocol):
     function: Callable[..., Any]
     parameters: tuple[str, ...]
     place: str
-    taken: set[str]  # the arguments whose tangents it takes
+
+    @property
+    def taken(self) -> set[str]:
+        """The arguments whose tangents it takes."""
+        ...
 
 
 class Rules(Protocol):

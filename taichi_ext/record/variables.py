@@ -209,7 +209,7 @@ def number_shape(value: Any) -> tuple[int, ...] | None:
     if is_number(value):
         return ()
     if isinstance(value, backend.Matrix):
-        return tuple(value.get_shape() or ()) if all(map(is_number, value.to_numpy().flat)) else None
+        return tuple(value.get_shape() or ()) if all(map(is_number, np.asarray(value.to_numpy()).flat)) else None
     if isinstance(value, (list, tuple)) and value and all(map(is_number, value)):
         return (len(value),)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -299,7 +299,7 @@ def _array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
     return binding
 
 
-def refuse_overlaps(given: Iterable[Given], written: set[Any]) -> None:
+def refuse_overlaps(given: Iterable[Given], written: Set[Any]) -> None:
     """Raise where two arguments share memory and one is written: a kernel with tangents would not know."""
     for one, other in itertools.combinations(given, 2):
         if not one.view.overlaps(other.view) or (one.info is None and other.info is None):

@@ -97,7 +97,7 @@ def as_active(value: Any) -> Any:
         return value.view(ActiveArray) if value.dtype.kind == "f" else np.asarray(value)
     if isinstance(value, np.float64):
         return ActiveFloat64(value)
-    if isinstance(value, np.float32):
+    if isinstance(value, np.float32):  # pyright: ignore[reportArgumentType]  # its stub is an alias with an argument
         return ActiveFloat32(value)
     return ActiveFloat(value) if isinstance(value, float) else value
 

@@ -1,5 +1,8 @@
 """Numbers put in order and added up, by all threads."""
 
+# The annotations of a kernel are values that Taichi reads, such as ti.template().
+# pyright: reportInvalidTypeForm=false
+
 from typing import Any
 
 import numpy as np

@@ -24,7 +24,7 @@ class SlotCounts:
         counts: by counter how many slots each iteration has filled.
     """
 
-    def __init__(self, sites: Iterable[Site], new_array: Callable[[int], Any]) -> None:
+    def __init__(self, sites: Iterable[Site], new_array: Callable[[np.ndarray], Any]) -> None:
         self._sites = [s for s in sites if s.opened is not None or s.counter is not None]
         self._new_array = new_array
         self.rooms = {s.opened: 0 for s in self._sites if s.opened is not None}

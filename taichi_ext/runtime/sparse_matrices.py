@@ -7,6 +7,7 @@ of its entries, are found once for the patterns that it is made of; after that o
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -157,7 +158,7 @@ def _product_pattern(product: Any) -> tuple[Pattern, np.ndarray]:
 
 def _total_pattern(patterns: tuple[Pattern, ...]) -> tuple[Pattern, list[np.ndarray]]:
     """The pattern of a sum, and for each summand where its entries stand in it."""
-    found = sum((p.ones() for p in patterns[1:]), patterns[0].ones())
+    found = functools.reduce(operator.add, (p.ones() for p in patterns))
     pattern = Pattern(found.indptr, found.indices, found.shape)
     return pattern, [_places(p, pattern) for p in patterns]
 

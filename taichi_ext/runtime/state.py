@@ -80,7 +80,7 @@ class State:
             return
         stretch.is_used = True
         memory = backend.memory_of(stretch.owner, stretch.start, stretch.copy.size)
-        if not np.array_equal(memory, stretch.copy):
+        if memory is None or not np.array_equal(memory, stretch.copy):
             raise InvalidArgumentError(
                 f"{self.reason}, but Python code changes an array of shape {tuple(array.shape)} before a kernel gets "
                 f"it, and this cannot be undone for another run. Pass the array in args. {self.advice}"

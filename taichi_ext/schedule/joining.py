@@ -6,7 +6,7 @@ reads. Both may store to the same array where all they access of it, in iteratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class _Columns:
         if not is_over_columns(s):
             return None
         (count,) = s.domain
-        if not isinstance(count, Const) or any(bodies(inner) for inner in s.body):
+        if not isinstance(count, Const) or not isinstance(count.value, int) or any(bodies(inner) for inner in s.body):
             return None
         return _Columns(s, count.value, *map(frozenset, _memory(s.body)))
 
@@ -122,7 +122,7 @@ def _where(value: Value) -> Local | Container | None:
     return value.local if isinstance(value, Read) else None
 
 
-def _is_in_column(loop: For, shared: set[Any], columns: int) -> bool:
+def _is_in_column(loop: For, shared: Set[Any], columns: int) -> bool:
     """Whether all that a loop accesses of some memory is in the column of the iteration."""
     (k,) = loop.variables
     for s in loop.body:

@@ -17,8 +17,8 @@ def _block(body: Body, candidates: set[Local]) -> Body:
     for s in body:
         if bodies(s):
             s = with_bodies(s, tuple(_block(inner, candidates) for inner in bodies(s)))
-        target = s.target.local if isinstance(s, Assign) and isinstance(s.target, Read) else None
-        if target in unused and target not in _named(s, values_only=True):
+        target = _assigned(s)
+        if isinstance(s, Assign) and target in unused and target not in _named(s, values_only=True):
             made[unused.pop(target)] = None
             value = s.value if s.value.dtype == target.dtype else Op("cast", (s.value,), target.dtype, place=s.place)
             s = Declare(target, (value,), place=s.place)
@@ -28,6 +28,10 @@ def _block(body: Body, candidates: set[Local]) -> Body:
             unused[s.local] = len(made)
         made.append(s)
     return tuple(s for s in made if s is not None)
+
+
+def _assigned(s: Statement) -> Local | None:
+    return s.target.local if isinstance(s, Assign) and isinstance(s.target, Read) else None
 
 
 def _named(statement: Statement, *, values_only: bool = False) -> set[Local]:
