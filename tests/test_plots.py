@@ -77,6 +77,14 @@ def test_bad_input():
         plot_jacobian(np.eye(2), output_axes=3)
 
 
+def test_sparse_block_that_is_too_large_to_be_drawn_entry_by_entry():
+    sparse = pytest.importorskip("scipy.sparse")
+    large = sparse.coo_array(([1.0], ([7], [9])), shape=(200000, 300000))
+    with pytest.raises(InvalidArgumentError, match=r"J\[0\] has shape \(200000, 300000\), too large .* plot_sparsity"):
+        plot_jacobian([large])
+    assert "200000 x 300000, 1 entries" in plot_sparsity([large]).axes[0].get_title()
+
+
 def test_matplotlib_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     for plot in (plot_jacobian, plot_sparsity):

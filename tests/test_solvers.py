@@ -10,7 +10,7 @@ import taichi as ti
 from differences import outputs, read, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, least_squares, normal_equations, value_and_jacobian
+from taichi_ext import InvalidArgumentError, least_squares, linear_operator, normal_equations, value_and_jacobian
 
 optimize = pytest.importorskip("scipy.optimize")
 sparse = pytest.importorskip("scipy.sparse")
@@ -327,6 +327,28 @@ class TestLeastSquares:
         with pytest.raises(InvalidArgumentError, match=r"entry \[1\] of params .* is nan; start at finite numbers"):
             least_squares(k, x, r, format=format)
         assert_array_equal(read(r), np.zeros((2, 3)))
+
+    def test_kernels_that_cannot_run_again(self, fit):
+        x, r, kept = scalars([1.0, 2.0]), outputs(2), ti.field(ti.f64)
+        ti.root.pointer(ti.i, 2).place(kept)
+
+        @ti.kernel
+        def draw():
+            for i in r:
+                r[i] = x[i] * ti.random()
+
+        @ti.kernel
+        def keep():
+            for i in r:
+                kept[i] = x[i]
+                r[i] = kept[i]
+
+        for kernel, words in [(draw, "draws random numbers .* into a field"), (keep, "field kept .* a dense layout")]:
+            with pytest.raises(InvalidArgumentError, match=f"^least_squares runs the kernels once for each.*{words}"):
+                least_squares(kernel, x, r)
+            assert_array_equal(read(x), [1.0, 2.0])
+        with pytest.raises(InvalidArgumentError, match="^Products of a linear_operator put back.*a dense layout"):
+            linear_operator(keep, x, r) @ np.ones(2)
 
     def test_scipy_is_missing(self, fit, monkeypatch):
         monkeypatch.setitem(sys.modules, "scipy.optimize", None)

@@ -13,6 +13,7 @@ from taichi_ext.errors import InvalidArgumentError, shown
 _LEAST_IMAGE = 8  # entries of both axes, from which on they are taken for those of an image
 _MOST_PIXELS = 512  # of a side of a pattern
 _MOST_COLUMNS = 8  # images of one block
+_MOST_ENTRIES = 2**26  # of a sparse block that is drawn entry by entry
 
 
 def plot_jacobian(J: Any, *, output_axes: int | None = None, columns: int = _MOST_COLUMNS) -> Any:
@@ -138,6 +139,10 @@ def _is_sparse(block: Any) -> bool:
 
 def _dense(block: Any, path: str) -> np.ndarray:
     """A block as a NumPy array of real numbers."""
+    if _is_sparse(block) and math.prod(block.shape) > _MOST_ENTRIES:
+        raise InvalidArgumentError(
+            f"J{path} has shape {tuple(block.shape)}, too large to be drawn entry by entry; use plot_sparsity."
+        )
     values = block.toarray() if _is_sparse(block) else block
     values = values.detach().cpu() if hasattr(values, "detach") else values
     values = values.to_dense() if hasattr(values, "to_dense") else values

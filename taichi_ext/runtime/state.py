@@ -16,6 +16,7 @@ from taichi_ext.labels import Labels
 _SEVERAL_RUNS = (
     "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into max_memory)"
 )
+DENSE_FIELDS = "Draw random numbers into a field before the call, and give fields that kernels write a dense layout."
 _FEWER_RUNS = "Leave out chunk_size=, allow more max_memory, or use fewer parameters at a time."
 
 

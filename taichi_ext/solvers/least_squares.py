@@ -16,7 +16,7 @@ from taichi_ext import backend
 from taichi_ext.api.arguments import Target
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.runtime.state import State
+from taichi_ext.runtime.state import DENSE_FIELDS, State
 from taichi_ext.solvers.bounds import Part, bounds_of, refuse_not_finite, refuse_rows_not_finite, scale_of, start_within
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.stacked import residual_vector, stacked
@@ -127,6 +127,7 @@ class _Problem:
                     "stored; put it in a field."
                 )
         self._state = State(self._call.labels)
+        self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", DENSE_FIELDS
         for target in self._targets:
             self._state.save(self._container(target))
         self.shapes = plan.start().parameter_shapes()

@@ -13,7 +13,7 @@ from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.products import directional, is_large, transposed
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.runtime.state import State
+from taichi_ext.runtime.state import DENSE_FIELDS, State
 from taichi_ext.solvers.extra import require_scipy
 
 _MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for their number
@@ -123,6 +123,7 @@ class _Products:
     def _start(self, plan: Jacobian) -> tuple[Evaluation, State]:
         plan._refuse_ended()
         state = State(plan._call.labels)
+        state.reason, state.advice = "Products of a linear_operator put back what the kernels write", DENSE_FIELDS
         return plan.start(state=state), state
 
     def _put_back(self, state: State) -> None:
