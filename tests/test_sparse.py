@@ -328,6 +328,47 @@ def test_stores_of_constants_clear_rows():
     assert_array_equal(found[1].toarray(), np.diag([2, 0, 2]))
 
 
+def test_an_intermediate_that_is_cleared_again_in_each_step():
+    x, y, aux = scalars(random(3)), outputs(3), outputs(3)
+
+    @ti.kernel
+    def clear():
+        for i in aux:
+            aux[i] = 0
+
+    @ti.kernel
+    def gather():
+        for i in x:
+            aux[2 - i] += x[i] ** 2
+
+    @ti.kernel
+    def step():
+        for i in x:
+            x[i] += 0.1 * aux[i]
+            y[i] += x[i] * aux[i]
+
+    def run():
+        for _ in range(3):
+            clear()  # its launch is repeated, but from the second step on there are tangents to clear
+            gather()
+            step()
+
+    def run_with_fill():
+        for _ in range(3):
+            aux.fill(0)
+            gather()
+            step()
+
+    for function in (run, run_with_fill):
+        x.from_numpy(random(3))
+        y.fill(0)
+        before = x.to_numpy()
+        found = jacobian(function, [x], [y, x], format="csr")  # the first call, in which columns are still added
+        x.from_numpy(before)
+        y.fill(0)
+        require_equal(found, function, [x], [y, x], [aux])
+
+
 def test_parameter_that_python_stores_to_between_kernels():
     x, y, z = scalars(random(3)), outputs(3), outputs(3)
     start = x.to_numpy()

@@ -46,7 +46,12 @@ class SparseSession(Session):
         if key[0] == "array":
             raise DenseRowsError("an array that is a parameter is changed from Python")
         composed = {**self.numbering.composed, key: self.numbering.sizes[key]}
-        self.numbering = self.numbering.extended(self.numbering.in_rows, composed, {})
+        self._extend(self.numbering.in_rows, composed)
+
+    def _extend(self, in_rows: set[Any], composed: dict[Any, int]) -> None:
+        """Number the columns of more containers; kernels that launches repeat may lack the tangents of these."""
+        self.numbering = self.numbering.extended(in_rows, composed, {})
+        self._changes += 1
 
     # --- containers
 
@@ -115,7 +120,7 @@ class SparseSession(Session):
             raise DenseRowsError("an array that carries tangents is read and written")
         if in_rows or new:
             before = self.numbering
-            self.numbering = before.extended(before.in_rows | in_rows, {**before.composed, **new}, {})
+            self._extend(before.in_rows | in_rows, {**before.composed, **new})
             self.columns = self.numbering.width
             self._renumber(before)
 
