@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from taichi_ext import backend
@@ -16,7 +17,7 @@ _CACHE_SIZE = 32
 
 
 def jacobian(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     outputs: Any = None,
     *,
@@ -91,7 +92,7 @@ def jacobian(
 
 
 def value_and_jacobian(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     outputs: Any = None,
     *,
@@ -128,7 +129,12 @@ def value_and_jacobian(
 
 
 def prepared_form(
-    kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: tuple[Any, ...], use: str = "jacobian"
+    kernel: Callable[..., Any],
+    params: Any,
+    outputs: Any,
+    args: tuple[Any, ...],
+    options: tuple[Any, ...],
+    use: str = "jacobian",
 ) -> Jacobian:
     """The prepared form, from the cache where there is one for the same kernel, params, outputs and use."""
     anchor = anchor_of(kernel)

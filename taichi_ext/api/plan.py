@@ -65,7 +65,7 @@ class Jacobian:
 
     def __init__(
         self,
-        kernel: Any,
+        kernel: Callable[..., Any],
         params: Any,
         outputs: Any = None,
         *,

@@ -1,8 +1,14 @@
 """``jvp`` and ``vjp``: products with the Jacobian, which is not kept."""
 
+# Arrays are of any shape and type here, which pyright takes for unknown.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The parts of a Jacobian are private to the package, not to its module.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +28,7 @@ DENSE_TO_SPARSE = 8  # what an entry of sparse rows costs, over one of dense row
 
 
 def jvp(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     tangents: Any,
     outputs: Any = None,
@@ -80,7 +86,7 @@ def jvp(
 
 
 def vjp(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     outputs: Any,
     cotangents: Any,

@@ -11,6 +11,9 @@ sum of ``distance of the side from the centre * length of the side``.
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
 # pyright: reportInvalidTypeForm=false
+# Those of the variables of a function that Taichi compiles are known when it is compiled.
+# pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import Any
 
 import taichi as ti

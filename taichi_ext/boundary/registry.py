@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -71,7 +71,7 @@ class Registry:
 
     def unused_marks(self) -> list[str]:
         """Warnings about rules for marks that no kernel has had so far; each once."""
-        messages = []
+        messages: list[str] = []
         for rule in self:
             is_unused = isinstance(rule.target, str) and rule.target not in self._marks
             if is_unused and self.is_enabled(rule) and rule.name not in self._warned:
@@ -141,7 +141,7 @@ class Registry:
         return self._within(names, True)
 
     @contextlib.contextmanager
-    def _within(self, names: tuple[str, ...], state: bool) -> Iterator[None]:
+    def _within(self, names: tuple[str, ...], state: bool) -> Generator[None, None, None]:
         override = (frozenset(self._get(name).name for name in names) if names else None, state)
         with self._lock:
             self._overrides.append(override)
@@ -227,7 +227,9 @@ def _same(a: Any, b: Any) -> bool:
 registry = Registry()
 
 
-def boundary_gradient(target: Any, name: str | None = None) -> Callable[[RuleFunction], RuleFunction]:
+def boundary_gradient(
+    target: str | Callable[..., Any], name: str | None = None
+) -> Callable[[RuleFunction], RuleFunction]:
     """Give the derivative of a ``ti.func`` or of a marked subexpression; autodiff does everything else.
 
     The decorated function is Taichi code.  It selects its inputs by the names of its parameters:
@@ -272,7 +274,7 @@ def boundary_gradient(target: Any, name: str | None = None) -> Callable[[RuleFun
         if not inspect.isfunction(given) or given.__name__ == "<lambda>":
             raise InvalidArgumentError(f"A rule is a function defined with def; {function!r} is not one.")
         parameters = tuple(inspect.signature(function).parameters)
-        func = None
+        func: Any = None
         if isinstance(target, str):
             target_name = target
         else:

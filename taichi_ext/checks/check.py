@@ -5,11 +5,16 @@ The differences are taken in the precision of the parameter, ``(y(x + h) - y(x -
 against rounding (Nocedal and Wright, Numerical Optimization, section 8.1).
 """
 
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The parts of a Jacobian are private to the package, not to its module.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -31,7 +36,7 @@ _ROUNDING = 16.0  # roundings that an output is allowed, in units of its last pl
 
 
 def check_jacobian(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     outputs: Any = None,
     *,
@@ -176,7 +181,7 @@ class _Run:
         return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
 
     @contextlib.contextmanager
-    def _set(self, variable: Variable, value: Any) -> Iterator[None]:
+    def _set(self, variable: Variable, value: Any) -> Generator[None, None, None]:
         """Let a Python number be another one, and kernels be compiled for it."""
         fused = self.prepared.fused.values()
         same = [variable, *(v for f in fused for v in f.facts.namesakes.get(variable.key, ()))]

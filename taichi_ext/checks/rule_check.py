@@ -3,10 +3,16 @@
 One small kernel calls the function, or uses the mark, at every point given, and another one calls the rule.
 """
 
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportMissingTypeStubs=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# What users give is checked, whatever its annotation says.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +89,7 @@ class RuleReport:
 
 
 def check_rule(
-    rule: Any, inputs: dict[str, Any], *, rtol: float | None = None, raise_on_failure: bool = False
+    rule: str | Callable[..., Any], inputs: dict[str, Any], *, rtol: float | None = None, raise_on_failure: bool = False
 ) -> RuleReport:
     """Test a rule at points of your choice: is it linear, and where does it differ from autodiff?
 
@@ -143,7 +149,7 @@ def check_rule(
     return report
 
 
-def _find(rule: Any) -> GradientRule:
+def _find(rule: str | Callable[..., Any]) -> GradientRule:
     if isinstance(rule, str):
         return registry[rule]
     func = backend.taichi_func(rule)

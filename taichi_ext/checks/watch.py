@@ -1,5 +1,8 @@
 """Where a kernel and its tangents are not finite for the first time."""
 
+# pyright knows no types of Taichi.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from taichi_ext import backend

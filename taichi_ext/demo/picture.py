@@ -52,7 +52,7 @@ class Axis:
 class Canvas:
     """Text, lines and images in pixels, the origin at the top left, as a page is read."""
 
-    def __init__(self, size: tuple[int, int]):
+    def __init__(self, size: tuple[int, int]) -> None:
         self.size = size
         self.background = np.ones((*size, 3), np.float32)
         self.gui = ti.GUI("taichi_ext", res=size, show_gui=False)
@@ -149,7 +149,14 @@ def draw_axes(canvas: Canvas, left: int, top: int, titles: tuple[str, str], x: A
 
 
 def draw_image(
-    canvas: Canvas, place: tuple[int, int], title: str, values: np.ndarray, x: Axis, y: Axis, scale: Axis, anchors
+    canvas: Canvas,
+    place: tuple[int, int],
+    title: str,
+    values: np.ndarray,
+    x: Axis,
+    y: Axis,
+    scale: Axis,
+    anchors: tuple[int, ...],
 ) -> None:
     """Draw a map of values over pixels, with its colour bar at the right."""
     (left, top), (width, height) = place, PANEL

@@ -1,5 +1,10 @@
 """``plot_jacobian`` and ``plot_sparsity``: J as pictures, a row for each of its blocks."""
 
+# Arrays are of any shape and type here, which pyright takes for unknown.
+# pyright: reportUnknownMemberType=false
+# What users give is checked, whatever its annotation says.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import math
@@ -55,6 +60,7 @@ def plot_jacobian(J: Any, *, output_axes: int | None = None, columns: int = _MOS
     for n, pictures in enumerate(rows):
         finite = [np.abs(p[np.isfinite(p)]).max(initial=0.0) for _, p, _ in pictures]
         largest = max(finite) or 1.0
+        drawn: Any = None
         axes: list[Any] = []
         for k, (title, picture, is_image) in enumerate(pictures):
             place = (n, k) if len(pictures) > 1 else (n, slice(None))
@@ -149,10 +155,9 @@ def _dense(block: Any, path: str) -> np.ndarray:
     values = values.to_numpy() if hasattr(values, "to_numpy") else values
     try:
         found = np.asarray(values)
-        is_real = found.dtype.kind in "fiu"
     except (ValueError, TypeError):
-        is_real = False
-    if not is_real:
+        found = np.empty(0, object)
+    if found.dtype.kind not in "fiu":
         raise InvalidArgumentError(f"J{path} is {shown(block)}; expected an array of real numbers.")
     return found.astype(np.float64)
 

@@ -1,10 +1,13 @@
 """``torch_function``: a kernel or pipeline as a differentiable function of torch tensors."""
 
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,7 @@ from taichi_ext.runtime.regions import View
 
 
 def torch_function(
-    kernel: Any,
+    kernel: Callable[..., Any],
     inputs: Any,
     outputs: Any = None,
     *,
@@ -93,7 +96,7 @@ class TorchFunction:
     """The function that ``torch_function`` returns: call it with tensors."""
 
     def __init__(
-        self, kernel: Any, inputs: Any, outputs: Any, shapes: Mapping[str, Any], max_memory: int | None, reverse: bool
+        self, kernel: Any, inputs: Any, outputs: Any, shapes: Any, max_memory: int | None, reverse: Any
     ) -> None:
         check_kernel(kernel)
         if not isinstance(shapes, Mapping):
@@ -101,7 +104,7 @@ class TorchFunction:
         if not isinstance(reverse, bool):
             raise InvalidArgumentError(f"reverse is {shown(reverse)}; expected True or False.")
         checked_options(max_memory, "auto", None, None)
-        self._kernel = kernel
+        self._kernel: Any = kernel  # has a gradient, too, if it is one of Taichi's
         self._max_memory = max_memory
         self._has_jacobian = not reverse
         self._is_checked = False
@@ -328,7 +331,7 @@ class TorchFunction:
         return found
 
     @contextlib.contextmanager
-    def _inputs_unchanged(self, arguments: dict[str, Any]) -> Iterator[None]:
+    def _inputs_unchanged(self, arguments: dict[str, Any]) -> Generator[None, None, None]:
         """Refuse a kernel that writes to an input that is no output; the first call tells."""
         if self._is_checked:
             yield
@@ -376,10 +379,8 @@ class TorchFunction:
     def _results(self, arguments: dict[str, Any], returned: Any, device: Any) -> list[Any]:
         if not self._outputs:
             return [_returned_tensor(returned, self._kernel, device)]
-        return [
-            _as_tensor(item.to_numpy(), device) if isinstance(item, backend.Field) else arguments[item]
-            for item in self._outputs
-        ]
+        found = (o.to_numpy() if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
+        return [_as_tensor(values, device) for values in found]
 
 
 def _signature(kernel: Any) -> tuple[list[str], dict[str, Any]]:

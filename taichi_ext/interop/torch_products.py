@@ -2,6 +2,9 @@
 
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
 # pyright: reportInvalidTypeForm=false
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 import functools
 import math

@@ -1,5 +1,12 @@
 """``least_squares``: SciPy's solver on a kernel's residuals, with value and J from one launch per point."""
 
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The parts of a Jacobian are private to the package, not to its module.
+# pyright: reportPrivateUsage=false
+# J is the Jacobian, and no constant.
+# pyright: reportConstantRedefinition=false
+
 from __future__ import annotations
 
 import inspect
@@ -26,13 +33,13 @@ _ADVICE = "; check_jacobian names the line where it arises."
 
 
 def least_squares(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     residuals: Any = None,
     *,
     args: tuple[Any, ...] = (),
     bounds: tuple[Any, Any] = (-np.inf, np.inf),
-    loss: Any = "linear",
+    loss: str | Callable[..., Any] = "linear",
     format: str | None = None,
     progress: bool | Callable[[int, float], None] | None = None,
     **options: Any,
@@ -116,7 +123,7 @@ def least_squares(
 class _Problem:
     """The residuals and J as functions of one vector, each point computed once."""
 
-    def __init__(self, plan: Jacobian, progress: Any) -> None:
+    def __init__(self, plan: Jacobian, progress: bool | Callable[[int, float], None] | None) -> None:
         self._plan = plan
         self._call = plan._call
         self._targets = [self._call.current(t) for t in plan._prepared.params]

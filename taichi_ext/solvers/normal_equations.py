@@ -1,5 +1,10 @@
 """``normal_equations``: what a Gauss-Newton step needs, without J."""
 
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The parts of a Jacobian are private to the package, not to its module.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math
@@ -8,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.jacobian import prepared_form
@@ -46,13 +52,13 @@ class NormalEquations:
 
 
 def normal_equations(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     residuals: Any = None,
     weights: Any = None,
     *,
     args: tuple[Any, ...] = (),
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     format: str | None = None,
     max_memory: float | None = None,
 ) -> NormalEquations:

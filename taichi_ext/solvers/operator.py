@@ -1,9 +1,15 @@
 """``linear_operator``: J as something that multiplies, for SciPy's iterative solvers."""
 
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The parts of a Jacobian are private to the package, not to its module.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +26,7 @@ _MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for t
 
 
 def linear_operator(
-    kernel: Any,
+    kernel: Callable[..., Any],
     params: Any,
     outputs: Any = None,
     *,
@@ -79,7 +85,13 @@ class _Products:
     """The prepared forms of J, and of J times given directions, and one state for both."""
 
     def __init__(
-        self, kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], memory: int | None, chunk_size: int | None
+        self,
+        kernel: Callable[..., Any],
+        params: Any,
+        outputs: Any,
+        args: tuple[Any, ...],
+        memory: int | None,
+        chunk_size: int | None,
     ) -> None:
         self._whole = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
         self._along = Jacobian(kernel, params, outputs, args=args, max_memory=memory)

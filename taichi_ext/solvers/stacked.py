@@ -1,5 +1,10 @@
 """Outputs and blocks of J as one vector and one matrix: raveled in C order, one after the other."""
 
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# The parts of a Jacobian are private to the package, not to its module.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math
