@@ -93,6 +93,14 @@ def truth(request):
             devices.learn(items, request.config.rootpath)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def fresh_program(request):
+    """With ``--chunk-size``: end the program after each module, since Taichi keeps all kernels, one for each column."""
+    yield
+    if request.config.getoption("--chunk-size") and started:
+        initialise(**started["options"])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Skip on other devices what Taichi cannot run there, without this package; and what cannot be run again."""
