@@ -736,6 +736,7 @@ def test_out_that_cannot_be_written(scene, refused):
     refused(scene.k, scene.x, scene.y, "out", "read-only", out=out)
 
 
+@pytest.mark.chosen_only("a few columns fit into memory", "--chunk-size")
 def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
     many, rows = ti.field(ti.f64, shape=4000), ti.field(ti.f64, shape=5000)
 
@@ -749,6 +750,7 @@ def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
     refused(k, many, rows, "outputs (field rows of shape (5000,))", "by 4000 parameters", *words)
 
 
+@pytest.mark.chosen_only("a few columns can be indexed", "--chunk-size")
 def test_jacobian_larger_than_what_taichi_can_index(scene, refused):
     many, rows = ti.field(ti.f32, shape=3_000_000), ti.field(ti.f32, shape=3_000)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import Snapshot, as_list, central_differences, integers, outputs, read, scalars, vectors
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
 from taichi_ext.differentiate.column_blocks import LAST, Blocks
@@ -297,3 +297,20 @@ def test_numbers_in_blocks():
     assert_allclose(J[1], expected)
     assert_allclose(J[2], np.stack([values[1 : M + 1] ** 2, np.full(M, -values[0])], axis=1))
     assert kernel_count(plan) == 5  # a; p[0]; the rest of p; each of w
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_infinite_derivatives_stay_in_their_columns(size):
+    """Columns that a block leaves out have a coefficient of 0, which an infinite number is not multiplied with."""
+    v, m, y = scalars([1.0, 2.0, -1.0]), scalars([0.0, 3.0, 0.0]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            mass = m[i] + 0.0
+            y[i] = 2.0 * (v[i] / mass)
+
+    parts = jacobian(k, [v, m], y, chunk_size=size)
+    for part, entries in zip(parts, ([np.inf, 2 / 3, np.inf], [-np.inf, -4 / 9, np.inf]), strict=True):
+        assert_allclose(part[np.eye(3, dtype=bool)], entries)
+        assert_array_equal(part[~np.eye(3, dtype=bool)], 0.0)

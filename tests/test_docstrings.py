@@ -52,7 +52,7 @@ def few_threads(monkeypatch):
 
 def as_parameters(module, name):
     """The parameters of a test; an exported module takes J in the order of memory, as its docstring says."""
-    order = pytest.mark.chosen_only("its example shows J row by row, as on the CPU", "--by-column")
+    order = pytest.mark.chosen_only("its example shows J of one run, row by row", "--by-column", "--chunk-size")
     marks = [order] if name.endswith(".Jacobian.export") else []
     return pytest.param(module, name, id=name.removeprefix("taichi_ext."), marks=marks)
 

@@ -193,6 +193,7 @@ class TestCalls:
 
 @pytest.mark.usefixtures("ti64")
 class TestCache:
+    @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
     def test_repeated_calls_build_nothing(self, traces):
         x, y = scalars([0.3, 0.5]), outputs(2)
 
@@ -488,6 +489,7 @@ def tasks_of(run):
 
 @pytest.mark.cpu_only("Taichi copies arrays to and from a GPU by kernels, which count")
 class TestLaunches:
+    @pytest.mark.chosen_only("counts the launches of one run", "--chunk-size")
     def test_one_launch_of_one_kernel_whatever_the_number_of_parameters(self):
         initialise(kernel_profiler=True)
         for count in (1, 4, 70, 300):
@@ -512,6 +514,7 @@ class TestLaunches:
             assert_allclose(plan(), np.repeat(np.arange(1.0, 7.0)[:, None], count, axis=1))
         ti.reset()
 
+    @pytest.mark.chosen_only("counts the launches of one run", "--chunk-size")
     def test_as_many_launches_as_the_pipeline_has(self):
         initialise(kernel_profiler=True)
         x, y, p = scalars([0.3, 0.5], ti.f32), outputs(2, dtype=ti.f32), scalars(np.ones(40), ti.f32)

@@ -139,6 +139,7 @@ def test_bar_of_chunks_on_a_terminal(program, watched, call):
     assert_allclose(J, np.diag(2 * np.linspace(0.1, 1.0, 30)))
 
 
+@pytest.mark.chosen_only("one run has no bar", "--chunk-size")
 @pytest.mark.parametrize("options", [{"chunk_size": 7, "progress": False}, {}, {"progress": True}, {"chunk_size": 30}])
 def test_no_bar_where_it_is_off_or_there_is_one_run(program, watched, options):
     pytest.importorskip("rich")

@@ -129,6 +129,7 @@ def test_names_of_functions_defined_in_functions_are_short():
     assert "inner" in registry
 
 
+@pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
 def test_uses_counts_kernels():
     k, x, y = product_kernel()
     boundary_gradient(product)(doubled)
@@ -333,6 +334,7 @@ def test_reverse_kernels_notice_too():
 # --- what is rebuilt --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
 def test_kernels_are_rebuilt_when_their_rules_change_and_not_otherwise(traces):
     k, x, y = product_kernel()
     z = outputs(1)
@@ -371,6 +373,7 @@ def test_kernels_are_rebuilt_when_their_rules_change_and_not_otherwise(traces):
     assert built() == ["k", "without"]
 
 
+@pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
 def test_a_mark_in_a_kernel_is_looked_up_again(traces):
     x, y = scalars([0.3, 0.8]), outputs(1)
 

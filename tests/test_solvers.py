@@ -11,6 +11,7 @@ from differences import outputs, read, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, least_squares, linear_operator, normal_equations, value_and_jacobian
+from taichi_ext.api import evaluation
 
 optimize = pytest.importorskip("scipy.optimize")
 sparse = pytest.importorskip("scipy.sparse")
@@ -204,6 +205,7 @@ class TestLeastSquares:
         least_squares(fit.kernel, params, fit.r, x_scale=[2.0, 0.5, 10.0])  # as SciPy takes them
         least_squares(fit.kernel, params, fit.r, x_scale="jac")
 
+    @pytest.mark.chosen_only("counts the runs", "--chunk-size")
     def test_each_point_is_one_run(self, fit):
         runs = []
 
@@ -213,6 +215,30 @@ class TestLeastSquares:
 
         result = least_squares(run, fit.params, fit.r)
         assert len(runs) == result.nfev + 1  # and one at the end
+
+    @pytest.mark.parametrize("format", [None, "csr"])
+    def test_a_point_in_several_runs(self, fit, format, monkeypatch):
+        """Tangents that do not fit into memory: each run of a point begins at that point, not at the start."""
+        monkeypatch.setattr(evaluation, "available_memory", lambda: 2.0)
+        middle = ti.field(ti.f64, fit.r.shape)
+        runs = []
+
+        @ti.kernel
+        def square():
+            for i in fit.r:
+                fit.r[i] = fit.r[i] * (1 + middle[i])
+                middle[i] = fit.r[i] / (1 + middle[i])
+
+        def run():
+            runs.append(None)
+            fit.kernel()
+            square()
+
+        wanted = optimize.least_squares(fit.residuals, [1.0, 0.5, 0.3], fit.jacobian)
+        result = least_squares(run, fit.params, fit.r, format=format)
+        assert_allclose(result.x, wanted.x, rtol=1e-5)
+        assert_array_equal(np.concatenate([read(p) for p in fit.params]), result.x)
+        assert format is not None or len(runs) > result.nfev + 1
 
     def test_progress(self, fit, capsys, caplog):
         told = []

@@ -169,6 +169,7 @@ class TestPairs:
                 assert_allclose(J, by_y, rtol=1e-5)
                 assert_allclose(K, by_z, rtol=1e-5)
 
+    @pytest.mark.chosen_only("one run has one kernel", "--chunk-size")
     def test_alone(self):
         """The case that is optimised."""
         p, y, _, cases = self.kernels()
@@ -299,6 +300,7 @@ class TestStoresThatCover:
                 assert_allclose(J, expected)
                 assert_allclose(K, by_z)
 
+    @pytest.mark.chosen_only("counts the lines of one run", "--chunk-size")
     def test_nothing_else(self):
         """The case that is optimised: also where other loops read what was stored."""
         p, y, z = scalars([2.0, 3.0]), outputs(6), outputs(6)

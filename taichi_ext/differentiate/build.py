@@ -118,7 +118,15 @@ def multiply(a: Coefficient, b: Coefficient) -> Coefficient:
         return negative(multiply(a.args[0], b))
     if isinstance(b, Op) and b.name == "neg":
         return negative(multiply(a, b.args[0]))
+    for one, other in ((a, b), (b, a)):
+        if _is_one_or_zero(one) and isinstance(other, Value):
+            return select(one.args[0], other, 0)  # 0, also where the other is infinite
     return operation("mul", a, b)
+
+
+def _is_one_or_zero(x: Coefficient) -> TypeGuard[Op]:
+    """Whether a coefficient is 1 where a condition holds, as that of a column of a block is, and 0 elsewhere."""
+    return isinstance(x, Op) and x.name == "select" and is_number(x.args[1], 1) and is_number(x.args[2], 0)
 
 
 def add(a: Coefficient, b: Coefficient) -> Coefficient:
@@ -214,11 +222,14 @@ class Builder:
         self.emit(Declare(local, (literal(0, dtype),) * size, place=self.place))
         return local
 
+    def _is_frozen(self, x: Value) -> bool:
+        return isinstance(x, Read) and x.local in self.frozen and not x.index
+
     def keep(self, x: Any, name: str = "t") -> Any:
         """The value as it is now: itself where it cannot change, else a temporary."""
         if not isinstance(x, Value) or isinstance(x, Const):
             return x
-        if isinstance(x, Read) and x.local in self.frozen and not x.index:
+        if self._is_frozen(x) or (_is_one_or_zero(x) and self._is_frozen(x.args[0])):  # which products are to see
             return x
         local = Local(name, x.dtype, (), _KINDS.get(name, "temporary"))
         self.frozen.add(local)

@@ -23,6 +23,7 @@ from taichi_ext import backend
 from taichi_ext.api.arguments import Target
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.labels import Labels
 from taichi_ext.runtime.state import DENSE_FIELDS, State
 from taichi_ext.solvers.bounds import Part, bounds_of, refuse_not_finite, refuse_rows_not_finite, scale_of, start_within
 from taichi_ext.solvers.extra import require_scipy
@@ -120,6 +121,19 @@ def least_squares(
     return result
 
 
+class _StateAtPoint(State):
+    """The state at the start, but for the parameters, which are those of a point."""
+
+    def __init__(self, labels: Labels, store_point: Callable[[], None]) -> None:
+        super().__init__(labels)
+        self._store_point = store_point
+
+    def restore(self) -> None:
+        """Put everything back, also before J is computed in another run."""
+        super().restore()
+        self._store_point()
+
+
 class _Problem:
     """The residuals and J as functions of one vector, each point computed once."""
 
@@ -133,7 +147,7 @@ class _Problem:
                     f"{target.name} is a number that is passed or captured by value, in which no solution can be "
                     "stored; put it in a field."
                 )
-        self._state = State(self._call.labels)
+        self._state = _StateAtPoint(self._call.labels, self._store_point)
         self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", DENSE_FIELDS
         for target in self._targets:
             self._state.save(self._container(target))
@@ -144,6 +158,7 @@ class _Problem:
         self._progress = progress
         self._began = time.perf_counter()
         self._iterations = 0
+        self._x = self.start
         self._point: np.ndarray | None = None
         self._r = np.empty(0)
         self._J: Any = None
@@ -185,11 +200,13 @@ class _Problem:
         self._point = x.copy()
 
     def _set(self, x: np.ndarray) -> None:
-        """The state at the start, but for the parameters."""
+        self._x = x
         self._state.restore()
+
+    def _store_point(self) -> None:
         for target in self._targets:
             self._state.save(self._container(target))  # while it holds what it did: it is changed now
-        self._store(x)
+        self._store(self._x)
 
     def _store(self, x: np.ndarray) -> None:
         at = 0
