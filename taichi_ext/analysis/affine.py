@@ -12,12 +12,14 @@ from typing import Any
 from taichi_ext.program import I32, Body, Const, Declare, Local, Op, Read, Value, declared, statements
 from taichi_ext.simplify.usage import assigned_locals
 
+Atom = Local | Value | tuple[Any, ...]  # a tuple: an integer vector and the numbers of its entry
+
 
 @dataclass(frozen=True)
 class Affine:
     """``sum(factor * atom) + constant``; atoms are unchanging integer locals, or values without a normal form."""
 
-    terms: tuple[tuple[Any, int], ...] = ()
+    terms: tuple[tuple[Atom, int], ...] = ()
     constant: int = 0
 
     @cached_property
@@ -43,18 +45,18 @@ class Affine:
         return Affine(tuple((a, f * factor) for a, f in self.terms), self.constant * factor)
 
 
-_ranks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_ranks: weakref.WeakKeyDictionary[Local | Value, int] = weakref.WeakKeyDictionary()
 _count = itertools.count()
 
 
-def _rank(atom: Any) -> tuple[int, ...]:
+def _rank(atom: Atom) -> tuple[int, ...]:
     """The place of an atom in sums: the order in which atoms are first seen, so that texts are the same in each run."""
     if isinstance(atom, tuple):
         return (*_rank(atom[0]), *atom[1:])
     return (_ranks[atom] if atom in _ranks else _ranks.setdefault(atom, next(_count)),)
 
 
-def _sorted(factors: Mapping[Any, int]) -> tuple[tuple[Any, int], ...]:
+def _sorted(factors: Mapping[Atom, int]) -> tuple[tuple[Atom, int], ...]:
     return tuple(sorted(((a, f) for a, f in factors.items() if f), key=lambda term: _rank(term[0])))
 
 
@@ -62,8 +64,8 @@ class Indices:
     """The normal forms of a program's integer expressions."""
 
     def __init__(self, body: Body) -> None:
-        self.forms: dict[Any, Affine] = {}  # of integer locals
-        self.vectors: set[Any] = set()  # of integers, that do not change
+        self.forms: dict[Local, Affine] = {}  # of integer locals
+        self.vectors: set[Local] = set()  # of integers, that do not change
         changed = assigned_locals(body)
         for statement in statements(body):
             for local in declared(statement):
@@ -77,11 +79,11 @@ class Indices:
                     known = self.form(statement.values[0])
                 self.forms[local] = Affine(((local, 1),)) if known is None else known
 
-    def name(self, local: Any) -> Affine:
+    def name(self, local: Local) -> Affine:
         """A local that does not change as a normal form of its own."""
         return self.forms.setdefault(local, Affine(((local, 1),)))
 
-    def form(self, index: Any) -> Affine | None:
+    def form(self, index: Value | int) -> Affine | None:
         """The normal form of an expression, None where there is none."""
         if isinstance(index, int):
             return Affine((), index)
@@ -92,9 +94,9 @@ class Indices:
                 if local in self.forms:
                     return self.forms[local]
                 return self.name(local) if local.kind == "parameter" and local.dtype.is_integer else None
-            case Read(local=local, index=index) if local in self.vectors or local.kind == "parameter":
-                if local.dtype.is_integer and all(isinstance(i, int) for i in index):
-                    return Affine((((local, *index), 1),))
+            case Read(local=local, index=entry) if local in self.vectors or local.kind == "parameter":
+                if local.dtype.is_integer and all(isinstance(i, int) for i in entry):
+                    return Affine((((local, *entry), 1),))
                 return None
             case Op(name="add" | "sub" | "mul" as name, args=(a, b), dtype=dtype) if dtype == I32:
                 return _combined(name, self.form(a), self.form(b))
@@ -102,8 +104,10 @@ class Indices:
                 return self.form(a)
         return None
 
-    def site(self, index: Any) -> Affine:
+    def site(self, index: Value | int) -> Affine:
         """The normal form; what has none is an atom of its own, equal to nothing else."""
+        if isinstance(index, int):
+            return Affine((), index)
         known = self.form(index)
         return Affine(((index, 1),)) if known is None else known
 
@@ -120,7 +124,7 @@ def _combined(name: str, a: Affine | None, b: Affine | None) -> Affine | None:
     return a * b.constant if b.is_constant else None
 
 
-def atom_value(atom: Any) -> Value:
+def atom_value(atom: Atom) -> Value:
     """What an atom stands for: a local, an entry of an integer vector, or a value."""
     if isinstance(atom, Local):
         return Read(atom)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from taichi_ext.program import Assign, Atomic, Body, Container, Effect, Load, Statement, Update, statements
+from taichi_ext.program import Assign, Atomic, Body, Container, Effect, Load, Local, Statement, Update, statements
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -20,7 +19,7 @@ def written_containers(body: Body | Iterable[Statement], *, with_effects: bool =
     return found
 
 
-def written(body: Body | Iterable[Statement]) -> set[Any]:
+def written(body: Body | Iterable[Statement]) -> set[Local | Container]:
     """The locals and containers that change."""
     kept = tuple(body)
     return assigned_locals(kept) | written_containers(kept)

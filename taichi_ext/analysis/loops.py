@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.changes import written
-from taichi_ext.program import Body, Const, Container, For, If, Jump, Size, Statement, While, bodies
+from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Size, Statement, While, bodies
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,10 +18,10 @@ class Loop:
 
     statement: For | While
     is_parallel: bool
-    atoms: tuple[Any, ...] = ()
+    atoms: tuple[Atom, ...] = ()
     bounds: tuple[tuple[int, int], ...] | None = None
     is_interrupted: bool = False  # by a continue or break: not all of its body may be reached
-    changes: frozenset[Any] = frozenset()  # locals and containers written in it
+    changes: frozenset[Local | Container] = frozenset()  # locals and containers written in it
 
     @property
     def iterations(self) -> int | None:
@@ -71,7 +71,7 @@ def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
     return Loop(s, is_parallel, _atoms(s), _bounds(s, extents), is_interrupted, changes)
 
 
-def _atoms(s: For) -> tuple[Any, ...]:
+def _atoms(s: For) -> tuple[Atom, ...]:
     if len(s.variables) == 1 and s.variables[0].shape:
         (vector,) = s.variables
         return tuple((vector, n) for n in range(vector.shape[0]))

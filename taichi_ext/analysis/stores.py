@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.affine import Affine, Atom, Indices
 from taichi_ext.analysis.loops import Extents, Loop
 from taichi_ext.program import (
     Assign,
@@ -37,7 +38,7 @@ class Site:
     depth: int  # blocks around it
     is_store: bool
 
-    def covers(self, atoms: Any) -> bool:
+    def covers(self, atoms: Iterable[Atom]) -> bool:
         """Whether each variable stands alone in one index, so that different iterations touch different entries."""
         bare = {i.terms[0][0] for i in self.indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
         return set(atoms) <= bare

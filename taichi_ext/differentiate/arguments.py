@@ -8,7 +8,7 @@ from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.build import add, cast, literal, multiply
 from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.differentiate.forms import Form, Row
-from taichi_ext.program import I32, Argument, Container, Load, Local, Op, Program, Read, Value
+from taichi_ext.program import I32, Argument, Container, Load, Local, Op, Program, Read, Type, Value
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -34,7 +34,7 @@ class Arguments:
         self._scratch: dict[Any, Container] = {}
         self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
 
-    def add(self, what: Any, name: str, dtype: Any) -> Container:
+    def add(self, what: Any, name: str, dtype: Type) -> Container:
         """A new array of one dimension, under a name that nothing else has."""
         argument = Container(self._unique(name if name.isidentifier() else "d_field"), dtype, 1, is_argument=True)
         self.given.append((what, argument))
@@ -53,12 +53,12 @@ class Arguments:
         self._taken.add(unique)
         return unique
 
-    def find(self, what: Any, name: str, dtype: Any) -> Container:
+    def find(self, what: Any, name: str, dtype: Type) -> Container:
         """The array for that; a new one where there is none yet."""
         known = next((argument for key, argument in self.given if key == what), None)
         return self.add(what, name, dtype) if known is None else known
 
-    def reserve_scratch(self, size: int, dtype: Any, forward: Forward) -> tuple[Container, Any]:
+    def reserve_scratch(self, size: int, dtype: Type, forward: Forward) -> tuple[Container, Any]:
         """Memory for a row: the array, and where the row starts.
 
         There is a part for each thread, or for each iteration where those are fewer or threads have no number.

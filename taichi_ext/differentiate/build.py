@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, overload
 
 from taichi_ext.program import (
     F32,
@@ -29,10 +29,11 @@ from taichi_ext.program import (
     Value,
     While,
 )
+from taichi_ext.program.statements import Target
 
 LARGEST_EXACT = 2048  # up to which all whole numbers are numbers of float16, too
 Number = int | float
-Coefficient = Any  # a Python number, or a Value
+Coefficient = Value | Number
 
 # What temporaries of some names are: partials of operations, and products and sums that make up tangents.
 _KINDS = {"partial": "partial", "w": "weight"}
@@ -225,7 +226,13 @@ class Builder:
     def _is_frozen(self, x: Value) -> bool:
         return isinstance(x, Read) and x.local in self.frozen and not x.index
 
-    def keep(self, x: Any, name: str = "t") -> Any:
+    @overload
+    def keep(self, x: Value, name: str = "t") -> Value: ...
+
+    @overload
+    def keep(self, x: Coefficient, name: str = "t") -> Coefficient: ...
+
+    def keep(self, x: Coefficient, name: str = "t") -> Coefficient:
         """The value as it is now: itself where it cannot change, else a temporary."""
         if not isinstance(x, Value) or isinstance(x, Const):
             return x
@@ -236,14 +243,14 @@ class Builder:
         self.emit(Declare(local, (x,), place=self.place))
         return Read(local)
 
-    def assign(self, target: Any, value: Any) -> None:
+    def assign(self, target: Target, value: Coefficient) -> None:
         self.emit(Assign(target, cast(value, target.dtype), place=self.place))
 
-    def update(self, target: Any, value: Any, op: str = "add") -> None:
+    def update(self, target: Target, value: Coefficient, op: str = "add") -> None:
         """``target += value``; atomic on containers."""
         self.emit(Update(target, op, cast(value, target.dtype), place=self.place))
 
-    def loop(self, count: Any, body: Callable[[Value], None], name: str = "k") -> None:
+    def loop(self, count: Value | int, body: Callable[[Value], None], name: str = "k") -> None:
         """``for k in range(count): body(k)``."""
         variable = Local(name, I32, (), "column")
         self.frozen.add(variable)

@@ -63,7 +63,8 @@ class _Context:
     def inverse(self, entries: list[Any], n: int, place: Place | None) -> Grid:
         """The inverse of a matrix, in a local."""
         local = Local("inverse", self.formula.dtype, (n, n), "temporary")
-        matrix = Tensor(tuple(e.value if isinstance(e, Term) else e for e in entries), (n, n))
+        values: list[Any] = [e.value if isinstance(e, Term) else e for e in entries]
+        matrix = Tensor(tuple(values), (n, n))
         self.builder.emit(Call("inverse", (matrix,), (local,), place=place))
         return self.grid(local)
 

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.loops import Loop
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class Site:
     key: Any
     is_sum: bool
     axes: tuple[Axis, ...]
-    loops: tuple[Any, ...]
+    loops: tuple[Loop, ...]
     is_conditional: bool
     is_injective: bool
     rows: tuple[Affine, ...]
-    atoms: tuple[Any, ...]
+    atoms: tuple[Atom, ...]
     groups: tuple[Group, ...]
     has_rows: bool = False
     opened: int | None = None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.build import Builder, add, is_number, literal, multiply, operation, select
-from taichi_ext.program import Type, Value
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.build import Builder, Coefficient, add, is_number, literal, multiply, operation, select
+from taichi_ext.program import Container, Local, Type, Value
 
 
 @dataclass(frozen=True)
@@ -37,18 +38,18 @@ class Seed:
 class Row:
     """The row of an entry of a container's shadow, or of a local's: ``source`` says of what, ``key`` of which entry."""
 
-    source: Any  # a Container or a Local
+    source: Local | Container
     key: Any = None
     rows: Any = field(compare=False, default=None)  # what reads it: an object with entry(index, column)
-    index: Any = field(compare=False, default=0)
+    index: Value | int = field(compare=False, default=0)
     version: int = 0  # of the source when this was read
-    loops: tuple[Any, ...] = ()  # around the place where this was read
+    loops: tuple[Loop, ...] = ()  # around the place where this was read
     owner: Any = None  # the local whose tangent this is
 
     def __hash__(self) -> int:
         return hash((self.source, self.key))
 
-    def entry(self, column: Any) -> Value:
+    def entry(self, column: Coefficient) -> Value:
         return self.rows.entry(self.index, column)
 
 
@@ -59,45 +60,46 @@ class Guarded:
     ``is_chosen``: where the factor is zero, so is the product, too. A choice did not pick the row, whatever it holds.
     """
 
-    factor: Any
+    factor: Coefficient
     is_chosen: bool = False
 
 
-Form = dict[Any, Any]
+Weight = Coefficient | Guarded
+Form = dict[Any, Any]  # of weights, by a seed or row
 
 
-def is_row(leaf: Any) -> bool:
+def is_row(leaf: Any) -> TypeGuard[Row]:
     return isinstance(leaf, Row)
 
 
-def times(a: Any, b: Any) -> Any:
+def times(a: Weight, b: Weight) -> Weight:
     """A product of coefficients."""
     return _guarded_as(multiply(bare(a), bare(b)), a, b)
 
 
-def plus(a: Any, b: Any) -> Any:
+def plus(a: Weight, b: Weight) -> Weight:
     """A sum of coefficients."""
     return _guarded_as(add(bare(a), bare(b)), a, b)
 
 
-def bare(c: Any) -> Any:
+def bare(c: Weight) -> Coefficient:
     """A coefficient without its guard."""
     return c.factor if isinstance(c, Guarded) else c
 
 
-def _guarded_as(c: Any, *sources: Any) -> Any:
+def _guarded_as(c: Coefficient, *sources: Weight) -> Weight:
     """A coefficient with the guards of those that it is made of."""
     guards = [s for s in sources if isinstance(s, Guarded)]
     return Guarded(c, any(g.is_chosen for g in guards)) if guards and not is_number(c, 0) else c
 
 
-def coefficient(c: Any, dtype: Type) -> Value:
+def coefficient(c: Weight, dtype: Type) -> Value:
     """A coefficient as a value."""
     c = bare(c)
     return c if isinstance(c, Value) else literal(c, dtype)
 
 
-def times_entry(c: Any, entry: Value) -> Any:
+def times_entry(c: Weight, entry: Value) -> Coefficient:
     """A coefficient times one entry of a row."""
     if isinstance(c, Guarded):
         zero = literal(0, entry.dtype)
@@ -107,7 +109,7 @@ def times_entry(c: Any, entry: Value) -> Any:
     return multiply(c, entry)
 
 
-def accumulate(into: Form, form: Form, weight: Any = 1) -> None:
+def accumulate(into: Form, form: Form, weight: Weight = 1) -> None:
     """``into += weight * form``."""
     for leaf, c in form.items():
         product = times(weight, c)
@@ -121,7 +123,7 @@ def negated(form: Form) -> Form:
     return result
 
 
-def guarded_scale(form: Form, weight: Any) -> Form:
+def guarded_scale(form: Form, weight: Coefficient) -> Form:
     """``weight * form`` where a tangent that is zero stays zero although the weight is infinite."""
     scaled: Form = {}
     for leaf, c in form.items():
@@ -146,7 +148,7 @@ def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type) -> Form:
     return result
 
 
-def kept(builder: Builder, c: Any) -> Any:
+def kept(builder: Builder, c: Weight) -> Weight:
     """A coefficient as it is now, whatever changes later."""
     return replace(c, factor=builder.keep(c.factor, "w")) if isinstance(c, Guarded) else builder.keep(c, "w")
 
@@ -160,7 +162,7 @@ def settled(builder: Builder, form: Form) -> Form:
     return result
 
 
-def row_sum(form: Form, column: Value) -> Any:
+def row_sum(form: Form, column: Coefficient) -> Any:
     """One column of the rows of a form, None when it has no rows."""
     total = None
     for leaf, c in form.items():

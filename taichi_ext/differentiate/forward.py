@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.affine import Affine, Indices
@@ -127,7 +126,7 @@ class Forward:
         self.columns = seeds.columns
         self.takes_derivative = seeds.takes_derivative
         self.own_seeds = own  # of positions of pixels and tangents of rules, by local and entry
-        self.roots: dict[Seed, Any] = {}  # of sqrt_edge: the level, and the block that it is known in
+        self.roots: dict[Seed, tuple[Value, Block]] = {}  # of sqrt_edge: the level, and the block that it is known in
         self.problems: list[str] = []
         self.limits = seeds.limits
         self.decisions = decisions
@@ -276,11 +275,15 @@ class Forward:
 
     # --- blocks
 
-    def _body(self, body: tuple[Statement, ...], variables: Any = ()) -> tuple[Statement, ...]:
+    def _body(self, body: tuple[Statement, ...], variables: tuple[Local, ...] = ()) -> tuple[Statement, ...]:
         return self.block_of(body, variables, _nothing, _nothing)
 
     def block_of(
-        self, body: tuple[Statement, ...], variables: Any, begin: Callable[[], None], finish: Callable[[], None]
+        self,
+        body: tuple[Statement, ...],
+        variables: tuple[Local, ...],
+        begin: Callable[[], None],
+        finish: Callable[[], None],
     ) -> tuple[Statement, ...]:
         """A block with tangents; ``begin`` and ``finish`` emit what comes before and after its statements."""
         outer, self.block = self.block, Block(self.block)
@@ -349,7 +352,7 @@ class Forward:
         for v in variables:
             if v not in self.changed:
                 self.builder.frozen.add(v)
-        body = self._body(s.body, [v for v in variables if v not in self.changed])
+        body = self._body(s.body, tuple(v for v in variables if v not in self.changed))
         self.loops.pop()
         if not self.loops:
             self._accept_covering()

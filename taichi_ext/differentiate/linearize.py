@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import cast, is_number
 from taichi_ext.differentiate.forms import Form, accumulate, chosen, guarded_scale, is_row, kept, plus, times
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Known, Load, Op, Read, Value, with_children
+from taichi_ext.program import Known, Load, Local, Op, Read, Type, Value, with_children
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 class Deferred:
     """A local that is used once: its tangent is accumulated where it is used, over the partials kept here."""
 
-    local: Any
+    local: Local
     root: Value  # its definition
-    loops: tuple[Any, ...]  # around its definition
+    loops: tuple[Loop, ...]  # around its definition
     sweep: int = 0
 
 
@@ -75,7 +76,7 @@ class Linearizer:
             return node.constant
         return with_children(node, self.primal)
 
-    def keep(self, node: Value, dtype: Any = None, name: str = "t") -> Value:
+    def keep(self, node: Value, dtype: Type | None = None, name: str = "t") -> Value:
         """The value in a temporary, or a local, that does not change."""
         if node not in self.kept:
             value = self.builder.keep(self.primal(node), name)
@@ -196,6 +197,7 @@ class Linearizer:
         for arg, partial in zip(node.args, rule.partials, strict=False):
             if not self.forward.is_active(arg):
                 continue
+            made: Any = partial
             if callable(partial):
                 if values is None:
                     promotes = node.name != "pow"
@@ -204,9 +206,9 @@ class Linearizer:
                     if len(values) == 1 and rule.name == "square":
                         values = values * 2
                     values.append(self.keep(node) if "o" in rule.takes else None)
-                partial = partial(*values)
-            if not is_number(partial, 0):
-                found.append((arg, self.builder.keep(partial, "partial")))
+                made = partial(*values)
+            if not is_number(made, 0):
+                found.append((arg, self.builder.keep(made, "partial")))
         return found
 
     def _forward(self, node: Value) -> Form:

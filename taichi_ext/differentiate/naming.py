@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine, Indices, atom_value
+from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value
 from taichi_ext.analysis.loops import Loop, span
-from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply, operation
+from taichi_ext.differentiate.build import Builder, Coefficient, add, cast, literal, multiply, operation
 from taichi_ext.differentiate.forms import Seed
-from taichi_ext.program import I32, Const, Known, Local, Read, Value
+from taichi_ext.program import I32, Const, Container, Known, Local, Read, Value
 
 STATES = -1_000_000  # and below: the columns of what a reversed loop carries
 
@@ -20,15 +20,15 @@ class Block:
     def __init__(self, outer: Block | None) -> None:
         self.outer = outer
         self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
-        self.declared: set[Any] = set()
-        self.stopped: set[Any] = set()  # containers that count as constants in the rest of the block
+        self.declared: set[Local] = set()
+        self.stopped: set[Container] = set()  # containers that count as constants in the rest of the block
 
     @property
     def is_kernel(self) -> bool:
         """Whether this is the block of the kernel itself, whose locals iterations of a parallel loop share."""
         return self.depth <= 1
 
-    def stops(self, container: Any) -> bool:
+    def stops(self, container: Container) -> bool:
         """Whether what is read from a container counts as constant."""
         return container in self.stopped or (self.outer is not None and self.outer.stops(container))
 
@@ -39,7 +39,7 @@ class Block:
             block = block.outer
         return block is other
 
-    def can_name(self, atom: Any) -> bool:
+    def can_name(self, atom: Local | Value) -> bool:
         block: Block | None = self
         while block is not None:
             if atom in block.declared:
@@ -80,11 +80,13 @@ class Naming:
             return self.indices.name(column.local)
         return Affine((), int(column.value if isinstance(column, (Const, Known)) else column))
 
-    def slot_owner(self, atom: Any) -> Any:
+    def slot_owner(self, atom: Atom) -> Any:
         return self.owners.get(atom)
 
-    def normal(self, index: Any) -> Affine:
+    def normal(self, index: Value | int) -> Affine:
         """An index in normal form; what is not linear in unchanging locals is evaluated now and named."""
+        if isinstance(index, int):
+            return Affine((), index)
         known = self.indices.form(index)
         if known is not None:
             return known
@@ -98,21 +100,21 @@ class Naming:
         self.named(kept)
         return kept
 
-    def value_of(self, affine: Affine) -> Any:
+    def value_of(self, affine: Affine) -> Value:
         """A normal form as a value."""
-        total: Any = None
+        total: Coefficient | None = None
         for atom, factor in affine.terms:
             term = multiply(factor, cast(atom_value(atom), I32))
             total = term if total is None else add(total, term)
         if total is None:
             return literal(affine.constant, I32)
-        return add(total, affine.constant)
+        return cast(add(total, affine.constant), I32)
 
-    def column(self, seed: Seed) -> Any:
+    def column(self, seed: Seed) -> Value:
         """The number of a seed's column; one of all columns, whatever is not read in this iteration."""
         return self.column_within(seed, 0, self._columns)
 
-    def column_within(self, seed: Seed, first: int, size: int) -> Any:
+    def column_within(self, seed: Seed, first: int, size: int) -> Value:
         """A seed's column, counted from the first of some that come one after the other, and kept within them."""
         number = self.value_of(seed.column + Affine((), -first))
         if seed not in self.conditional or not (self._is_held is None or self._is_held(seed.column)):

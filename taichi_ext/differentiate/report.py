@@ -84,7 +84,7 @@ class Report:
         rows = (replace(c, row=key_of(c.row)) if isinstance(c.row, Container) else c for c in self.locals)
         return replace(self, locals=tuple(rows))
 
-    def lines(self, columns: int, name_of: Any) -> list[str]:
+    def lines(self, columns: int, name_of: Callable[[Any], str]) -> list[str]:
         """The decisions in words; ``name_of`` gives what the user calls a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
@@ -92,7 +92,7 @@ class Report:
         return [*locals_, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
 
 
-def _of_local(choice: LocalChoice, columns: int, name_of: Any) -> str:
+def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Any], str]) -> str:
     parts = [f"{choice.registers} registers"] if choice.registers else []
     if choice.row is not None:
         is_shared = choice.row not in (LOCAL_ARRAY, SCRATCH)
@@ -170,7 +170,7 @@ def _count(body: Body, shadows: set[Container], found: Counter[Line], times: int
             _count(inner, shadows, found, times * _length(s) if is_over_columns(s) else times)
 
 
-def _length(loop: Any) -> int:
+def _length(loop: For) -> int:
     """How often a loop over columns runs."""
     bounds = [d.value for d in loop.domain if isinstance(d, Const)]
     return int(bounds[-1] - (bounds[0] if len(bounds) > 1 else 0)) if bounds else 1

@@ -28,18 +28,22 @@ from taichi_ext.program import (
     Declare,
     For,
     If,
+    Load,
     Local,
     Read,
     Statement,
+    Type,
     Update,
     Value,
     While,
     declared,
     statements,
 )
+from taichi_ext.program.statements import Target
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
+    from taichi_ext.differentiate.shadows import Tangents
 
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
 LONGEST_LOCAL_TAPE = 128  # numbers; Taichi clears each of a local array by a statement, which takes long to compile
@@ -70,12 +74,12 @@ class Tape:
     around: tuple[Loop, ...]
     sums: frozenset[Local]  # of them, those that are only added to
     before: dict[Local, Form]
-    memory: Any
+    memory: LocalRow | ScratchRow
     width: int
     sweeps: int = 0
     entries: list[tuple[Local, Seed]] = field(default_factory=list)  # whose coefficients are on the tape, in order
 
-    def entry(self, iteration: Value, number: int) -> Any:
+    def entry(self, iteration: Value, number: int) -> Read | Load:
         first = self.loop.bounds[0][0]  # type: ignore[index]
         return self.memory.entry(add(multiply(add(iteration, -first), self.width), number))
 
@@ -178,7 +182,7 @@ class Reversals:
         for v in carried:
             f.locals.storages[v] = Reversed(self, v, tape)
 
-    def _memory(self, s: For, width: int, dtype: Any) -> Any:
+    def _memory(self, s: For, width: int, dtype: Type) -> LocalRow | ScratchRow:
         f = self.forward
         iterations = f.loop_table[s].iterations
         assert iterations is not None  # a loop that is counted
@@ -224,14 +228,14 @@ class Reversals:
 
     # --- the loop over the tape
 
-    def swept(self, form: Form, to: Any) -> Form:
+    def swept(self, form: Form, to: Tangents) -> Form:
         """The form with the tangents of reversed loops accumulated, for a store to the tangents ``to``."""
         for row in [leaf for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]:
             if row in form and row.rows.tape.statement in self.decisions.chosen:
                 form = self._swept(form, row.rows.tape, to)
         return form
 
-    def _swept(self, form: Form, tape: Tape, to: Any) -> Form:
+    def _swept(self, form: Form, tape: Tape, to: Tangents) -> Form:
         f, mine = self.forward, {}
         rest: Form = {}
         for leaf, c in form.items():
@@ -334,7 +338,7 @@ class Reversed:
         self.reversals.refuse(self.tape.statement)
 
 
-def _is_local(target: Any) -> bool:
+def _is_local(target: Target) -> bool:
     return isinstance(target, Read)
 
 

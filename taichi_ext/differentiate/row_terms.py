@@ -10,13 +10,17 @@ Both are judged at the end of a walk that has found nothing else, and hold for t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import is_number
-from taichi_ext.differentiate.forms import Form, is_row
+from taichi_ext.differentiate.forms import Form, Row, is_row
 from taichi_ext.program import Container, Local
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.shadows import Tangents
+    from taichi_ext.differentiate.storage import Storage
 
 ADDED = 0  # terms that go to a row are added to what is there
 STORED = 1  # each entry gets one term at most, which can be stored
@@ -40,13 +44,13 @@ class Terms:
         self.has_any = False
         self.reads = 0
         self.row_loops = 0  # updates of all of the row
-        self.filled_in: Any = None  # the loop that stores to all of the row
+        self.filled_in: Loop | None = None  # the loop that stores to all of the row
 
     @property
     def found(self) -> int:
         return self.level if self.has_any else ADDED
 
-    def note_read(self, loops: tuple[Any, ...]) -> None:
+    def note_read(self, loops: tuple[Loop, ...]) -> None:
         self.reads += 1
         if self.filled_in in loops:
             self.level = min(self.level, STORED)
@@ -56,13 +60,13 @@ class Terms:
         if not is_zero:
             self.level = ADDED
 
-    def note_add(self, storage: Any, form: Form) -> None:
+    def note_add(self, storage: Storage, form: Form) -> None:
         form = {leaf: c for leaf, c in form.items() if is_row(leaf) or leaf.is_column}
         if form:
             self.level = min(self.level, ADDED if self.has_any else self._level(storage, form))
             self.has_any = True
 
-    def _level(self, storage: Any, form: Form) -> int:
+    def _level(self, storage: Storage, form: Form) -> int:
         """Whether what is added goes to another entry of the row for each term and each time it runs.
 
         So it is where all columns are ``factor * v + c`` with the variable v of the only loop since the row was made,
@@ -81,7 +85,7 @@ class Terms:
             return ADDED
         return self._level_in_loop(storage, columns, inner[0], fixed) if inner else STORED
 
-    def _level_in_loop(self, storage: Any, columns: list[Affine], loop: Loop, fixed: set[Any]) -> int:
+    def _level_in_loop(self, storage: Storage, columns: list[Affine], loop: Loop, fixed: set[Atom]) -> int:
         """The same for columns that differ in their constants alone, ``fixed`` being the variables of loops around."""
         factors, width = dict(columns[0].terms), storage.forward.columns
         if len(loop.atoms) != 1 or not fixed.issuperset(factors.keys() - set(loop.atoms)):
@@ -103,7 +107,7 @@ class RowDecisions:
 
     def __init__(self) -> None:
         self.found: dict[Local, RowDecision] = {}
-        self._candidates: dict[Local, tuple[Any, Any, tuple[int, int]]] = {}
+        self._candidates: dict[Local, tuple[Storage, Tangents, tuple[int, int]]] = {}
 
     def of(self, local: Local) -> RowDecision:
         return self.found.get(local, RowDecision())
@@ -111,7 +115,7 @@ class RowDecisions:
     def begin_walk(self) -> None:
         self._candidates.clear()
 
-    def note_stored_row(self, storage: Any, tangents: Any) -> None:
+    def note_stored_row(self, storage: Storage, tangents: Tangents) -> None:
         """The row of a local is stored, as it is, as the row of a container of which every entry is written."""
         forward = storage.forward
         is_declared_here = storage.block is forward.block and not storage.is_array
@@ -140,7 +144,7 @@ class RowDecisions:
         return before != self.found
 
 
-def only_row(form: Form) -> Any:
+def only_row(form: Form) -> Row | None:
     """The row that is, once, all the rows of a form."""
     rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
     return rows[0][0] if len(rows) == 1 and is_number(rows[0][1], 1) else None

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.build import add
+from taichi_ext.differentiate.build import add, cast
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import I32, Const, Declare, For, Local, Op, Read, Value
 
@@ -37,7 +37,7 @@ def _over_range(loop: For, extent: Extent) -> For:
         inner //= size
         index: Value = Op("floordiv", (Read(number), Const(inner, I32)), I32)
         index = Op("mod", (index, Const(size, I32)), I32)
-        before.append(Declare(v, (add(index, offset),), place=loop.place))
+        before.append(Declare(v, (cast(add(index, offset), I32),), place=loop.place))
     total = Const(math.prod(extent.shape), I32)
     config = {**loop.config, "serialize": True}
     return replace(loop, kind="range", variables=(number,), domain=(total,), body=(*before, *loop.body), config=config)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import add, cast, literal, multiply, operation, select
+from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation, select
 from taichi_ext.differentiate.entry_sites import Axis, Site
 from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While, values_of
 from taichi_ext.simplify.usage import written_memory
@@ -227,5 +227,5 @@ class Counts:
         return number, slot, False
 
 
-def _element(array: Container, index: Any) -> Load:
+def _element(array: Container, index: Coefficient) -> Load:
     return Load(array, (index if isinstance(index, Value) else literal(index, I32),))

@@ -9,6 +9,7 @@ from typing import Any
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms import Form, Seed, is_row
 from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError, composed_key, sum_key
+from taichi_ext.program import Container, Local, Statement
 
 MOST_IN_ROWS = 4096  # columns that rows may have
 
@@ -20,11 +21,11 @@ class SparseDecisions:
     in_rows: set[Any] = field(default_factory=set)  # parameters whose columns rows hold
     composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
     versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
-    sums: dict[Any, int] = field(default_factory=dict)  # locals that have columns of their own, and their numbers
-    counters: dict[Any, int] = field(default_factory=dict)  # loops that count what they write, with so many counters
-    no_sums: set[Any] = field(default_factory=set)  # those that cannot
+    sums: dict[Local, int] = field(default_factory=dict)  # locals that have columns of their own, and their numbers
+    counters: dict[Statement, int] = field(default_factory=dict)  # loops that count what they write
+    no_sums: set[Local] = field(default_factory=set)  # those that cannot
 
-    def refuse_sum(self, local: Any) -> None:
+    def refuse_sum(self, local: Local) -> None:
         """A local that had columns of its own gets none."""
         number = self.sums.pop(local, None)
         if number is not None:
@@ -39,9 +40,9 @@ class SparseSeeds:
 
     columns: Columns
     outputs: frozenset[Any]
-    keys: Mapping[Any, Any]
+    keys: Mapping[Local | Container, Any]
 
-    def is_sunk(self, container: Any, composed: Mapping[Any, int]) -> bool:
+    def is_sunk(self, container: Container, composed: Mapping[Any, int]) -> bool:
         """Whether what is stored to a container are entries of sparse rows."""
         return self.keys.get(container) in self.outputs or self.keys.get(container) in composed
 
@@ -61,7 +62,7 @@ class Numbering:
         self._ranges = self.columns.ranges()
         self._owners: dict[Affine, Any] = {}
 
-    def is_sunk(self, container: Any) -> bool:
+    def is_sunk(self, container: Container) -> bool:
         """Whether what is stored to a container are entries of sparse rows in this walk."""
         return self.asked.is_sunk(container, self.columns.composed)
 
@@ -120,7 +121,7 @@ class Numbering:
             self.decisions.composed[key] = size
             self.renumber()
 
-    def require_rows(self, column: Affine, local: Any) -> None:
+    def require_rows(self, column: Affine, local: Local) -> None:
         """Rows are to hold a column: that of a term which is added to the row of a local."""
         owner = self.owner(column)
         if owner is None or owner not in self.columns.sizes:

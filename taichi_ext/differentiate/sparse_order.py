@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.sparse_columns import DenseRowsError
 
 
@@ -18,7 +19,7 @@ class Access:
     stage: int
     key: Any
     row: Affine
-    loops: tuple[Any, ...]
+    loops: tuple[Loop, ...]
     is_injective: bool = False  # no two iterations touch the same entry
     is_sum: bool = False
     since: int | None = None  # of a read: it takes a form that was stored within so many of these loops

@@ -11,18 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis import stores
-from taichi_ext.analysis.affine import Affine, atom_value
-from taichi_ext.differentiate.build import add, literal, multiply
+from taichi_ext.analysis.affine import Affine, Atom, atom_value
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
 from taichi_ext.differentiate.entry_sites import Entry, Group, Site
 from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, is_row, row_sum
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
-from taichi_ext.program import I32, Container, Load, Type
+from taichi_ext.program import I32, Container, Load, Type, Value
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
+    from taichi_ext.differentiate.naming import Block
 
 MOST_SLOTS = 2**31 - 1
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
@@ -63,8 +65,8 @@ class _Stored:
     """The form of an entry that this iteration has stored."""
 
     form: Form
-    block: Any
-    loops: tuple[Any, ...]
+    block: Block
+    loops: tuple[Loop, ...]
 
 
 class Sink:
@@ -115,7 +117,7 @@ class Sink:
         """Whether rows in a form may have changed since it was stored."""
         return any(is_row(leaf) and self.forward.locals.is_stale(leaf) for leaf in form)
 
-    def _is_open(self, block: Any) -> bool:
+    def _is_open(self, block: Block) -> bool:
         """Whether a block is around this place."""
         here = self.forward.block
         while here is not None and here is not block:
@@ -242,7 +244,7 @@ class Sink:
     def _is_interrupted(self) -> bool:
         return any(loop.is_interrupted for loop in self.forward.loops)
 
-    def _is_once(self, place: stores.Site | bool, variables: list[Any]) -> bool:
+    def _is_once(self, place: stores.Site | bool, variables: list[Atom]) -> bool:
         """Whether no two slots are of the same row."""
         if not isinstance(place, stores.Site):
             return place
@@ -267,7 +269,7 @@ class Sink:
     def _array(self, what: Any, name: str, dtype: Type) -> Container:
         return self.forward.arguments.add(what, name, dtype)
 
-    def _write_integers(self, site: Site, slot: Any) -> None:
+    def _write_integers(self, site: Site, slot: Coefficient) -> None:
         if not site.integers:
             return
         array = self._array(("site", site.number, "integers", site.key), f"integers_{site.number}", I32)
@@ -276,7 +278,7 @@ class Sink:
         for n, value in enumerate(values):
             self.builder.assign(_element(array, add(start, n)), value)
 
-    def _write_values(self, site: Site, sunk: Sunk, slot: Any, forms: list[Form]) -> None:
+    def _write_values(self, site: Site, sunk: Sunk, slot: Coefficient, forms: list[Form]) -> None:
         for group in site.groups:
             array = self._array(("site", site.number, group.owner, site.key), f"entries_{site.number}", sunk.dtype)
             start = self.builder.keep(multiply(slot, len(group.entries)), "start")
@@ -285,7 +287,7 @@ class Sink:
                 own = {column: n for (p, column), n in places.items() if p == part}
                 self._write_part(array, start, form, own)
 
-    def _write_part(self, array: Container, start: Any, form: Form, places: dict[Affine, int]) -> None:
+    def _write_part(self, array: Container, start: Coefficient, form: Form, places: dict[Affine, int]) -> None:
         has_rows = any(is_row(leaf) for leaf in form)
         in_rows = sorted((c.constant, n) for c, n in places.items() if has_rows and self.numbering.is_in_window(c))
         if in_rows:
@@ -299,17 +301,19 @@ class Sink:
             elif leaf.column in places:
                 self.builder.assign(_element(array, add(start, places[leaf.column])), value)
 
-    def _write_row(self, array: Container, start: Any, form: Form, places: list[tuple[int, int]]) -> None:
+    def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
         """The rows of a form, column by column, to places that come one after the other."""
         first, place = places[0]
         base = self.builder.keep(add(start, place), "start")
 
-        def body(k: Any) -> None:
+        def body(k: Value) -> None:
             self.builder.assign(_element(array, add(base, k)), row_sum(form, add(k, first)))
 
         self.builder.loop(len(places), body)
 
-    def _add_to_row(self, array: Container, start: Any, seed: Seed, places: dict[Affine, int], value: Any) -> None:
+    def _add_to_row(
+        self, array: Container, start: Coefficient, seed: Seed, places: dict[Affine, int], value: Any
+    ) -> None:
         owner = self.numbering.owner(seed.column)
         if owner is None:  # a local that has columns of its own from the next walk on
             assert self.forward.has_news
@@ -323,11 +327,11 @@ class Sink:
         self.builder.assign(entry, add(entry, value))
 
 
-def _element(array: Container, index: Any) -> Load:
-    return Load(array, (literal(index, I32) if isinstance(index, int) else index,))
+def _element(array: Container, index: Coefficient) -> Load:
+    return Load(array, (index if isinstance(index, Value) else literal(index, I32),))
 
 
-def _is_injective(site: stores.Site, variables: list[Any]) -> bool:
+def _is_injective(site: stores.Site, variables: list[Atom]) -> bool:
     """Whether each variable stands alone in one index, so that different iterations touch different entries."""
     indices = site.indices if site.component is None else (*site.indices, site.component)
     bare = {i.terms[0][0] for i in indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}

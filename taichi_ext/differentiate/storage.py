@@ -7,18 +7,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine, atom_value
-from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
+from taichi_ext.differentiate.build import Builder, add, cast, is_number, literal, multiply
 from taichi_ext.differentiate.forms import Form, Row, Seed, accumulate, coefficient, is_row, row_sum, settled
 from taichi_ext.differentiate.row_terms import STORED, Terms
 from taichi_ext.differentiate.sparse_sums import takes_sum
-from taichi_ext.program import I32, Load, Local, Read, Type, Value
+from taichi_ext.program import I32, Load, Local, Read, Statement, Type, Value
+from taichi_ext.program.statements import Target
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
+    from taichi_ext.differentiate.naming import Naming
+    from taichi_ext.differentiate.shadows import Tangents
     from taichi_ext.differentiate.sparse_numbering import Numbering
 
 MAX_LOCAL_ARRAY = 512
@@ -45,9 +49,11 @@ class StorageFacts:
     slots: int = 0
     has_row: bool = False
     owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
-    in_loops: dict[Any, int] = field(default_factory=dict)  # slots written in loops that start after the local
+    in_loops: dict[Statement | None, int] = field(default_factory=dict)  # slots written in loops that start later
 
-    def add(self, form: Form, visible: Any, limits: Limits, *, loop: Any, grows: bool) -> bool:
+    def add(
+        self, form: Form, visible: Callable[[Seed], bool], limits: Limits, *, loop: Statement | None, grows: bool
+    ) -> bool:
         """Take note of a form that is written, in a loop that starts after the local or not; True if that is news."""
         before = (len(self.seeds), self.slots, self.has_row, self.in_loops.get(loop))
         inner = 0
@@ -91,7 +97,7 @@ class Storage:
         self.row: Any = None
         self.terms = Terms()
         self.place = forward.builder.place
-        self.registers: dict[Seed, Any] = {}
+        self.registers: dict[Seed, Local] = {}
         self.zeros: set[Seed] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.slots: list[tuple[Read, Read]] = []
         self.used = 0  # slots that may hold something by now
@@ -113,7 +119,7 @@ class Storage:
                 column = self.builder.declare(f"column_{n}", literal(self.no_column, I32))
                 self.slots.append((column, self.builder.declare(f"d_{local.name}_{n}", literal(0, self.dtype))))
 
-    def _new_register(self, seed: Seed) -> Any:
+    def _new_register(self, seed: Seed) -> Local:
         name = f"d_{self.local.name}_{self.forward.naming.seed_name(seed)}"
         if self.is_array:
             return self.builder.array(name, self.size, self.dtype)
@@ -124,7 +130,7 @@ class Storage:
 
     # --- reading
 
-    def entry(self, index: Any, column: Any) -> Value:
+    def entry(self, index: Any, column: Any) -> Target:
         """One entry of the row."""
         return self.row.entry(self._row_index(index, column))
 
@@ -154,7 +160,7 @@ class Storage:
         """The slots that may hold something: in a loop that starts after the local, also what it writes later."""
         return self.slots[: max(self.used, self.facts.in_loops.get(self._outer_loop(), 0))]
 
-    def _outer_loop(self) -> Any:
+    def _outer_loop(self) -> Statement | None:
         """The outermost loop here that starts after the local."""
         inside = self.forward.loop_sites()[len(self.loops) :]
         return inside[0].statement if inside else None
@@ -311,7 +317,7 @@ class Storage:
         self.builder.loop(self.forward.columns, add_column)
 
 
-def _sources(naming: Any, seed: Seed) -> set[Storage]:
+def _sources(naming: Naming, seed: Seed) -> set[Storage]:
     """The storages whose slots a column comes from, directly or through others."""
     owners = {naming.slot_owner(atom) for atom, _ in seed.column.terms} - {None}
     return owners.union(*(owner.sources for owner in owners))
@@ -326,7 +332,7 @@ class LocalRow:
 
     is_local = True
 
-    def __init__(self, builder: Any, name: str, size: int, dtype: Type) -> None:
+    def __init__(self, builder: Builder, name: str, size: int, dtype: Type) -> None:
         self.builder = builder
         self.array = builder.array(name, size, dtype)
 
@@ -370,7 +376,7 @@ class PlacedRow:
 
     is_local = False
 
-    def __init__(self, forward: Forward, tangents: Any, *, is_filled: bool) -> None:
+    def __init__(self, forward: Forward, tangents: Tangents, *, is_filled: bool) -> None:
         self.builder = forward.builder
         self.tangents = tangents
         row = tangents.row_number(tuple(map(atom_value, forward.loops[0].atoms)), Affine())[1]

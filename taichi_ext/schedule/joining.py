@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 from taichi_ext.differentiate.build import is_over_columns
 from taichi_ext.program import (
@@ -64,8 +63,8 @@ class _Columns:
 
     loop: For
     count: int
-    written: frozenset[Any]
-    touched: frozenset[Any]
+    written: frozenset[Local | Container]
+    touched: frozenset[Local | Container]
 
     @staticmethod
     def of(s: Statement) -> _Columns | None:
@@ -106,7 +105,7 @@ class _Columns:
         return not (self.written & touched or self.touched & written)
 
 
-def _memory(body: Iterable[Statement]) -> tuple[set[Any], set[Any]]:
+def _memory(body: Iterable[Statement]) -> tuple[set[Local | Container], set[Local | Container]]:
     """The locals and containers that statements write, without those in their blocks, and all that they touch."""
     written, touched = set(), set()
     for s in body:
@@ -122,7 +121,7 @@ def _where(value: Value) -> Local | Container | None:
     return value.local if isinstance(value, Read) else None
 
 
-def _is_in_column(loop: For, shared: Set[Any], columns: int) -> bool:
+def _is_in_column(loop: For, shared: Set[Local | Container], columns: int) -> bool:
     """Whether all that a loop accesses of some memory is in the column of the iteration."""
     (k,) = loop.variables
     for s in loop.body:
@@ -134,7 +133,7 @@ def _is_in_column(loop: For, shared: Set[Any], columns: int) -> bool:
     return True
 
 
-def _is_column(index: Any, k: Local, columns: int) -> bool:
+def _is_column(index: int | Value, k: Local, columns: int) -> bool:
     """Whether an index is that of column k of some row."""
     if isinstance(index, Read):
         return index.local is k

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.arguments import shadow_argument
-from taichi_ext.differentiate.build import add, literal, multiply, operation
+from taichi_ext.differentiate.build import add, cast, literal, multiply, operation
 from taichi_ext.differentiate.report import LoopChoice, parallel_loops
 from taichi_ext.program import (
     I32,
@@ -137,7 +137,7 @@ def spread(loop: For, domain: tuple[int, ...], pieces: int) -> For:
 
 
 def _next(piece: Local) -> Value:
-    return add(Read(piece), 1)
+    return cast(add(Read(piece), 1), I32)
 
 
 def _indices(loop: For, number: Value, shape: tuple[int, ...]) -> list[Declare]:
@@ -174,7 +174,7 @@ def by_rows(loop: For, domain: tuple[int, ...], pieces: int) -> For:
         return operation("floordiv", multiply(n, domain[1]), pieces)
 
     number = operation("mod", Read(piece), pieces)
-    bounds = (part(number), part(add(number, 1))) if pieces > 1 else (literal(domain[1], I32),)
+    bounds = (part(number), part(cast(add(number, 1), I32))) if pieces > 1 else (literal(domain[1], I32),)
     place = operation("floordiv", Read(piece), pieces) if pieces > 1 else Read(piece)
     inner = For("range", (second,), bounds, body, place=loop.place)
     return _outer(loop, piece, domain[0] * pieces, (Declare(row, (place,), place=loop.place), inner))

@@ -16,7 +16,7 @@ from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.differentiate.build import add, cast, literal, multiply, operation
+from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation
 from taichi_ext.program import (
     F16,
     F32,
@@ -125,7 +125,9 @@ def count_pieces(domain: tuple[int, ...], length: int) -> int:
 class _Survey:
     """What the body of a parallel loop does."""
 
-    def __init__(self, loop: For, domain: Any, shadows: Any, columns: int, machine: Machine) -> None:
+    def __init__(
+        self, loop: For, domain: tuple[int, ...], shadows: Mapping[Container, Container], columns: int, machine: Machine
+    ) -> None:
         self.loop, self.domain, self.shadows, self.columns, self.machine = loop, domain, shadows, columns, machine
         self.indices = Indices((loop,))
         self.own = {local for s in statements(loop.body) for local in declared(s)}
@@ -240,16 +242,24 @@ def in_pieces(loop: For, pieces: Pieces, pairs: Mapping[Container, Container] = 
     return For("range", (piece,), (count,), tuple(body), loop.config, place=loop.place)
 
 
-def _declared(body: list[Statement], name: str, value: Any) -> Read:
+def _declared(body: list[Statement], name: str, value: Coefficient) -> Read:
     local = Local(name, I32, (), "temporary")
-    body.append(Declare(local, (value,)))
+    body.append(Declare(local, (cast(value, I32),)))
     return Read(local)
 
 
 class _Piece:
     """What a piece does before, in and after its loop."""
 
-    def __init__(self, pieces: Pieces, pairs: Any, outer: list[Read], last: Read, first: Read, end: Read) -> None:
+    def __init__(
+        self,
+        pieces: Pieces,
+        pairs: Mapping[Container, Container],
+        outer: list[Read],
+        last: Read,
+        first: Read,
+        end: Read,
+    ) -> None:
         self.pieces, self.pairs, self.outer, self.last, self.first, self.end = pieces, pairs, outer, last, first, end
         self.loads = {place_of(load): Local(load.container.name, load.dtype, (), "temporary") for load in pieces.loads}
         self.arrays = {
@@ -289,7 +299,7 @@ class _Piece:
         elif any(c is t.container for t in self.pieces.tangents):
             number = indices.site(target.indices[0]).constant
         own = multiply(operation("sub", self.last, self.first), self.numbers[c])
-        return Read(self.arrays[c], (add(own, number),))
+        return Read(self.arrays[c], (cast(add(own, number), I32),))
 
     def after(self) -> list[Statement]:
         made: list[Statement] = []
@@ -302,14 +312,14 @@ class _Piece:
 
     def _copy_of_values(self, c: Collected, length: Value) -> For:
         k = Local("k", I32, (), "loop")
-        indices = (*self.outer, add(self.first, Read(k)))
+        indices = (*self.outer, cast(add(self.first, Read(k)), I32))
         stores = []
         for n in range(c.numbers):
             component, rest = [], n
             for size in reversed(c.container.element_shape):
                 component.insert(0, rest % size)
                 rest //= size
-            value = Read(self.arrays[c.container], (add(multiply(Read(k), c.numbers), n),))
+            value = Read(self.arrays[c.container], (cast(add(multiply(Read(k), c.numbers), n), I32),))
             stores.append(Assign(Load(c.container, indices, tuple(component)), value))
         return For("range", (k,), (length,), tuple(stores))
 
@@ -326,10 +336,10 @@ class _Piece:
         k = Local("k", I32, (), "loop")
         array = self.arrays[c.container]
         if pair is None:
-            store = Assign(Load(c.container, (add(start, Read(k)),)), Read(array, (Read(k),)))
+            store = Assign(Load(c.container, (cast(add(start, Read(k)), I32),)), Read(array, (Read(k),)))
         else:
-            numbers = (Read(array, (add(multiply(Read(k), 2), n),)) for n in (0, 1))
-            store = Assign(Load(pair, (add(start, Read(k)),)), _pair(*numbers))
+            numbers = (Read(array, (cast(add(multiply(Read(k), 2), n), I32),)) for n in (0, 1))
+            store = Assign(Load(pair, (cast(add(start, Read(k)), I32),)), _pair(*numbers))
         return [*body, For("range", (k,), (count,), (store,))]
 
 
