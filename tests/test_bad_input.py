@@ -924,6 +924,7 @@ def test_active_value_that_python_writes_back():
     assert_allclose(read(y), [0.9 * 11])
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_jacobian_that_is_zero_here():
     x, y = scalars([0.3, 0.5]), outputs(2)
 

@@ -20,6 +20,7 @@ def by_column(monkeypatch):
     monkeypatch.setattr(backend, "stores_by_column", lambda: True)
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_a_view_with_the_documented_indices():
     x, v, y = scalars(X), vectors([[0.4, 0.9], [0.1, 0.2]]), vector_outputs(2, 3, 4)
 

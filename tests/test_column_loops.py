@@ -183,6 +183,7 @@ def test_a_choice_leaves_out_rows_that_are_not_finite():
     assert_allclose(Jacobian(run, p, y)()[1:3], [[1.0, 0.0], [1.0, 1.0]], atol=1e-12)
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_numbers_of_integer_tables_cost_nothing():
     """Products with zeros of an integer table have no tangents, and conditions that are known no branches."""
     x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)

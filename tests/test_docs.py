@@ -74,6 +74,7 @@ def run(tmp_path, monkeypatch, capsys):
 PROGRAMS = [page for page in PAGES if blocks(page) and page.name != "README.md"]
 
 
+@pytest.mark.chosen_only("the guide prints what is chosen in one run", "--chunk-size")
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_page_runs(page, run):
     text = program_of(page)

@@ -108,6 +108,7 @@ def columns(blocks, rows):
     return np.concatenate([np.asarray(b).reshape(rows, -1) for b in blocks], axis=1)
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_modules_run_without_the_package_and_give_the_same_bits(fields, tmp_path):
     x, v, y = fields
     directly, in_place, by_arrays = make_kernels(*fields)
@@ -158,6 +159,7 @@ assert (by_total == expected["total"]).all() and (by_kernel == expected["kernel"
 """
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_order(ti64, tmp_path):
     particle = ti.types.struct(p=ti.types.vector(2, ti.f64), m=ti.f64)
     particles, grids = particle.field(shape=2), [ti.field(ti.f64, 2), ti.field(ti.f64, 2)]
@@ -188,6 +190,7 @@ def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_o
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_what_cannot_be_exported_says_why(fields, tmp_path):
     x, v, y = fields
     directly = make_kernels(*fields)[0]

@@ -122,6 +122,7 @@ def test_a_field_without_a_name_is_described():
     assert "tmp" not in refusal(k, ti.field(ti.f64, shape=7), y, args=(scalars([0.3]),))
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_explain_and_warnings():
     x, y, z = scalars([0.3, 0.5]), outputs(2), outputs(2)
 

@@ -39,6 +39,7 @@ def simulation():
     return run, p, [x, v, y, seen], y, count
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_several_runs_give_what_one_gives(simulation):
     run, p, state, y, count = simulation
     start = [read(f) for f in state]
@@ -88,6 +89,7 @@ def test_blocks_of_a_prepared_form_are_found_once(simulation):
     assert runs == 5 <= first
 
 
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_limit_does_not_count_the_jacobian_itself():
     x, y = scalars(np.ones(50)), outputs(40)
     runs = 0

@@ -14,7 +14,10 @@ from taichi_ext.api.sparse_evaluation import FEW_COLUMNS
 from taichi_ext.api.sparse_replay import SparseReplay
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
-pytestmark = pytest.mark.cpu_only("differences in float64")
+pytestmark = [
+    pytest.mark.cpu_only("differences in float64"),
+    pytest.mark.chosen_only("calls that take several runs are not launched at once", "--chunk-size"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -153,6 +153,7 @@ spread_only = pytest.mark.chosen_only("loops are spread over threads of a CPU", 
 
 
 @pytest.mark.parametrize("name", [*(pytest.param(name, marks=spread_only) for name in SPREAD), *STAY])
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
 def test_kernels(name):
     x, y, z, v, p = scalars(X), outputs(12), outputs(3, 2, 4), vector_outputs(2, 7), ti.field(ti.i32, 1)
     kernels = make_kernels(x, y, z, v, p)

@@ -283,6 +283,7 @@ def test_sparse_layouts():
     np.testing.assert_allclose(found.toarray(), expected)
 
 
+@pytest.mark.chosen_only("it cannot be launched twice", "--chunk-size")
 def test_what_cannot_be_launched_again_is_dense(lists):
     w, y, starts, nodes = lists.w, lists.y, lists.starts, lists.nodes
 

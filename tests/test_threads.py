@@ -229,6 +229,7 @@ class TestCalls:
         assert_allclose(jacobian(square, x, y), np.diag([2.0, 4.0]))
         assert y.to_numpy().tolist() == [1.0, 4.0]
 
+    @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
     def test_threads_of_a_pipeline_may_read(self):
         x, y, seen = scalars([1.0, 2.0]), outputs(2), []
 
