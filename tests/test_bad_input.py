@@ -746,7 +746,7 @@ def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
             rows[i] = many[i % 4000]
 
     monkeypatch.setattr("taichi_ext.runtime.memory.available_memory", lambda: 60e6)
-    words = "0.1 GiB", "product", "sparse rows"
+    words = "0.1 GiB", "product", "format='csr'"
     refused(k, many, rows, "outputs (field rows of shape (5000,))", "by 4000 parameters", *words)
 
 
@@ -759,7 +759,7 @@ def test_jacobian_larger_than_what_taichi_can_index(scene, refused):
         for i in rows:
             rows[i] = many[i * 1000]
 
-    words = "3000 x 3000000 entries", "2**31 - 1", "product", "sparse rows"
+    words = "3000 x 3000000 entries", "2**31 - 1", "product", "format='csr'"
     refused(k, many, rows, "outputs (field rows of shape (3000,))", *words)
 
 
