@@ -329,6 +329,7 @@ class TestVectorsInFields:
         np.testing.assert_allclose(jacobian(k, "p", v, args=(a, 0.7)), expected)
 
 
+@pytest.mark.chosen_only("the buffers are those of one run", "--chunk-size")
 def test_no_loop_uses_more_buffers_than_a_device_has(monkeypatch):
     """Taichi does not ask a device that takes SPIR-V how many there are: the numbers would be wrong."""
     x, y, z = scalars([1.0, 2.0]), outputs(2), outputs(2)
