@@ -42,7 +42,7 @@ from taichi_ext.program import (
 )
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
-from taichi_ext.record.node_calls import has_node_calls
+from taichi_ext.record.node_calls import changed_nodes, has_node_calls
 from taichi_ext.schedule import Machine, Scheduled, schedule
 from taichi_ext.simplify import simplify
 
@@ -210,6 +210,7 @@ def _facts(
         frozenset(outputs),
         frozenset(infos[c].key for c in d.covered),
         tuple(others.values()),
+        changed_nodes(recorded.body),
         draws_random_numbers(recorded.body),
         report=d.report.placed(lambda c: infos[c].key),
         namesakes={} if constants is None else constants.namesakes,

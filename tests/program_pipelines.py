@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from program_bodies import Body, Operand
-from program_containers import ELEMENTS, SPARSE, STRUCTS, TYPES, Container, View, at_step, views, whole
+from program_containers import ELEMENTS, STRUCTS, TYPES, Container, View, at_step, views, whole
 from program_long_loops import write_long_loops
 from program_stores import store_from_python
 
@@ -337,15 +337,12 @@ class Grammar:
         outputs = rng.sample(written, min(len(written), rng.choice([1, 2, 2, 3])))
         options: dict[str, object] = {}
         more: dict[str, object] = {}
-        # fields in a sparse layout cannot be put back for another run, which is refused
-        is_sparse = any(c.layout in SPARSE and c.name in self.written for c in self.containers)
-        if not is_sparse or self.chance(0.1):
-            if self.chance(0.45):
-                options["chunk_size"] = rng.choice([1, 2, 3, 4, 5, 7])
-            if self.chance(0.15):
-                options["max_memory"] = rng.choice([64, 200, 500, 1000])
-            if self.chance(0.3):
-                more["chunk_size"] = rng.choice([None, 2, 3])
+        if self.chance(0.45):
+            options["chunk_size"] = rng.choice([1, 2, 3, 4, 5, 7])
+        if self.chance(0.15):
+            options["max_memory"] = rng.choice([64, 200, 500, 1000])
+        if self.chance(0.3):
+            more["chunk_size"] = rng.choice([None, 2, 3])
         if self.chance(0.3):
             options["tangents"] = rng.choice(["sparse", "dense"])
         text = head + "\n".join(self.lines)

@@ -62,6 +62,7 @@ def test_float32(ti32):
     assert_allclose(J.sum((0, 1, 2, 3, 4, 5, 6, 7)), example.EXPECTED_BY_DENSITY, rtol=1e-5)
 
 
+@pytest.mark.chosen_only("they are computed one after the other, for hours", "--chunk-size")
 def test_67_million_densities_are_refused_with_advice():
     initialise()
     program = example.VolumeRenderer(np.zeros((256, 256, 256, 4), np.float32), ti.f32)

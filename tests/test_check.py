@@ -430,24 +430,6 @@ def test_random_numbers_are_refused():
     assert_array_equal(read(y), 0)
 
 
-def test_sparse_layouts_are_refused_before_anything_changes():
-    x, y = scalars([0.3, 0.8]), ti.field(ti.f64)
-    ti.root.pointer(ti.i, 4).place(y)
-    z = outputs(2)
-    y[0] = 5.0
-
-    @ti.kernel
-    def k():
-        for i in x:
-            y[i] = x[i]
-            z[i] = x[i]
-
-    with pytest.raises(InvalidArgumentError, match=r"changes the field y of shape \(4,\)\. It is in a sparse layout"):
-        check_jacobian(k, x, z)
-    assert y[0] == 5.0
-    assert_array_equal(read(z), 0)
-
-
 def test_bad_arguments_are_those_of_jacobian():
     x, y = scalars([0.3]), outputs(1)
 

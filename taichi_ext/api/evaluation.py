@@ -96,7 +96,7 @@ class Evaluation:
         with self._whole(), backend.suspend_following():
             is_partial = first > 0 or count < self.column_count()
             if self._state is None and (is_partial or (self.call.kernel is None and self._max_memory() < math.inf)):
-                self._state = State(self.call.labels)
+                self._state = State()
             if self._runs:
                 assert self._state is not None
                 self._state.restore()
@@ -128,13 +128,13 @@ class Evaluation:
             except OverBudgetError:
                 count = -(-min(count, self.column_count() - first) // 2)
                 if self._state is None:  # one kernel, which has not been launched
-                    self._state = State(self.call.labels)
+                    self._state = State()
 
     def blocks(self) -> list[list[np.ndarray]]:
         """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""
         with self._whole(), Stages(f"Jacobian of {self.call.name}"):
             if self._state is None and self._may_need_state():
-                self._state = State(self.call.labels)
+                self._state = State()
             try:
                 return self._run_within_memory()
             except (InvalidArgumentError, UnsupportedError):
@@ -178,7 +178,7 @@ class Evaluation:
             except OverBudgetError:
                 self._blocks *= 2
                 if self._state is None:  # one kernel, which has not been launched
-                    self._state = State(self.call.labels)
+                    self._state = State()
                 self._state.restore()
                 self._prepared.blocks = max(self._prepared.blocks, self._blocks)
             else:

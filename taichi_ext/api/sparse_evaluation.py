@@ -116,7 +116,7 @@ class SparseEvaluation(Evaluation):
         self._make_rows, self._most_entries = AdjointRows, most_entries
         with self._whole(), backend.suspend_following(), Stages(f"Product with the Jacobian of {self.call.name}"):
             if self._state is None and self._may_need_state():
-                self._state = State(self.call.labels)
+                self._state = State()
             try:
                 return self._while_sparse(lambda: self._run_transposed(cotangents))
             except (InvalidArgumentError, UnsupportedError):

@@ -49,6 +49,7 @@ from taichi_ext.backend.arrays import (
     put_back,
     set_memory,
     shares_components,
+    sparse_part_of,
     torch_from_numpy,
     tree_number,
 )
@@ -156,6 +157,7 @@ from taichi_ext.backend.reverse_mode import (
     restore_function,
     stop_gradient,
 )
+from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
 
 __all__ = [
@@ -175,6 +177,7 @@ __all__ = [
     "NeedsEngine",
     "ScalarField",
     "SealedError",
+    "SparsePart",
     "Struct",
     "StructField",
     "StructType",
@@ -303,6 +306,8 @@ __all__ = [
     "short_name",
     "source_location",
     "source_of",
+    "sparse_part",
+    "sparse_part_of",
     "stop_gradient",
     "stores_by_column",
     "suspend_following",

@@ -6,7 +6,7 @@ import sys
 from typing import Any, TypeGuard
 
 import numpy as np
-from taichi import MatrixField, Ndarray, StructField
+from taichi import MatrixField, Ndarray, ScalarField, StructField
 from taichi._lib import core
 from taichi.lang import impl
 from taichi.lang.expr import Expr
@@ -17,6 +17,7 @@ from taichi.types import primitive_types
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
 from taichi_ext.backend.lifetime import ended_problem, is_field_alive
+from taichi_ext.backend.sparse_layouts import SparsePart, is_dense_node, sparse_part
 
 
 def is_torch_tensor(x: Any) -> TypeGuard[Any]:
@@ -345,14 +346,9 @@ def is_dense(field: Any) -> bool:
     return is_dense_node(field.vars[0].ptr.snode())
 
 
-def is_dense_node(node: Any) -> bool:
-    """Whether all levels of the layout above a node are dense."""
-    node = node.parent
-    while node is not None and node.type != core.SNodeType.root:
-        if node.type != core.SNodeType.dense:
-            return False
-        node = node.parent
-    return True
+def sparse_part_of(obj: Any) -> SparsePart | None:
+    """The part of the layout that a scalar or matrix field lies in; None where that is dense, and of arrays."""
+    return sparse_part(obj.vars[0].ptr.snode()) if isinstance(obj, (ScalarField, MatrixField)) else None
 
 
 def is_under(field: Any, node: Any) -> bool:

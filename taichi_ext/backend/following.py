@@ -17,8 +17,8 @@ from taichi.lang.kernel_impl import Kernel
 from taichi.lang.matrix import MatrixType, VectorType
 from taichi.lang.struct import StructType
 
-from taichi_ext.backend.arrays import is_dense_node
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
+from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
 _followers: dict[int, Any] = {}
@@ -118,9 +118,9 @@ class FieldEntry:
     def name(self) -> Any:
         return ("entry", self.node, tuple(self.index))
 
-    @property
-    def is_dense(self) -> bool:
-        return is_dense_node(_node(self.accessor))
+    def sparse_part(self) -> SparsePart | None:
+        """The part of the layout that the number lies in, where that is not dense."""
+        return sparse_part(_node(self.accessor))
 
     def read(self) -> Any:
         return self.accessor.getter(*self.index)

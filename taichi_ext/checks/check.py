@@ -78,7 +78,7 @@ def check_jacobian(
     Raises:
         CheckError: the check fails, and ``raise_on_failure`` is set.
         InvalidArgumentError: an argument is invalid; or the kernel cannot run again from the same state, because it
-            draws random numbers or changes a field in a sparse layout.
+            draws random numbers.
         UnsupportedError: the derivative of a construct is not known.
 
     Example:
@@ -122,18 +122,6 @@ def check_jacobian(
 # --- running the kernel again and again from the same state -----------------------------------------------------------
 
 
-class _Kept(State):
-    """The state before the check; raises before a field changes that cannot be restored."""
-
-    def save(self, obj: Any) -> None:
-        if isinstance(obj, backend.Field) and not backend.is_dense(obj):
-            raise InvalidArgumentError(
-                f"The kernel changes {self._labels.field(obj)}. It is in a sparse layout, so its state cannot be "
-                "restored. Check the kernel with this field in a dense layout."
-            )
-        super().save(obj)
-
-
 class _Run:
     """The kernel, its parameters and its outputs, run from the state in which the check began."""
 
@@ -143,7 +131,7 @@ class _Run:
         self.prepared = plan._prepared
         self.name = self.call.name
         self.args = tuple(a.detach() if backend.is_torch_tensor(a) else a for a in self.call.args)
-        self.state = _Kept(self.call.labels)
+        self.state = State()
         for target in [*self.prepared.params, *self.prepared.outputs]:
             if target.kind != "return" and not self.call.is_value(target):
                 self.state.save(self._container(target))

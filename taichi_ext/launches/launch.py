@@ -81,6 +81,7 @@ class KernelFacts:
     written: frozenset[Any]
     covered: frozenset[Any]  # containers of which all tangents are written, whatever they were
     other_fields: tuple[Any, ...] = ()  # integer fields that are written
+    changed_nodes: tuple[Any, ...] = ()  # of the layout, cells of which are activated and deactivated by name
     has_random: bool = False
     returns_active: bool = False  # what it returns has a tangent
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None

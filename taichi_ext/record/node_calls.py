@@ -45,6 +45,13 @@ from taichi_ext.program.types import I32
 Lost = list[tuple[Statement, Value]]  # values that are appended to fields that are not known
 
 
+def changed_nodes(body: Body) -> tuple[Any, ...]:
+    """The nodes of the layout cells of which are activated, appended to or deactivated by name."""
+    kinds = ("append", "deactivate")
+    calls = [s for s in statements(body) if _kind(s) in kinds or (isinstance(s, Effect) and s.function is ti.activate)]
+    return tuple(_node_of(s) for s in calls)  # type: ignore[arg-type]
+
+
 def has_node_calls(body: Body) -> bool:
     """Whether a program appends or deactivates."""
     return any(_kind(s) for s in statements(body))

@@ -299,20 +299,20 @@ class Session(LaunchHooks):
 
     def _clear_under(self, node: Any) -> None:
         """A part of the layout is deactivated: its entries are constants from now on."""
+        if self.state is not None:
+            self.state.save_part(node)
         if backend.node_kind(node) == "bitmasked":
             return  # Taichi keeps their memory, and reads it
         for key in self._active_fields():
             info = self.fields.infos.get(key)
             if info is not None and self.carries_tangent(key) and backend.is_under(info.obj, node):
-                if self.state is not None:
-                    self.state.save(info.obj)
                 self.shadow(key).clear_rows(slice(None))
 
     def _save(self, state: State, fused: Fused, args: tuple[Any, ...]) -> None:
         """Keep copies of what the kernel may change."""
         state.has_random |= fused.facts.has_random
         fields = [self.fields.infos[key].obj for key in fused.facts.written if key in self.fields.infos]
-        state.save_fields([*fields, *fused.facts.other_fields])
+        state.save_fields([*fields, *fused.facts.other_fields], fused.facts.changed_nodes)
         for value in args:
             if backend.is_array(value):
                 state.save(value)

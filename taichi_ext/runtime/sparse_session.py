@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
-from taichi_ext.labels import Label, Labels
+from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, Launch, Role
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 from taichi_ext.runtime.session import Session
@@ -161,7 +161,7 @@ class SparseSession(Session):
         self.launched = fused
         if self._streams is None or not self._streams.counts:
             return super()._run(fused, args, passed)
-        state = State(Labels())
+        state = State()
         self._save(state, fused, args)
         self._refuse_repetition(state, fused)
         while True:
@@ -182,7 +182,7 @@ class SparseSession(Session):
         if is_lost or not state.is_repeatable():
             raise DenseRowsError(
                 "the number of entries is only known after a launch, which cannot be repeated: it draws random "
-                "numbers, or writes to a field in a sparse layout or to rows of tangents"
+                "numbers, or writes to rows of tangents"
             )
 
     def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:

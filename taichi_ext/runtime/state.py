@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,11 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.labels import Labels
 
 _SEVERAL_RUNS = (
     "The columns are to be computed in several runs (chunk_size=, or tangents that do not fit into max_memory)"
 )
-DENSE_FIELDS = "Draw random numbers into a field before the call, and give fields that kernels write a dense layout."
+RANDOM_BEFORE = "Draw random numbers into a field before the call."
 _FEWER_RUNS = "Leave out chunk_size=, allow more max_memory, or use fewer parameters at a time."
 
 
@@ -37,9 +36,8 @@ class _Stretch:
 class State:
     """Copies of fields and arrays as they were before they were first written."""
 
-    def __init__(self, labels: Labels) -> None:
-        self._labels = labels
-        self._log: dict[Any, tuple[Any, Any]] = {}  # fields, ti.ndarrays, single numbers of fields: what they held
+    def __init__(self) -> None:
+        self._log: dict[Any, tuple[Any, Any]] = {}  # what fields, parts of the layout, ti.ndarrays, single numbers held
         self._memory: dict[Any, list[_Stretch]] = {}  # of arrays, by address; no two stretches overlap
         self.has_random = False
         self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to do with one
@@ -48,20 +46,37 @@ class State:
         """Keep a copy of a field or array, the first time that it is named; of memory only where there is none yet."""
         if backend.is_array(obj) and not isinstance(obj, backend.Ndarray):
             self._save_memory(obj)
-        elif id(obj) not in self._log:
-            with backend.suspend_following():
-                self._log[id(obj)] = (obj, backend.copy_of(obj))
+        else:
+            for part in backend.leaf_fields(obj):
+                self._save_part(backend.sparse_part_of(part) or part)
 
-    def save_fields(self, fields: list[Any]) -> None:
-        """Keep copies of several fields."""
+    def save_fields(self, fields: list[Any], nodes: Iterable[Any] = ()) -> None:
+        """Keep copies of several fields, and of the parts of the layout that nodes lie in."""
         with backend.suspend_following():
             backend.find_memory(f for f in fields if id(f) not in self._log)
         for field in fields:
             self.save(field)
+        for node in nodes:
+            self.save_part(node)
+
+    def save_part(self, node: Any) -> None:
+        """Keep a copy of the part of the layout that a node which is not dense lies in."""
+        part = backend.sparse_part(node)
+        if part is not None:
+            self._save_part(part)
+
+    def _save_part(self, obj: Any) -> None:
+        """The same of a dense field, a ``ti.ndarray`` or a part of the layout that is not dense."""
+        if id(obj) not in self._log:
+            with backend.suspend_following():
+                self._log[id(obj)] = (obj, obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj))
 
     def save_entry(self, entry: backend.FieldEntry) -> None:
-        """Keep one number of a field that Python is about to store to."""
-        if entry.name not in self._log:
+        """Keep one number of a field that Python is about to store to; in a sparse layout all that lies beside it."""
+        part = entry.sparse_part()
+        if part is not None:
+            self._save_part(part)
+        elif entry.name not in self._log:
             self._log[entry.name] = (entry, entry.read())
 
     def _save_memory(self, array: Any) -> None:
@@ -93,30 +108,24 @@ class State:
         self.undo()
 
     def refuse_repetition(self) -> None:
-        """Raise where what has been saved so far cannot be put back, or would be computed from other numbers."""
+        """Raise where another run would compute something else."""
         if self.has_random:
             raise InvalidArgumentError(
                 f"{self.reason}, and a kernel that draws random numbers cannot draw the same ones again. {self.advice}"
             )
-        for obj, _ in self._log.values():
-            if not _is_dense(obj):
-                what = f"{self._labels.field(obj)}," if isinstance(obj, backend.Field) else "a field,"
-                raise InvalidArgumentError(
-                    f"{self.reason}, and {what} in a sparse layout, cannot be restored for another run. {self.advice}"
-                )
 
     def is_repeatable(self) -> bool:
-        """Whether all that has been saved can be put back, and would be computed from the same numbers again."""
-        return not self.has_random and all(_is_dense(obj) for obj, _ in self._log.values())
+        """Whether another run would compute the same."""
+        return not self.has_random
 
     def undo(self) -> None:
-        """Put back what can be put back: all but fields in sparse layouts."""
+        """Put back what has been saved."""
         with backend.suspend_following():
             for obj, copy in reversed(self._log.values()):  # they may overlap: what was saved first holds
-                if not _is_dense(obj):
-                    continue
                 if isinstance(obj, backend.FieldEntry):
                     obj.write(copy)
+                elif isinstance(obj, backend.SparsePart):
+                    copy.put_back()
                 else:
                     backend.put_back(obj, copy)
         for stretch in (s for saved in self._memory.values() for s in saved):
@@ -134,12 +143,6 @@ def _gaps(saved: list[_Stretch], start: int, end: int) -> Iterator[tuple[int, in
         start = max(start, stretch.end)
     if start < end:
         yield start, end - start
-
-
-def _is_dense(obj: Any) -> bool:
-    if isinstance(obj, backend.FieldEntry):
-        return obj.is_dense
-    return not isinstance(obj, backend.Field) or backend.is_dense(obj)
 
 
 class OverBudgetError(Exception):

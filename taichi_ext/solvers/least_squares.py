@@ -23,8 +23,7 @@ from taichi_ext import backend
 from taichi_ext.api.arguments import Target
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.labels import Labels
-from taichi_ext.runtime.state import DENSE_FIELDS, State
+from taichi_ext.runtime.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.bounds import Part, bounds_of, refuse_not_finite, refuse_rows_not_finite, scale_of, start_within
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.stacked import residual_vector, stacked
@@ -124,8 +123,8 @@ def least_squares(
 class _StateAtPoint(State):
     """The state at the start, but for the parameters, which are those of a point."""
 
-    def __init__(self, labels: Labels, store_point: Callable[[], None]) -> None:
-        super().__init__(labels)
+    def __init__(self, store_point: Callable[[], None]) -> None:
+        super().__init__()
         self._store_point = store_point
 
     def restore(self) -> None:
@@ -147,8 +146,8 @@ class _Problem:
                     f"{target.name} is a number that is passed or captured by value, in which no solution can be "
                     "stored; put it in a field."
                 )
-        self._state = _StateAtPoint(self._call.labels, self._store_point)
-        self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", DENSE_FIELDS
+        self._state = _StateAtPoint(self._store_point)
+        self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", RANDOM_BEFORE
         for target in self._targets:
             self._state.save(self._container(target))
         self.shapes = plan.start().parameter_shapes()

@@ -19,7 +19,7 @@ from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.products import directional, is_large, transposed
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.runtime.state import DENSE_FIELDS, State
+from taichi_ext.runtime.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.extra import require_scipy
 
 _MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for their number
@@ -55,7 +55,7 @@ def linear_operator(
     Raises:
         ImportError: SciPy is not installed (the extra ``sparse``).
         InvalidArgumentError: an argument is invalid, or ``ti.init`` has been called since; in a product, the kernel
-            draws random numbers or changes a field in a sparse layout, so that its state cannot be put back.
+            draws random numbers, so that another run would compute something else.
         UnsupportedError: in a product, the derivative of a construct is not known.
 
     Example:
@@ -134,8 +134,8 @@ class _Products:
 
     def _start(self, plan: Jacobian) -> tuple[Evaluation, State]:
         plan._refuse_ended()
-        state = State(plan._call.labels)
-        state.reason, state.advice = "Products of a linear_operator put back what the kernels write", DENSE_FIELDS
+        state = State()
+        state.reason, state.advice = "Products of a linear_operator put back what the kernels write", RANDOM_BEFORE
         return plan.start(state=state), state
 
     def _put_back(self, state: State) -> None:

@@ -1,0 +1,411 @@
+"""Runs that begin again where kernels change fields in sparse layouts: active cells, lists, what unnamed fields hold."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import end_program, initialise
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import check_jacobian, jacobian, least_squares, linear_operator
+from taichi_ext.backend import sparse_part_of
+
+X = np.array([0.5, -1.5, 2.0])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_program():
+    """Layouts are placed in a program of their own."""
+    initialise(default_fp=ti.f64)
+    yield
+    end_program()
+
+
+def numbers(values, dtype=ti.f64):
+    field = ti.field(dtype, shape=len(values))
+    field.from_numpy(np.asarray(values))
+    return field
+
+
+def active(field):
+    """The indices of the active cells of a field or node, in order, with what a field holds there."""
+    rank = len(field.shape)
+    is_field = isinstance(field, ti.Field)
+
+    @ti.kernel
+    def find(found: ti.types.ndarray(ti.f64, ndim=2), count: ti.types.ndarray(ti.i32, ndim=1)):
+        for cell in ti.grouped(field):
+            place = ti.atomic_add(count[0], 1)
+            for d in ti.static(range(rank)):
+                found[place, d] = cell[d]
+            if ti.static(is_field):
+                found[place, rank] = field[cell]
+
+    found, count = np.zeros((1000, rank + is_field)), np.zeros(1, np.int32)
+    find(found, count)
+    return sorted(map(tuple, found[: count[0]].tolist()))
+
+
+# --- parts of the layout ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trees():
+    """A tree of blocks of bits with two fields at different places, and lists; kernels that change everything."""
+    a, m, l = ti.field(ti.f32), ti.Vector.field(2, ti.i32), ti.field(ti.f64)
+    wide, single = ti.field(ti.u64), ti.field(ti.i8)
+    blocks = ti.root.pointer(ti.ij, (4, 4))
+    bits = blocks.bitmasked(ti.ij, (2, 2))
+    bits.place(a)
+    bits.place(m, offset=(-2, 0))
+    bits.place(wide, single)
+    lists = ti.root.dense(ti.j, 3).dynamic(ti.i, 16, chunk_size=4)
+    lists.place(l)
+
+    @ti.kernel
+    def begin():
+        a[1, 1], a[5, 6] = 3.5, 2.0
+        m[1, 2] = [4, -5]
+        wide[5, 6] = (ti.u64(1) << 63) + 1
+        single[5, 6] = -7
+        ti.loop_config(serialize=True)
+        for i in range(6):
+            l[i, 1] = 1.5 + i
+        l[0, 2] = 2.0
+        ti.activate(blocks, [3, 0])
+
+    @ti.kernel
+    def go_on():
+        a[5, 6], a[7, 7] = 9.0, 1.0
+        m[-1, 7] = [1, 1]
+        wide[5, 6] = 3
+        l[6, 1], l[0, 0] = 9.0, 8.0
+        ti.deactivate(blocks, [3, 0])
+        ti.deactivate(lists, [2])
+
+    def state():
+        parts = [m.get_scalar_field(n) for n in range(2)]
+        return [active(x) for x in (blocks, bits, lists, a, *parts, l, wide, single)] + [wide[5, 6]]
+
+    begin()
+    return a, l, [go_on, blocks.deactivate_all, lists.deactivate_all, ti.deactivate_all_snodes], state
+
+
+def test_cells_and_what_they_hold_are_put_back(trees):
+    a, l, changes, state = trees
+    before = state()
+    assert len(before[0]) == 4, "a block without active bits is one of them"
+    copies = [sparse_part_of(field).copy() for field in (a, l)]
+    for change in changes:
+        change()
+        assert state() != before
+        for copy in copies:
+            copy.put_back()
+        assert state() == before
+
+
+def test_a_bit_that_was_not_set_reads_zero_again():
+    """Taichi reads the memory of a bitmasked cell whether it is active or not."""
+    t = ti.field(ti.f64)
+    ti.root.bitmasked(ti.i, 8).place(t)
+
+    @ti.kernel
+    def read(i: int) -> ti.f64:
+        return t[i]
+
+    t[2] = 1.0
+    copy = sparse_part_of(t).copy()
+    t[3] = 5.0
+    copy.put_back()
+    assert read(2) == 1 and read(3) == 0
+    assert active(t) == [(2, 1)]
+
+
+def test_dense_fields_lie_in_no_such_part():
+    assert sparse_part_of(numbers([1.0])) is None
+
+
+# --- blocks of columns ------------------------------------------------------------------------------------------------
+
+
+def nodes(how):
+    """A field of 12 numbers, and the node that is activated first, in some layout."""
+    t = ti.field(ti.f64)
+    if how == "pointer":
+        node = ti.root.pointer(ti.i, 12)
+        node.place(t)
+    elif how == "blocks":
+        node = ti.root.pointer(ti.i, 4)
+        node.dense(ti.i, 3).place(t)
+    elif how == "bitmasked":
+        node = ti.root.bitmasked(ti.i, 12)
+        node.place(t)
+    elif how == "bits of blocks":
+        node = ti.root.pointer(ti.i, 3)
+        node.bitmasked(ti.i, 4).place(t)
+    elif how == "blocks of blocks":
+        node = ti.root.pointer(ti.i, 3)
+        node.pointer(ti.i, 2).dense(ti.i, 2).place(t)
+    else:
+        node = ti.root.dynamic(ti.i, 12)
+        node.place(t)
+    return t, node
+
+
+LAYOUTS = ("blocks", "bitmasked", "bits of blocks", "blocks of blocks", "dynamic")
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [*((how, {"chunk_size": 1}) for how in LAYOUTS), ("pointer", {"format": "csr", "chunk_size": 2})],
+)
+def test_cells_that_a_run_makes_active_are_not_there_in_the_next(how, options):
+    x, y, (t, _) = numbers(X), ti.field(ti.f64, shape=5), nodes(how)
+    t[0] = 2.0
+
+    @ti.kernel
+    def scatter():
+        ti.loop_config(serialize=True)
+        for i in range(3):
+            t[i] += x[i] ** 2
+        t[6] = x[0] * x[1]
+
+    @ti.kernel
+    def gather():
+        for i in t:
+            y[4] += x[0]  # once for each active cell
+        for i in range(3):
+            y[i] = t[i] * x[2]
+        y[3] = t[6]
+
+    def run():
+        gather()
+        scatter()
+        gather()
+
+    run()
+    after, values = active(t), y.to_numpy()
+    start(t)
+    y.fill(0)
+    expected = np.zeros((5, 3))
+    a, b, c = X
+    expected[:3] = np.diag(2 * X * c) + [[0, 0, 2 + a**2], [0, 0, b**2], [0, 0, c**2]]
+    expected[3, :2] = b, a
+    expected[4, 0] = sum(1 for _ in after) + before_of(how)
+    J = jacobian(run, x, y, **options)
+    assert_allclose(J.toarray() if "format" in options else J, expected, rtol=1e-13)
+    assert active(t) == after
+    assert_allclose(y.to_numpy(), values, rtol=1e-14)
+
+
+def start(t):
+    """The state before: one active cell."""
+    t.parent().deactivate_all()
+    ti.deactivate_all_snodes()
+    t[6] = 0.0  # of bitmasked cells Taichi keeps the memory
+    for i in range(3):
+        t[i] = 0.0
+    ti.deactivate_all_snodes()
+    t[0] = 2.0
+
+
+def before_of(how):
+    """How many cells are active once one has been stored to."""
+    return {"blocks": 3, "blocks of blocks": 2}.get(how, 1)
+
+
+@pytest.mark.parametrize("how", ["bits of blocks", "dynamic"])
+def test_what_is_deactivated_from_python_is_there_in_the_next_run(how):
+    """Also of fields that are only read, and that have no tangents."""
+    x, y, (t, node) = numbers(X), ti.field(ti.f64, shape=3), nodes(how)
+    for i in range(3):
+        t[i] = i + 1.0
+
+    @ti.kernel
+    def scale():
+        for i in range(3):
+            y[i] = x[i] * t[i]
+
+    def run():
+        scale()
+        node.deactivate_all()
+
+    assert_array_equal(jacobian(run, x, y, chunk_size=1), np.diag([1.0, 2, 3]))
+    assert active(t) == []
+
+
+def test_a_field_that_no_kernel_names_keeps_what_it_holds():
+    """It lies beside another one whose cells a kernel deactivates."""
+    x, y, t, other = numbers(X), ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64)
+    node = ti.root.pointer(ti.i, 4)
+    node.place(t, other)
+    for i in range(3):
+        t[i], other[i] = 1.0, i + 5.0
+
+    @ti.kernel
+    def store():
+        for i in range(3):
+            y[i] = x[i] * t[i]
+
+    @ti.kernel
+    def read():
+        for i in range(3):
+            y[i] += x[i] * other[i]
+
+    def first():
+        store()
+        read()
+
+    def run():
+        first()
+        node.deactivate_all()
+
+    assert_array_equal(jacobian(run, x, y, chunk_size=1), np.diag([6.0, 7, 8]))
+    assert active(other) == []
+
+
+def test_cells_that_a_kernel_activates_and_deactivates_by_name():
+    x, y, t = numbers(X), ti.field(ti.f64, shape=2), ti.field(ti.f64)
+    node = ti.root.pointer(ti.i, 8)
+    node.place(t)
+    t[5] = 3.0
+
+    @ti.kernel
+    def count(n: int):
+        for i in node:
+            y[n] += x[0] * x[1]
+
+    @ti.kernel
+    def change():
+        ti.activate(node, [2])
+        ti.deactivate(node, [5])
+        ti.activate(node, [3])
+
+    def run():
+        count(0)
+        change()
+        count(1)
+
+    J = jacobian(run, x, y, chunk_size=1)
+    assert_allclose(J, [[-1.5, 0.5, 0], [-3, 1, 0]], rtol=1e-14)
+    assert [i for i, _ in active(t)] == [2, 3]
+
+
+def test_lists_of_structs():
+    entry = ti.types.struct(p=ti.types.vector(2, ti.f64), n=ti.i32)
+    entries = entry.field()
+    ti.root.dynamic(ti.i, 16, chunk_size=4).place(entries)
+    x, y = numbers(X), ti.field(ti.f64, shape=6)
+
+    @ti.kernel
+    def collect():
+        ti.loop_config(serialize=True)
+        for i in range(3):
+            entries.append(entry(p=[x[i], x[i] * x[0]], n=i))
+
+    @ti.kernel
+    def read():
+        for i in entries:
+            y[i] = entries[i].p[0] * entries[i].p[1] * (1 + entries[i].n)
+
+    def run():
+        collect()
+        read()
+
+    collect()
+    J = jacobian(run, x, y, chunk_size=1)
+    a, b, c = X
+    by_entry = [[3 * a**2, 0, 0], [2 * b**2, 4 * a * b, 0], [3 * c**2, 0, 6 * a * c]]
+    assert_allclose(J, [[0, 0, 0]] * 3 + by_entry, rtol=1e-13)
+    assert_allclose(y.to_numpy()[3:], [a**3, 2 * b**2 * a, 3 * c**2 * a], rtol=1e-13)
+
+
+def test_numbers_that_python_stores():
+    x, y, t = numbers(X), ti.field(ti.f64, shape=4), ti.field(ti.f64)
+    ti.root.pointer(ti.i, 4).place(t)
+    t[1] = 4.0
+
+    @ti.kernel
+    def sums():
+        for i in t:
+            y[i] += x[0] * x[2] * t[i]
+
+    def run():
+        sums()
+        t[3] = 2.0
+        sums()
+        t.fill(1.0)
+
+    assert_allclose(jacobian(run, x, y, chunk_size=1)[:, [0, 2]], np.outer([0, 8, 0, 2], [2, 0.5]), rtol=1e-14)
+    assert active(t) == [(1, 1), (3, 1)]
+
+
+# --- what else runs again ---------------------------------------------------------------------------------------------
+
+
+def grid():
+    """Two particles scatter to the cells of a grid, which is made anew in each run."""
+    x, mass, y = numbers([0.5, -1.5, 2.2]), ti.field(ti.f64), ti.field(ti.f64, shape=3)
+    node = ti.root.pointer(ti.i, 4)
+    node.dense(ti.i, 4).place(mass)
+
+    @ti.kernel
+    def scatter():
+        for i in range(3):
+            cell = int(x[i] + 4)
+            mass[cell] += x[i] ** 2
+            mass[cell + 1] += x[i] * x[0]
+
+    @ti.kernel
+    def gather():
+        for i in range(3):
+            y[i] = 0
+        for i in mass:
+            y[i % 3] += mass[i]
+
+    def run():
+        node.deactivate_all()
+        scatter()
+        gather()
+
+    return run, x, y, mass
+
+
+def test_check_jacobian_restores_the_grid():
+    run, x, y, mass = grid()
+    mass[15] = 7.0
+    before = active(mass)
+    assert check_jacobian(run, x, y)
+    assert active(mass) == before
+    assert_array_equal(y.to_numpy(), 0)
+
+
+def test_products_restore_the_grid():
+    pytest.importorskip("scipy")
+    run, x, y, mass = grid()
+    mass[15] = 7.0
+    before = active(mass)
+    A = linear_operator(run, x, y)
+    assert_allclose(A @ np.eye(3), (A.T @ np.eye(3)).T, rtol=1e-13)
+    assert active(mass) == before
+
+
+def test_a_fit_by_way_of_a_grid():
+    pytest.importorskip("scipy")
+    run, x, y, mass = grid()
+    run()
+    target = numbers(y.to_numpy())
+    r = ti.field(ti.f64, shape=3)
+
+    @ti.kernel
+    def compare():
+        for i in range(3):
+            r[i] = y[i] - target[i]
+
+    def residuals():
+        run()
+        compare()
+
+    x.from_numpy(x.to_numpy() + [0.05, 0.03, -0.04])
+    result = least_squares(residuals, x, r, xtol=1e-12)
+    assert result.success
+    assert_allclose(result.fun, 0, atol=1e-9)
