@@ -1,5 +1,7 @@
 """Operations on sparse matrices with known patterns: against dense NumPy arrays."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -79,6 +81,24 @@ def test_patterns_that_are_not_used_go():
         arithmetic.begin()
         arithmetic.product(numbers(pattern_of(seed, (4, 5)), seed), numbers(b, seed))
         assert len(arithmetic._known) <= 2
+
+
+def test_entries_that_are_not_zero():
+    """The pattern is that of the call before where the same entries are zero, and another one where others are."""
+    arithmetic, pattern = Arithmetic(), pattern_of(0, (7, 9))
+    patterns = []
+    for seed, zeros in ((0, 0.5), (0, 0.5), (1, 0.5), (1, 0.0), (1, 1.0), (0, 0.5), (2, 0.2)):
+        arithmetic.begin()
+        matrix = numbers(pattern, seed, zeros)
+        found = arithmetic.without_zeros(pattern, matrix.data)
+        wanted = matrix.csr().copy()
+        wanted.eliminate_zeros()
+        require_matrix(found, dense(matrix), wanted.astype(bool).toarray())
+        assert not np.shares_memory(found.data, matrix.data)
+        patterns.append(found.pattern)
+    assert [a is b for a, b in itertools.pairwise(patterns)] == [True, False, False, False, False, False]
+    nan = np.full(len(pattern.indices), np.nan)
+    assert arithmetic.without_zeros(pattern, nan).nnz == len(nan)
 
 
 def test_results_do_not_share_memory_with_users():

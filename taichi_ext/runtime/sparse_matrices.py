@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-PART = 2**13  # entries of which zeros are left out at a time
 MOST_KEPT = 2**29  # bytes that a plan keeps for patterns
 
 
@@ -107,13 +106,18 @@ class Arithmetic:
         name = (kind, *map(id, inputs))
         known = self._known.get(name)
         if known is None:
-            pattern, rest = result = make()
-            arrays = (pattern.indptr, pattern.indices, *(rest if isinstance(rest, list) else [rest]))
-            known = _Known(inputs, result, sum(a.nbytes for a in arrays), self._round)
-            if known.size + sum(k.size for k in list(self._known.values())) <= MOST_KEPT:
-                self._known[name] = known
+            known = self._keep(name, inputs, make())
         known.round = self._round
         return known.result
+
+    def _keep(self, name: Any, inputs: tuple[Any, ...], result: tuple[Pattern, Any]) -> _Known:
+        """Keep a result, in the place of another one of that name, if there is room."""
+        pattern, rest = result
+        arrays = (pattern.indptr, pattern.indices, *(rest if isinstance(rest, list) else [rest]))
+        known = _Known(inputs, result, sum(a.nbytes for a in arrays), self._round)
+        if known.size + sum(k.size for k in list(self._known.values())) <= MOST_KEPT:
+            self._known[name] = known
+        return known
 
     # --- operations
 
@@ -140,6 +144,18 @@ class Arithmetic:
         for matrix, where in zip(matrices, places, strict=True):
             data[where] += matrix.data
         return Matrix(pattern, data)
+
+    def without_zeros(self, pattern: Pattern, data: np.ndarray) -> Matrix:
+        """The entries that are not zero, mostly those of the call before."""
+        is_there = data != 0
+        name = ("nonzero", id(pattern))
+        known = self._known.get(name)
+        if known is None or not np.array_equal(known.inputs[1], is_there):
+            result = _nonzero_pattern(pattern, is_there)
+            known = self._keep(name, (pattern, is_there), result)
+        known.round = self._round
+        found, entries = known.result
+        return Matrix(found, data.take(entries))
 
     def without_rows(self, matrix: Matrix, rows: np.ndarray) -> Matrix | None:
         """The matrix with some rows empty; None where nothing is left."""
@@ -173,22 +189,11 @@ def _rest_pattern(pattern: Pattern, rows: np.ndarray) -> tuple[Pattern, np.ndarr
     return Pattern(indptr, pattern.indices[entries], pattern.shape), entries
 
 
-def without_zeros(pattern: Pattern, data: np.ndarray) -> Matrix:
-    """The entries that are not zero; few at a time, to save memory."""
-    count = np.count_nonzero(data)
-    values, indices = np.empty(count, data.dtype), np.empty(count, pattern.indices.dtype)
-    starts, row, end = np.empty_like(pattern.indptr), 0, 0
-    for first in range(0, len(data), PART):
-        part = data[first : first + PART]
-        kept = np.flatnonzero(part != 0)
-        next_row = np.searchsorted(pattern.indptr, first + len(part))
-        starts[row:next_row] = np.searchsorted(kept, pattern.indptr[row:next_row] - first)
-        starts[row:next_row] += end
-        begin, end, row = end, end + len(kept), next_row
-        part.take(kept, out=values[begin:end], mode="clip")
-        pattern.indices[first : first + PART].take(kept, out=indices[begin:end], mode="clip")
-    starts[row:] = count
-    return Matrix(Pattern(starts, indices, pattern.shape), values)
+def _nonzero_pattern(pattern: Pattern, is_there: np.ndarray) -> tuple[Pattern, np.ndarray]:
+    """The pattern of some of the entries, and their numbers."""
+    entries = np.flatnonzero(is_there)
+    indptr = np.searchsorted(entries, pattern.indptr).astype(pattern.indptr.dtype)
+    return Pattern(indptr, pattern.indices.take(entries), pattern.shape), entries
 
 
 def _places(part: Pattern, whole: Pattern) -> np.ndarray:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.differentiate.sparse_columns import is_sum_key
-from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, identity, scipy_sparse, without_zeros
-from taichi_ext.runtime.sparse_pattern import Block, sparse_dtype
+from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, identity, scipy_sparse
+from taichi_ext.runtime.sparse_pattern import sparse_dtype
 from taichi_ext.runtime.sparse_streams import StageBlocks
 
 IDENTITY = "identity"  # a parameter that nothing has written to, by itself
@@ -75,7 +75,9 @@ class SparseRows:
     ) -> dict[Any, Any]:
         terms: dict[Any, list[Any]] = {}
         for owner, (block, data) in written.blocks.items():
-            matrix = _matrix(block, data)
+            matrix = Matrix(block.pattern, data)
+            if block.has_rows:
+                matrix = self._arithmetic.without_zeros(block.pattern, data)
             if owner[0] != "composed":
                 terms.setdefault(outer(owner), []).append(matrix)
                 continue
@@ -122,13 +124,6 @@ class Rows:
         if self._note_clear is not None:
             self._note_clear(self._key)
         self._rows.clear(self._key, rows)
-
-
-def _matrix(block: Block, data: np.ndarray) -> Matrix:
-    """The entries that a launch has written."""
-    if not block.has_rows:
-        return Matrix(block.pattern, data)
-    return without_zeros(block.pattern, data)
 
 
 def csr_of(values: np.ndarray) -> Any:

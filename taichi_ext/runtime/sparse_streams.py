@@ -223,7 +223,7 @@ class Streams:
                 for owner, block in blocks.items():
                     bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
                     full[owner] = (block, block.data(bundle.written()))
-                    if block.is_in_place:
+                    if block.is_in_place and not block.has_rows:
                         bundle.memory = None  # the next launch gets other memory
                 yield StageBlocks(key, self._size(key), self._stored[stage, key], full)
 
