@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from taichi_ext.runtime.sparse_rows import SparseRows
 from taichi_ext.runtime.sparse_session import SparseSession
 from taichi_ext.runtime.sparse_streams import Streams
 
+MOST_KEPT = 2**24  # bytes of tangents that are kept from call to call
 
-@dataclass(frozen=True)
+
+@dataclass
 class SparseReplay:
     """A launch whose every decision was taken at the call before.
 
@@ -36,6 +38,8 @@ class SparseReplay:
     tangents: dict[Any, tuple[tuple[int, int], np.dtype]]
     outputs: list[tuple[Any, int, Any]]
     params: list[Any]
+    _repeat: backend.RepeatedLaunch | None = None
+    _kept: dict[Any, np.ndarray] = field(default_factory=dict)  # tangents
 
     @staticmethod
     def of(session: SparseSession, args: tuple[Any, ...], outputs: list[Any], params: list[Any]) -> SparseReplay | None:
@@ -57,18 +61,37 @@ class SparseReplay:
             return None
         self.fused.refuse_changed()
         streams.begin()
-        self.fused.launch(self.args, [self._array(streams, key) for key in self.fused.shadows])
+        self._launch([self._array(streams, key) for key in self.fused.shadows])
         streams.end()
         arithmetic.begin()
         rows = make_rows(self.sizes, arithmetic)
         rows.compose((list(streams.blocks(stage)) for stage in streams.stages()), lambda key: key)
         return rows
 
+    def _launch(self, arrays: list[Any]) -> None:
+        if self._repeat is not None:
+            for n, (key, array) in enumerate(zip(self.fused.shadows, self.fused.passed(arrays), strict=True)):
+                if key not in self._kept:
+                    self._repeat.give(n, array)
+            self._repeat()
+            return
+        self.fused.launch(self.args, arrays)
+        if backend.is_plain_call(self.fused.primal):
+            self._repeat = backend.RepeatedLaunch(self.fused.kernel, self.fused.passed(arrays))
+
     def _array(self, streams: Streams, key: Any) -> Any:
         if key[0] == "site":
             return streams.array(key)
         if key[0] == "scratch":
             return self.fused.scratch[key].array
+        is_covered = key in self.fused.facts.covered
+        if key in self._kept:
+            if not is_covered:
+                self._kept[key].fill(0)
+            return self._kept[key]
         shape, dtype = self.tangents[key]
         size = max(1, math.prod(shape))
-        return np.empty(size, dtype) if key in self.fused.facts.covered else np.zeros(size, dtype)
+        array = np.empty(size, dtype) if is_covered else np.zeros(size, dtype)
+        if array.nbytes + sum(a.nbytes for a in self._kept.values()) <= MOST_KEPT:
+            self._kept[key] = array
+        return array

@@ -238,22 +238,28 @@ def is_plain_call(kernel: Kernel) -> bool:
     return is_bare and not kernel.has_print and not impl.current_cfg().debug and is_host_arch()
 
 
-def repeat_launch(fused: FusedKernel, given: list[Any]) -> Callable[[], None]:
+class RepeatedLaunch:
     """A launch of a compiled kernel that takes NumPy arrays and integers, set up once to be made many times."""
-    context = fused.cpp.make_launch_context()
-    for position, array in enumerate(given):
-        if isinstance(array, int):
-            context.set_arg_int((position,), array)
-            continue
-        context.set_arg_external_array_with_shape((position,), int(array.ctypes.data), array.nbytes, array.shape, 0)
-    runtime = fused.runtime  # which lets go of its program at ti.init
-    compiled = fused.compile()
 
-    def launch() -> None:
-        runtime.prog.launch_kernel(compiled, context)
+    def __init__(self, fused: FusedKernel, given: list[Any]) -> None:
+        self._context = fused.cpp.make_launch_context()
+        self._runtime = fused.runtime  # which lets go of its program at ti.init
+        self._compiled = fused.compile()
+        self._given: list[Any] = [None] * len(given)  # kept alive
+        for position, value in enumerate(given):
+            self.give(position, value)
 
-    launch.given = given  # type: ignore[attr-defined]  # kept alive
-    return launch
+    def give(self, position: int, value: Any) -> None:
+        """Give it an array or integer from now on, of the shape and type that it has taken there before."""
+        self._given[position] = value
+        if isinstance(value, int):
+            self._context.set_arg_int((position,), value)
+            return
+        address = value.__array_interface__["data"][0]
+        self._context.set_arg_external_array_with_shape((position,), address, value.nbytes, value.shape, 0)
+
+    def __call__(self) -> None:
+        self._runtime.prog.launch_kernel(self._compiled, self._context)
 
 
 def array_feature(dtype: Any) -> tuple[Any, ...]:

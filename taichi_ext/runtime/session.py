@@ -228,7 +228,7 @@ class Session(LaunchHooks):
         if not self.is_direct:
             self.arrays.remember()  # before Python goes on
             if self._is_repeatable(kernel, fused):  # once nothing is fresh any more, the next launch is the same
-                repeat = backend.repeat_launch(fused.kernel, fused.passed(passed))
+                repeat = backend.RepeatedLaunch(fused.kernel, fused.passed(passed))
                 self._repeated[name] = before, fused, repeat, args
             if fused.facts.returns_active:
                 return as_active(result)
