@@ -1,6 +1,8 @@
 """A sparse Jacobian that is called again: what the shorter way of repeated calls assumes, broken from elsewhere."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -131,6 +133,17 @@ def test_products_in_between(chain):
         for ours, wanted in zip(found, operator_like, strict=True):
             assert_allclose(ours[:, 0], wanted, rtol=1e-12)
         chain.require_right(plan())
+
+
+def test_memory_of_results_is_not_kept(chain):
+    """The launch that is made again takes other arrays each time, and lets go of them."""
+    for _ in range(3):
+        blocks = chain.plan()
+        chain.require_right(blocks)
+        held = [weakref.ref(block.data if block.data.base is None else block.data.base) for block in blocks]
+        del blocks
+        gc.collect()
+        assert [ref() is None for ref in held] == [True, True]
 
 
 def test_out_and_a_watched_call_do_not_change_it(chain):

@@ -10,10 +10,10 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.launches import Fused
+from taichi_ext.launches import Fused, Relaunch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replay:
     """A launch whose every decision was taken at the call before."""
 
@@ -22,6 +22,9 @@ class Replay:
     key: Any  # of the output
     shape: tuple[int, ...]
     dtype: Any
+
+    def __post_init__(self) -> None:
+        self._launch = Relaunch(self.fused)
 
     @staticmethod
     def is_possible(fused: Fused, key: Any) -> bool:
@@ -42,7 +45,7 @@ class Replay:
             out.fill(0)
         flat, scratch = out.reshape(-1), self.fused.scratch
         with backend.exclusive:  # scratch memory is shared
-            self.fused.launch(self.args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
+            self._launch(self.args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
         return out
 
     def _is_fit(self, out: Any) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.launches import Fused
+from taichi_ext.launches import Fused, Relaunch
 from taichi_ext.runtime.sparse_matrices import Arithmetic
 from taichi_ext.runtime.sparse_rows import SparseRows
 from taichi_ext.runtime.sparse_session import SparseSession
@@ -38,8 +38,10 @@ class SparseReplay:
     tangents: dict[Any, tuple[tuple[int, int], np.dtype]]
     outputs: list[tuple[Any, int, Any]]
     params: list[Any]
-    _repeat: backend.RepeatedLaunch | None = None
-    _kept: dict[Any, np.ndarray] = field(default_factory=dict)  # tangents
+
+    def __post_init__(self) -> None:
+        self._launch = Relaunch(self.fused)
+        self._kept: dict[Any, np.ndarray] = {}  # tangents, the same memory in each call
 
     @staticmethod
     def of(session: SparseSession, args: tuple[Any, ...], outputs: list[Any], params: list[Any]) -> SparseReplay | None:
@@ -61,23 +63,12 @@ class SparseReplay:
             return None
         self.fused.refuse_changed()
         streams.begin()
-        self._launch([self._array(streams, key) for key in self.fused.shadows])
+        self._launch(self.args, [self._array(streams, key) for key in self.fused.shadows], self._kept)
         streams.end()
         arithmetic.begin()
         rows = make_rows(self.sizes, arithmetic)
         rows.compose((list(streams.blocks(stage)) for stage in streams.stages()), lambda key: key)
         return rows
-
-    def _launch(self, arrays: list[Any]) -> None:
-        if self._repeat is not None:
-            for n, (key, array) in enumerate(zip(self.fused.shadows, self.fused.passed(arrays), strict=True)):
-                if key not in self._kept:
-                    self._repeat.give(n, array)
-            self._repeat()
-            return
-        self.fused.launch(self.args, arrays)
-        if backend.is_plain_call(self.fused.primal):
-            self._repeat = backend.RepeatedLaunch(self.fused.kernel, self.fused.passed(arrays))
 
     def _array(self, streams: Streams, key: Any) -> Any:
         if key[0] == "site":

@@ -11,7 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -239,27 +239,29 @@ def is_plain_call(kernel: Kernel) -> bool:
 
 
 class RepeatedLaunch:
-    """A launch of a compiled kernel that takes NumPy arrays and integers, set up once to be made many times."""
+    """A launch of a compiled kernel that takes NumPy arrays and integers, set up once to be made many times.
+
+    What is ``given`` at the start is kept and given to each launch; the others, None there, are given to one.
+    """
 
     def __init__(self, fused: FusedKernel, given: list[Any]) -> None:
         self._context = fused.cpp.make_launch_context()
         self._runtime = fused.runtime  # which lets go of its program at ti.init
         self._compiled = fused.compile()
-        self._given: list[Any] = [None] * len(given)  # kept alive
-        for position, value in enumerate(given):
-            self.give(position, value)
+        self._given = given
+        self._set(given)
 
-    def give(self, position: int, value: Any) -> None:
-        """Give it an array or integer from now on, of the shape and type that it has taken there before."""
-        self._given[position] = value
-        if isinstance(value, int):
-            self._context.set_arg_int((position,), value)
-            return
-        address = value.__array_interface__["data"][0]
-        self._context.set_arg_external_array_with_shape((position,), address, value.nbytes, value.shape, 0)
-
-    def __call__(self) -> None:
+    def __call__(self, given: Iterable[Any] = ()) -> None:
+        self._set(given)
         self._runtime.prog.launch_kernel(self._compiled, self._context)
+
+    def _set(self, given: Iterable[Any]) -> None:
+        for position, value in enumerate(given):
+            if isinstance(value, int):
+                self._context.set_arg_int((position,), value)
+            elif value is not None:
+                address = value.__array_interface__["data"][0]
+                self._context.set_arg_external_array_with_shape((position,), address, value.nbytes, value.shape, 0)
 
 
 def array_feature(dtype: Any) -> tuple[Any, ...]:

@@ -1,7 +1,16 @@
 """Launches: what is asked for, in the words of the program, and the kernel that does it."""
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
-from taichi_ext.launches.launch import ContainerInfo, Fused, KernelFacts, Launch, Role, refuse_buffers, refuse_changed
+from taichi_ext.launches.launch import (
+    ContainerInfo,
+    Fused,
+    KernelFacts,
+    Launch,
+    Relaunch,
+    Role,
+    refuse_buffers,
+    refuse_changed,
+)
 from taichi_ext.launches.seeds import assumed_role, constants_of, seeds_of, with_own_tangents
 
 __all__ = [
@@ -9,6 +18,7 @@ __all__ = [
     "Fused",
     "KernelFacts",
     "Launch",
+    "Relaunch",
     "Role",
     "assumed_role",
     "constants_of",

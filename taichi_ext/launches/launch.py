@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +145,25 @@ class Fused:
             return given
         arrays = [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, given, strict=False)]
         return [*arrays, *given[len(arrays) :]]
+
+
+class Relaunch:
+    """Launches of one kernel with arrays of the same types, set up at the first one."""
+
+    def __init__(self, fused: Fused) -> None:
+        self._fused = fused
+        self._repeated: backend.RepeatedLaunch | None = None
+
+    def __call__(self, args: tuple[Any, ...], given: list[Any], kept: Collection[Any] = ()) -> None:
+        """Run it; the arrays of the keys ``kept`` are the same ones in each call."""
+        fused, passed = self._fused, self._fused.passed(given)
+        if self._repeated is not None:
+            self._repeated(None if k in kept else a for k, a in zip(fused.shadows, passed, strict=True))
+            return
+        fused.launch(args, given)
+        if backend.is_plain_call(fused.primal):
+            same = [a if k in kept else None for k, a in zip(fused.shadows, passed, strict=True)]
+            self._repeated = backend.RepeatedLaunch(fused.kernel, same)
 
 
 def refuse_buffers(kernel: Any, program: Program, *, is_sparse: bool) -> None:

@@ -6,6 +6,7 @@ of its entries, are found once for the patterns that it is made of; after that o
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable
@@ -33,8 +34,17 @@ class Pattern:
 
     def with_data(self, data: np.ndarray) -> Any:
         """A CSR array that shares its index arrays with this pattern."""
-        matrix = scipy_sparse().csr_array((data, self.indices, self.indptr), shape=self.shape)
+        matrix = copy.copy(self._empty)
+        matrix.data = data
+        return matrix
+
+    @functools.cached_property
+    def _empty(self) -> Any:
+        """A CSR array without numbers: SciPy checks index arrays once, not for each array with the same ones."""
+        numbers = np.zeros(len(self.indices), np.int8)
+        matrix = scipy_sparse().csr_array((numbers, self.indices, self.indptr), shape=self.shape)
         matrix.has_canonical_format = True
+        matrix.data = numbers[:0]
         return matrix
 
     def ones(self) -> Any:
@@ -67,7 +77,9 @@ class Matrix:
 
     def csr(self) -> Any:
         """A CSR array with index arrays of its own: users may change them."""
-        return Pattern(self.pattern.indptr.copy(), self.pattern.indices.copy(), self.shape).with_data(self.data)
+        matrix = self.view()
+        matrix.indptr, matrix.indices = matrix.indptr.copy(), matrix.indices.copy()
+        return matrix
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,0 +1,117 @@
+"""A dense Jacobian that is called again: its launch is set up once, and takes another J each time."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, scalars
+from numpy.testing import assert_allclose
+
+from taichi_ext import Jacobian
+from taichi_ext.api.replay import Replay
+
+pytestmark = [
+    pytest.mark.cpu_only("launches are set up once where arrays lie on the host"),
+    pytest.mark.chosen_only("calls that take several runs are not launched at once", "--chunk-size", "--by-column"),
+]
+COUNT = 40  # columns: rows of locals lie in memory that launches share
+
+
+@pytest.fixture(autouse=True, scope="module")
+def program():
+    initialise(default_fp=ti.f64)
+
+
+@pytest.fixture(params=["rows of locals", "all of J written", "some of J written"])
+def case(request):
+    """A prepared form, its parameter, and J in closed form."""
+    x, y = scalars(np.linspace(0.5, 1.5, COUNT)), outputs(8)
+
+    @ti.kernel
+    def sums():
+        for i in y:
+            total = 1.0
+            for k in range(COUNT):
+                total = total * ti.cos(x[k] * (i + 1)) + x[k]
+            y[i] = total
+
+    @ti.kernel
+    def squares():
+        for i in y:
+            y[i] = x[i] ** 2
+
+    @ti.kernel
+    def some():
+        for i in y:
+            if i % 2 == 1:
+                y[i] = x[i] ** 2
+
+    def expected(values):
+        J = np.zeros((8, COUNT))
+        for i in range(8):
+            if request.param == "rows of locals":
+                total = 1.0
+                for k in range(COUNT):
+                    J[i] *= np.cos(values[k] * (i + 1))
+                    J[i, k] = 1 - total * np.sin(values[k] * (i + 1)) * (i + 1)
+                    total = total * np.cos(values[k] * (i + 1)) + values[k]
+            elif request.param == "all of J written" or i % 2 == 1:
+                J[i, i] = 2 * values[i]
+        return J
+
+    kernel = {"rows of locals": sums, "all of J written": squares}.get(request.param, some)
+    return Jacobian(kernel, x, y), x, expected
+
+
+def require_right(J, expected):
+    assert_allclose(J, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_other_values_and_other_arrays(case):
+    plan, x, expected = case
+    outs = [np.full((8, COUNT), np.nan) for _ in range(2)]
+    kept = []
+    for n in range(8):
+        values = np.linspace(0.5, 1.5 + 0.1 * n, COUNT)
+        x.from_numpy(values)
+        J = plan() if n % 3 == 0 else plan(out=outs[n % 2])
+        require_right(J, expected(values))
+        if n % 3 == 0:
+            kept.append((J, J.copy()))
+    assert isinstance(plan._prepared.replay, Replay)
+    for J, copy in kept:  # what was returned is not written again
+        assert np.array_equal(J, copy)
+
+
+def test_memory_of_results_is_not_kept(case):
+    plan, x, expected = case
+    for _ in range(3):
+        J = plan()
+        require_right(J, expected(x.to_numpy()))
+        memory = weakref.ref(J if J.base is None else J.base)
+        del J
+        gc.collect()
+        assert memory() is None
+
+
+def test_threads_share_a_launch(case):
+    plan, x, expected = case
+    wanted, wrong = expected(x.to_numpy()), []
+    plan()
+
+    def work():
+        for _ in range(30):
+            J = plan()
+            if not np.allclose(J, wanted, rtol=1e-10):
+                wrong.append(J)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
