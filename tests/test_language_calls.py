@@ -6,6 +6,7 @@ import taichi as ti
 import taichi.math as tm
 from devices import real
 from differences import check_jacobian, outputs, scalars, vectors
+from numpy.testing import assert_allclose
 
 from taichi_ext import UnsupportedError, jacobian
 
@@ -141,6 +142,62 @@ def test_keywords_defaults_and_annotations():
         y[3] = integral(x[0] * 3.1, x[1] * 5.0) * x[0]
         y[4] = f(x[0], c=x[1])
         y[5] = typed(n=1, a=x[2], s=2.0)
+
+    check_jacobian(k, x, y)
+
+
+@pytest.mark.parametrize("decorator", [ti.func, ti.real_func])
+def test_python_types_as_annotations_convert(decorator):
+    """As in Taichi: ``int`` cuts off the fraction of 1.5 and 0.5 times x, ``float`` makes 7 / 2 of 7 // 2, ``bool`` 1 of 0.3."""
+    x, y = scalars([1.3, 2.6]), outputs(2)
+
+    @decorator
+    def pulse(time: int, place: float) -> float:
+        return ti.exp(-(((time - place) / 3.0) ** 2))
+
+    @decorator
+    def whole(a: float, b: float) -> int:
+        return a * b
+
+    @decorator
+    def chosen(flag: bool, a: float) -> float:
+        return flag * a
+
+    @ti.kernel
+    def k(t: int):
+        y[0] = pulse(t + 1.5, x[0]) + chosen(0.3, x[1] * x[1])
+        y[1] = x[0] * pulse(t + 0.5 * x[1], 0.25) + whole(x[1], 2) * x[1]
+
+    a, b = 1.3, 2.6
+    first, second = np.exp(-(((3 - a) / 3) ** 2)), np.exp(-((2.75 / 3) ** 2))
+    rows = [[first * 2 * (3 - a) / 9, 2 * b], [second, 5.0]]
+    k(2)
+    assert_allclose(y.to_numpy(), [first + b * b, a * second + 5 * b], rtol=1e-6)
+    y.fill(0)
+    assert_allclose(jacobian(k, x, y, args=(2,)), rows, rtol=1e-6)
+    assert_allclose(y.to_numpy(), [first + b * b, a * second + 5 * b], rtol=1e-6)
+
+
+def test_matrix_classes_as_annotations_of_results_say_nothing():
+    x, y = scalars(FIVE), outputs(2)
+
+    @ti.func
+    def both(a, b) -> ti.Vector:
+        return ti.Vector([a * b, a + b])
+
+    @ti.func
+    def square_matrix(a) -> ti.Matrix:
+        return ti.Matrix([[a, a * a], [1.0, 2.0]])
+
+    @ti.func
+    def number(a) -> "ti.f32":
+        return a * a
+
+    @ti.kernel
+    def k():
+        v = square_matrix(x[2]) @ both(x[0], x[1])
+        y[0] = v[0]
+        y[1] = v[1] * number(x[3])
 
     check_jacobian(k, x, y)
 

@@ -47,7 +47,7 @@ def _bind(r: Recording, func: Any, argument: Any, value: Any) -> Any:
         return value
     if value is None or callable(value) or isinstance(value, (backend.Field, backend.AnyArray, str)):
         return value
-    if isinstance(annotation, backend.DataType):
+    if backend.is_scalar_type(annotation):
         value = cast(r, value, annotation)
     elif func.is_real_function and isinstance(annotation, (backend.MatrixType, backend.StructType)):
         value = typed(r, annotation, value)
@@ -64,7 +64,8 @@ def _returned(r: Recording, func: Any, result: Any) -> Any:
 
 
 def _typed_result(r: Recording, value: Any, kind: Any) -> Any:
-    return value if isinstance(kind, (backend.MatrixType, backend.StructType)) else cast(r, value, kind)
+    """As in Taichi, types of numbers convert and other annotations (``-> ti.Matrix``) say nothing."""
+    return cast(r, value, kind) if backend.is_scalar_type(kind) else value
 
 
 def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
