@@ -13,6 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target, refuse_inactive, refuse_unread
 from taichi_ext.api.columns import Columns, by_parameter, direct, lay_out
+from taichi_ext.api.findings import Findings, warn_of_python_readers
 from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import progress_bar
 from taichi_ext.api.replay import Replay
@@ -21,7 +22,6 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused
-from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.host_values import as_given, saying_once, warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.session import Session
@@ -56,8 +56,7 @@ class Evaluation:
         self._directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry
         self._runs = 0
         self._is_last_run = True
-        self._kept: set[Any] = set()  # parameters of which a run has left some columns
-        self._overwritten: dict[Any, Any] = {}  # the names of those of which a run has left none
+        self._findings = Findings()
         self._said: set[Any] = set()  # warnings
         self._params = [call.current(target) for target in prepared.params]
         self._outputs = [call.current(target) for target in prepared.outputs]
@@ -253,7 +252,7 @@ class Evaluation:
         columns = parameters.columns if self._directions is None else [(0, (self._directions.shape[1],))]
         total = sum(math.prod(shape) for _, shape in columns)
         if first == 0:
-            self._kept, self._overwritten = set(), {}
+            self._findings.begin()
         session.first_column = first
         count = total - first if count is None else min(count, total - first)
         session.columns = max(1, count)  # without parameters' entries there is one that nothing carries
@@ -319,8 +318,12 @@ class Evaluation:
         with saying_once(self._said):
             self._launch_kernels(session)
             session.finish()
-            self._note_overwritten(session)
+            self._findings.note_params(session.params, session.overwritten)
             self._check_after_run(session, outputs)
+            if self._directions is None:
+                self._findings.note_columns([session.tangents(key) for key in outputs])
+                if self._is_last_run:
+                    self._findings.warn()
 
     def _launch_kernels(self, session: Session) -> None:
         if self.call.kernel is not None:
@@ -335,17 +338,6 @@ class Evaluation:
                 self.returned = self.call.function(*args)
 
     # --- checks
-
-    def _note_overwritten(self, session: Session) -> None:
-        """Warn, after the last run, of parameters of which no run has left a column before anything read them."""
-        self._kept |= session.params.keys() - session.overwritten
-        self._overwritten |= {key: session.params[key] for key in session.overwritten}
-        if self._is_last_run:
-            for name in (name for key, name in self._overwritten.items() if key not in self._kept):
-                warn_at_user(
-                    f"{name} is a parameter that is overwritten before it is read: nothing depends on what it held "
-                    "before."
-                )
 
     def _places(self) -> list[Any]:
         """For each output the memory of ``out`` in which its Jacobian can be computed."""
@@ -404,26 +396,7 @@ class Evaluation:
             where = f"by the kernels that {self.call.name} launched"
             numbers = [text for fused in prepared.fused.values() for text in fused.kernel.captures.numbers]
             refuse_unread(self._params, session.read, numbers, where)
-            self._note_python_readers()
+            warn_of_python_readers(self._params, self.call.function)
             refuse_inactive(*self._keys(session), session.read, session.written, where)
         prepared.is_checked = True
-        for target, key in zip(self._outputs, outputs, strict=True):
-            if session.is_fresh(key):
-                warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
-            elif self._is_whole(session) and not session.tangents(key).any():
-                warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
-
-    def _note_python_readers(self) -> None:
-        """Warn of Python numbers that are parameters, and that the Python code of the pipeline reads, too."""
-        for target in self._params:
-            reader = None if target.variable is None else python_reader(target.variable, self.call.function)
-            if reader is not None:
-                warn_at_user(
-                    f"{target.name} is read by the Python code of {reader.__qualname__}, too: what that stores, or "
-                    "passes to a kernel, counts as a constant. Read the number in the kernel."
-                )
-
-    def _is_whole(self, session: Session) -> bool:
-        """Whether a session has all columns of J, and nothing has been said about a parameter."""
-        is_all = self._directions is None and session.columns == max(1, self.column_count())
-        return is_all and not session.overwritten
+        self._findings.judge((t, session.is_fresh(key)) for t, key in zip(self._outputs, outputs, strict=True))

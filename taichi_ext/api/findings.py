@@ -1,0 +1,63 @@
+"""What the runs of one call show about its parameters and outputs, for warnings after the last of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from taichi_ext.api.arguments import Target
+from taichi_ext.record.variables import python_reader
+from taichi_ext.runtime.host_values import warn_at_user
+
+
+class Findings:
+    """What one run has of some columns holds for J where it does in all of them."""
+
+    def __init__(self) -> None:
+        self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
+        self.begin()
+
+    def begin(self) -> None:
+        """The first run of a call begins; it may have begun before, with more columns at a time."""
+        self._kept: set[Any] = set()  # parameters of which a run has left some columns
+        self._overwritten: dict[Any, Any] = {}  # the names of those of which a run has left none
+        self._zero = dict(self._active)  # those that have not yet
+
+    def note_params(self, names: dict[Any, Any], overwritten: set[Any]) -> None:
+        """A run had columns of these parameters; of some nothing was left before anything read them."""
+        self._kept |= names.keys() - overwritten
+        self._overwritten |= {key: names[key] for key in overwritten}
+
+    def judge(self, outputs: Iterable[tuple[Target, bool]]) -> None:
+        """Warn of outputs that depend on no parameter, as is said of each; from now on the others are watched."""
+        for n, (target, is_fresh) in enumerate(outputs):
+            if is_fresh:
+                warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
+            else:
+                self._active[n] = target
+        self._zero = dict(self._active)
+
+    def note_columns(self, outputs: list[Any]) -> None:
+        """A run has computed these columns of J, output by output."""
+        self._zero = {n: target for n, target in self._zero.items() if not outputs[n].any()}
+
+    def warn(self) -> None:
+        """After the last run."""
+        for name in (name for key, name in self._overwritten.items() if key not in self._kept):
+            warn_at_user(
+                f"{name} is a parameter that is overwritten before it is read: nothing depends on what it held before."
+            )
+        if not self._overwritten:
+            for target in self._zero.values():
+                warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
+
+
+def warn_of_python_readers(params: list[Target], function: Any) -> None:
+    """Warn of Python numbers that are parameters, and that the Python code of a pipeline reads, too."""
+    for target in params:
+        reader = None if target.variable is None else python_reader(target.variable, function)
+        if reader is not None:
+            warn_at_user(
+                f"{target.name} is read by the Python code of {reader.__qualname__}, too: what that stores, or "
+                "passes to a kernel, counts as a constant. Read the number in the kernel."
+            )
