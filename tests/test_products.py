@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from devices import real
-from differences import outputs, read, scalars, vectors
+from differences import central_differences, outputs, read, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, jacobian, jvp, linear_operator, vjp
@@ -231,6 +231,39 @@ class TestVjpByEntries:
                 x[n] = 0.7
 
         self.check(run, [x], [y, u, x], lambda: x.from_numpy(np.array([0.3, 0.4, 0.5, 0.6])))
+
+    @pytest.mark.cpu_only("differences in float64")
+    def test_rows_of_tangents_of_one_kernel_launched_several_times(self):
+        """The entries of each launch are kept until the last one: the kernel writes them to the same memory again."""
+        pose, x, angle, u, y = scalars([0.4, 0.7, 1.1]), scalars(np.linspace(0.5, 1.5, 80)), *map(outputs, (3, 6, 6))
+
+        @ti.kernel
+        def turn(n: ti.i32):
+            ti.loop_config(serialize=True)
+            for i in range(3):
+                angle[i] = (0.3 + n) * pose[i] * pose[i]
+                if i > 0:
+                    angle[i] += angle[i - 1]
+            for i in u:
+                u[i] = x[i] * ti.sin(angle[i % 3])
+
+        @ti.kernel
+        def add():
+            for i in y:
+                y[i] += u[i] * u[i]
+
+        def run():
+            y.fill(0.0)
+            for n in range(4):
+                turn(n)
+                add()
+
+        cotangent = rng.standard_normal(6)
+        expected = central_differences(run, [pose, x], [y])[0]
+        for found, J in zip(vjp(run, [pose, x], y, cotangent), expected):
+            assert_allclose(found, cotangent @ J, rtol=1e-6, atol=1e-7)
+        self.ways.clear()
+        self.check(run, [pose, x], [y])
 
     def test_counted_loops_and_chains_of_sums(self):
         x, y, length = scalars(np.linspace(0.2, 1.0, 80)), outputs(6), ti.field(ti.i32, 6)

@@ -65,7 +65,8 @@ class AdjointRows(SparseRows):
         matrices = []
         for owner, (block, data) in written.blocks.items():
             source = ("version", outer(owner[1]), owner[2]) if owner[0] == "composed" else outer(owner)
-            matrices.append((source, Matrix(block.pattern, data).view()))
+            own = data.copy() if block.is_lent else data  # it is used after the last launch
+            matrices.append((source, Matrix(block.pattern, own).view()))
         if matrices and not is_sum_key(key):
             self._blocks[key] = {key: IDENTITY}
         return _Written(key, written.stored, matrices)

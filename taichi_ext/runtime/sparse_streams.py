@@ -30,7 +30,7 @@ class StageBlocks:
         key: the container.
         size: how many entries it has.
         stored: its entries that are stored to, rather than added to.
-        blocks: CSR arrays, data included, by the owner of the columns.
+        blocks: CSR arrays, data included, by the owner of the columns. Data that are lent hold until the next launch.
     """
 
     key: Any
@@ -223,7 +223,7 @@ class Streams:
                 for owner, block in blocks.items():
                     bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
                     full[owner] = (block, block.data(bundle.written()))
-                    if block.is_in_place and not block.has_rows:
+                    if block.is_in_place and not block.is_lent:
                         bundle.memory = None  # the next launch gets other memory
                 yield StageBlocks(key, self._size(key), self._stored[stage, key], full)
 
