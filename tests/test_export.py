@@ -1,5 +1,6 @@
 """``Jacobian.export``: the module that it writes runs in a process without taichi_ext, and gives the same bits."""
 
+import runpy
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import taichi as ti
 
-from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, backend
+from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -53,7 +54,7 @@ def make_kernels(x, v, y):
     return directly, in_place, by_arrays
 
 
-# The same containers in a process of its own; argv: folder with the modules and J as the plan gave it, order in memory
+# The same containers in a process of its own; argv: folder with the modules and J as the plan gave it
 RUN = """
 import sys
 import numpy as np, taichi as ti
@@ -64,21 +65,18 @@ x, v, y = ti.field(ti.f64, 3), ti.Vector.field(2, ti.f64, 4), ti.field(ti.f64, (
 x.from_numpy(np.array([0.3, 0.7, 1.1]))
 v.from_numpy(np.linspace(0.1, 0.9, 8).reshape(4, 2))
 expected = np.load(sys.argv[1] + "/expected.npz")
-
-
-def read(J):
-    return J if sys.argv[2] == "row by row" else J.reshape(J.shape[::-1]).T
-
-
 run = directly.bind(x=x, v=v, y=y)
 for _ in range(2):
-    J = np.full((8, 11), np.nan)
-    run(J)
-    assert (read(J) == expected["directly"]).all()
+    by_x, by_v = np.full((4, 2, 3), np.nan), np.full((4, 2, 4, 2), np.nan)
+    run(by_x, by_v)
+    assert (by_x == expected["directly_by_x"]).all() and (by_v == expected["directly_by_v"]).all()
 assert (y.to_numpy() == expected["y"]).all()
-for wrong in (np.zeros((8, 10)), np.zeros((11, 8)).T):
+by_x = ti.ndarray(ti.f64, (4, 2, 3))
+run(by_x, by_v)
+assert (by_x.to_numpy() == expected["directly_by_x"]).all()
+for wrong in (np.zeros((4, 2, 4)), np.zeros((3, 4, 2)), np.zeros((2, 4, 3)).transpose(1, 0, 2), np.zeros(24)):
     try:
-        run(wrong)
+        run(wrong, by_v)
     except ValueError:
         pass
     else:
@@ -91,21 +89,16 @@ else:
     raise AssertionError("accepted")
 
 a, b = np.array([0.2, 0.4, 0.8]), np.zeros(3)
-J, run = np.full((1, 4), np.nan), by_arrays.bind(a=a, b=b, s=1.25, x=x)
+by_a, by_s, run = np.full(3, np.nan), np.full((), np.nan), by_arrays.bind(a=a, b=b, s=1.25, x=x)
 for _ in range(2):  # the tangents of b are in memory of the module
-    assert run(J) == expected["result"]
-    assert (read(J) == expected["returned"]).all()
+    assert run(by_a, by_s) == expected["result"]
+    assert (by_a == expected["by_a"]).all() and by_s == expected["by_s"]
 
 J = np.full((3, 3), np.nan)
 in_place.bind(x=x)(J)
-assert (read(J) == expected["in_place"]).all() and (x.to_numpy() == expected["x"]).all()
+assert (J == expected["in_place"]).all() and (x.to_numpy() == expected["x"]).all()
 assert not any(name.startswith("taichi_ext") for name in sys.modules)
 """
-
-
-def columns(blocks, rows):
-    """The blocks of one output side by side, as one matrix."""
-    return np.concatenate([np.asarray(b).reshape(rows, -1) for b in blocks], axis=1)
 
 
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
@@ -114,11 +107,12 @@ def test_modules_run_without_the_package_and_give_the_same_bits(fields, tmp_path
     directly, in_place, by_arrays = make_kernels(*fields)
     before, expected = x.to_numpy(), {}
     plan = Jacobian(directly, (x, v), y)
-    expected["directly"], expected["y"] = columns(plan(), 8), y.to_numpy()
+    expected["directly_by_x"], expected["directly_by_v"] = plan()
+    expected["y"] = y.to_numpy()
     plan.export(tmp_path / "directly.py")
     a, b = np.array([0.2, 0.4, 0.8]), np.zeros(3)
     plan = Jacobian(by_arrays, ("a", "s"), args=(a, b, 1.25))
-    expected["returned"] = columns(plan(), 1)
+    expected["by_a"], expected["by_s"] = plan()
     expected["result"] = plan.value()
     plan.export(str(tmp_path / "by_arrays.py"))
     plan = Jacobian(in_place, x, x)
@@ -127,9 +121,8 @@ def test_modules_run_without_the_package_and_give_the_same_bits(fields, tmp_path
     x.from_numpy(before)
     np.savez(tmp_path / "expected.npz", **expected)
     text = (tmp_path / "directly.py").read_text()
-    order = "column by column" if backend.stores_by_column() else "row by row"
-    assert f"The arrays of J are contiguous, {order}:" in text
-    command = [sys.executable, "-c", RUN, str(tmp_path), order]
+    assert "run(d_y_by_x, d_y_by_v)" in text
+    command = [sys.executable, "-c", RUN, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "test_export.py:" in text
@@ -153,9 +146,9 @@ math.fill(0.2)
 given = dict(particles_p=particles.p, particles_m=particles.m, grids_0=grids[0], grids_1=grids[1], make=make)
 run = collected.bind(**given, kernel=kernel, target=total, math=math)
 expected = np.load(sys.argv[1] + "/collected.npz")
-by_total, by_kernel = np.full((1, 8), np.nan), np.full((1, 8), np.nan)
-run(by_total, by_kernel)
-assert (by_total == expected["total"]).all() and (by_kernel == expected["kernel"]).all()
+J = [np.full(expected[name].shape, np.nan) for name in expected]
+run(*J)
+assert all((found == expected[name]).all() for name, found in zip(expected, J))
 """
 
 
@@ -181,13 +174,35 @@ def test_fields_are_bound_by_the_names_of_the_source_and_outputs_come_in_their_o
     math.fill(0.2)
     plan = Jacobian(collected, (particles.p, grids[1], make), (total, kernel), args=(total, math))
     J = plan()
-    np.savez(tmp_path / "collected.npz", total=columns(J[0], 1), kernel=columns(J[1], 1))
+    np.savez(tmp_path / "collected.npz", *J[0], *J[1])
     plan.export(tmp_path / "collected.py")
     text = (tmp_path / "collected.py").read_text()
     assert "grids[1] of shape (2,)" in text.split("grids_1: ")[1].splitlines()[0]
     command = [sys.executable, "-c", NAMES, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")
+@pytest.mark.parametrize("is_split", [False, True])
+def test_numbers_of_single_precision(ti64, tmp_path, is_split):
+    """Rows are stored two numbers at a time; each J is an array of its own."""
+    a, b, image = (ti.field(ti.f32, shape) for shape in (3, (), (64, 32)))
+    a.from_numpy(np.array([0.5, 1.5, -1], np.float32))
+    b[None] = 0.25
+
+    @ti.kernel
+    def draw():
+        for i, j in image:
+            image[i, j] = ti.sin(a[0] * i + a[1] * j) * a[2] + b[None] ** 2 * i
+
+    plan = Jacobian(draw, (a, b) if is_split else a, image)
+    J = plan() if is_split else [plan()]
+    plan.export(tmp_path / "draw.py")
+    again = [np.full(block.shape, np.nan, np.float32) for block in J]
+    runpy.run_path(str(tmp_path / "draw.py"))["bind"](a=a, b=b, image=image)(*again)
+    for found, block in zip(again, J, strict=True):
+        np.testing.assert_array_equal(found, block)
 
 
 @pytest.mark.chosen_only("what it looks at is that of one run", "--chunk-size")

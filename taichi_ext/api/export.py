@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.prepared import Prepared
 from taichi_ext.differentiate.decisions import RETURN
-from taichi_ext.emit import TangentArray, export
+from taichi_ext.emit import JacobianPart, TangentArray, export
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused
 from taichi_ext.program import Program
@@ -29,7 +31,10 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
         )
     if prepared.format is not None:
         raise UnsupportedError("A sparse Jacobian is put together by taichi_ext. Export one without format=.")
-    columns = _first_columns(prepared, call)
+    shapes = [_shape(prepared, call, t) for t in prepared.params]
+    starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+    keys = [None if t.variable or call.is_value(t) else _key(prepared, call, t) for t in prepared.params]
+    columns = {key: start for key, start in zip(keys, starts, strict=False) if key is not None}
     kernels = list(prepared.fused.values())
     if len(kernels) != 1 or kernels[0].first_columns is not None:
         state = (
@@ -48,10 +53,15 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     missing = [str(t.name) for t, key in zip(prepared.outputs, outputs, strict=True) if key not in fused.shadows]
     if missing:
         raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
-    tangents = [
-        _tangents(prepared, call, fused, n, outputs.index(key) if key in outputs else None, columns)
-        for n, key in enumerate(fused.shadows)
-    ]
+    tangents = []
+    for number, key in enumerate(fused.shadows):
+        output = outputs.index(key) if key in outputs else None
+        rows = () if output is None else _shape(prepared, call, prepared.outputs[output])
+        parts = tuple(
+            JacobianPart(_identifier(call, t), t.field, start, math.prod(shape), (*rows, *shape))
+            for t, start, shape in zip(prepared.params, starts, shapes, strict=False)
+        )
+        tangents.append(_tangents(prepared, call, fused, number, output, parts, columns))
     names = ", ".join(str(t.name) for t in prepared.outputs)
     by = ", ".join(str(t.name) for t in prepared.params)
     title = f"Jacobian of {call.name}: {names} by {by}."
@@ -68,28 +78,35 @@ def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
     return ("argument", len(call.full_args) - len(call.args) + target.position)
 
 
-def _first_columns(prepared: Prepared, call: KernelCall) -> dict[Any, int]:
-    """The first column of each parameter that is a field or array."""
-    found, total = {}, 0
-    for target in prepared.params:
-        if target.variable is not None:
-            shape = target.shape
-        elif call.is_value(target):
-            shape = call.value_shape(target)
-        else:
-            key = _key(prepared, call, target)
-            found[key] = total
-            if target.kind == "field":
-                info = prepared.fields.infos[key]
-                shape = (*info.shape, *info.element_shape)
-            else:
-                shape = tuple(backend.full_shape(call.value(target)))
-        total += math.prod(shape)
-    return found
+def _shape(prepared: Prepared, call: KernelCall, target: Target) -> tuple[int, ...]:
+    """The shape of a parameter or output, that of its elements included."""
+    if target.kind == "return":
+        return call.return_shape()
+    if target.variable is not None:
+        return target.shape
+    if call.is_value(target):
+        return call.value_shape(target)
+    if target.kind == "field":
+        info = prepared.fields.infos[_key(prepared, call, target)]
+        return (*info.shape, *info.element_shape)
+    return tuple(backend.full_shape(call.value(target)))
+
+
+def _identifier(call: KernelCall, target: Target) -> str:
+    """A name for a parameter in the text of a module."""
+    if target.variable is not None:
+        return re.sub(r"\W+", "_", target.variable.name)
+    return target.argument if target.position >= 0 else "field"
 
 
 def _tangents(
-    prepared: Prepared, call: KernelCall, fused: Fused, number: int, output: int | None, columns: dict[Any, int]
+    prepared: Prepared,
+    call: KernelCall,
+    fused: Fused,
+    number: int,
+    output: int | None,
+    parts: tuple[JacobianPart, ...],
+    columns: dict[Any, int],
 ) -> TangentArray:
     """What one of the last arguments of a kernel is."""
     assert fused.program is not None
@@ -101,7 +118,7 @@ def _tangents(
     is_covered = key in fused.facts.covered or key[0] == "scratch"
     is_paired = key in fused.paired
     dtype = "f32" if is_paired else container.dtype.name
-    return TangentArray(container.name, dtype, shape, output, is_covered, columns.get(key), is_paired)
+    return TangentArray(container.name, dtype, shape, output, parts, is_covered, columns.get(key), is_paired)
 
 
 def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:

@@ -219,10 +219,9 @@ class Jacobian:
 
         Args:
             path: of the file. The module defines ``bind(**given)``, which takes by name the fields, arrays and
-                numbers that the kernel uses and gives a function. That takes the arrays of J, one for each output, in
-                the order (output..., parameters...), contiguous and of the output's type, fills them, and returns
-                what the kernel returns. The shapes are those of the last call. In memory J lies row by row; from a GPU
-                column by column, as the module says.
+                numbers that the kernel uses and gives a function. That takes the arrays of J, one for each pair
+                of output and parameter, output by output, in C order and of J's shape and the output's type, fills
+                them, and returns what the kernel returns. The shapes are those of the last call.
 
         Raises:
             InvalidArgumentError: there has been no call yet, or there is more than one kernel.

@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import taichi as ti
@@ -18,6 +19,25 @@ from taichi_ext.record.arguments import annotation_text
 
 
 @dataclass(frozen=True)
+class JacobianPart:
+    """The J of one output by one parameter: some columns of the array that the kernel fills for the output.
+
+    Attributes:
+        name: of the parameter in messages and the text, where it is no field.
+        field: the parameter, where it is a field.
+        first: its first column.
+        width: how many columns it has.
+        shape: of J.
+    """
+
+    name: str
+    field: Any
+    first: int
+    width: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class TangentArray:
     """An array of tangents that a kernel takes behind the user's arguments.
 
@@ -25,7 +45,8 @@ class TangentArray:
         name: of the argument.
         dtype: its type, as ``f32``.
         shape: rows and columns.
-        output: the number of the output whose J it is; None where it is memory that the module makes.
+        output: the number of the output whose J it is; None where it is the tangents of something else.
+        parts: the Js in it, by parameter.
         is_covered: whether the kernel writes all of it, whatever it holds.
         first_seed: the column from which on its rows are seeds; None where they are not.
         is_paired: whether the kernel takes two numbers of float32 as one of 64 bits.
@@ -35,6 +56,7 @@ class TangentArray:
     dtype: str
     shape: tuple[int, int]
     output: int | None
+    parts: tuple[JacobianPart, ...]
     is_covered: bool
     first_seed: int | None = None
     is_paired: bool = False
@@ -80,7 +102,7 @@ def export(
     arguments = [a.name for a in program.arguments if a.value is not None and a.name not in own]
     labels = {name: known[id(objects[name])] for name in given if id(objects[name]) in known}
     labels |= {name: known[name] for name in arguments if name in known}
-    module = _Module(tangents, given, arguments, labels, by_column)
+    module = _Module(tangents, given, arguments, labels, by_column, {id(obj): name for name, obj in objects.items()})
     constants = [f"{name} = {_written(name, obj)}\n" for name, obj in objects.items() if name not in module.given]
     parts = [
         module.description(title, os.path.basename(program.file)),
@@ -88,7 +110,8 @@ def export(
         *constants,
     ]
     settings = backend.settings_text(program.has_vectors, text.count("\n"))
-    functions = (text.replace("def make(", "def _make(", 1), module.bind(list(objects)), settings, _CHECKS)
+    copying = () if module.is_in_place else (_COPYING,)
+    functions = (text.replace("def make(", "def _make(", 1), module.bind(list(objects)), settings, _CHECKS, *copying)
     return "\n".join(parts) + "\n\n" + "\n\n".join(functions)
 
 
@@ -101,6 +124,7 @@ class _Module:
     arguments: list[str]
     labels: Mapping[str, tuple[str, tuple[int, ...]]]
     by_column: bool
+    objects: Mapping[int, str]  # the names of objects, by identity
 
     @property
     def outputs(self) -> list[TangentArray]:
@@ -111,20 +135,37 @@ class _Module:
     def names(self) -> str:
         return ", ".join(sorted({*self.given, *self.arguments}))
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the kernel writes to the arrays of J that are given."""
+        return not self.by_column and all(len(t.parts) == 1 for t in self.outputs)
+
+    @cached_property
+    def jacobians(self) -> list[tuple[str, TangentArray, JacobianPart]]:
+        """The arrays of J that the function takes, by name."""
+        found: dict[str, tuple[TangentArray, JacobianPart]] = {}
+        taken = {*self.given, *self.arguments, *(t.name for t in self.tangents)}
+        for t in self.outputs:
+            for part in t.parts:
+                name = t.name if self.is_in_place else f"{t.name}_by_{self.objects.get(id(part.field), part.name)}"
+                while name in found or (name in taken and not self.is_in_place):
+                    name += "_"
+                found[name] = t, part
+        return [(name, t, part) for name, (t, part) in found.items()]
+
     def description(self, title: str, file: str) -> str:
-        order = "column by column" if self.by_column else "row by row"
-        arrays = (f"    {t.name}: {t.dtype}, {t.shape[0]} rows and {t.shape[1]} columns" for t in self.outputs)
+        arrays = (f"    {name}: {t.dtype}, of shape {part.shape}" for name, t, part in self.jacobians)
         lines = [
             f'"""{title}',
             "",
             f"Written by taichi_ext from {file}; it needs Taichi alone.",
             "",
             f"    run = bind({', '.join(f'{n}={n}' for n in sorted({*self.given, *self.arguments}))})",
-            f"    run({', '.join(t.name for t in self.outputs)})",
+            f"    run({', '.join(name for name, _, _ in self.jacobians)})",
             "",
             *(f"    {name}: {self.labels[name][0]}" for name in sorted(self.labels)),
             *([""] if self.labels else []),
-            f"The arrays of J are contiguous, {order}:",
+            "The arrays of J, in C order:",
             "",
             *arrays,
             '"""',
@@ -134,26 +175,36 @@ class _Module:
 
     def bind(self, objects: list[str]) -> str:
         """The text of ``bind``."""
-        outputs = ", ".join(t.name for t in self.outputs)
+        own = {t.name: t for t in self.tangents if not (t.is_output and self.is_in_place)}
+        names = [name for name, _, _ in self.jacobians]
+        arguments = ", ".join([*self.arguments, *(t.name for t in self.tangents)])
         lines = [
             f"def bind({'*, ' if self.names else ''}{self.names}):",
             '    """A function that runs the kernel and fills the arrays of J, which it takes."""',
             *(f"    _check({name!r}, {name}, {self.labels[name][1]})" for name in sorted(self.labels)),
             f"    _kernel = _make({', '.join(objects)})",
-            *(f"    {t.name} = {t.memory}" for t in self.tangents if not t.is_output),
+            *(f"    {t.name} = {t.memory}" for t in own.values()),
+            *(f"    _copy_{t.name} = _copier(ti.{t.dtype}, {t.is_paired})" for t in self.outputs if t.name in own),
             "",
-            f"    def _run({outputs}):",
-            *(f"        {t.name} = _flat({t.name!r}, {t.name}, {t.size})" for t in self.outputs),
+            f"    def _run({', '.join(names)}):",
+            *(f"        {name} = _array({name!r}, {name}, {part.shape})" for name, _, part in self.jacobians),
             *(f"        {t.name}.fill(0)" for t in self.tangents if not t.is_covered),
             *(f"        {self.seed(t)}" for t in self.tangents if t.first_seed is not None),
-            *(f'        {t.name} = {t.name}.view("uint64")' for t in self.outputs if t.is_paired),
+            *(f'        {t.name} = {t.name}.view("uint64")' for t in self.outputs if t.is_paired and t.name not in own),
             "        with _careful_compilation():",
-            f"            return _kernel({', '.join([*self.arguments, *(t.name for t in self.tangents)])})",
+            f"            _result = _kernel({arguments})",
+            *(f"            {self.copy(name, t, part)}" for name, t, part in self.jacobians if t.name in own),
+            "        return _result",
             "",
             "    return _run",
             "",
         ]
         return "\n".join(lines)
+
+    def copy(self, name: str, t: TangentArray, part: JacobianPart) -> str:
+        """The call that copies the columns of one parameter."""
+        row, column = (1, t.shape[0]) if self.by_column else (t.shape[1], 1)
+        return f"_copy_{t.name}({name}, {t.name}, {part.width}, {row}, {column}, {part.first})"
 
     def seed(self, t: TangentArray) -> str:
         """The call that makes the rows of a parameter its seeds."""
@@ -183,9 +234,9 @@ _CHECKS = textwrap.dedent("""\
             raise ValueError(f"{name} has the shape {own}; the kernel was made for {shape}.")
 
 
-    def _flat(name, array, size):
-        if _math.prod(array.shape) != size:
-            raise ValueError(f"{name} has {_math.prod(array.shape)} entries; the kernel writes {size}.")
+    def _array(name, array, shape):
+        if tuple(array.shape) != shape:
+            raise ValueError(f"{name} has the shape {tuple(array.shape)}; this J has {shape}.")
         if isinstance(array, ti.Ndarray):
             return array
         flags = getattr(array, "flags", None)
@@ -198,4 +249,29 @@ _CHECKS = textwrap.dedent("""\
     def _seed(array, first, stride, count):
         for n in range(count):
             array[first + n * stride] = 1
+""")
+
+_COPYING = textwrap.dedent("""\
+    def _copier(dtype, is_paired):
+        @ti.kernel
+        def copy(
+            J: ti.types.ndarray(dtype=dtype),
+            whole: ti.types.ndarray(ndim=1),
+            width: int,
+            row: int,
+            column: int,
+            first: int,
+        ):
+            for entry in ti.grouped(J):
+                n = 0
+                for d in ti.static(range(len(J.shape))):
+                    n = n * J.shape[d] + entry[d]
+                place = n // width * row + (first + n % width) * column
+                if ti.static(is_paired):
+                    bits = whole[place // 2] >> ti.cast(place % 2 * 32, ti.u64)
+                    J[entry] = ti.bit_cast(ti.cast(bits, ti.u32), dtype)
+                else:
+                    J[entry] = whole[place]
+
+        return copy
 """)
