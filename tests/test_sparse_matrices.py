@@ -44,8 +44,10 @@ def structure(*matrices):
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.4, 1.0])
-def test_operations(zeros):
+@pytest.mark.parametrize("few", [sparse_matrices.FEW_TERMS, -1])
+def test_operations(zeros, few, monkeypatch):
     """Entries that happen to be zero stay in, the first time and with known patterns; other patterns are others."""
+    monkeypatch.setattr(sparse_matrices, "FEW_TERMS", few)
     arithmetic = Arithmetic()
     patterns = [(pattern_of(n, (6, 9)), pattern_of(n + 10, (9, 7)), pattern_of(n + 20, (6, 7))) for n in (0, 1)]
     for seed, which in enumerate((0, 0, 1, 0, 1, 1, 0)):
@@ -73,6 +75,21 @@ def test_sums_that_cancel_and_types():
         product = arithmetic.product(a, b)
         assert product.data.tolist() == [0.0, 7.0]
         assert product.data.dtype == arithmetic.total([product, product]).data.dtype == np.float32
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (3, 0, 2), (3, 4, 0), (1, 1, 1), (5, 1, 5)])
+def test_products_of_few_terms(shape):
+    """Also of matrices without rows, columns or entries; against SciPy, entry by entry."""
+    n, m, k = shape
+    for density in (0.0, 0.3, 1.0):
+        a, b = numbers(pattern_of(3, (n, m), density), 1), numbers(pattern_of(4, (m, k), density), 2)
+        found = Arithmetic().product(a, b)
+        wanted = a.pattern.ones() @ b.pattern.ones()
+        wanted.sort_indices()
+        np.testing.assert_array_equal(found.pattern.indptr, wanted.indptr)
+        np.testing.assert_array_equal(found.pattern.indices, wanted.indices)
+        np.testing.assert_allclose(found.view().toarray(), dense(a) @ dense(b), rtol=1e-14)
+        assert found.data.dtype == np.float64
 
 
 def test_patterns_that_are_not_used_go():

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+FEW_TERMS = 2**13  # of a product up to which they are listed: SciPy takes 0.1 ms for any
 MOST_KEPT = 2**29  # bytes that a plan keeps for patterns
 
 
@@ -135,9 +136,11 @@ class Arithmetic:
 
     def product(self, a: Matrix, b: Matrix) -> Matrix:
         """``a @ b``."""
-        pattern, order = self._find(
-            "product", (a.pattern, b.pattern), lambda: _product_pattern(a.pattern.ones() @ b.pattern.ones())
-        )
+        pattern, order = self._find("product", (a.pattern, b.pattern), lambda: _product_pattern(a.pattern, b.pattern))
+        if isinstance(order, list):
+            of_a, of_b, starts = order
+            terms = a.data.take(of_a) * b.data.take(of_b)
+            return Matrix(pattern, np.add.reduceat(terms, starts) if len(starts) else terms)
         found = a.view() @ b.view()
         if found.nnz == len(order) and np.array_equal(found.indices.take(order), pattern.indices):
             return Matrix(pattern, found.data.take(order))
@@ -177,11 +180,32 @@ class Arithmetic:
         return Matrix(pattern, matrix.data.take(entries)) if len(entries) else None
 
 
-def _product_pattern(product: Any) -> tuple[Pattern, np.ndarray]:
-    """The pattern of a product of ones, and where each entry stands in a product as SciPy computes it."""
+def _product_pattern(a: Pattern, b: Pattern) -> tuple[Pattern, Any]:
+    """The pattern of a product, and where each entry stands in a product as SciPy computes it.
+
+    Of one with few terms it is these: the numbers of their factors, and where those of each entry begin.
+    """
+    counts = np.diff(b.indptr).take(a.indices)
+    if counts.sum() <= FEW_TERMS:
+        return _few_terms(a, b, counts)
+    product = a.ones() @ b.ones()
     product.data = np.arange(product.nnz, dtype=product.indices.dtype)
     product.sort_indices()
     return Pattern(product.indptr, product.indices, product.shape), product.data
+
+
+def _few_terms(a: Pattern, b: Pattern, counts: np.ndarray) -> tuple[Pattern, list[np.ndarray]]:
+    """The pattern of a product whose terms are listed; so many of them have each entry of ``a`` as a factor."""
+    of_a = np.repeat(np.arange(len(a.indices)), counts)
+    of_b = np.arange(len(of_a)) + np.repeat(b.indptr[a.indices] - (np.cumsum(counts) - counts), counts)
+    rows = np.repeat(np.arange(a.shape[0]), np.diff(a.indptr)).take(of_a)
+    width = max(1, b.shape[1])
+    keys = rows * width + b.indices.take(of_b)
+    order = np.argsort(keys, kind="stable")
+    entries, starts = np.unique(keys[order], return_index=True)
+    indptr = np.searchsorted(entries, np.arange(a.shape[0] + 1) * width).astype(a.indptr.dtype)
+    pattern = Pattern(indptr, (entries % width).astype(a.indices.dtype), (a.shape[0], b.shape[1]))
+    return pattern, [of_a[order], of_b[order], starts]
 
 
 def _total_pattern(patterns: tuple[Pattern, ...]) -> tuple[Pattern, list[np.ndarray]]:
