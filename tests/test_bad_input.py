@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
+from conftest import end_program, initialise
 from devices import real
 from differences import integers, outputs, read, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
@@ -1189,3 +1189,33 @@ def test_the_package_gives_no_warnings(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["2.0", "2.0"]
+
+
+@pytest.mark.cpu_only("Taichi checks indices on the CPU and on CUDA alone")
+@pytest.mark.parametrize("wrong", [9, -1])
+def test_an_index_outside_of_a_field_in_debug_mode(wrong):
+    """Taichi tells it, and goes on before that: nothing around J is written to."""
+    initialise(default_fp=ti.f64, debug=True)
+    try:
+        x, y, q = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), ti.field(ti.i32, 4)
+
+        @ti.kernel
+        def k():
+            for i in range(4):
+                y[i] = x[q[i]] * 2
+
+        memory = np.full(48, 7.0)
+        J = memory[16:32].reshape(4, 4)
+        for place in (0, 3):
+            q.from_numpy(np.where(np.arange(4) == place, wrong, np.arange(4)).astype(np.int32))
+            with pytest.raises(
+                AssertionError, match=rf"size \(4\) with indices \({wrong}\)[\s\S]*y\[i\] = x\[q\[i\]\] \* 2"
+            ):
+                jacobian(k, x, y, out=J)
+            assert_allclose(memory[:16], 7)
+            assert_allclose(memory[32:], 7)
+        q.from_numpy(np.arange(4, dtype=np.int32))
+        assert_allclose(jacobian(k, x, y, out=J), 2 * np.eye(4))
+    finally:
+        end_program()
+        initialise(default_fp=ti.f64)

@@ -161,7 +161,15 @@ class Forward:
             if t.role.first_column is not None
         }
         held = None if self.sparse is None else self.sparse.numbering.is_in_rows
-        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters, self.columns, held)
+        self.naming = Naming(
+            self.builder,
+            self.indices,
+            self.linearizer.keep,
+            parameters,
+            self.columns,
+            held,
+            is_debug=self.seeds.is_debug,
+        )
 
     def _new_tangents(self, container: Container) -> Tangents:
         role = self.seeds.roles.get(container, Role())

@@ -62,6 +62,8 @@ class Naming:
         parameters: Mapping[str, tuple[int, int]],
         columns: int,
         is_held: Callable[[Affine], bool] | None = None,
+        *,
+        is_debug: bool = False,
     ) -> None:
         self.builder = builder
         self.indices = indices
@@ -71,6 +73,7 @@ class Naming:
         self._parameters = parameters
         self._columns = columns
         self._is_held = is_held
+        self._is_debug = is_debug  # an index outside of a field is told, and the run goes on before that
 
     def named(self, column: Any, owner: Any = None) -> Affine:
         """A column that is known in a local, as a normal form."""
@@ -117,7 +120,8 @@ class Naming:
     def column_within(self, seed: Seed, first: int, size: int) -> Value:
         """A seed's column, counted from the first of some that come one after the other, and kept within them."""
         number = self.value_of(seed.column + Affine((), -first))
-        if seed not in self.conditional or not (self._is_held is None or self._is_held(seed.column)):
+        may_be_outside = seed in self.conditional or (self._is_debug and not seed.is_constant)
+        if not may_be_outside or not (self._is_held is None or self._is_held(seed.column)):
             return number
         return operation("max", 0, operation("min", number, size - 1))
 
