@@ -203,9 +203,7 @@ def test_limit_that_a_later_call_exceeds():
 @pytest.mark.parametrize("options", [{"chunk_size": 1}, {"max_memory": 1}])
 @pytest.mark.parametrize("is_pipeline", [False, True])
 def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):
-    x, t, y, s = scalars([0.3, 0.5]), outputs(2), outputs(2), ti.field(ti.f64)
-    ti.root.pointer(ti.i, 2).dense(ti.i, 1).place(s)
-    s[0] = 5.0
+    x, t, y = scalars([0.3, 0.5]), outputs(2), outputs(2)
 
     @ti.kernel
     def before():
@@ -219,23 +217,11 @@ def test_nothing_is_changed_where_runs_cannot_be_repeated(options, is_pipeline):
         for i in y:
             y[i] += t[i] ** 2
 
-    @ti.kernel
-    def sparse():
-        for i in y:
-            s[i] = x[i] + 1.0
-        for i in y:
-            t[i] = s[i] * x[0]
-        for i in y:
-            y[i] += t[i] ** 2
+    def pipeline():
+        before()
+        random()
 
-    for kernel, word in ((random, "random"), (sparse, "sparse")):
-
-        def pipeline(kernel=kernel):
-            before()
-            kernel()
-
-        with pytest.raises(InvalidArgumentError, match=word):
-            jacobian(pipeline if is_pipeline else kernel, x, y, **options)
-        assert_array_equal(read(t), [0, 0])
-        assert_array_equal(read(y), [0, 0])
-        assert s[0] == 5.0
+    with pytest.raises(InvalidArgumentError, match="random"):
+        jacobian(pipeline if is_pipeline else random, x, y, **options)
+    assert_array_equal(read(t), [0, 0])
+    assert_array_equal(read(y), [0, 0])
