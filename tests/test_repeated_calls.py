@@ -1,7 +1,6 @@
 """A dense Jacobian that is called again: its launch is set up once, and takes another J each time."""
 
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -10,6 +9,7 @@ import taichi as ti
 from conftest import initialise
 from differences import outputs, scalars
 from numpy.testing import assert_allclose
+from test_threads import in_threads
 
 from taichi_ext import Jacobian
 from taichi_ext.api.replay import Replay
@@ -103,15 +103,11 @@ def test_threads_share_a_launch(case):
     wanted, wrong = expected(x.to_numpy()), []
     plan()
 
-    def work():
+    def work(_):
         for _ in range(30):
             J = plan()
             if not np.allclose(J, wanted, rtol=1e-10):
                 wrong.append(J)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert not wrong

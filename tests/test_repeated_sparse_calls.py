@@ -1,7 +1,6 @@
 """A sparse Jacobian that is called again: what the shorter way of repeated calls assumes, broken from elsewhere."""
 
 import gc
-import threading
 import weakref
 
 import numpy as np
@@ -10,6 +9,7 @@ import taichi as ti
 from conftest import initialise
 from differences import central_differences, outputs, scalars
 from numpy.testing import assert_allclose
+from test_threads import in_threads
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, boundary_gradient, registry
 from taichi_ext.api.sparse_evaluation import FEW_COLUMNS
@@ -208,18 +208,14 @@ def test_a_number_that_the_kernel_was_compiled_with_changes():
 def test_threads_share_it(chain):
     wrong = []
 
-    def work():
+    def work(_):
         for _ in range(20):
             blocks = chain.plan()
             if not all(np.array_equal(b.toarray(), e) for b, e in zip(blocks, expected, strict=True)):
                 wrong.append(blocks)
 
     expected = [block.toarray() for block in chain.plan()]
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 4)
     assert not wrong
 
 

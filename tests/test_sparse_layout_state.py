@@ -213,17 +213,24 @@ def before_of(how):
     return {"blocks": 3, "blocks of blocks": 2}.get(how, 1)
 
 
+def scaling(x, t, y):
+    """A kernel: ``y = x * t``, of three numbers each."""
+
+    @ti.kernel
+    def scale():
+        for i in range(3):
+            y[i] = x[i] * t[i]
+
+    return scale
+
+
 @pytest.mark.parametrize("how", ["bits of blocks", "dynamic"])
 def test_what_is_deactivated_from_python_is_there_in_the_next_run(how):
     """Also of fields that are only read, and that have no tangents."""
     x, y, (t, node) = numbers(X), ti.field(ti.f64, shape=3), nodes(how)
     for i in range(3):
         t[i] = i + 1.0
-
-    @ti.kernel
-    def scale():
-        for i in range(3):
-            y[i] = x[i] * t[i]
+    scale = scaling(x, t, y)
 
     def run():
         scale()
@@ -233,32 +240,33 @@ def test_what_is_deactivated_from_python_is_there_in_the_next_run(how):
     assert active(t) == []
 
 
-def test_a_field_that_no_kernel_names_keeps_what_it_holds():
-    """It lies beside another one whose cells a kernel deactivates."""
+def test_fields_that_share_cells_keep_what_they_hold():
+    """The second is read by another kernel; or by none, and is there after a product, whose state is put back."""
+    pytest.importorskip("scipy")
     x, y, t, other = numbers(X), ti.field(ti.f64, shape=3), ti.field(ti.f64), ti.field(ti.f64)
     node = ti.root.pointer(ti.i, 4)
     node.place(t, other)
     for i in range(3):
         t[i], other[i] = 1.0, i + 5.0
 
-    @ti.kernel
-    def store():
-        for i in range(3):
-            y[i] = x[i] * t[i]
+    store = scaling(x, t, y)
 
     @ti.kernel
     def read():
         for i in range(3):
             y[i] += x[i] * other[i]
 
-    def first():
+    def without_other():
         store()
-        read()
-
-    def run():
-        first()
         node.deactivate_all()
 
+    def run():
+        store()
+        read()
+        node.deactivate_all()
+
+    assert_array_equal(linear_operator(without_other, x, y) @ np.ones(3), np.ones(3))
+    assert active(other) == [(0, 5), (1, 6), (2, 7)]
     assert_array_equal(jacobian(run, x, y, chunk_size=1), np.diag([6.0, 7, 8]))
     assert active(other) == []
 

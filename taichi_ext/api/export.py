@@ -9,6 +9,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.prepared import Prepared
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.emit import JacobianPart, TangentArray, export
@@ -31,10 +32,6 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
         )
     if prepared.format is not None:
         raise UnsupportedError("A sparse Jacobian is put together by taichi_ext. Export one without format=.")
-    shapes = [_shape(prepared, call, t) for t in prepared.params]
-    starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))
-    keys = [None if t.variable or call.is_value(t) else _key(prepared, call, t) for t in prepared.params]
-    columns = {key: start for key, start in zip(keys, starts, strict=False) if key is not None}
     kernels = list(prepared.fused.values())
     if len(kernels) != 1 or kernels[0].first_columns is not None:
         state = (
@@ -53,14 +50,15 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     missing = [str(t.name) for t, key in zip(prepared.outputs, outputs, strict=True) if key not in fused.shadows]
     if missing:
         raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
+    evaluation = Evaluation(prepared, call)
+    shapes, rows = evaluation.parameter_shapes(), [shape for shape, _ in evaluation.output_shapes()]
+    starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))[:-1]
+    params = list(zip(prepared.params, starts, shapes, strict=True))
+    columns = {_key(prepared, call, t): n for t, n, _ in params if t.variable is None and not call.is_value(t)}
     tangents = []
     for number, key in enumerate(fused.shadows):
         output = outputs.index(key) if key in outputs else None
-        rows = () if output is None else _shape(prepared, call, prepared.outputs[output])
-        parts = tuple(
-            JacobianPart(_identifier(call, t), t.field, start, math.prod(shape), (*rows, *shape))
-            for t, start, shape in zip(prepared.params, starts, shapes, strict=False)
-        )
+        parts = () if output is None else tuple(_part(*param, rows[output]) for param in params)
         tangents.append(_tangents(prepared, call, fused, number, output, parts, columns))
     names = ", ".join(str(t.name) for t in prepared.outputs)
     by = ", ".join(str(t.name) for t in prepared.params)
@@ -78,25 +76,10 @@ def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
     return ("argument", len(call.full_args) - len(call.args) + target.position)
 
 
-def _shape(prepared: Prepared, call: KernelCall, target: Target) -> tuple[int, ...]:
-    """The shape of a parameter or output, that of its elements included."""
-    if target.kind == "return":
-        return call.return_shape()
-    if target.variable is not None:
-        return target.shape
-    if call.is_value(target):
-        return call.value_shape(target)
-    if target.kind == "field":
-        info = prepared.fields.infos[_key(prepared, call, target)]
-        return (*info.shape, *info.element_shape)
-    return tuple(backend.full_shape(call.value(target)))
-
-
-def _identifier(call: KernelCall, target: Target) -> str:
-    """A name for a parameter in the text of a module."""
-    if target.variable is not None:
-        return re.sub(r"\W+", "_", target.variable.name)
-    return target.argument if target.position >= 0 else "field"
+def _part(param: Target, first: int, shape: tuple[int, ...], rows: tuple[int, ...]) -> JacobianPart:
+    """The J by one parameter, from its first column on, of an output of the shape ``rows``."""
+    name = param.argument if param.variable is None else re.sub(r"\W+", "_", param.variable.name)
+    return JacobianPart(name, param.field, first, math.prod(shape), (*rows, *shape))
 
 
 def _tangents(

@@ -179,7 +179,7 @@ class SparseSession(Session):
     def _refuse_repetition(self, state: State, fused: Fused) -> None:
         """Raise where a kernel that counts its entries cannot be run again."""
         is_lost = any(k in fused.facts.written for k in fused.shadows if k[0] not in ("site", "scratch"))
-        if is_lost or not state.is_repeatable():
+        if is_lost or state.has_random:
             raise DenseRowsError(
                 "the number of entries is only known after a launch, which cannot be repeated: it draws random "
                 "numbers, or writes to rows of tangents"

@@ -48,7 +48,7 @@ class State:
             self._save_memory(obj)
         else:
             for part in backend.leaf_fields(obj):
-                self._save_part(backend.sparse_part_of(part) or part)
+                self._keep(backend.sparse_part_of(part) or part)
 
     def save_fields(self, fields: list[Any], nodes: Iterable[Any] = ()) -> None:
         """Keep copies of several fields, and of the parts of the layout that nodes lie in."""
@@ -63,19 +63,19 @@ class State:
         """Keep a copy of the part of the layout that a node which is not dense lies in."""
         part = backend.sparse_part(node)
         if part is not None:
-            self._save_part(part)
+            self._keep(part)
 
-    def _save_part(self, obj: Any) -> None:
-        """The same of a dense field, a ``ti.ndarray`` or a part of the layout that is not dense."""
+    def _keep(self, obj: Any) -> None:
+        """Copy a dense field, a ``ti.ndarray`` or a part of the layout that is not dense, the first time."""
         if id(obj) not in self._log:
             with backend.suspend_following():
                 self._log[id(obj)] = (obj, obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj))
 
     def save_entry(self, entry: backend.FieldEntry) -> None:
-        """Keep one number of a field that Python is about to store to; in a sparse layout all that lies beside it."""
+        """Keep one number of a field that Python is about to store to; in a sparse layout, its part of the layout."""
         part = entry.sparse_part()
         if part is not None:
-            self._save_part(part)
+            self._keep(part)
         elif entry.name not in self._log:
             self._log[entry.name] = (entry, entry.read())
 
@@ -113,10 +113,6 @@ class State:
             raise InvalidArgumentError(
                 f"{self.reason}, and a kernel that draws random numbers cannot draw the same ones again. {self.advice}"
             )
-
-    def is_repeatable(self) -> bool:
-        """Whether another run would compute the same."""
-        return not self.has_random
 
     def undo(self) -> None:
         """Put back what has been saved."""
