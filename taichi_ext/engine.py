@@ -33,12 +33,8 @@ from taichi_ext.launches import (
     with_whole_fields,
 )
 from taichi_ext.program import (
-    Argument,
     Container,
-    Local,
     Program,
-    Read,
-    entries,
 )
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
@@ -184,13 +180,6 @@ def with_schedule(
     return schedule(program, result, shadows, seeds.columns, machine)
 
 
-def _is_read(argument: Argument, launch: Launch, read: set[Local]) -> bool:
-    """Whether an argument is a parameter, and the kernel reads it."""
-    if argument.name not in launch.argument_columns or argument.value is None:
-        return False
-    return any(v.local in read for v in entries(argument.value) if isinstance(v, Read))  # type: ignore[arg-type]
-
-
 def _facts(
     recorded: Program,
     d: Differentiated,
@@ -202,7 +191,8 @@ def _facts(
     read, written = read_containers(recorded.body), written_containers(recorded.body)
     outputs = {infos[c].key for c in written if c in infos} | ({RETURN} if launch.wants_return else set())
     locals_ = read_locals(recorded.body)
-    numbers = {("argument", a.name) for a in recorded.arguments if _is_read(a, launch, locals_)}
+    names = {local.name for local in locals_ if local.kind == "parameter"}
+    numbers: set[Any] = {("argument", name) for name in names & launch.argument_columns.keys()}
     numbers |= set() if constants is None else set(constants.locals)
     others = {id(c.object): c.object for c in written if c not in infos and not c.is_argument}
     return KernelFacts(

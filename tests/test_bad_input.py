@@ -422,7 +422,7 @@ def test_arguments_that_cannot_be_parameters(scene, refused):
             y[i] += p.a * x[0] * t
 
     args = (pair(a=1.0, b=2.0), 3.0)
-    refused(k, "p", y, "params (argument 'p')", "only scalar, vector, matrix and array arguments", args=args)
+    refused(k, "p", y, "params is 'p'", "name the members that are meant: 'p.a', 'p.b'", args=args)
     refused(k, "t", y, "params (argument 't')", "only scalar, vector, matrix and array arguments", args=args)
 
 

@@ -29,6 +29,7 @@ from taichi.lang._ndarray import Ndarray, ScalarNdarray
 from taichi.lang._ndrange import ndrange
 from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
 from taichi.lang.any_array import AnyArray
+from taichi.lang.argpack import ArgPack, ArgPackType
 from taichi.lang.ast import ASTTransformerContext, transform_tree
 from taichi.lang.ast.ast_transformer import ASTTransformer
 from taichi.lang.ast.symbol_resolver import ASTResolver
@@ -1512,3 +1513,38 @@ def test_a_launch_takes_any_number_of_arguments_but_for_one_constant():
     assert not Kernel.launch_kernel.__code__.co_freevars
     assert Kernel.launch_kernel.__defaults__ is None
     assert Kernel.launch_kernel.__kwdefaults__ is None
+
+
+def test_an_argument_pack_has_members_by_name_and_makes_others():
+    """``leaf_arguments`` reads and makes packs; Taichi takes the names of members for names of arguments."""
+    Inner = ti.types.argpack(gain=ti.f64)
+    Pack = ti.types.argpack(a=ti.f64, data=ti.types.ndarray(ti.f64, ndim=1), inner=Inner)
+    assert isinstance(Pack, ArgPackType)
+    assert list(Pack.members) == ["a", "data", "inner"]
+    data = np.array([1.0, 2.0])
+    pack = Pack(a=3.0, data=data, inner=Inner(gain=4.0))
+    assert isinstance(pack, ArgPack)
+    assert isinstance(pack, Pack)
+    assert pack["a"] == 3.0
+    assert pack["data"] is data
+    assert pack["inner"]["gain"] == 4.0
+    seen = []
+
+    def note(p):
+        seen.append((type(p["inner"]["gain"]), type(p["data"])))
+
+    @ti.kernel
+    def k(p: Pack) -> ti.f64:
+        note(p)
+        return p.a * p.data[1] * p.inner.gain
+
+    assert k(pack) == 24.0
+    assert seen == [(Expr, AnyArray)]
+
+    @ti.kernel
+    def assigns(p: Pack) -> ti.f64:
+        a = 2.0
+        return a * p.a
+
+    with pytest.raises(ti.TaichiSyntaxError, match='Kernel argument "a" is immutable'):
+        assigns(pack)

@@ -7,13 +7,13 @@ those give the result its structure.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from taichi_ext import backend
+from taichi_ext.api.kernel_checks import check_kernel
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.labels import Label, Labels
 from taichi_ext.record.variables import Variable, find_variable, number_shape
@@ -71,14 +71,19 @@ def _join(parts: list[Any], make: Callable[[list[Any]], Any]) -> tuple[list[tupl
 
 
 class KernelCall:
-    """What is differentiated: a kernel with its arguments, or a Python function that launches kernels."""
+    """What is differentiated: a kernel with its arguments, or a Python function that launches kernels.
+
+    ``given`` are the arguments of the call. ``args`` and ``names`` have the members of structs and argument packs that
+    a kernel takes in place of these.
+    """
 
     def __init__(self, kernel: Any, args: tuple[Any, ...]) -> None:
         self.function = kernel
-        self.args = args
+        self.given = self.args = args
         self.labels = Labels(kernel)
         bound = backend.primal_kernel(kernel)
         self.kernel, self._owner = bound if bound is not None else (None, ())
+        self._leaves = () if self.kernel is None else backend.leaf_arguments(self.kernel)[len(self._owner) :]
         self._check_args_kind()
         check_kernel(kernel)
         function = self.kernel.func if self.kernel is not None else kernel
@@ -91,7 +96,7 @@ class KernelCall:
         if not self.names and args == ():
             return self
         call = copy.copy(self)
-        call.args = args
+        call.given = call.args = args
         call._check_args_kind()
         call._check_args()
         return call
@@ -99,16 +104,30 @@ class KernelCall:
     def without_args(self) -> KernelCall:
         """The same for ``with_args`` alone: no argument is kept alive."""
         call = copy.copy(self)
-        call.args = ()
+        call.given = call.args = ()
         return call
 
     @property
     def full_args(self) -> tuple[Any, ...]:
-        return (*self._owner, *self.args)
+        """The arguments as the kernel takes them, its object included."""
+        return (*self._owner, *self.given)
+
+    @property
+    def first_position(self) -> int:
+        """The position of the first of ``args`` among the kernel's leaf arguments."""
+        return len(self._owner)
+
+    def run(self, args: tuple[Any, ...]) -> Any:
+        """Call the kernel or function plainly, with these in place of ``args``."""
+        if not any(leaf.path for leaf in self._leaves):
+            return self.function(*args)
+        assert self.kernel is not None
+        values = backend.with_leaf_values(self.kernel, (*self._owner, *args))
+        return self.function(*values[len(self._owner) :])
 
     def _argument_names(self) -> list[str]:
         if self.kernel is not None:
-            return [a.name for a in self.kernel.arguments][len(self._owner) :]
+            return [leaf.name for leaf in self._leaves]
         try:
             return list(inspect.signature(self.function).parameters)
         except (TypeError, ValueError):
@@ -126,16 +145,22 @@ class KernelCall:
                 if problem:
                     raise InvalidArgumentError(f"args[{position}] of {self.name} {problem}.")
             return
-        if len(self.args) != len(self.names):
+        arguments = self.kernel.arguments[len(self._owner) :]
+        if len(self.given) != len(arguments):
             raise InvalidArgumentError(
-                f"{self.name} takes {len(self.names)} arguments ({', '.join(self.names) or 'none'}); args has "
-                f"{len(self.args)}."
+                f"{self.name} takes {len(arguments)} arguments ({', '.join(a.name for a in arguments) or 'none'}); "
+                f"args has {len(self.given)}."
             )
-        for position, (name, value) in enumerate(zip(self.names, self.args, strict=True)):
-            annotation = self.kernel.arguments[len(self._owner) + position].annotation
-            problem = backend.argument_problem(annotation, value)
+        for position, (argument, value) in enumerate(zip(arguments, self.given, strict=True)):
+            problem = backend.argument_problem(argument.annotation, value)
             if problem:
-                raise InvalidArgumentError(f"args[{position}] ({name!r} of {self.name}) {problem}.")
+                raise InvalidArgumentError(f"args[{position}] ({argument.name!r} of {self.name}) {problem}.")
+        self.args = backend.leaf_values(self.kernel, self.full_args)[len(self._owner) :]
+        for leaf, value in zip(self._leaves, self.args, strict=True):
+            problem = backend.argument_problem(leaf.annotation, value) if leaf.path else ""
+            if problem:
+                place = leaf.position - len(self._owner)
+                raise InvalidArgumentError(f"args[{place}] ({leaf.name!r} of {self.name}) {problem}.")
 
     def _check_call(self) -> None:
         """Raise where Python would not call the function with these arguments."""
@@ -153,7 +178,7 @@ class KernelCall:
     def annotation(self, target: Target) -> Any:
         if self.kernel is None or target.position < 0:
             return None
-        return self.kernel.arguments[len(self._owner) + target.position].annotation
+        return self._leaves[target.position].annotation
 
     # --- targets
 
@@ -199,6 +224,12 @@ class KernelCall:
 
     def _resolve_constant(self, place: str, name: str) -> Target:
         """The Python number that a kernel, or one that the function launches, reads by this name."""
+        members = [n for n in self.names if n.startswith(f"{name}.")]
+        if members:
+            raise InvalidArgumentError(
+                f"{place} is {name!r}, a struct or argument pack that {self.name} takes; name the members that are "
+                f"meant: {', '.join(map(repr, members))}."
+            )
         variable = find_variable(name, self.function, self._bound)
         if variable is None:
             known = ", ".join(repr(n) for n in self.names) or "none"
@@ -280,9 +311,9 @@ class KernelCall:
         elif backend.is_scalar_type(kind):
             dtype, shape = kind, ()
         else:
-            what = "is a struct" if isinstance(kind, backend.StructType) else f"has the type {type(kind).__name__}"
             raise InvalidArgumentError(
-                f"{target.name} {what}; only scalar, vector, matrix and array arguments can be parameters."
+                f"{target.name} has the type {type(kind).__name__}; only scalar, vector, matrix and array arguments "
+                "can be parameters."
             )
         if not backend.is_real(backend.cook_dtype(dtype)):
             raise InvalidArgumentError(f"{target.name} is an integer; only real numbers have a derivative.")
@@ -301,53 +332,6 @@ class KernelCall:
                 "for all of it. Return numbers or vectors of one real type, or write to a field."
             )
         return dtype
-
-
-def check_kernel(kernel: Any) -> None:
-    """Raise for what is no kernel or pipeline."""
-    problem = _kernel_problem(kernel)
-    if problem:
-        raise InvalidArgumentError(f"kernel is {problem}.")
-
-
-def _kernel_problem(kernel: Any) -> str:
-    """Why something is no kernel or pipeline, and what to give instead; empty where it is one."""
-    bound = backend.primal_kernel(kernel)
-    name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]
-    if bound is not None:
-        return _bound_problem(kernel, name, bound[0])
-    if isinstance(kernel, type):
-        return f"the class {name}; give a kernel or method of one of its objects"
-    if not callable(kernel):
-        return f"{shown(kernel)}; expected a @ti.kernel or a function that launches kernels, not what it returns"
-    func = backend.taichi_func(kernel)
-    if func is not None:
-        kind = "ti.real_func" if func.is_real_function else "ti.func"
-        return f"the {kind} {name or kernel!r}, which runs in kernels only; give a @ti.kernel that calls it"
-    function = kernel
-    while isinstance(function, functools.partial):
-        function = function.func
-    for kind, is_kind in _DEFERRED.items():
-        if is_kind(function) or is_kind(getattr(function, "__call__", None)):  # noqa: B004
-            return f"the {kind} {name or shown(kernel)}, which does not run when it is called; give a plain function"
-    return ""
-
-
-_DEFERRED = {
-    "coroutine function": inspect.iscoroutinefunction,
-    "generator function": inspect.isgeneratorfunction,
-    "asynchronous generator function": inspect.isasyncgenfunction,
-}
-
-
-def _bound_problem(kernel: Any, name: str, primal: Any) -> str:
-    if backend.is_reverse(primal):
-        return "the gradient of a kernel (kernel.grad); give the kernel itself"
-    if inspect.ismethod(kernel):
-        return f"{name}, a method of a plain class; decorate {type(kernel.__self__).__name__} with @ti.data_oriented"
-    if primal.classkernel and inspect.isfunction(kernel):  # which Taichi refuses to call too
-        return f"{name}, a method without its object; give the method of an object, such as solver.step"
-    return ""
 
 
 def _hint(leaf: Any) -> str:

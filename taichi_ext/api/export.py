@@ -73,7 +73,7 @@ def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
     if target.kind == "field":
         info = prepared.fields.field(target.field)
         return None if info is None else info.key
-    return ("argument", len(call.full_args) - len(call.args) + target.position)
+    return ("argument", call.first_position + target.position)
 
 
 def _part(param: Target, first: int, shape: tuple[int, ...], rows: tuple[int, ...]) -> JacobianPart:
@@ -120,5 +120,8 @@ def _known(prepared: Prepared, fused: Fused, program: Program) -> dict[Any, tupl
         if info is not None:
             found[id(c.object)] = (str(info.name), tuple(info.shape))
     for position, info in fused.arrays.items():
-        found[fused.primal.arguments[position].name] = (str(info.name), (*info.shape, *info.element_shape))
+        found[backend.leaf_arguments(fused.primal)[position].name] = (
+            str(info.name),
+            (*info.shape, *info.element_shape),
+        )
     return found

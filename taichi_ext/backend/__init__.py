@@ -147,6 +147,7 @@ from taichi_ext.backend.kernels import (
     source_of,
     taichi_func,
 )
+from taichi_ext.backend.leaf_arguments import COMPOUND, LeafArgument, leaf_arguments, leaf_values, with_leaf_values
 from taichi_ext.backend.lifetime import ended_problem, layout_version, refuse_ended
 from taichi_ext.backend.reverse_mode import (
     call_with_rule,
@@ -161,6 +162,7 @@ from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
 
 __all__ = [
+    "COMPOUND",
     "NUMBER_FEATURE",
     "AnyArray",
     "Captures",
@@ -170,6 +172,7 @@ __all__ = [
     "Field",
     "FieldEntry",
     "FusedKernel",
+    "LeafArgument",
     "Matrix",
     "MatrixField",
     "MatrixType",
@@ -262,7 +265,9 @@ __all__ = [
     "is_under",
     "layout_node",
     "layout_version",
+    "leaf_arguments",
     "leaf_fields",
+    "leaf_values",
     "loop_unique",
     "make_context",
     "mark_with_rule",
@@ -325,4 +330,5 @@ __all__ = [
     "user_frame",
     "variable",
     "walk",
+    "with_leaf_values",
 ]

@@ -16,6 +16,7 @@ from taichi.types import primitive_types
 
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
+from taichi_ext.backend.leaf_arguments import COMPOUND, compound_problem
 from taichi_ext.backend.lifetime import ended_problem, is_field_alive
 from taichi_ext.backend.sparse_layouts import SparsePart, is_dense_node, sparse_part
 
@@ -257,7 +258,7 @@ def argument_problem(annotation: Any, value: Any) -> str:
         return "is a tensor; a vector or matrix is passed by value as a ti.Vector, a ti.Matrix or a list"
     if isinstance(annotation, MatrixType):
         return _matrix_problem(annotation, value)
-    return ""
+    return compound_problem(annotation, value) if isinstance(annotation, COMPOUND) else ""
 
 
 def _matrix_problem(annotation: Any, value: Any) -> str:

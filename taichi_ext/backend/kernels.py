@@ -33,6 +33,7 @@ from taichi.types import ndarray_type, primitive_types
 from taichi_ext.backend.calling import no_position
 from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import is_host_arch
+from taichi_ext.backend.leaf_arguments import leaf_arguments
 from taichi_ext.backend.threads import exclusive
 
 STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ndrange_function)
@@ -301,10 +302,10 @@ def is_array_annotation(annotation: Any) -> bool:
 
 
 def array_positions(kernel: Kernel) -> tuple[int, ...]:
-    """The positions of the array arguments of a kernel."""
+    """The positions of the arrays among the leaf arguments of a kernel."""
     known = kernel.__dict__.get("_taichi_ext_arrays")
     if known is None:
-        known = tuple(n for n, a in enumerate(kernel.arguments) if is_array_annotation(a.annotation))
+        known = tuple(n for n, leaf in enumerate(leaf_arguments(kernel)) if is_array_annotation(leaf.annotation))
         kernel._taichi_ext_arrays = known  # type: ignore[attr-defined]
     return known
 

@@ -164,7 +164,7 @@ class _Run:
                 args[param.position] = _as_argument(values)
             else:
                 backend.put_back(self._container(param), self._like(param, values))
-        returned = self.call.function(*args)
+        returned = self.call.run(tuple(args))
         targets = self.prepared.outputs
         return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
 

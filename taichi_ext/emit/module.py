@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from taichi_ext.emit.names import Names
@@ -28,7 +29,7 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
 
 def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
     """The text of ``make(...)`` alone, see ``emit``."""
-    names = Names({a.name for a in program.arguments if a.value is not None})
+    names = Names({name for a in program.arguments if a.value is not None for name in _taken(a.name, a.annotation)})
     for container in program.containers:
         names.container(container)
     annotated = [(a.name, _annotation(names, a.annotation)) for a in program.arguments if a.value is not None]
@@ -46,6 +47,13 @@ def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[s
         "",
     ]
     return "\n".join(text), dict(names.objects)
+
+
+def _taken(name: str, annotation: Any) -> Iterator[str]:
+    """An argument's name and those of its members, which Taichi 1.7.4 takes for names of arguments, too."""
+    yield name
+    for member, kind in getattr(annotation, "members", {}).items():
+        yield from _taken(member, kind)
 
 
 def _annotation(names: Names, annotation: Any) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import check_kernel, flatten, refuse_ended
+from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.api.jacobian import value_and_jacobian
+from taichi_ext.api.kernel_checks import check_kernel
 from taichi_ext.api.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.interop.torch_products import (

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext import backend
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.launches.launch import ContainerInfo, Launch
 from taichi_ext.launches.seeds import seeds_of
@@ -24,7 +25,7 @@ def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[C
     infos: dict[Container, ContainerInfo] = {}
     whole: dict[Any, Container] = {}
     parts: dict[Container, tuple[Container, tuple[int, ...]]] = {}
-    positions = {a.name: n for n, a in enumerate(launch.kernel.arguments)}
+    positions = {leaf.name: n for n, leaf in enumerate(backend.leaf_arguments(launch.kernel))}
     for c in program.containers:
         info = launch.arrays.get(positions[c.name]) if c.is_argument else launch.fields.field(c.object)
         if info is None:

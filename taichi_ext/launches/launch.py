@@ -59,7 +59,7 @@ class Launch:
     columns: int
     fields: Any  # runtime.memory.FieldTable
     roles: dict[Any, Role]
-    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # array arguments by position
+    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # by position among the leaf arguments
     argument_columns: dict[str, int] = field(default_factory=dict)  # value arguments that are parameters
     wants_return: bool = False
     first_column: int = 0  # of the block of columns that is computed
@@ -111,7 +111,7 @@ class Fused:
     row_types: dict[Any, Any] = field(default_factory=dict)
     streams: Any = None  # the memory of the sites, kept from launch to launch
     program: Program | None = None  # what the kernel was emitted from
-    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # the array arguments, by position
+    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # by position among the leaf arguments
     first_columns: range | None = None  # of the blocks of columns that it can compute; None: of all columns
     takes_first_column: bool = False  # as its last argument
     assumed: dict[Any, Role] | None = None  # what the containers that it uses may carry; None: as at its first launch

@@ -15,7 +15,7 @@ from taichi_ext.differentiate.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.storage import SPARSE, STRATEGIES
 from taichi_ext.launches.launch import ContainerInfo, Launch, Role
-from taichi_ext.program import Container, Local, Program, entries
+from taichi_ext.program import Container, Local, Program, Read, entries
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
 
@@ -78,9 +78,10 @@ def _numbers(program: Program, launch: Launch, constants: Constants | None) -> d
     """The arguments and Python numbers that are parameters: the key and the first column of each."""
     found: dict[Local, tuple[Any, int]] = {}
     for argument in program.arguments:
-        if argument.name in launch.argument_columns and argument.value is not None:
-            (local,) = {value.local for value in entries(argument.value)}  # type: ignore[arg-type, union-attr]
-            found[local] = ("argument", argument.name), launch.argument_columns[argument.name]
+        if argument.value is not None and not isinstance(argument.value, Container):
+            for local in {value.local for value in entries(argument.value) if isinstance(value, Read)}:
+                if local.name in launch.argument_columns:
+                    found[local] = ("argument", local.name), launch.argument_columns[local.name]
     for variable, first in launch.constants:
         if constants is not None and variable.key in constants.locals:
             found[constants.locals[variable.key]] = variable.key, first

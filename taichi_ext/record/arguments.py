@@ -22,36 +22,41 @@ def bind_arguments(r: Recording) -> None:
         if isinstance(annotation, ti.template):
             made.append(Argument(name, annotation))
             continue
-        bound = r.context.get_var_by_name(name)
-        if isinstance(bound, backend.AnyArray):
-            container = _array(name, bound)
-            r.arrays[id(bound)] = container
-            r.kept.append(bound)
+        place = _parameter(r, name, r.context.get_var_by_name(name), annotation)
+        if isinstance(place, backend.AnyArray):
+            container = r.arrays[id(place)]
             made.append(Argument(name, array_annotation(container), container))
             continue
-        place = _parameter(name, bound, annotation)
         for scope in r.context.local_scopes:
             if name in scope:
                 scope[name] = place
-        made.append(Argument(name, annotation_text(annotation), group_of(value_of(place))))
+        made.append(Argument(name, annotation_text(annotation), group_of(_numbers_in(place))))
     r.arguments = tuple(made)
 
 
-def _array(name: str, bound: Any) -> Container:
-    dtype, shape = backend.array_type(bound)
-    return Container(name, type_of(dtype), len(bound.shape), shape, None, True)
+def _numbers_in(place: Any) -> Any:
+    """What an argument reads as, without the arrays in a pack."""
+    if not isinstance(place, Record):
+        return value_of(place)
+    members = {k: _numbers_in(m) for k, m in place.members.items() if not isinstance(m, backend.AnyArray)}
+    return Record(members, place.methods, place.kind)
 
 
-def _parameter(name: str, bound: Any, kind: Any) -> Any:
-    """A value argument; members of a struct are locals named as they are read."""
-    if isinstance(bound, backend.Struct):
-        members = {k: _parameter(f"{name}.{k}", getattr(bound, k), kind.members[k]) for k in kind.members}
-        return Record(members, kind.methods, kind)
+def _parameter(r: Recording, name: str, bound: Any, kind: Any) -> Any:
+    """An argument; members of a struct or pack are locals and arrays, named as they are read."""
+    if isinstance(kind, backend.COMPOUND):
+        members = {k: _parameter(r, f"{name}.{k}", bound[k], member) for k, member in kind.members.items()}
+        return Record(members, getattr(kind, "methods", {}), kind)
+    if isinstance(bound, backend.AnyArray):
+        dtype, shape = backend.array_type(bound)
+        r.arrays[id(bound)] = Container(name, type_of(dtype), len(bound.shape), shape, None, True)
+        r.kept.append(bound)
+        return bound
     if not backend.is_expr(bound):
-        what = type(kind).__name__.removesuffix("Type")  # an ArgPack, a Texture
+        what = type(kind).__name__.removesuffix("Type")  # a Texture
         raise UnsupportedError(
             f"The argument {name!r} has the type {what}, which is not differentiated. Pass numbers, vectors, "
-            "structs of them, fields or arrays."
+            "structs and argument packs of them, fields or arrays."
         )
     shape = backend.shape_of(bound)
     local = Local(name, type_of(backend.dtype_of(bound)), shape, "parameter")

@@ -100,7 +100,7 @@ class ArrayTangents:
         region.seeds[key[1]] = column
 
     def bind(self, kernel: Any, args: tuple[Any, ...], columns: Columns) -> Binding:
-        """The arrays that a kernel is given, each in its region."""
+        """The arrays that a kernel is given among its leaf arguments, each in its region."""
         places = backend.array_positions(kernel)
         name = (id(kernel), *(id(args[position]) for position in places))
         binding = self._bindings.get(name)
@@ -286,8 +286,9 @@ def _array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
     """The arrays among the arguments of a kernel; the same array given twice is one container."""
     binding = Binding([], {}, {})
     first: dict[Any, Any] = {}
+    leaves = backend.leaf_arguments(kernel)
     for position in backend.array_positions(kernel):
-        argument, value = kernel.arguments[position], args[position]
+        argument, value = leaves[position], args[position]
         name = f"array argument {argument.name!r}"
         view, element_shape = view_of(value, name), backend.array_element_shape(value, argument.annotation)
         local = first.setdefault((view, element_shape), ("argument", position))

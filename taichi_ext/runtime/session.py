@@ -212,13 +212,14 @@ class Session(LaunchHooks):
             warn_of_lost_tangents(kernel, args)
         refuse_arguments(kernel, args, tuple(variable for variable, _ in self.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
-        binding = self.arrays.bind(kernel, args, self)
+        values = backend.leaf_values(kernel, args)
+        binding = self.arrays.bind(kernel, values, self)
         fused = self._fused_kernel(kernel, args, binding, self._roles(binding))
         fused.refuse_changed()
         refuse_overlaps(binding.given, fused.facts.written)
         warn_of_new_arrays(kernel, self.arrays.perhaps_computed(fused), self._pipeline)
         if self.state is not None:
-            self._save(self.state, fused, args)
+            self._save(self.state, fused, values)
             if self.is_repeated:
                 self.state.refuse_repetition()
         passed, after = self._passed(fused, binding.outer)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext import backend
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
 from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, Launch, Role
@@ -162,7 +163,7 @@ class SparseSession(Session):
         if self._streams is None or not self._streams.counts:
             return super()._run(fused, args, passed)
         state = State()
-        self._save(state, fused, args)
+        self._save(state, fused, backend.leaf_values(fused.primal, args))
         self._refuse_repetition(state, fused)
         while True:
             result = super()._run(fused, args, passed)

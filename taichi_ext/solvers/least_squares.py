@@ -176,7 +176,7 @@ class _Problem:
     def finish(self, x: np.ndarray) -> None:
         """One plain run at the solution, which is in the parameters afterwards."""
         self._set(x)
-        self._call.function(*self._call.args)
+        self._call.function(*self._call.given)
         self._store(x)
 
     def give_up(self) -> None:

@@ -1,0 +1,90 @@
+"""Arguments of kernels taken apart: the numbers, vectors and arrays in structs and argument packs, by name."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from taichi.lang.argpack import ArgPack, ArgPackType
+from taichi.lang.kernel_impl import Kernel
+from taichi.lang.struct import Struct, StructType
+
+COMPOUND = (StructType, ArgPackType)
+
+
+@dataclass(frozen=True)
+class LeafArgument:
+    """A number, vector or array that a kernel takes, by itself or in a struct or argument pack.
+
+    Attributes:
+        name: as users name it: ``p``, or ``p.mass`` for a member.
+        annotation: its own.
+        position: of the argument that it is, or that it is a member of.
+        path: the members that lead to it.
+    """
+
+    name: str
+    annotation: Any
+    position: int
+    path: tuple[str, ...] = ()
+
+    def value(self, args: Sequence[Any]) -> Any:
+        """What it is in a call with these arguments."""
+        value = args[self.position]
+        for member in self.path:
+            value = value[member]
+        return value
+
+
+_leaves: weakref.WeakKeyDictionary[Kernel, tuple[LeafArgument, ...]] = weakref.WeakKeyDictionary()
+
+
+def leaf_arguments(kernel: Kernel) -> tuple[LeafArgument, ...]:
+    """The arguments of a kernel, with the members of structs and packs in place of these, in order."""
+    known = _leaves.get(kernel)
+    if known is None:
+        known = tuple(
+            leaf for n, a in enumerate(kernel.arguments) for leaf in _parts(LeafArgument(a.name, a.annotation, n))
+        )
+        _leaves[kernel] = known
+    return known
+
+
+def _parts(leaf: LeafArgument) -> Iterator[LeafArgument]:
+    if not isinstance(leaf.annotation, COMPOUND):
+        yield leaf
+        return
+    for member, annotation in leaf.annotation.members.items():
+        yield from _parts(LeafArgument(f"{leaf.name}.{member}", annotation, leaf.position, (*leaf.path, member)))
+
+
+def leaf_values(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values of the leaf arguments in a call."""
+    leaves = leaf_arguments(kernel)
+    return tuple(leaf.value(args) for leaf in leaves) if any(leaf.path for leaf in leaves) else args
+
+
+def with_leaf_values(kernel: Kernel, values: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments of a call whose leaf arguments have these values; structs and packs are new ones."""
+    rest = iter(values)
+    return tuple(_rebuilt(a.annotation, rest) for a in kernel.arguments)
+
+
+def _rebuilt(annotation: Any, values: Iterator[Any]) -> Any:
+    if not isinstance(annotation, COMPOUND):
+        return next(values)
+    return annotation(**{name: _rebuilt(member, values) for name, member in annotation.members.items()})
+
+
+def compound_problem(annotation: Any, value: Any) -> str:
+    """What is wrong with passing a value to an argument that is a struct or pack; empty where nothing is."""
+    if isinstance(value, annotation):
+        return ""
+    kind = "struct" if isinstance(annotation, StructType) else "argument pack"
+    found = type(value).__name__
+    if isinstance(value, (Struct, ArgPack)):
+        found = f"{'struct' if isinstance(value, Struct) else 'argument pack'} with the members {', '.join(value.keys)}"
+    article = "an" if found[0] in "aeiou" else "a"
+    return f"is {article} {found}; expected the annotated {kind}, with the members {', '.join(annotation.members)}"
