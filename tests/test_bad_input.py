@@ -428,10 +428,9 @@ def test_arguments_that_cannot_be_parameters(scene, refused):
 
 def test_argument_of_a_python_function_as_parameter(scene, refused):
     def run(a):
-        scene.with_args(a, 1, ti.Vector([1.0, 2.0]))
+        scene.with_args(1.0, 1, ti.Vector([1.0, 2.0]))
 
-    words = "params (argument 'a')", "Python function", "Put the value in a field"
-    refused(run, "a", scene.y, *words, args=(1.0,))
+    refused(run, "a", scene.y, "params (argument 'a')", "is None", "Python function", "is a number", args=(None,))
 
 
 def test_array_that_is_not_among_args(scene, refused):

@@ -16,7 +16,7 @@ from taichi_ext import backend
 from taichi_ext.api.kernel_checks import check_kernel
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.labels import Label, Labels
-from taichi_ext.record.variables import Variable, find_variable, number_shape
+from taichi_ext.record.variables import Variable, find_variable, named_numbers, number_shape
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,9 @@ class KernelCall:
             if "." in name and owner in self.names:
                 hint = f" {owner!r} is an argument; give the object itself a name that {self.name} sees."
             else:
-                hint = suggestion(name, self.names)
+                numbers = named_numbers(self.function, self._bound)
+                hint = suggestion(name, [*self.names, *numbers])
+                hint += f" Numbers that it may read: {', '.join(map(repr, numbers))}." if numbers else ""
             raise InvalidArgumentError(
                 f"{place} is {name!r}, which is not an argument of {self.name} (arguments: {known}), and no Python "
                 f"number that it reads by this name.{hint}"
@@ -296,15 +298,22 @@ class KernelCall:
             is_array = backend.is_array_annotation(self.annotation(target))
         return not is_array
 
+    def is_passed_number(self, target: Target) -> bool:
+        """Whether the target is a number or vector that a pipeline takes."""
+        return self.kernel is None and target.variable is None and self.is_value(target)
+
     def value_shape(self, target: Target) -> tuple[int, ...]:
         """Shape of an argument passed by value, or of a Python number."""
         if target.variable is not None:
             return target.shape
         if self.kernel is None:
-            raise InvalidArgumentError(
-                f"{target.name} is an argument of the Python function {self.name}; only arguments of a kernel can be "
-                "parameters by value. Put the value in a field."
-            )
+            shape = number_shape(self.args[target.position])
+            if shape is None:
+                raise InvalidArgumentError(
+                    f"{target.name} is {shown(self.args[target.position])}; an argument of a Python function that is a "
+                    "parameter is a number, a ti.Vector, a tuple of numbers, an array or a field."
+                )
+            return shape
         kind = self.annotation(target)
         if isinstance(kind, backend.MatrixType):
             dtype, shape = kind.dtype, (kind.n,) if kind.ndim == 1 else (kind.n, kind.m)
@@ -385,5 +394,6 @@ def refuse_unread(params: list[Target], read: set[Any], numbers: Iterable[str], 
             known = ", ".join(sorted(set(numbers))) or "none"
             raise InvalidArgumentError(
                 f"{target.name} is not read {where}, so nothing depends on it. Numbers that are read: {known}. What "
-                "Python computed before from a number does not depend on it."
+                "Python computed before from a number does not depend on it. To differentiate with respect to a number "
+                "that Python passes to kernels, make it an argument of the pipeline and name that."
             )

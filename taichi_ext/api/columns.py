@@ -9,13 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
-from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.record.variables import Variable
-from taichi_ext.runtime.memory import Shadow
 from taichi_ext.runtime.session import Session
 
 Columns = list[tuple[int, tuple[int, ...]]]  # of each parameter: the first column and the shape
@@ -30,6 +27,8 @@ class Parameters:
     names: dict[Any, Label | str] = field(default_factory=dict)  # of them
     arguments: dict[str, int] = field(default_factory=dict)
     constants: dict[Any, tuple[Variable, int]] = field(default_factory=dict)
+    passed: dict[int, int] = field(default_factory=dict)  # numbers that a pipeline takes, by their positions
+    tangents: np.ndarray | None = None  # of arguments and constants, which then have rows in place of columns
 
     def names_within(self, first: int, count: int) -> dict[Any, Label | str]:
         """The names of the fields and arrays that have some of the ``count`` columns from ``first`` on."""
@@ -49,7 +48,8 @@ def lay_out(
             group, key, shape = found.constants, target.variable.key, target.shape
             place = (target.variable, total)
         elif call.is_value(target):
-            group, key, shape = found.arguments, target.argument, call.value_shape(target)
+            group, key = (found.arguments, target.argument) if call.kernel else (found.passed, target.position)
+            shape = call.value_shape(target)
         else:
             group = found.seeds
             key, shape = container(target)
@@ -77,10 +77,7 @@ def direct(session: Session, parameters: Parameters, directions: np.ndarray) -> 
         parameters.constants[key] = (variable, count)
         rows.append(session.directions[at : at + sizes[at]])
         count += sizes[at]
-    if rows:
-        session.values_dtype, session.values_rows = backend.default_type(float), count
-        session.shadows[VALUES] = Shadow("the numbers", count, session.columns, session.values_dtype)
-        session.shadows[VALUES].set_rows(slice(None), np.concatenate(rows))
+    parameters.tangents = np.concatenate(rows) if rows else None
 
 
 def by_parameter(values: np.ndarray, shape: tuple[int, ...], columns: Columns) -> list[np.ndarray]:

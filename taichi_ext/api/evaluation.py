@@ -24,6 +24,7 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.host_values import as_given, saying_once, warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
+from taichi_ext.runtime.passed_numbers import NumberSeeds, PipelineRun, with_tangents
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.state import OverBudgetError, State
 from taichi_ext.stages import Stages
@@ -54,6 +55,7 @@ class Evaluation:
         self._watch = watch
         self._progress = progress
         self._directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry
+        self._passed: dict[int, int] = {}  # the numbers that a pipeline takes and that are parameters: first columns
         self._runs = 0
         self._is_last_run = True
         self._findings = Findings()
@@ -267,8 +269,9 @@ class Evaluation:
         session.seed(parameters.seeds)
         if self._directions is None:
             session.params = parameters.names_within(first, session.columns)
-        session.argument_columns = parameters.arguments
-        session.constants = tuple(parameters.constants.values())
+        constants = tuple(parameters.constants.values())
+        session.numbers = NumberSeeds(parameters.arguments, constants, parameters.tangents)
+        self._passed = parameters.passed
         session.wants_return = any(target.kind == "return" for target in self._outputs)
         return session, columns
 
@@ -334,8 +337,13 @@ class Evaluation:
             session.start(self.call.function, self.call.args)
             given = {id(self.call.value(t)) for t in self._params if t.position >= 0}
             args = [as_given(a) if id(a) in given else a for a in self.call.args]
-            with backend.follow(session):
+            run = PipelineRun(warn_at_user)
+            session.pipeline = run if self._passed else None
+            for position, column in self._passed.items():
+                args[position] = with_tangents(args[position], self.call.names[position], column, run)
+            with backend.follow(session), run:
                 self.returned = self.call.function(*args)
+            session.read |= {("passed", name) for name in run.passed}
 
     # --- checks
 
@@ -377,7 +385,7 @@ class Evaluation:
         if target.variable is not None:
             return target.variable.key
         if self.call.is_value(target):
-            return ("argument", target.argument)
+            return ("passed" if self.call.kernel is None else "argument", target.argument)
         return self._container(session, target)[0]
 
     def _check_after_run(self, session: Session, outputs: list[Any]) -> None:

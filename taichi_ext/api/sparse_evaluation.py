@@ -126,6 +126,8 @@ class SparseEvaluation(Evaluation):
 
     def _while_sparse(self, run: Callable[[], Any]) -> Any:
         """The result of a run; None, at the state before it, where rows cannot be sparse."""
+        if any(map(self.call.is_passed_number, self._params)):
+            self._prepared.dense_reason = "a number that the pipeline takes is a parameter"
         while not self._prepared.dense_reason:
             try:
                 return run()

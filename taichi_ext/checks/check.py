@@ -161,7 +161,8 @@ class _Run:
                 with self._set(param.variable, with_entries(param.variable.read(), values)):
                     return self.outputs()
             if self.call.is_value(param):
-                args[param.position] = _as_argument(values)
+                like = args[param.position]
+                args[param.position] = with_entries(like, values) if self.call.kernel is None else _as_argument(values)
             else:
                 backend.put_back(self._container(param), self._like(param, values))
         returned = self.call.run(tuple(args))
@@ -195,7 +196,8 @@ class _Run:
             dtype = np.dtype(backend.to_numpy_type(backend.default_type(float)))
             return np.array(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype)
         if self.call.is_value(target):
-            dtype = backend.numpy_dtype_of_annotation(self.call.annotation(target))
+            kind = backend.default_type(float) if self.call.kernel is None else self.call.annotation(target)
+            dtype = backend.numpy_dtype_of_annotation(kind)
             return np.array(_as_array(self.call.args[target.position]), dtype)
         copy = backend.copy_of(self._container(target))
         return copy.cpu().numpy() if backend.is_torch_tensor(copy) else copy

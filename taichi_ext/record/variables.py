@@ -6,6 +6,7 @@ import copy
 import dis
 import functools
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ import numpy as np
 from taichi_ext import backend
 
 _MOST_FUNCTIONS = 1000  # that are searched for a name
+_DEEPEST = 3  # attributes in a path that is suggested
+_LIBRARIES = ("numpy", "taichi", "taichi_ext", "torch", "scipy", "matplotlib")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +110,41 @@ def find_variable(path: str, root: Any, owner: tuple[Any, ...] = ()) -> Variable
         if found is not None:
             return _attribute(found.read(), attributes) if attributes else found
     return None
+
+
+def named_numbers(root: Any, owner: tuple[Any, ...] = ()) -> list[str]:
+    """The names by which the real numbers are found that a kernel or function, and those it can reach, may read."""
+    functions = list(_reachable(root))
+    names = set().union(*(names_in_code(f.__code__) for f in functions))
+    first = functions[0].__code__.co_varnames[:1] if functions and owner else ()
+    bases = {name: owner[0] for name in first}  # noqa: C420  # there may be no owner
+    for function in functions:
+        for name in names_in_code(function.__code__):
+            variable = global_variable(function, name)
+            if variable is not None:
+                bases.setdefault(name, variable.read())
+    return sorted(_numbers_under(bases, names, 0))
+
+
+def _numbers_under(bases: dict[str, Any], names: set[str], depth: int) -> Iterator[str]:
+    """The paths of the numbers among some objects and, under some names, in their attributes."""
+    for path, base in bases.items():
+        if number_shape(base) is not None:
+            entries = base if isinstance(base, (list, tuple)) else [base]
+            if not all(isinstance(e, (int, np.integer)) for e in entries):
+                yield path
+        elif depth < _DEEPEST and _has_numbers(base):
+            methods = filter(None, map(plain_function, vars(type(base)).values()))
+            read = names.union(*(names_in_code(m.__code__) for m in methods))
+            yield from _numbers_under({f"{path}.{n}": v for n, v in vars(base).items() if n in read}, read, depth + 1)
+
+
+def _has_numbers(base: Any) -> bool:
+    """Whether something is an object or module of the user's."""
+    name = base.__name__ if isinstance(base, types.ModuleType) else type(base).__module__
+    package = name.split(".")[0]
+    is_foreign = package in sys.stdlib_module_names or package in _LIBRARIES
+    return hasattr(base, "__dict__") and not callable(base) and (package == "__main__" or not is_foreign)
 
 
 def _attribute(base: Any, names: list[str]) -> Variable | None:

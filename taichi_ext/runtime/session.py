@@ -10,9 +10,9 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
-from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.fused_kernels import find
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
@@ -26,6 +26,7 @@ from taichi_ext.runtime.launch_checks import (
 )
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
+from taichi_ext.runtime.passed_numbers import NumberSeeds, PipelineRun, taken_out
 from taichi_ext.runtime.reachable import reachable_arrays
 from taichi_ext.runtime.state import OverBudgetError, State
 
@@ -51,11 +52,9 @@ class Session(LaunchHooks):
         self.seeds: dict[Any, int] = {}  # of fields
         self.shadows: dict[Any, Shadow] = {}  # of fields
         self.arrays = ArrayTangents()
-        self.argument_columns: dict[str, int] = {}
         self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
-        self.values_dtype: Any = None  # of the tangents that arguments and Python numbers are given
-        self.values_rows = 0  # how many there are
-        self.constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters
+        self.numbers = NumberSeeds()  # arguments and Python numbers that are parameters
+        self.pipeline: PipelineRun | None = None  # where its arguments are parameters
         self.wants_return = False
         self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
         self.read: set[Any] = set()
@@ -210,11 +209,13 @@ class Session(LaunchHooks):
         if not self.is_direct:
             self._follow_host_arrays()
             warn_of_lost_tangents(kernel, args)
-        refuse_arguments(kernel, args, tuple(variable for variable, _ in self.constants))
+        refuse_arguments(kernel, args, tuple(variable for variable, _ in self.numbers.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
-        values = backend.leaf_values(kernel, args)
+        values, tangents = taken_out(kernel, backend.leaf_values(kernel, args), self.pipeline)
+        args = backend.with_leaf_values(kernel, values) if tangents else args
+        numbers = self.numbers.with_passed(tangents, self.directions, self.first_column, self.columns)
         binding = self.arrays.bind(kernel, values, self)
-        fused = self._fused_kernel(kernel, args, binding, self._roles(binding))
+        fused = self._fused_kernel(kernel, args, binding, self._roles(binding), numbers)
         fused.refuse_changed()
         refuse_overlaps(binding.given, fused.facts.written)
         warn_of_new_arrays(kernel, self.arrays.perhaps_computed(fused), self._pipeline)
@@ -222,6 +223,8 @@ class Session(LaunchHooks):
             self._save(self.state, fused, values)
             if self.is_repeated:
                 self.state.refuse_repetition()
+        if numbers.tangents is not None:
+            self.shadows[VALUES] = numbers.shadow(self.columns)
         passed, after = self._passed(fused, binding.outer)
         before = self._changes
         result = self._run(fused, args, passed)
@@ -264,22 +267,25 @@ class Session(LaunchHooks):
         roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
         return roles | {local: self._role(key) for local, key in binding.outer.items()}
 
-    def _fused_kernel(self, kernel: Any, args: tuple[Any, ...], binding: Binding, roles: dict[Any, Role]) -> Fused:
+    def _fused_kernel(
+        self, kernel: Any, args: tuple[Any, ...], binding: Binding, roles: dict[Any, Role], numbers: NumberSeeds
+    ) -> Fused:
         """The kernel with tangents, from the table where the same was built before."""
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         is_block = self.blocks > 1 and self.directions is None
-        place = (self.columns, is_block, self._variant(binding.outer))
+        place = (self.columns, is_block, self._variant(binding.outer), numbers.key)
         name = (id(kernel), features, shapes, place)
         fused = find(self.fused, name, self.first_column, roles)
         if fused is None:
-            columns, wants_return = (self.argument_columns, self.wants_return) if self.is_direct else ({}, False)
             backend.materialize()  # fields that the pipeline has just made
-            options = (columns, wants_return, self.first_column, self.watch, self.strategy, self.constants)
+            wants_return = self.wants_return and self.is_direct
+            options = (numbers.arguments, wants_return, self.first_column, self.watch, self.strategy, numbers.constants)
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, *options)
             launch.is_repeated = not self.is_direct
             launch.is_block = is_block
-            launch.values_dtype, launch.values_rows = self.values_dtype, self.values_rows
+            if numbers.tangents is not None:
+                launch.values_dtype, launch.values_rows = backend.default_type(float), len(numbers.tangents)
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
             keys = (fused.facts.read, fused.facts.written)
