@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.forms import Form, Seed, is_row
+from taichi_ext.differentiate.forms import Form, Seed, columns_of
 from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError, composed_key, sum_key
 from taichi_ext.program import Container, Local, Statement
 
@@ -102,7 +102,7 @@ class Numbering:
 
     def has_sparse(self, form: Form) -> bool:
         """Whether a form has columns that no row holds."""
-        return any(not is_row(leaf) and not self.is_in_rows(leaf.column) for leaf in form)
+        return any(not self.is_in_rows(seed.column) for seed in columns_of(form))
 
     def is_in_rows(self, column: Affine) -> bool:
         if column.is_constant:

@@ -15,7 +15,7 @@ from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
 from taichi_ext.differentiate.entry_sites import Entry, Group, Site
-from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, is_row, row_sum
+from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_sum
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
@@ -209,7 +209,7 @@ class Sink:
             rows=tuple(rows),
             atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
             groups=groups,
-            has_rows=any(is_row(leaf) for form in forms for leaf in form),
+            has_rows=any(map(has_row, forms)),
             opened=around.opened,
             counter=counter,
         )
@@ -255,8 +255,8 @@ class Sink:
         found: dict[Any, list[Entry]] = {}
         order: dict[Any, int] = {(): 0}  # of the variables of columns, by where they appear first
         for part, form in enumerate(forms):
-            columns = {leaf.column: None for leaf in form if not is_row(leaf)}
-            if any(is_row(leaf) for leaf in form):
+            columns = {seed.column: None for seed in columns_of(form)}
+            if has_row(form):
                 width = self.numbering.columns.width
                 columns = {c: None for c in columns if not self.numbering.is_in_rows(c)}
                 columns.update((Affine((), k), None) for k in range(width))
@@ -288,18 +288,16 @@ class Sink:
                 self._write_part(array, start, form, own)
 
     def _write_part(self, array: Container, start: Coefficient, form: Form, places: dict[Affine, int]) -> None:
-        has_rows = any(is_row(leaf) for leaf in form)
+        has_rows = has_row(form)
         in_rows = sorted((c.constant, n) for c, n in places.items() if has_rows and self.numbering.is_in_window(c))
         if in_rows:
             self._write_row(array, start, form, in_rows)
-        for leaf, c in form.items():
-            if is_row(leaf):
-                continue
+        for seed, c in columns_of(form).items():
             value = coefficient(c, array.dtype)
-            if has_rows and self.numbering.is_in_rows(leaf.column):
-                self._add_to_row(array, start, leaf, places, value)
-            elif leaf.column in places:
-                self.builder.assign(_element(array, add(start, places[leaf.column])), value)
+            if has_rows and self.numbering.is_in_rows(seed.column):
+                self._add_to_row(array, start, seed, places, value)
+            elif seed.column in places:
+                self.builder.assign(_element(array, add(start, places[seed.column])), value)
 
     def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
         """The rows of a form, column by column, to places that come one after the other."""
