@@ -16,7 +16,7 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
 from taichi_ext.differentiate.entry_sites import Entry, Group, Site
 from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_sum
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
@@ -78,6 +78,7 @@ class Sink:
         self.numbering = numbering
         self.counts = Counts(forward)
         self.sites: list[Site] = []
+        self._steps: dict[Any, set[tuple[int, int]]] = {}  # in which each container is written, by stage
         self.containers: dict[Any, Sunk] = {}
         self.stage = 0  # the number of the top-level statement
         self._reads: list[Access] = []
@@ -96,8 +97,22 @@ class Sink:
 
     def seed(self, key: Any, row: Affine, size: int) -> Form:
         """The tangent of an entry that is a column: of the version that the stages before this one have left."""
-        stages = {w.stage for w in self._writes if w.key == key} - {self.stage}
-        return self.numbering.seed(key, row, size, len(stages))
+        return self.numbering.seed(key, row, size, self.versions(key, (self.stage, 0)))
+
+    def versions(self, key: Any, before: tuple[int, int]) -> int:
+        """How many versions of a container, but for the first, there are before a step: one for each that writes to it.
+
+        The host counts the same steps, those of the sites.
+        """
+        return sum(step < before for step in self._steps.get(key, ()))
+
+    def is_later(self, column: Affine) -> bool:
+        """Whether a column is that of a local whose rows are only written in a later step."""
+        return self._is_later(column, (self.stage, LAST_STEP))
+
+    def _is_later(self, column: Affine, step: tuple[int, int]) -> bool:
+        owners = (o for o in self.numbering.owners(column) if o[0] == "composed" and is_sum_key(o))
+        return any(version > self.versions(key, step) for _, key, version in owners)
 
     def read(self, sunk: Sunk, row: Affine) -> Form:
         """The tangent of an entry of a container with a sink."""
@@ -214,6 +229,9 @@ class Sink:
             counter=counter,
         )
         self.sites.append(site)
+        self._steps.setdefault(site.key, set()).add(site.stage)
+        if step is not None and any(self._is_later(e.column, site.stage) for g in groups for e in g.entries):
+            raise DenseRowsError(f"the tangent of {sunk.name} is made of what is computed later in the same loop")
         self.containers[sunk.key] = sunk
         for size in (site.integers, *(len(group.entries) for group in groups)):
             if site.slots * size > MOST_SLOTS:

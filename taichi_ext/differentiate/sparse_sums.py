@@ -22,7 +22,7 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.forms import Form, Seed, columns_of, numbered, settled
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError, is_sum_key, sum_key
-from taichi_ext.differentiate.sparse_sink import Sink, Sunk
+from taichi_ext.differentiate.sparse_sink import LAST_STEP, Sink, Sunk
 from taichi_ext.program import Local
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class LocalSum:
         return {**self._seed(index), **self.own.form(index)}
 
     def _seed(self, index: Any) -> Form:
-        versions = len({write.step for write in self._writes})
+        versions = self.sink.versions(self.sunk.key, (self.sink.stage, LAST_STEP))
         return self.sink.numbering.seed(self.sunk.key, self._entry(index), self.sunk.size, versions)
 
     def check(self) -> None:

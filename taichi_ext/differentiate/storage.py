@@ -67,6 +67,7 @@ class StorageFacts:
     slots: int = 0
     has_row: bool = False
     owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
+    register_owners: dict[Seed, frozenset[Any]] = field(default_factory=dict)  # and those of which registers are
     in_loops: dict[Statement | None, int] = field(default_factory=dict)  # slots written in loops that start later
 
     def add(
@@ -137,6 +138,8 @@ class Storage:
         for seed in () if is_full else facts.seeds:
             self.registers[seed] = self._new_register(seed)
             self.zeros.add(seed)
+            if self.sparse is not None:
+                self.sparse.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
             self.forward.naming.note_conditional(seed, self.loops)
         if self.row is None:
             for n in range(facts.slots):
@@ -170,13 +173,15 @@ class Storage:
         is_visible, block = self.forward.naming.is_visible, self.forward.block
         zeros = self.zeros if block is self.block else ()
         seeds = (seed for seed in self.registers if seed not in zeros and is_visible(seed, block))
+        if self.forward.sparse is not None:
+            seeds = (seed for seed in seeds if not self.forward.sparse.is_later(seed.column))
         form: Form = {**self.own.form(index), **{seed: self._register(seed, index) for seed in seeds}}
         if self.row is not None:
             form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
         for column, value in self._held_slots():
             named = self.forward.naming.named(self.builder.keep(column, "column"), self)
             if self.sparse is not None:
-                self.sparse.set_owner(named, self.owner)
+                self.sparse.note_owners(named, self.facts.owners)
             form[Seed(named)] = value
         return form
 
@@ -204,11 +209,13 @@ class Storage:
             self._note_owners(form, self.sparse)
 
     def _note_owners(self, form: Form, sparse: Numbering) -> None:
-        """Take note of whose columns come into slots."""
-        inner = (s for s in columns_of(form) if not s.is_constant and s not in self.registers)
-        found = {sparse.owner(s.column) for s in inner}
-        if not found <= self.facts.owners:
-            self.facts.owners |= found
+        """Take note of whose columns come into registers and slots."""
+        columns = {seed: sparse.owners(seed.column) for seed in columns_of(form) if not seed.is_constant}
+        known = {seed: owners for seed, owners in columns.items() if seed in self.facts.seeds}
+        inner = {owner for seed, owners in columns.items() if seed not in self.registers for owner in owners}
+        if not (known.items() <= self.facts.register_owners.items() and inner <= self.facts.owners):
+            self.facts.register_owners.update(known)
+            self.facts.owners |= inner
             self.forward.found_news()
 
     def _in_row(self, form: Form) -> list[tuple[Seed, Any]]:
