@@ -13,9 +13,8 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.build import cast
-from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, settled
+from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient, settled
 from taichi_ext.differentiate.formula import Formula, Term
 from taichi_ext.differentiate.pixel import Pixel, segment_partials
 from taichi_ext.errors import UnsupportedError
@@ -24,7 +23,7 @@ from taichi_ext.program import Boundary, Const, Declare, Local, Read, Statement,
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
 
-OwnSeeds = dict[Local, dict[int, Seed]]
+OwnSeeds = dict[Local, dict[int, OwnSeed]]
 
 
 class Argument:
@@ -133,8 +132,8 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
         tangents = (local for locals_ in s.inner.values() for local in locals_)
         found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
     seeds: OwnSeeds = {}
-    for number, (local, n) in enumerate(found):
-        seeds.setdefault(local, {})[n] = Seed(Affine((), -1 - number))
+    for local, n in found:
+        seeds.setdefault(local, {})[n] = OwnSeed(local, n)
     return seeds
 
 

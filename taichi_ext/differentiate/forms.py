@@ -1,7 +1,8 @@
 """Tangents as sparse linear forms ``{leaf: coefficient}``.
 
 A leaf is a ``Seed``, one column of the Jacobian, given by a number or an index expression in normal form; or a *row*:
-the tangent of something stored, one number per column. Coefficients are numbers or values that do not change.
+the tangent of something stored, one number per column; or a seed that is no column, an ``OwnSeed`` or what is
+``Carried``. Coefficients are numbers or values that do not change.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from taichi_ext.program import Container, Local, Type, Value
 
 @dataclass(frozen=True)
 class Seed:
-    """One column of the Jacobian; a negative number is no column: the position of a pixel, a tangent of a rule."""
+    """One column of the Jacobian."""
 
     column: Affine
 
@@ -29,9 +30,23 @@ class Seed:
     def is_constant(self) -> bool:
         return not self.column.terms
 
-    @property
-    def is_column(self) -> bool:
-        return not self.column.is_constant or self.column.constant >= 0
+
+@dataclass(frozen=True)
+class OwnSeed:
+    """A seed that is no column: an entry of a pixel's position, of a tangent that a rule is given, or a root.
+
+    It has no number, so that no row, slot, shadow or tape can hold it: its coefficients are in registers.
+    """
+
+    local: Local
+    entry: int = 0
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a reversed loop carries, as an iteration finds it: no column either."""
+
+    local: Local
 
 
 @dataclass(frozen=True)
@@ -65,11 +80,33 @@ class Guarded:
 
 
 Weight = Coefficient | Guarded
-Form = dict[Any, Any]  # of weights, by a seed or row
+Unnumbered = OwnSeed | Carried
+Leaf = Seed | Unnumbered | Row
+Form = dict[Leaf, Any]  # of weights
 
 
 def is_row(leaf: Any) -> TypeGuard[Row]:
     return isinstance(leaf, Row)
+
+
+def has_row(form: Form) -> bool:
+    """Whether there is a row among the leaves of a form."""
+    return any(isinstance(leaf, Row) for leaf in form)
+
+
+def columns_of(form: Form) -> dict[Seed, Any]:
+    """The columns of a form, with their coefficients: all but its rows and the seeds that are no columns."""
+    return {leaf: c for leaf, c in form.items() if isinstance(leaf, Seed)}
+
+
+def unnumbered(form: Form) -> dict[Unnumbered, Any]:
+    """The seeds of a form that are no columns, with their coefficients."""
+    return {leaf: c for leaf, c in form.items() if isinstance(leaf, (OwnSeed, Carried))}
+
+
+def numbered(form: Form) -> Form:
+    """The form without the seeds that are no columns: what can be stored in rows."""
+    return {leaf: c for leaf, c in form.items() if isinstance(leaf, (Seed, Row))}
 
 
 def times(a: Weight, b: Weight) -> Weight:
@@ -173,5 +210,9 @@ def row_sum(form: Form, column: Coefficient) -> Any:
 
 
 def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:
-    """The form without the positions of pixels and the seeds of rules, which have no column in a shadow."""
-    return {s: c for s, c in form.items() if is_row(s) or not s.is_constant or is_column(s.column.constant)}
+    """What of a form a shadow has a place for: no seeds that are no columns, no numbers outside of all columns."""
+    return {
+        leaf: c
+        for leaf, c in numbered(form).items()
+        if is_row(leaf) or not leaf.column.is_constant or is_column(leaf.column.constant)  # type: ignore[union-attr]
+    }

@@ -22,7 +22,7 @@ from taichi_ext.differentiate.build import Builder
 from taichi_ext.differentiate.column_blocks import Blocks
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
 from taichi_ext.differentiate.edges import OwnSeeds, own_seeds
-from taichi_ext.differentiate.forms import Form, Seed
+from taichi_ext.differentiate.forms import Form, OwnSeed, Seed
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
@@ -126,7 +126,7 @@ class Forward:
         self.columns = seeds.columns
         self.takes_derivative = seeds.takes_derivative
         self.own_seeds = own  # of positions of pixels and tangents of rules, by local and entry
-        self.roots: dict[Seed, tuple[Value, Block]] = {}  # of sqrt_edge: the level, and the block that it is known in
+        self.roots: dict[OwnSeed, tuple[Value, Block]] = {}  # of sqrt_edge: the level, and the block that knows it
         self.problems: list[str] = []
         self.limits = seeds.limits
         self.decisions = decisions
@@ -234,7 +234,7 @@ class Forward:
         self.found_news()
 
     def is_column(self, number: int) -> bool:
-        """Whether a number is that of a column, and not of the position of a pixel or of a rule's argument."""
+        """Whether a number is that of a column."""
         return 0 <= number < self.columns or (self.sparse is not None and number >= FIRST_SPARSE)
 
     def refuse_once_settled(self, message: str) -> None:

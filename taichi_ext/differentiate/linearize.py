@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import cast, is_number
-from taichi_ext.differentiate.forms import Form, accumulate, chosen, guarded_scale, is_row, kept, plus, times
+from taichi_ext.differentiate.forms import (
+    Form,
+    accumulate,
+    chosen,
+    columns_of,
+    guarded_scale,
+    has_row,
+    kept,
+    plus,
+    times,
+)
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Load, Local, Op, Read, Type, Value, with_children
@@ -60,7 +70,7 @@ class Linearizer:
                 nodes.extend(a for a, _ in found[node])
                 continue
             form = {leaf: kept(self.builder, c) for leaf, c in self.leaf_form(node).items()}
-            if any(is_row(leaf) for leaf in form):
+            if has_row(form):
                 return False
             found[node] = form
         self.lasting.update(found)
@@ -236,7 +246,7 @@ class Linearizer:
         forms = [self._settled(a) for a in args]
         if node.name == "select":
             picks: tuple[Any, ...] = (self.keep(node.args[0]), None)
-            for seed in (leaf for form in forms for leaf in form if not is_row(leaf)):
+            for seed in (seed for form in forms for seed in columns_of(form)):
                 self.forward.naming.note_conditional(seed, self.forward.loops)
         else:
             assert rule.picks is not None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from taichi_ext.differentiate.build import add, multiply
 from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
 from taichi_ext.differentiate.linearize import Deferred
+from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_terms import FILLED
 from taichi_ext.differentiate.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage import LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
@@ -169,13 +170,13 @@ class LocalTangents:
         storage.write(self.with_own(s.local, [form]), [0])
 
     def new_storage(self, local: Local) -> Any:
+        facts = self.decisions.storages.setdefault(self.decisions.reversals.key(local), StorageFacts())
         number = self.decisions.sparse.sums.get(local)
         if number is not None:
-            self.storages[local] = LocalSum(self.forward, local, number)
-            return self.storages[local]
-        facts = self.decisions.storages.setdefault(self.decisions.reversals.key(local), StorageFacts())
-        storage = self.storages[local] = Storage(self.forward, local, facts)
-        return storage
+            self.storages[local] = LocalSum(self.forward, local, number, OwnRegisters(self.forward, local, facts.own))
+        else:
+            self.storages[local] = Storage(self.forward, local, facts)
+        return self.storages[local]
 
     def check_sums(self) -> None:
         """At the end of a walk: whether the locals that have columns of their own can have them."""

@@ -11,8 +11,6 @@ from taichi_ext.differentiate.build import Builder, Coefficient, add, cast, lite
 from taichi_ext.differentiate.forms import Seed
 from taichi_ext.program import I32, Const, Container, Known, Local, Read, Value
 
-STATES = -1_000_000  # and below: the columns of what a reversed loop carries
-
 
 class Block:
     """A block of control flow: what is declared in it can be named in it."""
@@ -114,11 +112,17 @@ class Naming:
         return cast(add(total, affine.constant), I32)
 
     def column(self, seed: Seed) -> Value:
-        """The number of a seed's column; one of all columns, whatever is not read in this iteration."""
+        """The number of a seed's column; one of all columns, whatever is not read in this iteration.
+
+        Raises:
+            TypeError: the seed is no column.
+        """
         return self.column_within(seed, 0, self._columns)
 
     def column_within(self, seed: Seed, first: int, size: int) -> Value:
         """A seed's column, counted from the first of some that come one after the other, and kept within them."""
+        if not isinstance(seed, Seed):
+            raise TypeError(f"{seed} is no column")
         number = self.value_of(seed.column + Affine((), -first))
         may_be_outside = seed in self.conditional or (self._is_debug and not seed.is_constant)
         if not may_be_outside or not (self._is_held is None or self._is_held(seed.column)):
@@ -139,14 +143,12 @@ class Naming:
 
     def seed_name(self, seed: Seed) -> str:
         """What a register for a seed is called, after the parameter."""
-        if seed.is_constant and seed.column.constant <= STATES:
-            return f"state_{STATES - seed.column.constant}"
         if seed.is_constant:
             for name, (first, size) in self._parameters.items():
                 number = seed.column.constant - first
                 if 0 <= number < size:
                     return f"{name}_{number}" if size > 1 else name
-            return str(seed.column.constant).replace("-", "own_")
+            return str(seed.column.constant)
         atoms = [a for a, _ in seed.column.terms]
         names = [a.name if isinstance(a, Local) else a[0].name for a in atoms if not isinstance(a, Value)]
         return "_".join([*names, str(seed.column.constant)])

@@ -121,9 +121,8 @@ def _local_choices(walk: Forward) -> list[LocalChoice]:
         row: Any = None
         if storage.row is not None:
             row = decision.container or (LOCAL_ARRAY if storage.row.is_local else SCRATCH)
-        choice = LocalChoice(
-            local.name, line_of(storage.place), len(storage.registers), len(storage.slots), row, decision.terms
-        )
+        registers, slots = len(storage.registers) + len(storage.own.registers), len(storage.slots)
+        choice = LocalChoice(local.name, line_of(storage.place), registers, slots, row, decision.terms)
         if choice.registers or choice.slots or row is not None:
             found.append(choice)
     return found

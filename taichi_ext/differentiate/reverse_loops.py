@@ -4,6 +4,7 @@ A loop that carries a few numbers from iteration to iteration, each with the tan
 product per column and iteration if their rows go forward. Where all that is stored in the end is one sum of them, the
 loop is *reversed*: each iteration keeps the partial derivatives of what it carries on, by what came in and by
 parameters, on a tape, and a second loop goes over the tape from its end, with one weight for each number carried.
+Tangents by seeds that are no columns, such as the position of a pixel, go forward in registers: edges read them.
 
 It assumes that the number of iterations is known and that each is run to its end; that the body has no other effects
 on tangents than on these numbers; and that the coefficients of each iteration have names outside of it. All but the
@@ -19,8 +20,24 @@ from typing import TYPE_CHECKING, Any
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import add, cast, literal, multiply, not_written_out, operation
-from taichi_ext.differentiate.forms import Form, Guarded, Row, Seed, accumulate, bare, coefficient, is_row, settled
-from taichi_ext.differentiate.naming import STATES, Block
+from taichi_ext.differentiate.forms import (
+    Carried,
+    Form,
+    Guarded,
+    OwnSeed,
+    Row,
+    Seed,
+    accumulate,
+    bare,
+    coefficient,
+    columns_of,
+    has_row,
+    is_row,
+    numbered,
+    settled,
+)
+from taichi_ext.differentiate.naming import Block
+from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.storage import LocalRow, ScratchRow, Storage, StorageFacts
 from taichi_ext.program import (
     I32,
@@ -74,10 +91,11 @@ class Tape:
     around: tuple[Loop, ...]
     sums: frozenset[Local]  # of them, those that are only added to
     before: dict[Local, Form]
+    own: dict[Local, OwnRegisters]  # the tangents by seeds that are no columns, before the loop and after it
     memory: LocalRow | ScratchRow
     width: int
     sweeps: int = 0
-    entries: list[tuple[Local, Seed]] = field(default_factory=list)  # whose coefficients are on the tape, in order
+    entries: list[tuple[Local, Seed | Carried]] = field(default_factory=list)  # whose coefficients it has, in order
 
     def entry(self, iteration: Value, number: int) -> Read | Load:
         first = self.loop.bounds[0][0]  # type: ignore[index]
@@ -107,7 +125,7 @@ class Reversals:
 
     def note_singular(self, form: Form) -> None:
         """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
-        if self.open and any(not is_row(x) and x.is_constant and x.column.constant <= STATES for x in form):
+        if self.open and any(isinstance(leaf, Carried) for leaf in form):
             self.refuse(self.open[-1])
 
     def accept(self) -> bool:
@@ -166,12 +184,13 @@ class Reversals:
         f, loop = self.forward, self.forward.loop_table[s]
         carried = self.decisions.chosen[s]
         storages = [f.locals.storages[v] for v in carried]
-        before = {v: settled(self.builder, x.form()) for v, x in zip(carried, storages, strict=True)}
-        if any(x.block is not f.block for x in storages) or any(is_row(leaf) for b in before.values() for leaf in b):
+        before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
+        if any(x.block is not f.block for x in storages) or any(map(has_row, before.values())):
             self.refuse(s)
         width = max(1, self.decisions.widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
-        tape = Tape(s, loop, carried, f.loop_sites(), _only_added(s, carried), before, memory, width)
+        own = {v: x.own for v, x in zip(carried, storages, strict=True)}
+        tape = Tape(s, loop, carried, f.loop_sites(), _only_added(s, carried), before, own, memory, width)
         f.loops.append(loop)
         self.open.append(s)
         self.builder.frozen.update(s.variables)
@@ -195,12 +214,16 @@ class Reversals:
         return LocalRow(self.builder, "tape", size, dtype)
 
     def _begin(self, tape: Tape) -> None:
-        """At the start of an iteration: what is carried has a column of its own."""
+        """At the start of an iteration: what is carried has a seed of its own."""
         f = self.forward
-        for n, v in enumerate(tape.carried):
+        for v in tape.carried:
             facts = f.decisions.storages.setdefault((v, tape.statement), StorageFacts())
-            storage = f.locals.storages[v] = Storage(f, v, facts)
-            storage.write([{} if v in tape.sums else {Seed(Affine((), STATES - n)): 1}], [0])
+            seeds = () if v in tape.sums else (Carried(v),)
+            facts.own.update(dict.fromkeys(seeds))
+            tape.own[v].note(seed for seed in facts.own if isinstance(seed, OwnSeed))
+            storage = f.locals.storages[v] = Storage(f, v, facts, tape.own[v])
+            for seed in seeds:
+                storage.begin(seed)
 
     def _finish(self, tape: Tape) -> None:
         """At the end of an iteration: its coefficients go to the tape."""
@@ -208,10 +231,13 @@ class Reversals:
         for v in tape.carried:
             storage = f.locals.storages[v]
             form = storage.form()
-            if storage.row is not None or storage.slots or not all(self._is_named(x, iteration.local) for x in form):
+            is_named = all(self._is_named(x, iteration.local) for x in columns_of(form))
+            if storage.row is not None or storage.slots or not is_named:
                 self.refuse(tape.statement)
                 return
             for seed, c in form.items():
+                if isinstance(seed, OwnSeed):
+                    continue  # its register goes on
                 entry = tape.entry(iteration, len(tape.entries))
                 self.builder.assign(entry, coefficient(c, entry.dtype))
                 tape.entries.append((v, seed))
@@ -286,10 +312,8 @@ class Reversals:
         new: dict[Local, Any] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
         for number, (v, seed) in enumerate(tape.entries):
             product = multiply(adjoints[v], tape.entry(iteration, number))
-            state = STATES - seed.column.constant
-            if seed.is_constant and 0 <= state < len(tape.carried):
-                into = tape.carried[state]
-                new[into] = add(new[into], product)
+            if isinstance(seed, Carried):
+                new[seed.local] = add(new[seed.local], product)
             else:
                 accumulate(terms, {self._renamed(seed, tape.statement.variables[0], iteration.local): product})
         terms = settled(self.builder, terms)
@@ -318,13 +342,14 @@ class Reversed:
         self.version = 0
         self.row = None
         self.registers: dict[Seed, Any] = {}
+        self.own = tape.own[local]
         self.slots: list[Any] = []
         self.is_array = False
         self.block = reversals.forward.block
         self.place = reversals.builder.place
 
     def form(self, index: Any = 0) -> Form:
-        return {Row(self.local, 0, self, 0, 0, self.reversals.forward.loop_sites()): 1}
+        return {Row(self.local, 0, self, 0, 0, self.reversals.forward.loop_sites()): 1, **self.own.form()}
 
     def entry(self, index: Any, column: Any) -> Value:
         """One entry: something needs all of the row."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import is_number
-from taichi_ext.differentiate.forms import Form, Row, is_row
+from taichi_ext.differentiate.forms import Form, Row, Seed, columns_of, has_row, is_row, numbered
 from taichi_ext.program import Container, Local
 
 if TYPE_CHECKING:
@@ -61,22 +61,22 @@ class Terms:
             self.level = ADDED
 
     def note_add(self, storage: Storage, form: Form) -> None:
-        form = {leaf: c for leaf, c in form.items() if is_row(leaf) or leaf.is_column}
-        if form:
-            self.level = min(self.level, ADDED if self.has_any else self._level(storage, form))
+        if numbered(form):
+            is_first = not self.has_any and not has_row(form)
+            self.level = min(self.level, self._level(storage, columns_of(form)) if is_first else ADDED)
             self.has_any = True
 
-    def _level(self, storage: Storage, form: Form) -> int:
+    def _level(self, storage: Storage, form: dict[Seed, Any]) -> int:
         """Whether what is added goes to another entry of the row for each term and each time it runs.
 
         So it is where all columns are ``factor * v + c`` with the variable v of the only loop since the row was made,
         up to variables of the loops around that, and the constants c less than the factor apart. They are all entries
         where there are as many c as the factor says, and the loop runs once, whole, over as many v as that takes.
         """
-        if storage.is_array or any(is_row(leaf) or leaf in storage.registers for leaf in form):
+        if storage.is_array or any(seed in storage.registers for seed in form):
             return ADDED
         forward = storage.forward
-        if any(leaf in forward.naming.conditional for leaf in form):
+        if any(seed in forward.naming.conditional for seed in form):
             return ADDED  # with a coefficient of 0, to the column of another term
         around, inner = forward.loops[: len(storage.loops)], forward.loops[len(storage.loops) :]
         fixed = {atom for loop in around for atom in loop.atoms}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taichi_ext.differentiate.build import operation
-from taichi_ext.differentiate.forms import Form, accumulate, settled
+from taichi_ext.differentiate.forms import Form, Leaf, accumulate, settled
 from taichi_ext.program import Boundary, Const, Declare, Effect, Value
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ class _Tangents:
         self.f = f
         seeds = [seed for locals_ in s.inner.values() for local in locals_ for seed in f.own_seeds[local].values()]
         values = [e for name in s.inner for e in s.sources(name)]
-        self.sources: dict[Any, Value] = dict(zip(seeds, values, strict=True))
-        self.forms: dict[Any, Form] = {}
+        self.sources: dict[Leaf, Value] = dict(zip(seeds, values, strict=True))
+        self.forms: dict[Leaf, Form] = {}
 
-    def form(self, leaf: Any) -> Form:
+    def form(self, leaf: Leaf) -> Form:
         """The form that a leaf stands for: nothing for fields that the rule reads, at tangents of 0."""
         if leaf not in self.forms:
             source = self.sources.get(leaf)

@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply, negative, operation, select
-from taichi_ext.differentiate.forms import Form, Row, Seed, coefficient, columns_only, is_row, row_sum, settled
+from taichi_ext.differentiate.forms import (
+    Form,
+    Row,
+    Seed,
+    coefficient,
+    columns_of,
+    columns_only,
+    has_row,
+    is_row,
+    row_sum,
+    settled,
+)
 from taichi_ext.differentiate.row_terms import only_row
 from taichi_ext.program import I32, Assign, Container, Load, Statement, Update, Value
 
@@ -160,7 +171,7 @@ class Tangents:
             forms = [_written_out(form, forward.columns) for form in forms]
         rows = [self.row_number(t.indices, self.component(t)) for t in targets]
         is_placed = covers and len(forms) == 1 and self._is_placed(only_row(forms[0]))
-        has_rows = not is_placed and any(is_row(leaf) for form in forms for leaf in form)
+        has_rows = not is_placed and any(map(has_row, forms))
         fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
         kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
         if not kept and (has_rows or not fresh):
@@ -177,8 +188,7 @@ class Tangents:
     def _store_seeds(self, rows: list[Any], forms: list[Form], *, overwrites: bool) -> None:
         """Store what belongs to single columns; constant ones differ, index expressions may meet any other."""
         for (_, index), form in zip(rows, forms, strict=True):
-            seeds = (s for s in form if not is_row(s))
-            for seed in sorted(seeds, key=lambda s: (not s.is_constant, s.column.constant)):
+            for seed in sorted(columns_of(form), key=lambda s: (not s.is_constant, s.column.constant)):
                 entry = self.entry(index, self.forward.naming.column(seed))
                 value = coefficient(form[seed], self.container.dtype)
                 is_alone = overwrites and (seed.is_constant or len(form) == 1)
@@ -229,7 +239,7 @@ class Tangents:
             else:
                 self.builder.update(entry, value)
 
-        if any(is_row(leaf) for form in forms for leaf in form):
+        if any(map(has_row, forms)):
 
             def body(k: Value) -> None:
                 sums = [row_sum(form, k) for form in forms]
@@ -240,18 +250,22 @@ class Tangents:
 
             self.builder.loop(self.forward.columns, body)
         for row, form in zip(rows, forms, strict=True):
-            for seed, c in form.items():
-                if not is_row(seed):
-                    plus(row, self.forward.naming.column(seed), coefficient(c, self.container.dtype))
+            for seed, c in columns_of(form).items():
+                plus(row, self.forward.naming.column(seed), coefficient(c, self.container.dtype))
         self.version += 1
 
 
 def _written_out(form: Form, columns: int) -> Form:
     """A form over constant columns with its zeros."""
-    if all(not is_row(s) and s.is_constant for s in form):
+    if _is_constant(form):
         return {Seed(Affine((), k)): form.get(Seed(Affine((), k)), 0) for k in range(columns)}
     return form
 
 
 def _is_complete(form: Form, columns: int) -> bool:
-    return all(not is_row(s) and s.is_constant for s in form) and len(form) == columns
+    return _is_constant(form) and len(form) == columns
+
+
+def _is_constant(form: Form) -> bool:
+    """Whether all leaves are columns by constant numbers."""
+    return all(isinstance(leaf, Seed) and leaf.is_constant for leaf in form)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.forms import Form, Seed, is_row
+from taichi_ext.differentiate.forms import Form, Seed, columns_of
 from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError, composed_key, sum_key
 from taichi_ext.program import Container, Local, Statement
 
@@ -60,7 +61,7 @@ class Numbering:
         self.renumber = renumber
         self.columns = asked.columns.extended(decisions.in_rows, decisions.composed, decisions.versions)
         self._ranges = self.columns.ranges()
-        self._owners: dict[Affine, Any] = {}
+        self._owners: dict[Affine, frozenset[Any]] = {}
 
     def is_sunk(self, container: Container) -> bool:
         """Whether what is stored to a container are entries of sparse rows in this walk."""
@@ -82,19 +83,24 @@ class Numbering:
             owner = composed_key(key, version)
             first = self.columns.first(owner)
         column = row + Affine((), first or 0)
-        if not column.is_constant and self._owners.setdefault(column, owner) != owner:
-            self._owners[column] = None
+        self.note_owners(column, {owner})
         return {Seed(column): 1}
 
     def owner(self, column: Affine) -> Any:
         """The container of a column, None where that is only known at run time."""
-        if not column.is_constant:
-            return self._owners.get(column)
-        return next((key for first, end, key in self._ranges if first <= column.constant < end), None)
+        owners = self.owners(column)
+        return next(iter(owners)) if len(owners) == 1 else None
 
-    def set_owner(self, column: Affine, owner: Any) -> None:
-        """Say whose column a local holds; None where it may be that of several containers."""
-        self._owners[column] = owner
+    def owners(self, column: Affine) -> frozenset[Any]:
+        """The containers that a column can be of."""
+        if not column.is_constant:
+            return self._owners.get(column, frozenset())
+        return frozenset(key for first, end, key in self._ranges if first <= column.constant < end)
+
+    def note_owners(self, column: Affine, owners: AbstractSet[Any]) -> None:
+        """Take note of whose column this may be."""
+        if not column.is_constant:
+            self._owners[column] = self.owners(column) | owners
 
     def no_column(self, owner: Any) -> int:
         """What a slot holds as long as it has no column: one that rows have, where it may be added to a row."""
@@ -102,7 +108,7 @@ class Numbering:
 
     def has_sparse(self, form: Form) -> bool:
         """Whether a form has columns that no row holds."""
-        return any(not is_row(leaf) and not self.is_in_rows(leaf.column) for leaf in form)
+        return any(not self.is_in_rows(seed.column) for seed in columns_of(form))
 
     def is_in_rows(self, column: Affine) -> bool:
         if column.is_constant:

@@ -15,8 +15,8 @@ from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
 from taichi_ext.differentiate.entry_sites import Entry, Group, Site
-from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, is_row, row_sum
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_sum
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
@@ -78,6 +78,7 @@ class Sink:
         self.numbering = numbering
         self.counts = Counts(forward)
         self.sites: list[Site] = []
+        self._steps: dict[Any, set[tuple[int, int]]] = {}  # in which each container is written, by stage
         self.containers: dict[Any, Sunk] = {}
         self.stage = 0  # the number of the top-level statement
         self._reads: list[Access] = []
@@ -96,8 +97,22 @@ class Sink:
 
     def seed(self, key: Any, row: Affine, size: int) -> Form:
         """The tangent of an entry that is a column: of the version that the stages before this one have left."""
-        stages = {w.stage for w in self._writes if w.key == key} - {self.stage}
-        return self.numbering.seed(key, row, size, len(stages))
+        return self.numbering.seed(key, row, size, self.versions(key, (self.stage, 0)))
+
+    def versions(self, key: Any, before: tuple[int, int]) -> int:
+        """How many versions of a container, but for the first, there are before a step: one for each that writes to it.
+
+        The host counts the same steps, those of the sites.
+        """
+        return sum(step < before for step in self._steps.get(key, ()))
+
+    def is_later(self, column: Affine) -> bool:
+        """Whether a column is that of a local whose rows are only written in a later step."""
+        return self._is_later(column, (self.stage, LAST_STEP))
+
+    def _is_later(self, column: Affine, step: tuple[int, int]) -> bool:
+        owners = (o for o in self.numbering.owners(column) if o[0] == "composed" and is_sum_key(o))
+        return any(version > self.versions(key, step) for _, key, version in owners)
 
     def read(self, sunk: Sunk, row: Affine) -> Form:
         """The tangent of an entry of a container with a sink."""
@@ -209,11 +224,14 @@ class Sink:
             rows=tuple(rows),
             atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
             groups=groups,
-            has_rows=any(is_row(leaf) for form in forms for leaf in form),
+            has_rows=any(map(has_row, forms)),
             opened=around.opened,
             counter=counter,
         )
         self.sites.append(site)
+        self._steps.setdefault(site.key, set()).add(site.stage)
+        if step is not None and any(self._is_later(e.column, site.stage) for g in groups for e in g.entries):
+            raise DenseRowsError(f"the tangent of {sunk.name} is made of what is computed later in the same loop")
         self.containers[sunk.key] = sunk
         for size in (site.integers, *(len(group.entries) for group in groups)):
             if site.slots * size > MOST_SLOTS:
@@ -255,8 +273,8 @@ class Sink:
         found: dict[Any, list[Entry]] = {}
         order: dict[Any, int] = {(): 0}  # of the variables of columns, by where they appear first
         for part, form in enumerate(forms):
-            columns = {leaf.column: None for leaf in form if not is_row(leaf)}
-            if any(is_row(leaf) for leaf in form):
+            columns = {seed.column: None for seed in columns_of(form)}
+            if has_row(form):
                 width = self.numbering.columns.width
                 columns = {c: None for c in columns if not self.numbering.is_in_rows(c)}
                 columns.update((Affine((), k), None) for k in range(width))
@@ -288,18 +306,16 @@ class Sink:
                 self._write_part(array, start, form, own)
 
     def _write_part(self, array: Container, start: Coefficient, form: Form, places: dict[Affine, int]) -> None:
-        has_rows = any(is_row(leaf) for leaf in form)
+        has_rows = has_row(form)
         in_rows = sorted((c.constant, n) for c, n in places.items() if has_rows and self.numbering.is_in_window(c))
         if in_rows:
             self._write_row(array, start, form, in_rows)
-        for leaf, c in form.items():
-            if is_row(leaf):
-                continue
+        for seed, c in columns_of(form).items():
             value = coefficient(c, array.dtype)
-            if has_rows and self.numbering.is_in_rows(leaf.column):
-                self._add_to_row(array, start, leaf, places, value)
-            elif leaf.column in places:
-                self.builder.assign(_element(array, add(start, places[leaf.column])), value)
+            if has_rows and self.numbering.is_in_rows(seed.column):
+                self._add_to_row(array, start, seed, places, value)
+            elif seed.column in places:
+                self.builder.assign(_element(array, add(start, places[seed.column])), value)
 
     def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
         """The rows of a form, column by column, to places that come one after the other."""

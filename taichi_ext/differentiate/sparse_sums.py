@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.forms import Form, Seed, is_row, settled
+from taichi_ext.differentiate.forms import Form, Seed, columns_of, numbered, settled
+from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError, is_sum_key, sum_key
-from taichi_ext.differentiate.sparse_sink import Sink, Sunk
+from taichi_ext.differentiate.sparse_sink import LAST_STEP, Sink, Sunk
 from taichi_ext.program import Local
 
 if TYPE_CHECKING:
@@ -40,15 +41,23 @@ class _Write:
 
 
 class LocalSum:
-    """The tangent of a local that has columns of its own: in place of its storage."""
+    """The tangent of a local that has columns of its own: in place of its storage.
 
-    def __init__(self, forward: Forward, local: Local, number: int) -> None:
+    Args:
+        forward: the walk.
+        local: the local.
+        number: that of the sum in the kernel.
+        own: the registers of its tangents by seeds that are no columns.
+    """
+
+    def __init__(self, forward: Forward, local: Local, number: int, own: OwnRegisters) -> None:
         self.forward, self.local = forward, local
         assert forward.sparse is not None
         self.sink: Sink = forward.sparse
         self.loops: Loops = forward.loop_sites()
         self.version, self.row, self.is_array = 0, None, bool(local.shape)
         self.registers: dict[Seed, Any] = {}
+        self.own = own
         self.slots: list[Any] = []
         self.block, self.place = forward.block, forward.builder.place
         self.size = math.prod(local.shape)
@@ -92,10 +101,10 @@ class LocalSum:
         """The tangent as it is now: a column of its own."""
         self._reads.append(self.forward.loop_sites())
         self._is_open = False
-        return self._seed(index)
+        return {**self._seed(index), **self.own.form(index)}
 
     def _seed(self, index: Any) -> Form:
-        versions = len({write.step for write in self._writes})
+        versions = self.sink.versions(self.sunk.key, (self.sink.stage, LAST_STEP))
         return self.sink.numbering.seed(self.sunk.key, self._entry(index), self.sunk.size, versions)
 
     def check(self) -> None:
@@ -114,10 +123,13 @@ class LocalSum:
 
     def write(self, forms: list[Form], indices: list[Any]) -> None:
         """Replace the tangents of several elements at once."""
+        forms = [settled(self.forward.builder, form) for form in forms]
+        self.own.write(forms, indices)
+        forms = [numbered(form) for form in forms]
         rests = [self._without_own(f, i) for f, i in zip(forms, indices, strict=True)]
         if len(rests) == 1 and rests[0] is not None:  # s = s + t
             self._reads.pop()
-            self.add(rests[0], indices[0])
+            self._add_terms(rests[0], indices[0])
         elif self._writes or any(forms):
             self._emit(forms, indices, is_sum=False)
 
@@ -130,11 +142,15 @@ class LocalSum:
 
     def add(self, form: Form, index: Any = 0) -> None:
         """Add to the tangent of one element."""
+        form = settled(self.forward.builder, form)
+        self.own.add(form, index)
+        self._add_terms(numbered(form), index)
+
+    def _add_terms(self, form: Form, index: Any) -> None:
         if form:
             self._emit([form], [index], is_sum=True)
 
     def _emit(self, forms: list[Form], indices: list[Any], *, is_sum: bool) -> None:
-        forms = [settled(self.forward.builder, form) for form in forms]
         step, loops = self._step(forms, is_sum=is_sum), self.forward.loop_sites()
         self._writes.append(_Write(self.sink.stage, step, loops, is_sum))
         rows = [self._entry(index) for index in indices]
@@ -146,7 +162,7 @@ class LocalSum:
 
     def _step(self, forms: list[Form], *, is_sum: bool) -> int:
         """The number of the step: that of the sum before in the stage, unless it was read, or another sum is used."""
-        owners = {self.sink.numbering.owner(s.column) for form in forms for s in form if not is_row(s)}
+        owners = {self.sink.numbering.owner(s.column) for form in forms for s in columns_of(form)}
         uses_sums = any(owner is None or is_sum_key(owner) for owner in owners)
         is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.sink.stage
         return self._writes[-1].step if is_same else self.sink.next_step()

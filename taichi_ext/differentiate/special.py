@@ -13,7 +13,16 @@ from taichi_ext.analysis.bits import escaping_bits
 from taichi_ext.differentiate.build import add, literal, multiply
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
-from taichi_ext.differentiate.forms import Form, accumulate, coefficient, columns_only, is_row, row_sum, settled
+from taichi_ext.differentiate.forms import (
+    Form,
+    accumulate,
+    coefficient,
+    columns_of,
+    columns_only,
+    has_row,
+    row_sum,
+    settled,
+)
 from taichi_ext.differentiate.sparse_sink import Sunk
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
@@ -121,12 +130,11 @@ def _store_returned(f: Forward, values: list[Value]) -> None:
 
     for n, value in enumerate(values):
         form = settled(f.builder, columns_only(f.form(value), f.is_column))
-        if any(is_row(leaf) for leaf in form):
+        if has_row(form):
             f.builder.loop(f.columns, lambda k, n=n, form=form: f.builder.assign(entry(n, k), row_sum(form, k)))
-        for seed, c in form.items():
-            if not is_row(seed):
-                target = entry(n, f.naming.column(seed))
-                f.builder.assign(target, add(target, coefficient(c, value.dtype)))
+        for seed, c in columns_of(form).items():
+            target = entry(n, f.naming.column(seed))
+            f.builder.assign(target, add(target, coefficient(c, value.dtype)))
 
 
 def call(f: Forward, s: Call) -> None:

@@ -3,6 +3,8 @@
 * *registers*: one number per seed that can be named where the local is declared;
 * *slots*: pairs of a column and a coefficient, for a few seeds known only inside (``if t < nearest: nearest = t``);
 * a *row*: one number per column, where seeds add up (a sum over a loop) or are too many.
+
+Seeds that are no columns have registers next to all of these.
 """
 
 from __future__ import annotations
@@ -13,7 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import Builder, add, cast, is_number, literal, multiply
-from taichi_ext.differentiate.forms import Form, Row, Seed, accumulate, coefficient, is_row, row_sum, settled
+from taichi_ext.differentiate.forms import (
+    Carried,
+    Form,
+    Row,
+    Seed,
+    Unnumbered,
+    accumulate,
+    coefficient,
+    columns_of,
+    has_row,
+    is_row,
+    row_sum,
+    settled,
+    unnumbered,
+)
+from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_terms import STORED, Terms
 from taichi_ext.differentiate.sparse_sums import takes_sum
 from taichi_ext.program import I32, Load, Local, Read, Statement, Type, Value
@@ -46,9 +63,11 @@ class StorageFacts:
     """What is known of the tangents that reach one local: it only ever grows."""
 
     seeds: dict[Seed, None] = field(default_factory=dict)  # that can be named where the local is declared
+    own: dict[Unnumbered, None] = field(default_factory=dict)  # those that are no columns
     slots: int = 0
     has_row: bool = False
     owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
+    register_owners: dict[Seed, frozenset[Any]] = field(default_factory=dict)  # and those of which registers are
     in_loops: dict[Statement | None, int] = field(default_factory=dict)  # slots written in loops that start later
 
     def add(
@@ -57,11 +76,10 @@ class StorageFacts:
         """Take note of a form that is written, in a loop that starts after the local or not; True if that is news."""
         before = (len(self.seeds), self.slots, self.has_row, self.in_loops.get(loop))
         inner = 0
-        for leaf in form:
-            if is_row(leaf):
-                self.has_row = True
-            elif leaf.is_constant or visible(leaf):
-                self.seeds[leaf] = None
+        self.has_row = self.has_row or has_row(form)
+        for seed in columns_of(form):
+            if seed.is_constant or visible(seed):
+                self.seeds[seed] = None
             else:
                 inner += 1
         self.slots = max(self.slots, inner)
@@ -72,14 +90,21 @@ class StorageFacts:
         return before != (len(self.seeds), self.slots, self.has_row, self.in_loops.get(loop))
 
     def is_full(self, limits: Limits) -> bool:
-        """Whether there are more seeds than registers; those that are no columns have registers in any case."""
-        return sum(s.is_column for s in self.seeds) > limits.registers
+        """Whether there are more seeds than registers."""
+        return len(self.seeds) > limits.registers
 
 
 class Storage:
-    """Where the tangent of a local, or of each entry of a local array, is kept."""
+    """Where the tangent of a local, or of each entry of a local array, is kept.
 
-    def __init__(self, forward: Forward, local: Local, facts: StorageFacts, owner: Any = None) -> None:
+    Args:
+        forward: the walk.
+        local: the local.
+        facts: what is known of the tangents that reach it.
+        before: registers that already hold its tangents by seeds that are no columns.
+    """
+
+    def __init__(self, forward: Forward, local: Local, facts: StorageFacts, before: OwnRegisters | None = None) -> None:
         self.forward = forward
         self.builder = forward.builder
         self.local = local
@@ -109,11 +134,13 @@ class Storage:
             self.row = forward.locals.new_row(self)
         has_all = self.is_array and self.row is not None and self.sparse is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(self.limits)
-        for seed in facts.seeds:
-            if not (is_full and seed.is_column):
-                self.registers[seed] = self._new_register(seed)
-                self.zeros.add(seed)
-                self.forward.naming.note_conditional(seed, self.loops)
+        self.own = OwnRegisters(forward, local, facts.own, before)
+        for seed in () if is_full else facts.seeds:
+            self.registers[seed] = self._new_register(seed)
+            self.zeros.add(seed)
+            if self.sparse is not None:
+                self.sparse.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
+            self.forward.naming.note_conditional(seed, self.loops)
         if self.row is None:
             for n in range(facts.slots):
                 column = self.builder.declare(f"column_{n}", literal(self.no_column, I32))
@@ -146,13 +173,15 @@ class Storage:
         is_visible, block = self.forward.naming.is_visible, self.forward.block
         zeros = self.zeros if block is self.block else ()
         seeds = (seed for seed in self.registers if seed not in zeros and is_visible(seed, block))
-        form: Form = {seed: self._register(seed, index) for seed in seeds}
+        if self.forward.sparse is not None:
+            seeds = (seed for seed in seeds if not self.forward.sparse.is_later(seed.column))
+        form: Form = {**self.own.form(index), **{seed: self._register(seed, index) for seed in seeds}}
         if self.row is not None:
             form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
         for column, value in self._held_slots():
             named = self.forward.naming.named(self.builder.keep(column, "column"), self)
             if self.sparse is not None:
-                self.sparse.set_owner(named, self.owner)
+                self.sparse.note_owners(named, self.facts.owners)
             form[Seed(named)] = value
         return form
 
@@ -167,23 +196,31 @@ class Storage:
 
     # --- writing
 
+    def begin(self, seed: Carried) -> None:
+        """The local is what a reversed loop carries: its tangent by itself is 1."""
+        self.own.begin(seed)
+        self._changed()
+
     def _note(self, form: Form, *, grows: bool) -> None:
         if self.facts.add(form, self._is_visible, self.limits, loop=self._outer_loop(), grows=grows):
             self.forward.found_news()
+        self.own.note(unnumbered(form))
         if self.sparse is not None:
             self._note_owners(form, self.sparse)
 
     def _note_owners(self, form: Form, sparse: Numbering) -> None:
-        """Take note of whose columns come into slots."""
-        inner = (s for s in form if not is_row(s) and not s.is_constant and s not in self.registers)
-        found = {sparse.owner(s.column) for s in inner}
-        if not found <= self.facts.owners:
-            self.facts.owners |= found
+        """Take note of whose columns come into registers and slots."""
+        columns = {seed: sparse.owners(seed.column) for seed in columns_of(form) if not seed.is_constant}
+        known = {seed: owners for seed, owners in columns.items() if seed in self.facts.seeds}
+        inner = {owner for seed, owners in columns.items() if seed not in self.registers for owner in owners}
+        if not (known.items() <= self.facts.register_owners.items() and inner <= self.facts.owners):
+            self.facts.register_owners.update(known)
+            self.facts.owners |= inner
             self.forward.found_news()
 
     def _in_row(self, form: Form) -> list[tuple[Seed, Any]]:
         """The seeds of a form that go to the row, and their coefficients; those that rows cannot hold yet are noted."""
-        seeds = [(s, c) for s, c in form.items() if not is_row(s) and s not in self.registers]
+        seeds = [(s, c) for s, c in columns_of(form).items() if s not in self.registers]
         if self.sparse is None:
             return seeds
         for seed, _ in seeds:
@@ -204,8 +241,9 @@ class Storage:
         if self.row is not None:
             self._write_rows(forms, indices)
         self.changed.update(map(_number, indices))
+        self.own.write(forms, indices)
         for form, index in zip(forms, indices, strict=True):
-            self._write_registers(form, index)
+            self._write_registers(columns_of(form), index)
         self._changed()
 
     def _changed(self) -> None:
@@ -214,13 +252,13 @@ class Storage:
 
     def _refers_to_itself(self, form: Form) -> bool:
         """Whether a form refers to what this held before, also through others, and to other index expressions."""
-        inner = [s for s in form if not is_row(s) and not s.is_constant]
+        inner = [s for s in columns_of(form) if not s.is_constant]
         sources = [_sources(self.forward.naming, s) for s in inner]
         self.sources.update(*sources)
         own = [found for found in sources if self in found]
         return bool(own) and len(own) < len(inner)
 
-    def _write_registers(self, form: Form, index: Any) -> None:
+    def _write_registers(self, form: dict[Seed, Any], index: Any) -> None:
         if self.forward.block is self.block and not self.is_array:
             self.zeros.update(self.registers)
         self.zeros -= form.keys()
@@ -228,7 +266,7 @@ class Storage:
             self.builder.assign(self._register(seed, index), coefficient(form.get(seed, 0), self.dtype))
         if not self.slots:
             return
-        inner = [(s, c) for s, c in form.items() if not is_row(s) and s not in self.registers][: len(self.slots)]
+        inner = [(s, c) for s, c in form.items() if s not in self.registers][: len(self.slots)]
         self.used = max(self.used, len(inner))
         columns = [self.builder.keep(self.forward.naming.column(s)) for s, _ in inner]
         for n, (column, value) in enumerate(self.slots):
@@ -241,7 +279,7 @@ class Storage:
                 self.builder.assign(value, literal(0, self.dtype))
 
     def _write_rows(self, forms: list[Form], indices: list[Any]) -> None:
-        has_rows = any(is_row(leaf) for form in forms for leaf in form)
+        has_rows = any(map(has_row, forms))
         keeps = all(self._keeps_row(f, i) for f, i in zip(forms, indices, strict=True))
         if (has_rows or not self._are_zero(indices)) and not keeps:
             self.terms.row_loops += 1
@@ -284,13 +322,15 @@ class Storage:
             self.write([total], [index])
             return
         form = settled(self.builder, form)
-        self.zeros -= form.keys()
+        columns = columns_of(form)
+        self.own.add(form, index)
+        self.zeros -= columns.keys()
         self.changed.add(_number(index))
-        for seed, c in form.items():
+        for seed, c in columns.items():
             if seed in self.registers:
                 self.builder.update(self._register(seed, index), coefficient(c, self.dtype))
         if self.row is not None:
-            if any(is_row(leaf) for leaf in form):
+            if has_row(form):
                 self._add_rows(form, index)
             self.terms.note_add(self, form)
             is_stored = self.forward.decisions.rows.of(self.local).terms >= STORED
