@@ -84,19 +84,19 @@ def _overwritten_entries(body: Body) -> set[Statement]:
 def _is_overwritten(entry: Load, rest: Body) -> bool:
     indices = joined_contents(children(entry))
     for s in rest:
-        if (
-            indices.containers
-            or entry.container in s.contents.containers
-            or not isinstance(s, (Declare, Assign, Update))
-        ):
+        if indices.containers or not all(_leaves(inner, entry, indices.locals) for inner in statements((s,))):
             return False
-        target = None if isinstance(s, Declare) else s.target
-        if isinstance(s, Assign) and is_equal(target, entry):
+        if isinstance(s, Assign) and is_equal(s.target, entry):
             return True
-        is_read = isinstance(s, Update) and isinstance(target, Load) and target.container is entry.container
-        if is_read or not indices.locals.isdisjoint(_changed_locals(s)):
-            return False
     return False
+
+
+def _leaves(s: Statement, entry: Load, indices: Locals) -> bool:
+    """Whether a statement neither reads the entry's container nor changes the locals in its indices, and goes on."""
+    if not isinstance(s, (Declare, Assign, Update, If)) or entry.container in s.contents.containers:
+        return False
+    is_read = isinstance(s, Update) and isinstance(s.target, Load) and s.target.container is entry.container
+    return not is_read and indices.isdisjoint(_changed_locals(s))
 
 
 def _as_zero(s: Declare) -> Declare:

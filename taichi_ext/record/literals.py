@@ -13,6 +13,7 @@ from taichi_ext.program import F16, F32, U1, Const, Known, Op, Tensor, Type, Val
 from taichi_ext.program.values import Format
 from taichi_ext.record.taichi_types import promoted, rounded, type_of
 
+
 def as_value(x: Any) -> Value:
     """A scalar value; Python numbers get the types that literals have."""
     if isinstance(x, Value):
