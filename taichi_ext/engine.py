@@ -10,6 +10,7 @@ from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import draws_random_numbers, read_containers, read_locals, stages_with_arrays
 from taichi_ext.analysis.activity import returns_active
 from taichi_ext.analysis.changes import written_containers
+from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.order import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
@@ -54,7 +55,7 @@ def fuse(launch: Launch) -> Fused:
     recorded, infos = with_whole_fields(recorded, launch)
     if has_node_calls(recorded.body):
         recorded, infos = with_node_calls(recorded, launch, infos, constants)
-    program = simplify(recorded)
+    program = simplify(without_unused_draws(recorded))
     check_rules(program)
     seeds = seeds_of(program, launch, infos, constants)
     if launch.is_repeated and launch.sparse is None:
@@ -107,7 +108,7 @@ def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:
     is_reverse = backend.is_reverse(kernel)
     rules = RulesInUse(takes_derivative=is_reverse)
     captures = backend.Captures()
-    program = simplify(record(kernel, args, rules, captures))
+    program = simplify(without_unused_draws(record(kernel, args, rules, captures)))
     seeds = Seeds(0, {}, {}, is_host=backend.is_host_arch(), is_reverse=is_reverse)
     emitted = build(simplify(differentiate(program, seeds).program))
     rules.count_uses()

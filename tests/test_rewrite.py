@@ -215,10 +215,10 @@ def test_assignments_to_names_and_places():
     check(
         f,
         """
-        _ad.store(x, (0, 1), a)
-        _ad.store(_ad.load(m, (0,)), (1, 2), a)
-        _ad.store(s, 'pos', a)
-        _ad.store(_ad.load(x, (0,)), 'xy', a)
+        _ad.store(a, x, (0, 1))
+        _ad.store(a, _ad.load(m, (0,)), (1, 2))
+        _ad.store(a, s, 'pos')
+        _ad.store(a, _ad.load(x, (0,)), 'xy')
         _ad.let('b', _ad.cast(a, ti.f32))
         """,
     )
@@ -232,7 +232,7 @@ def test_several_targets():
 
     lines = rewritten(f).splitlines()
     assert lines[0] == "_ad.unpack(('b', 'c'), (a, _ad.load(x, (0,))))"
-    assert lines[1] == "_ad.unpack_to(((x, (0,)), 'b'), (b, a))"
+    assert lines[1] == "_ad.unpack_to((b, a), ((x, (0,)), 'b'))"
     temporary = lines[2].split("'")[1]
     assert lines[2] == f"_ad.let('{temporary}', _ad.add(a, 1))"
     assert lines[3:] == [f"_ad.let('d', {temporary})", f"_ad.let('e', {temporary})"]
@@ -332,7 +332,7 @@ def test_static_loops_are_unrolled_by_taichi():
         for i in ti.static(range(3)):
             x[i] = 1.0
 
-    check(f, "for i in ti.static(_ad.call(range, 3)):\n    _ad.store(x, (i,), 1.0)")
+    check(f, "for i in ti.static(_ad.call(range, 3)):\n    _ad.store(1.0, x, (i,))")
 
 
 def loops(function):
@@ -378,7 +378,7 @@ def test_loop_bodies_are_blocks_that_know_their_variables():
         _ad.before_loop('field', x)
         for i, j in _ad.bound(0):
             _ad.enter_for('i', 'j')
-            _ad.store(x, (i, j), 1.0)
+            _ad.store(1.0, x, (i, j))
             _ad.end_loop()
         """,
     )

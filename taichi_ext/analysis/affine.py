@@ -115,13 +115,17 @@ class Indices:
 def _combined(name: str, a: Affine | None, b: Affine | None) -> Affine | None:
     if a is None or b is None:
         return None
-    if name == "add":
-        return a + b
-    if name == "sub":
-        return a + b * -1
+    if name != "mul":
+        return _wrapped(a + (b if name == "add" else b * -1))
     if a.is_constant:
-        return b * a.constant
-    return a * b.constant if b.is_constant else None
+        return _wrapped(b * a.constant)
+    return _wrapped(a * b.constant) if b.is_constant else None
+
+
+def _wrapped(form: Affine) -> Affine:
+    """The form with numbers that i32 holds: a sum or product of that type wraps, whatever its factors are."""
+    factors = {atom: I32.wrapped(factor) for atom, factor in form.terms}
+    return Affine(_sorted(factors), I32.wrapped(form.constant))
 
 
 def atom_value(atom: Atom) -> Value:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.bits import escaping_bits
-from taichi_ext.differentiate.build import add, literal, multiply
+from taichi_ext.differentiate.build import add, cast, literal, multiply
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
 from taichi_ext.differentiate.forms import (
@@ -75,8 +75,9 @@ def atomic(f: Forward, s: Atomic) -> None:
     declare = f.locals.declare_stored if old in f.decisions.own_rows else f.locals.declare_fixed
     declare(declaration, target)
     was: Value = Read(old)
+    given = cast(s.value, target.dtype)  # as Taichi does before it combines
     # the right-hand operand wins a tie: here what was there before
-    value = Op(name, (was, s.value) if name in ("add", "sub", "mul") else (s.value, was), target.dtype)
+    value = Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
     f.linearizer.begin_statement()
     if isinstance(target, Load):
         site = f.stores.of[s]
@@ -104,7 +105,7 @@ def product(f: Forward, s: Atomic) -> None:
     """A product without tangents, in two steps."""
     old = _old(f, s)
     f.builder.emit(Declare(old, (s.target,), place=s.place))
-    f.builder.assign(s.target, Op("mul", (Read(old), s.value), s.target.dtype))
+    f.builder.assign(s.target, Op("mul", (Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
 
 
 def returned(f: Forward, s: Return) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from taichi_ext.analysis.accesses import read_locals
+from taichi_ext.analysis.draws import is_draw
 from taichi_ext.emit.expressions import INFIX, Expressions
 from taichi_ext.emit.names import Names
 from taichi_ext.errors import UnsupportedError
@@ -52,6 +54,7 @@ class Lines:
         self.names = names
         self.expressions = Expressions(program, names)
         self.has_comments = has_comments
+        self.read = read_locals(program.body)
         self.lines: list[str] = []
         self.depth = 1
         self.last_place: tuple[str, int] | None = None
@@ -145,6 +148,8 @@ class Lines:
         else:
             text = expressions.text(s.values[0])
         self.line(f"{self.names.declare(local)} = {text}", s.place)
+        if is_draw(s) and local not in self.read:
+            self.line(f"{self.names.of(local)} = 0")  # Taichi drops a draw whose number is neither read nor replaced
 
     def branch(self, s: If, word: str) -> None:
         self.line(f"{word} {self.expressions.text(s.condition)}:", s.place)

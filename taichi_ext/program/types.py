@@ -28,6 +28,13 @@ class Type:
     def bits(self) -> int:
         return int(self.name[1:])
 
+    def wrapped(self, number: int) -> int:
+        """What this type of whole numbers holds of a result that may lie beyond its range."""
+        if self.bits == 1:
+            return int(number != 0)
+        number %= 2**self.bits
+        return number - 2**self.bits if self.is_signed and number >= 2 ** (self.bits - 1) else number
+
     def __repr__(self) -> str:
         return self.name
 

@@ -10,7 +10,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Atomic, Call, Container, Effect, Local, Op, Read, Tensor, Value
+from taichi_ext.program import Atomic, Call, Container, Declare, Effect, Local, Op, Read, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.program.values import Format
 from taichi_ext.record.assignments import cells_of, parts_for
@@ -173,7 +173,9 @@ def _argument(r: Recording, x: Any) -> Any:
     return group_of(x)
 
 
-def random(r: Recording, args: list[Any], keywords: dict[str, Any]) -> Op:
-    """``ti.random()``, a value of its own each time it is evaluated."""
-    dtype = [*args, *keywords.values(), float][0]
-    return Op("random", (), type_of(dtype), place=r.place())
+def random(r: Recording, args: list[Any], keywords: dict[str, Any]) -> Read:
+    """``ti.random()``: drawn here, as by Taichi, even if it stands in a side of a choice that is not taken."""
+    kind = type_of([*args, *keywords.values(), float][0])
+    local = Local("random", kind, (), "temporary")
+    r.add(Declare(local, (Op("random", (), kind, place=r.place()),), place=r.place()))
+    return Read(local)

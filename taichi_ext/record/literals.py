@@ -46,9 +46,14 @@ def convert(x: Value, kind: Type) -> Value:
         return known_in(x, kind)
     if x.dtype == kind:
         return x
-    if isinstance(x, Const) and kind.is_real and not isinstance(x.value, bool) and x.dtype != F16 and kind != F16:
+    if isinstance(x, Const) and kind.is_real and _is_rounded_once(x) and x.dtype != F16 and kind != F16:
         return Const(rounded(x.value, F32) if x.dtype == F32 else float(x.value), kind)
     return Op("cast", (x,), kind, place=x.place)
+
+
+def _is_rounded_once(x: Const) -> bool:
+    """Whether a literal is a number of float64: a larger whole number would be rounded to that before its own type."""
+    return not isinstance(x.value, bool) and (x.dtype.is_real or abs(x.value) <= 2**53)
 
 
 def known_in(x: Known, kind: Type, *, is_exact: bool = False) -> Known:

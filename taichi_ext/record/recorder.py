@@ -114,10 +114,11 @@ class Recorder:
     def unpack(self, names: tuple[str, ...], value: Any) -> None:
         assignments.unpack(self.recording, names, value)
 
-    def unpack_to(self, places: tuple[Any, ...], value: Any) -> None:
+    def unpack_to(self, value: Any, places: tuple[Any, ...]) -> None:
         assignments.unpack_to(self.recording, places, value)
 
-    def store(self, base: Any, index: Any, value: Any) -> None:
+    def store(self, value: Any, base: Any, index: Any) -> None:
+        """``base[index] = value``: the value is evaluated first, as in Python."""
         assignments.store(self.recording, base, index, value)
 
     def update_local(self, name: str, operator: str, op: str, value: Any) -> None:

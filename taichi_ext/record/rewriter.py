@@ -127,8 +127,8 @@ class Rewriter(ast.NodeTransformer):
                 return self.statement("unpack", node, self.targets(target), value)
             places = [self.place(e) for e in target.elts]
             group = ast.copy_location(ast.Tuple(elts=places, ctx=ast.Load()), target)
-            return self.statement("unpack_to", node, group, value)
-        return self.statement("store", node, *self.place_parts(target), value)
+            return self.statement("unpack_to", node, value, group)
+        return self.statement("store", node, value, *self.place_parts(target))
 
     def place(self, target: ast.expr) -> ast.expr:
         """Something that can be stored to, as a tuple (object, kind, index) or a name."""

@@ -46,16 +46,18 @@ def tidied(value: Value) -> Value:
     if value.dtype.is_integer:
         return _without_unit(value, numbers) if value.name in ("mul", "add", "sub") else value
     if value.name == "neg":
-        return Const(-numbers[0], value.dtype, place=value.place)  # type: ignore[operator]
+        return Const(-float(numbers[0]), value.dtype, place=value.place)  # type: ignore[arg-type]
     if value.name in _COMPUTE and None not in numbers:
         kind = _NUMPY[value.dtype]
+        if any(a.dtype not in (I32, value.dtype) for a in value.args):
+            return value  # rounded to a type of its own before
         with np.errstate(all="ignore"):
             return Const(float(_COMPUTE[value.name](*map(kind, numbers))), value.dtype, place=value.place)
     return _without_unit(value, numbers) if value.name in ("mul", "add", "sub") else value
 
 
 def _with_signs_outside(op: Op) -> Value:
-    """The same value, bit by bit, with fewer changes of sign."""
+    """The same value, bit by bit, with fewer changes of sign; those of whole numbers stay, which may wrap."""
     args, dtype, place = op.args, op.dtype, op.place
     if op.name == "neg":
         return _opposite(args[0]) or op
@@ -63,25 +65,31 @@ def _with_signs_outside(op: Op) -> Value:
         b = _opposite(args[1])
         if b is not None:
             return Op("sub" if op.name == "add" else "add", (args[0], b), dtype, place=place)
-        a = args[0].args[0] if is_op(args[0], "neg") else None  # type: ignore[attr-defined]
+        a = _negated(args[0])
         return op if a is None or op.name == "sub" else Op("sub", (args[1], a), dtype, place=place)
-    if op.name == "mul" and any(is_op(a, "neg") for a in args):
-        bare = tuple(a.args[0] if is_op(a, "neg") else a for a in args)  # type: ignore[attr-defined]
+    if op.name == "mul" and any(_negated(a) is not None for a in args):
+        bare = tuple(_negated(a) or a for a in args)
         product = Op("mul", bare, dtype, place=place)
-        is_even = all(is_op(a, "neg") for a in args)
+        is_even = all(_negated(a) is not None for a in args)
         return product if is_even else _with_signs_outside(Op("neg", (product,), dtype, place=place))
     return op
 
 
+def _negated(value: Value) -> Value | None:
+    """``x`` of ``-x``, a real number."""
+    return value.args[0] if is_op(value, "neg") and value.dtype.is_real else None  # type: ignore[attr-defined]
+
+
 def _opposite(value: Value) -> Value | None:
-    """What a value is the negative of, where that is simpler: ``x`` of ``-x``, ``2 * x`` of ``-2 * x``."""
+    """The real number that a value is the negative of, where that is simpler: ``2 * x`` of ``-2 * x``."""
     if is_op(value, "neg"):
-        return value.args[0]  # type: ignore[attr-defined]
-    if not is_op(value, "mul"):
+        return _negated(value)
+    if not is_op(value, "mul") or not value.dtype.is_real:
         return None
     factor, x = value.args  # type: ignore[attr-defined]
     if isinstance(factor, Const):
-        opposite: Value | None = Const(-factor.value, factor.dtype) if factor.value < 0 else None
+        is_least = factor.dtype.is_integer and factor.value == -(2 ** (factor.dtype.bits - 1))
+        opposite: Value | None = Const(-factor.value, factor.dtype) if factor.value < 0 and not is_least else None
     else:
         opposite = _opposite(factor)
     return None if opposite is None else Op("mul", (opposite, x), value.dtype, place=value.place)

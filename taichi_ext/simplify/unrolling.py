@@ -143,4 +143,6 @@ def _number(value: Any) -> int | None:
     if not isinstance(value, Op) or value.name not in _COMPUTE or not value.dtype.is_integer:
         return None
     numbers = list(map(_number, value.args))
-    return None if None in numbers else _COMPUTE[value.name](*numbers)
+    if None in numbers or (value.name == "floordiv" and numbers[1] == 0):
+        return None
+    return value.dtype.wrapped(_COMPUTE[value.name](*numbers))
