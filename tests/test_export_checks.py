@@ -59,7 +59,7 @@ def arrays(tmp_path):
 def test_objects_like_those_that_were_exported_are_taken(fields, arrays):
     bind, given = fields
     pair = ti.field(ti.f64), ti.field(ti.f64)  # in another layout
-    ti.root.dense(ti.i, 3).place(*pair)
+    ti.root.dense(ti.i, 1).dense(ti.i, 3).place(*pair)
     pair[0].from_numpy(X)
     J = np.full((3, 3), np.nan)
     bind(**{**given, "x": pair[0], "y": pair[1]})(J)
@@ -80,7 +80,14 @@ def test_objects_like_those_that_were_exported_are_taken(fields, arrays):
             np.testing.assert_allclose(J, expected, rtol=1e-14)
 
 
+def sparse_field():
+    field = ti.field(ti.f64)
+    ti.root.pointer(ti.i, 3).place(field)
+    return field
+
+
 FIELDS = {
+    "sparse": ("x", sparse_field, ValueError, "layout sparse; .* dense"),
     "shape": ("x", lambda: ti.field(ti.f64, 4), ValueError, r"shape \(4,\); .* \(3,\)"),
     "axes": ("y", lambda: ti.field(ti.f64, (3, 1)), ValueError, r"shape \(3, 1\); .* \(3,\)"),
     "vectors": ("x", lambda: ti.Vector.field(2, ti.f64, 3), ValueError, r"entries of shape \(2,\); .* \(\)"),

@@ -240,7 +240,8 @@ def _checks_of_fields(program: Program, names: Mapping[int, str]) -> Iterator[st
     """The calls that compare the fields with those that the kernel was made for."""
     fields = {names[id(c.object)]: c for c in program.containers if not c.is_argument and id(c.object) in names}
     for name, c in sorted(fields.items()):
-        yield f"_field({name!r}, {name}, {c.dtype.name!r}, {c.shape}, {c.element_shape}, {c.offset})"
+        layout = "dense" if backend.is_dense(c.object) else "sparse"
+        yield f"_field({name!r}, {name}, {c.dtype.name!r}, {c.shape}, {c.element_shape}, {c.offset}, {layout!r})"
     if len(fields) > 1:
         yield f"_distinct({_by_name(sorted(fields))})"
 

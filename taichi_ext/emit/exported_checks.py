@@ -35,8 +35,8 @@ CHECKS = textwrap.dedent('''\
             raise ValueError(f"{name} has the {what} {own}; the kernel was made for {expected}.")
 
 
-    def _field(name, given, dtype, shape, element_shape, first):
-        """Raise unless a field has this type, shape, shape of entries and first index."""
+    def _field(name, given, dtype, shape, element_shape, first, layout):
+        """Raise unless a field has this type, shape, shape of entries, first index and kind of layout."""
         if not isinstance(given, (ti.ScalarField, ti.MatrixField)):
             raise TypeError(f"{name} is {_kind(given)}; pass a field of numbers, vectors or matrices.")
         element = (given.n, given.m)[: given.ndim] if isinstance(given, ti.MatrixField) else ()
@@ -44,6 +44,14 @@ CHECKS = textwrap.dedent('''\
         _compare(name, "entries of shape", element, element_shape)
         _compare(name, "type", _type_name(given.dtype), dtype)
         _compare(name, "first index", tuple(given.vars[0].ptr.snode().offset), first)
+        _compare(name, "layout", _layout(given.vars[0].ptr.snode()), layout)
+
+
+    def _layout(node):
+        kinds = ti._lib.core.SNodeType
+        while node is not None and node.type in (kinds.root, kinds.dense, kinds.place):
+            node = node.parent
+        return "dense" if node is None else "sparse"
 
 
     def _array(name, given, dtype, shape, element_shape):
