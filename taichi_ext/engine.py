@@ -18,6 +18,7 @@ from taichi_ext.differentiate.arguments import first_column_argument, shadow_arg
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
 from taichi_ext.differentiate.sparse_sink import SparseResult
+from taichi_ext.differentiate.taichi_reverse import with_known_operations
 from taichi_ext.emit import Emitted, build
 from taichi_ext.launches import (
     ContainerInfo,
@@ -101,20 +102,33 @@ def _differentiated(program: Program, seeds: Seeds) -> Differentiated:
 
 @backend.deep_recursion()
 def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:
-    """A kernel that Taichi cannot compile by itself (with antialiased edges), without a Jacobian.
+    """A kernel that Taichi cannot compile by itself, without a Jacobian.
 
-    Taichi may compile it for its reverse mode.
+    It has antialiased edges, or Taichi compiles it for its reverse mode and it has derivatives of the user's own.
     """
     is_reverse = backend.is_reverse(kernel)
     rules = RulesInUse(takes_derivative=is_reverse)
     captures = backend.Captures()
-    program = simplify(without_unused_draws(record(kernel, args, rules, captures)))
+    if is_reverse and len(registry):
+        _check_rules_of(kernel, args, rules)
+    program = simplify(without_unused_draws(record(kernel, args, rules, captures, is_reverse=is_reverse)))
     seeds = Seeds(0, {}, {}, is_host=backend.is_host_arch(), is_reverse=is_reverse)
-    emitted = build(simplify(differentiate(program, seeds).program))
+    program = simplify(differentiate(program, seeds).program)
+    emitted = build(with_known_operations(program) if is_reverse else program)
     rules.count_uses()
     plain = compiled(kernel, args, emitted, like=kernel)
     plain.captures = captures
     return plain
+
+
+def _check_rules_of(kernel: Any, args: tuple[Any, ...], rules: RulesInUse) -> None:
+    """Raise where a Jacobian of the kernel would, because of a user's rule.
+
+    Taichi transposes what a rule computes from its tangents. Where that is not linear, the gradient is wrong.
+    """
+    recorded = record(kernel, args, rules)
+    if any(rules.found.values()):
+        check_rules(simplify(recorded))
 
 
 def compiled(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import (
@@ -23,7 +25,6 @@ from taichi_ext.program import (
     Value,
     While,
     declared,
-    entries,
     statements,
     values_of,
     walk,
@@ -31,123 +32,216 @@ from taichi_ext.program import (
 
 
 def check_rules(program: Program) -> None:
-    """Raise unless all rules in a program are linear, as far as their code shows it.
+    """Raise unless all rules in a program are linear in their tangents.
 
     Raises:
         UnsupportedError: an operation that is not linear is applied to a tangent.
         InvalidRuleError: what a rule returns does not depend on its tangents.
     """
     everything = list(statements(program.body))
-    if not any(isinstance(s, Boundary) and s.kind == "rule" for s in everything):
+    rules = [s for s in everything if isinstance(s, Boundary) and s.kind == "rule"]
+    if not rules:
         return
-    tangents = tangent_locals(everything)
+    tangents = _tangent_locals(everything, rules)
+    check = _Check(tangents, _zero_locals(everything, tangents))
     for s in everything:
-        _check_statement(s, tangents)
-        if isinstance(s, Boundary) and s.kind == "rule":
-            _check_returned(s, tangents)
+        check.statement(s)
 
 
-def tangent_locals(everything: Iterable[Statement]) -> set[Local]:
-    """The locals that hold a tangent of a rule, or a value that was made of one."""
-    everything = list(everything)
-    found: set[Local] = set()
+def _tangent_locals(everything: Sequence[Statement], rules: Sequence[Boundary]) -> dict[Local, Boundary]:
+    """The locals that hold a tangent of a rule, or a value that was made of one, each with the rule."""
+    found = {local: s for s in rules for local, source in _tangents_of(s) if source.dtype.is_real}
     count = -1
     while count != len(found):
         count = len(found)
         for s in everything:
-            found |= _reached(s, found)
+            rule = _rule_within(_read_by(s), found)
+            if rule is not None:
+                found.update((local, rule) for local in _changed_by(s) if local not in found)
     return found
 
 
-def _reached(s: Statement, found: set[Local]) -> set[Local]:
-    if isinstance(s, Declare) and s.local.kind == "rule":
-        return {s.local}
-    values = values_of(s)
-    if isinstance(s, Boundary):
-        if s.kind in ("stop_gradient", "gradient"):
-            return set()
-        if s.kind == "rule":  # what it returns depends on its own tangents, the result on what they stand for
-            values = [*s.numbers, *(e for name in s.inner for e in s.sources(name))]
-    if not any(is_tangent(v, found) for v in values):
-        return set()
-    if isinstance(s, (Assign, Update, Atomic)):
-        return {s.target.local} if isinstance(s.target, Read) else set()
-    return {local for local in declared(s) if local.dtype.is_real}
+def _tangents_of(rule: Boundary) -> Iterator[tuple[Local, Value]]:
+    """The locals that a rule is given as tangents, each with the first number whose tangents it stands for."""
+    for name, locals_ in rule.inner.items():
+        sources = iter(rule.sources(name))
+        for local in locals_:
+            first, *_ = islice(sources, math.prod(local.shape))
+            yield local, first
 
 
-def is_tangent(value: Value, tangents: set[Local]) -> bool:
-    """Whether a value is made of a tangent."""
+def _read_by(s: Statement) -> Sequence[Value]:
+    """The values that a statement computes with; an atomic operation gives what its target held."""
+    return [*values_of(s), s.target] if isinstance(s, Atomic) else values_of(s)
+
+
+def _changed_by(s: Statement) -> tuple[Local, ...]:
+    """The locals that hold what a statement computes."""
+    if isinstance(s, Boundary) and s.kind in ("stop_gradient", "gradient", "rule"):
+        return ()  # none of these is applied to tangents
+    target = s.target if isinstance(s, (Assign, Update, Atomic)) else None
+    own = (target.local,) if isinstance(target, Read) else ()
+    return tuple(local for local in (*own, *declared(s)) if local.dtype.is_real)
+
+
+def _rule_of(value: Value, tangents: Mapping[Local, Boundary]) -> Boundary | None:
+    """The rule whose tangents a value is made of."""
+    if tangents.keys().isdisjoint(value.contents.locals):
+        return None
     if isinstance(value, Read):
-        return value.local in tangents
-    return isinstance(value, Op) and value.dtype.is_real and any(is_tangent(a, tangents) for a in value.args)
+        return tangents.get(value.local)
+    return _rule_within(value.args, tangents) if isinstance(value, Op) and value.dtype.is_real else None
 
 
-def _check_statement(s: Statement, tangents: set[Local]) -> None:
-    for value in values_of(s):
-        for node in walk(value):
-            if isinstance(node, Op) and not _is_linear(node, tangents):
-                raise _refusal(f"{node.name!r} is applied to one here.", node.place or s.place)
-    target = getattr(s, "target", None)
-    if isinstance(s, (If, While)) and s.condition is not None and is_tangent(s.condition, tangents):
-        raise _refusal("a condition depends on one here.", s.place)
-    if isinstance(s, Call) and any(is_tangent(v, tangents) for v in values_of(s)):
-        raise _refusal(f"{s.function!r} is applied to one here.", s.place)
-    local, value = None, None
-    if isinstance(s, Declare) and not s.local.shape:
-        local, value = s.local, s.values[0]
-    elif isinstance(s, (Assign, Update)) and isinstance(target, Read):
-        local, value = target.local, s.value
-    if local in tangents and isinstance(value, Const) and value.value != 0:
-        raise _refusal(f"a tangent is joined with the number {value.value}.", s.place)
+def _rule_within(values: Sequence[Value], tangents: Mapping[Local, Boundary]) -> Boundary | None:
+    return next((rule for rule in (_rule_of(v, tangents) for v in values) if rule is not None), None)
 
 
-def _is_linear(op: Op, tangents: set[Local]) -> bool:
-    is_own = [is_tangent(a, tangents) for a in op.args]
-    if not any(is_own):
-        return True
-    others = (a for a, is_one in zip(op.args, is_own, strict=True) if not is_one)
-    match op.name:
-        case "neg":
-            return True
-        case "cast":
-            return op.dtype.is_real
-        case "add" | "sub":
-            return not any(map(_is_not_zero, others))
-        case "select" | "ifte":
-            return not is_own[0] and not any(_is_not_zero(a) for a in others if a is not op.args[0])
-        case "mul":
-            return sum(is_own) == 1
-        case "truediv" | "raw_div":
-            return is_own == [True, False]
+def _zero_locals(everything: Sequence[Statement], tangents: Mapping[Local, Boundary]) -> set[Local]:
+    """The locals that are 0 whenever they are read: all that they are ever given is."""
+    stores = [(local, value) for s in everything for local, value in _stores(s) if local not in tangents]
+    found = {local for local, _ in stores}
+    count = -1
+    while count != len(found):
+        count = len(found)
+        found -= {local for local, value in stores if local in found and not _is_zero(value, found)}
+    return found
+
+
+def _stores(s: Statement) -> Iterator[tuple[Local, Value]]:
+    """The locals that a statement gives values that are its own expressions; an update adds."""
+    if isinstance(s, Declare):
+        yield from ((s.local, value) for value in s.values)
+    elif isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read):
+        yield s.target.local, s.value
+
+
+def _is_zero(value: Value, zeros: set[Local]) -> bool:
+    """Whether a value is certainly 0."""
+    match value:
+        case Const():
+            return value.value == 0
+        case Read():
+            return value.local in zeros
+        case Op(name="neg" | "cast" | "add" | "sub"):
+            return all(_is_zero(a, zeros) for a in value.args)
+        case Op(name="mul"):
+            return any(_is_zero(a, zeros) for a in value.args)
+        case Op(name="truediv" | "raw_div"):
+            return _is_zero(value.args[0], zeros)
+        case Op(name="select" | "ifte"):
+            return all(_is_zero(a, zeros) for a in value.args[1:])
     return False
 
 
-def _is_not_zero(value: Value) -> bool:
-    return isinstance(value, Const) and value.value != 0
+class _Check:
+    """The statements of a program with rules, checked one by one."""
+
+    def __init__(self, tangents: Mapping[Local, Boundary], zeros: set[Local]) -> None:
+        self.tangents = tangents
+        self.zeros = zeros
+
+    def rule_of(self, value: Value) -> Boundary | None:
+        return _rule_of(value, self.tangents)
+
+    def is_offset(self, value: Value) -> bool:
+        """Whether a value has a part without tangents, which is not certainly 0."""
+        return self.rule_of(value) is None and not _is_zero(value, self.zeros)
+
+    def statement(self, s: Statement) -> None:
+        for value in values_of(s):
+            if not self.tangents.keys().isdisjoint(value.contents.locals):
+                for node in walk(value):
+                    if isinstance(node, Op):
+                        self.operation(node, s.place)
+        if isinstance(s, (If, While)) and s.condition is not None:
+            self.refuse([s.condition], "a condition depends on one here.", s.place)
+        elif isinstance(s, Call):
+            self.refuse(values_of(s), f"{s.function!r} is applied to one here.", s.place)
+        elif isinstance(s, Atomic) and s.function not in ("atomic_add", "atomic_sub"):
+            self.refuse([s.target, s.value], f"{s.function!r} is applied to one here.", s.place)
+        elif isinstance(s, Boundary):
+            self.boundary(s)
+            if s.kind == "rule":
+                self.returned(s)
+        self.joined(s)
+
+    def operation(self, op: Op, place: Place | None) -> None:
+        rule = _rule_within(op.args, self.tangents)
+        if rule is None or self.is_linear(op):
+            return
+        is_joined = op.name in ("add", "sub") or (op.name in _CHOICES and self.rule_of(op.args[0]) is None)
+        raise _refusal(rule, _JOINED if is_joined else f"{op.name!r} is applied to one here.", op.place or place)
+
+    def is_linear(self, op: Op) -> bool:
+        """Whether an operation is linear in the tangents among its operands."""
+        is_own = [self.rule_of(a) is not None for a in op.args]
+        match op.name:
+            case "neg":
+                return True
+            case "cast":
+                return op.dtype.is_real
+            case "add" | "sub":
+                return not any(map(self.is_offset, op.args))
+            case "select" | "ifte":
+                return not is_own[0] and not any(map(self.is_offset, op.args[1:]))
+            case "mul":
+                return sum(is_own) == 1
+            case "truediv" | "raw_div":
+                return is_own == [True, False]
+        return False
+
+    def boundary(self, s: Boundary) -> None:
+        """Of all that has a derivative of its own, only an edge is linear, in its two sides."""
+        is_edge = s.kind in ("edge", "step", "coverage")
+        sides = [e for name in s.given if is_edge and name in _SIDES for e in s.sources(name)]
+        others = [e for name in s.given if name not in (*_SIDES, "returned") for e in s.sources(name)]
+        what = _APPLIED.get(s.kind, f"{s.kind!r} is applied to one here.")
+        self.refuse(others if is_edge else [*others, *s.numbers], what, s.place)
+        if any(map(self.is_offset, sides)):
+            self.refuse(sides, _JOINED, s.place)
+
+    def joined(self, s: Statement) -> None:
+        """No local holds a tangent at one time and another value at another time."""
+        for local, value in _stores(s):
+            if local in self.tangents and self.is_offset(value):
+                raise _refusal(self.tangents[local], _JOINED, s.place)
+
+    def refuse(self, values: Sequence[Value], what: str, place: Place | None) -> None:
+        """Raise if a value is made of tangents."""
+        rule = _rule_within(values, self.tangents)
+        if rule is not None:
+            raise _refusal(rule, what, place)
+
+    def returned(self, s: Boundary) -> None:
+        """A rule returns for each real number what is made of its tangents, or 0; whole numbers have no tangents."""
+        for value, given in zip(s.numbers, s.sources("returned"), strict=True):
+            if value.dtype.is_real and self.is_offset(given):
+                problem = "returns a value that does not depend on its tangents, so it is not linear in them"
+                raise InvalidRuleError(f"{_start(s.place)}The rule {_named(s)} {problem}. {_REMEDY}, or 0.0.")
+            if not value.dtype.is_real and self.rule_of(given) is not None:
+                problem = f"returns a tangent for a result of type {value.dtype.name}, which has no derivative"
+                remedy = "Let the function return a real number, or the rule 0 for this result."
+                raise InvalidRuleError(f"{_start(s.place)}The rule {_named(s)} {problem}. {remedy}")
 
 
-def _refusal(what: str, place: Place | None) -> UnsupportedError:
-    start = "" if place is None else place.message() + "\n"
-    return UnsupportedError(f"{start}A rule must be linear in its tangents; {what}")
+_CHOICES = ("select", "ifte")
+_SIDES = ("inside", "outside")
+_JOINED = "it is joined here with a value that does not depend on one."
+_APPLIED = {
+    "stop_gradient": "one is stopped here, by stop_gradient or in a call of a function that has a rule.",
+    "rule": "a function or mark that has a rule is applied to one here.",
+}
+_REMEDY = "Return a sum of the d_... and auto, each times values that do not depend on them"
 
 
-def _check_returned(s: Boundary, tangents: set[Local]) -> None:
-    """What a rule returns for a real number is made of its tangents, or 0.
+def _refusal(rule: Boundary, what: str, place: Place | None) -> UnsupportedError:
+    return UnsupportedError(f"{_start(place)}The rule {_named(rule)} must be linear in its tangents; {what} {_REMEDY}.")
 
-    Of a vector, matrix or struct, some entries may be computed without them: debug mode looks at these.
-    """
-    parts = s.values if isinstance(s.values, tuple) else (s.values,)
-    given = s.given["returned"]
-    for part, group in zip(parts, given, strict=True):  # type: ignore[call-overload]
-        pairs = zip(entries(part), entries(group), strict=True)
-        real = [g for p, g in pairs if p.dtype.is_real]
-        depends = [is_tangent(g, tangents) for g in real]
-        for value, does in zip(real, depends, strict=True):
-            is_number = isinstance(value, Const)
-            if not does and (_is_not_zero(value) if is_number else not any(depends)):
-                start = "" if s.place is None else s.place.message() + "\n"
-                raise InvalidRuleError(
-                    f"{start}The rule {s.options['name']!r} ({s.options['place']}) returns a value that does not "
-                    "depend on its tangents, so it is not linear in them; return a combination of the d_... and auto, "
-                    "or 0.0."
-                )
+
+def _named(rule: Boundary) -> str:
+    return f"{rule.options['name']!r} ({rule.options['place']})"
+
+
+def _start(place: Place | None) -> str:
+    return "" if place is None else place.message() + "\n"

@@ -221,7 +221,9 @@ class Jacobian:
             path: of the file. The module defines ``bind(**given)``, which takes by name the fields, arrays and
                 numbers that the kernel uses and gives a function. That takes the arrays of J, one for each pair
                 of output and parameter, output by output, in C order and of J's shape and the output's type, fills
-                them, and returns what the kernel returns. The shapes are those of the last call.
+                them, and returns what the kernel returns. The shapes are those of the last call. Both raise
+                ``TypeError`` or ``ValueError`` for objects of another kind, type or shape than those of the plan, and
+                for arrays that share memory.
 
         Raises:
             InvalidArgumentError: there has been no call yet, or there is more than one kernel.

@@ -150,13 +150,10 @@ from taichi_ext.backend.kernels import (
 from taichi_ext.backend.leaf_arguments import COMPOUND, LeafArgument, leaf_arguments, leaf_values, with_leaf_values
 from taichi_ext.backend.lifetime import ended_problem, layout_version, refuse_ended
 from taichi_ext.backend.reverse_mode import (
-    call_with_rule,
     forget_reverse_kernels,
     is_gradient_kernel,
-    mark_with_rule,
-    replace_function,
+    leave_function_to_engine,
     restore_function,
-    stop_gradient,
 )
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
@@ -196,7 +193,6 @@ __all__ = [
     "assign",
     "atomic_add",
     "builder_room",
-    "call_with_rule",
     "careful_compilation",
     "cast",
     "child_numbers",
@@ -268,9 +264,9 @@ __all__ = [
     "leaf_arguments",
     "leaf_fields",
     "leaf_values",
+    "leave_function_to_engine",
     "loop_unique",
     "make_context",
-    "mark_with_rule",
     "materialize",
     "matrix_ops",
     "memory_of",
@@ -297,7 +293,6 @@ __all__ = [
     "randn_function",
     "read_member",
     "refuse_ended",
-    "replace_function",
     "resolves_to_static_call",
     "restore_function",
     "return_dtype",
@@ -313,7 +308,6 @@ __all__ = [
     "source_of",
     "sparse_part",
     "sparse_part_of",
-    "stop_gradient",
     "stores_by_column",
     "suspend_following",
     "swizzle_indices",

@@ -201,10 +201,14 @@ class FusedKernel(Kernel):
             self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
 
     def compile(self) -> Any:
-        """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong."""
+        """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong.
+
+        For reverse mode, without fast math: it multiplies the scales of stopped gradients with each other, to infinity.
+        """
         prog = self.runtime.prog
         if self.compiled is None:
-            with careful_compilation(self.has_vectors, self.lines):
+            reverse: dict[str, int] = {"fast_math": False} if is_reverse(self) else {}
+            with careful_compilation(self.has_vectors, self.lines), _settings(prog.config(), reverse):
                 self.compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), self.cpp)
         return self.compiled
 

@@ -40,10 +40,8 @@ def mark(name: str, value: Any, **along: Any) -> Any:
     require_kernel("mark", value)
     check_mark_name(name)
     registry.note_mark(name)
-    rule = registry.rule_for(name)
-    if rule is not None and backend.is_gradient_kernel():
-        rule.uses += 1
-        return backend.mark_with_rule(rule, value, along)
+    if registry.rule_for(name) is not None:
+        _leave_reverse_mode_to_engine("mark")
     return value
 
 
@@ -54,8 +52,8 @@ def stop_gradient(value: Any) -> Any:
         value: a scalar, vector or matrix in a kernel.
 
     Returns:
-        The value.  In Taichi's reverse mode it is exact for 2**-12 <= abs(value) < 2**63 (float32: from 2**-41 on).
-        For smaller values, the absolute error is at most 2**-64.
+        The value.  In Taichi's reverse mode it is exact for abs(value) >= 2**-460 (float32: 2**-41).  For smaller
+        values, the absolute error is at most 2**-512 (float32: 2**-64).
 
     Example:
         >>> import taichi as ti
@@ -70,7 +68,8 @@ def stop_gradient(value: Any) -> Any:
         array(2.)
     """
     require_kernel("stop_gradient", value)
-    return backend.stop_gradient(value) if backend.is_gradient_kernel() else value
+    _leave_reverse_mode_to_engine("stop_gradient")
+    return value
 
 
 def replace_gradient(value: Any, surrogate: Any) -> Any:
@@ -82,6 +81,9 @@ def replace_gradient(value: Any, surrogate: Any) -> Any:
 
     Returns:
         The value, with the tangent of the surrogate.
+
+    Raises:
+        InvalidRuleError: the shapes differ, or the value is an integer, which has no derivative.
 
     Example:
         >>> import taichi as ti
@@ -96,10 +98,14 @@ def replace_gradient(value: Any, surrogate: Any) -> Any:
         array(1.)
     """
     require_kernel("replace_gradient", value)
-    if backend.is_gradient_kernel():
-        stop = backend.stop_gradient
-        return stop(value) + (surrogate - stop(surrogate))
+    _leave_reverse_mode_to_engine("replace_gradient")
     return value
+
+
+def _leave_reverse_mode_to_engine(name: str) -> None:
+    """Make the engine build the kernel that Taichi is compiling, where that is for Taichi's reverse mode."""
+    if backend.is_gradient_kernel():
+        raise backend.NeedsEngine(name)
 
 
 def check_mark_name(name: Any) -> None:

@@ -292,24 +292,10 @@ def boundary_gradient(
         )
         registry.add(rule)
         if func is not None:
-            backend.replace_function(func, lambda: registry.rule_for(func) is not None, _reverse_hook(func))
+            backend.leave_function_to_engine(func, lambda: registry.rule_for(func) is not None)
         return function
 
     return register
-
-
-def _reverse_hook(func: Any) -> Callable[..., Any]:
-    """The replacement of a function with a rule, for kernels that Taichi compiles for a gradient."""
-
-    def call(original: Callable[..., Any], args: list[Any]) -> Any:
-        rule = registry.rule_for(func)
-        if rule is None:
-            return original(*args)
-        rule.uses += 1
-        names = [a.name for a in func.arguments]
-        return backend.call_with_rule(rule, original, names, args)
-
-    return call
 
 
 def _check_parameters(function: Any, parameters: tuple[str, ...], arguments: list[str], target: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from taichi_ext.differentiate import edges
 from taichi_ext.differentiate.rules import rule
-from taichi_ext.program import Boundary, Declare, entries
+from taichi_ext.program import Boundary, Declare
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -23,7 +23,7 @@ def _stop(f: Forward, s: Boundary) -> None:
 
 
 def _replace(f: Forward, s: Boundary) -> None:
-    for result, value, source in zip(s.results, s.numbers, entries(s.given["surrogate"]), strict=True):
+    for result, value, source in zip(s.results, s.numbers, s.sources("surrogate"), strict=True):
         f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), f.form(source))
 
 

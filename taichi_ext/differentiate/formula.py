@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Union
 
 from taichi_ext.differentiate.build import Builder, Coefficient, add, literal, multiply, negative, operation, subtract
+from taichi_ext.differentiate.taichi_reverse import as_constant
 from taichi_ext.program import Const, Type, Value
 
 Operand = Union["Term", Coefficient]
@@ -67,10 +68,10 @@ class Term:
         return self.formula.operation("eq", self, other)
 
     def stopped(self) -> Term:
-        """The same, for Taichi's reverse mode, which does not differentiate floor."""
+        """The same, a constant for Taichi's reverse mode."""
         if not isinstance(self.value, Value) or isinstance(self.value, Const):
             return self
-        return (self.formula.operation("floor", self * 2.0**64) * 2.0**-64).kept("stopped")
+        return self._with(as_constant(self.value)).kept("stopped")
 
     def kept(self, name: str = "t") -> Term:
         """The same, evaluated now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,10 +12,14 @@ from typing import Any
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.emit.module import HEADER, factory
+from taichi_ext.analysis.changes import written_containers
+from taichi_ext.emit.exported_checks import CHECKS, IMPORTS
+from taichi_ext.emit.module import factory
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Program
+from taichi_ext.program import Container, Program, Read
 from taichi_ext.record.arguments import annotation_text
+
+Labels = Mapping[str, tuple[str, tuple[int, ...]]]  # what messages call fields and arrays, and their shapes, by name
 
 
 @dataclass(frozen=True)
@@ -102,16 +106,20 @@ def export(
     arguments = [a.name for a in program.arguments if a.value is not None and a.name not in own]
     labels = {name: known[id(objects[name])] for name in given if id(objects[name]) in known}
     labels |= {name: known[name] for name in arguments if name in known}
-    module = _Module(tangents, given, arguments, labels, by_column, {id(obj): name for name, obj in objects.items()})
+    names = {id(obj): name for name, obj in objects.items()}
+    arrays = [c.name for c in program.containers if c.is_argument and c.name in arguments]
+    checks = [*_checks_of_fields(program, names), *_checks_of_arguments(program, arguments, labels)]
+    checks += _checks_of_memory(program, tangents, arrays)
+    module = _Module(tangents, given, arguments, labels, checks, arrays, by_column, names)
     constants = [f"{name} = {_written(name, obj)}\n" for name, obj in objects.items() if name not in module.given]
     parts = [
         module.description(title, os.path.basename(program.file)),
-        f"import contextlib as _contextlib\nimport math as _math\n{HEADER}",
+        IMPORTS,
         *constants,
     ]
     settings = backend.settings_text(program.has_vectors, text.count("\n"))
     copying = () if module.is_in_place else (_COPYING,)
-    functions = (text.replace("def make(", "def _make(", 1), module.bind(list(objects)), settings, _CHECKS, *copying)
+    functions = (text.replace("def make(", "def _make(", 1), module.bind(list(objects)), settings, CHECKS, *copying)
     return "\n".join(parts) + "\n\n" + "\n\n".join(functions)
 
 
@@ -122,7 +130,9 @@ class _Module:
     tangents: list[TangentArray]
     given: list[str]
     arguments: list[str]
-    labels: Mapping[str, tuple[str, tuple[int, ...]]]
+    labels: Labels
+    checks: list[str]  # calls that raise for what does not fit
+    arrays: list[str]  # the arguments that are arrays
     by_column: bool
     objects: Mapping[int, str]  # the names of objects, by identity
 
@@ -181,13 +191,16 @@ class _Module:
         lines = [
             f"def bind({'*, ' if self.names else ''}{self.names}):",
             '    """A function that runs the kernel and fills the arrays of J, which it takes."""',
-            *(f"    _check({name!r}, {name}, {self.labels[name][1]})" for name in sorted(self.labels)),
+            *(f"    {check}" for check in self.checks),
+            "    _program = _weakref.ref(ti.lang.impl.get_runtime().prog)",
             f"    _kernel = _make({', '.join(objects)})",
             *(f"    {t.name} = {t.memory}" for t in own.values()),
             *(f"    _copy_{t.name} = _copier(ti.{t.dtype}, {t.is_paired})" for t in self.outputs if t.name in own),
             "",
             f"    def _run({', '.join(names)}):",
-            *(f"        {name} = _array({name!r}, {name}, {part.shape})" for name, _, part in self.jacobians),
+            "        _refuse_ended(_program)",
+            *(f"        {name} = {self.jacobian(name, t, part)}" for name, t, part in self.jacobians),
+            f"        _apart({_by_name(names)}, {_by_name(self.arrays)})",
             *(f"        {t.name}.fill(0)" for t in self.tangents if not t.is_covered),
             *(f"        {self.seed(t)}" for t in self.tangents if t.first_seed is not None),
             *(f'        {t.name} = {t.name}.view("uint64")' for t in self.outputs if t.is_paired and t.name not in own),
@@ -200,6 +213,11 @@ class _Module:
             "",
         ]
         return "\n".join(lines)
+
+    def jacobian(self, name: str, t: TangentArray, part: JacobianPart) -> str:
+        """The call that checks an array of J."""
+        is_flat = self.is_in_place and (len(part.shape) != 1 or t.is_paired)
+        return f"_jacobian({name!r}, {name}, {t.dtype!r}, {part.shape}, {is_flat})"
 
     def copy(self, name: str, t: TangentArray, part: JacobianPart) -> str:
         """The call that copies the columns of one parameter."""
@@ -214,6 +232,40 @@ class _Module:
         return f"_seed({t.name}, {first * column}, {row + column}, {min(rows, columns - first)})"
 
 
+def _by_name(names: Iterable[str]) -> str:
+    return f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+
+
+def _checks_of_fields(program: Program, names: Mapping[int, str]) -> Iterator[str]:
+    """The calls that compare the fields with those that the kernel was made for."""
+    fields = {names[id(c.object)]: c for c in program.containers if not c.is_argument and id(c.object) in names}
+    for name, c in sorted(fields.items()):
+        layout = "dense" if backend.is_dense(c.object) else "sparse"
+        yield f"_field({name!r}, {name}, {c.dtype.name!r}, {c.shape}, {c.element_shape}, {c.offset}, {layout!r})"
+    if len(fields) > 1:
+        yield f"_distinct({_by_name(sorted(fields))})"
+
+
+def _checks_of_arguments(program: Program, arguments: Sequence[str], labels: Labels) -> Iterator[str]:
+    """The calls that compare the arguments with those that the kernel was made for."""
+    for a in program.arguments:
+        if a.name not in arguments:
+            continue
+        if isinstance(a.value, Container) and a.name in labels:
+            shape = labels[a.name][1]
+            own = shape[: len(shape) - len(a.value.element_shape)]
+            yield f"_array({a.name!r}, {a.name}, {a.value.dtype.name!r}, {own}, {a.value.element_shape})"
+        elif isinstance(a.value, Read):
+            yield f"_number({a.name!r}, {a.name}, {a.value.dtype.is_real})"
+
+
+def _checks_of_memory(program: Program, tangents: Sequence[TangentArray], arrays: Sequence[str]) -> Iterator[str]:
+    """The call that finds arrays with tangents, or that the kernel writes to, in the memory of another one."""
+    own = {c.name for c in written_containers(program.body)} | {part.name for t in tangents for part in t.parts}
+    if len(arrays) > 1:
+        yield f"_apart({_by_name(n for n in arrays if n in own)}, {_by_name(n for n in arrays if n not in own)})"
+
+
 def _written(name: str, obj: Any) -> str:
     """An object as an expression of a module that imports Taichi alone."""
     if isinstance(obj, backend.StructType):
@@ -226,30 +278,6 @@ def _written(name: str, obj: Any) -> str:
         "cannot be exported. Use fields, numbers, vectors and functions of Taichi in it."
     )
 
-
-_CHECKS = textwrap.dedent("""\
-    def _check(name, given, shape):
-        own = (*given.shape, *given.element_shape) if isinstance(given, ti.Ndarray) else tuple(given.shape)
-        if own != shape:
-            raise ValueError(f"{name} has the shape {own}; the kernel was made for {shape}.")
-
-
-    def _array(name, array, shape):
-        if tuple(array.shape) != shape:
-            raise ValueError(f"{name} has the shape {tuple(array.shape)}; this J has {shape}.")
-        if isinstance(array, ti.Ndarray):
-            return array
-        flags = getattr(array, "flags", None)
-        is_contiguous = array.is_contiguous() if flags is None else flags.c_contiguous
-        if not is_contiguous:
-            raise ValueError(f"{name} is not contiguous in memory; pass an array in C order.")
-        return array.reshape(-1)
-
-
-    def _seed(array, first, stride, count):
-        for n in range(count):
-            array[first + n * stride] = 1
-""")
 
 _COPYING = textwrap.dedent("""\
     def _copier(dtype, is_paired):

@@ -6,11 +6,14 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
+from taichi_ext.differentiate.taichi_reverse import as_constant
 from taichi_ext.errors import InvalidRuleError
 from taichi_ext.program import Boundary, Const, Declare, Local, Op, Read, Tensor, Value, entries, regrouped
 from taichi_ext.program.values import Struct
 from taichi_ext.record.handles import Record, group_of, shape_of
-from taichi_ext.record.literals import as_value
+from taichi_ext.record.literals import as_value, described
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import result_type
 
@@ -66,16 +69,15 @@ def by_number(change: Callable[..., Value], value: Any, *others: Any) -> Any:
 
 
 def stopped(r: Recording, value: Any) -> Any:
-    """The value, without its tangent; in reverse mode by ``floor``, which Taichi does not differentiate."""
+    """The value, without its tangent."""
     if not r.is_reverse:
         return statement(r, "stop_gradient", {}, value)
 
     def stop(x: Value) -> Value:
         if isinstance(x, Const) or not x.dtype.is_real:
             return x
-        whole = Op("floor", (Op("mul", (x, Const(2.0**64, x.dtype)), x.dtype),), x.dtype)
         local = Local("stopped", x.dtype, (), "temporary")
-        r.add(Declare(local, (Op("mul", (whole, Const(2.0**-64, x.dtype)), x.dtype),), place=r.place()))
+        r.add(Declare(local, (as_constant(x),), place=r.place()))
         return Read(local)
 
     return by_number(stop, value)
@@ -98,11 +100,37 @@ def operation(name: str, a: Value, b: Value) -> Value:
 
 def replaced(r: Recording, value: Any, surrogate: Any) -> Any:
     """The value, with the tangent of another."""
-    if shape_of(value) != shape_of(surrogate):
+    shapes = structure_of(value), structure_of(surrogate)
+    if shapes[0] != shapes[1]:
         raise InvalidRuleError(
-            f"replace_gradient: the value has shape {shape_of(value)}, the surrogate {shape_of(surrogate)}; give both "
-            "the same shape."
+            f"replace_gradient: the value has shape {shapes[0]}, the surrogate {shapes[1]}; give both the same shape."
         )
+    _refuse_whole_numbers(as_groups(value), as_groups(surrogate))
     if not r.is_reverse:
         return statement(r, "replace_gradient", {"surrogate": surrogate}, value)
     return by_number(total, stopped(r, value), by_number(difference, surrogate, stopped(r, surrogate)))
+
+
+def _refuse_whole_numbers(value: Any, surrogate: Any) -> None:
+    """Raise where the derivative of a real number would be that of an integer, which has none."""
+    if isinstance(value, tuple):
+        for parts in zip(value, surrogate, strict=True):
+            _refuse_whole_numbers(*parts)
+        return
+    for own, other in zip(entries(value), entries(surrogate), strict=True):
+        if other.dtype.is_real and not own.dtype.is_real:
+            raise InvalidRuleError(
+                f"replace_gradient: the value is of type {own.dtype.name}, which has no derivative; convert it to a "
+                "real number first, as in replace_gradient(float(n), x)."
+            )
+
+
+def structure_of(x: Any) -> Any:
+    """The shape of a value; of a struct those of its members by name, of several values those of each."""
+    if isinstance(x, (tuple, list)):
+        return tuple(map(structure_of, x))
+    if isinstance(x, Record):
+        return {name: structure_of(member) for name, member in x.members.items()}
+    if isinstance(x, (Value, Tensor, int, float, np.generic)):
+        return shape_of(x)
+    return described(x)

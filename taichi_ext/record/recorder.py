@@ -36,9 +36,9 @@ _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n
 class Recorder:
     """The library that one recording calls."""
 
-    def __init__(self, kernel: Any, rules: Rules, constants: Constants | None = None) -> None:
+    def __init__(self, kernel: Any, rules: Rules, constants: Constants | None, is_reverse: bool) -> None:
         names = {f"{RECORDER}.{name}": getattr(self, name) for name in dir(type(self)) if not name.startswith("__")}
-        self.recording = Recording(kernel, self, names, rules, constants)
+        self.recording = Recording(kernel, self, names, rules, constants, is_reverse)
 
     # --- functions and control flow
 
@@ -237,6 +237,8 @@ def record(
     rules: Rules | None = None,
     captures: backend.Captures | None = None,
     constants: Constants | None = None,
+    *,
+    is_reverse: bool = False,
 ) -> Program:
     """The program of a kernel, for arguments of the types of these.
 
@@ -246,6 +248,8 @@ def record(
         rules: the users' rules that apply; none where it is None.
         captures: takes the Python values that become part of the program.
         constants: the Python numbers that are parameters; takes what stands for them in the program.
+        is_reverse: write users' rules, and gradients that are stopped or replaced, so that Taichi's own reverse mode
+            differentiates them.
 
     Returns:
         The program.
@@ -254,7 +258,7 @@ def record(
         UnsupportedError: the kernel uses what cannot be recorded; with the user's file, line and source text.
     """
     rewritten = rewrite(kernel.func, None)
-    recorder = Recorder(kernel, rules or NoRules(), constants)
+    recorder = Recorder(kernel, rules or NoRules(), constants, is_reverse)
     r = recorder.recording
     scope = {**backend.global_variables(kernel.func), **r.library_names}
     for position in kernel.template_slot_locations:

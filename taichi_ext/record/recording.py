@@ -65,14 +65,15 @@ class Recording:
         library: Any,
         library_names: dict[str, Any],
         rules: Any,
-        constants: Constants | None = None,
+        constants: Constants | None,
+        is_reverse: bool,
     ) -> None:
         self.kernel = kernel
         self.library_names = library_names  # what each name in a rewritten source stands for
         self.arguments: tuple[Argument, ...] = ()
         self.library = library
         self.rules = rules  # of users, that apply to the kernel
-        self.is_reverse = backend.is_reverse(kernel)  # Taichi's reverse mode takes the derivative itself
+        self.is_reverse = is_reverse  # Taichi's reverse mode takes the derivative itself
         self.constants = constants or Constants()
         self.constants.library = library
         self.frames: list[Frame] = []

@@ -9,11 +9,27 @@ from typing import Any, Protocol
 import taichi as ti
 
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
-from taichi_ext.program import F32, Boundary, Const, Declare, Group, Local, Read, Tensor, Value, entries
-from taichi_ext.program.values import Struct
+from taichi_ext.program import (
+    F32,
+    Assign,
+    Atomic,
+    Boundary,
+    Const,
+    Declare,
+    Group,
+    Load,
+    Local,
+    Read,
+    Statement,
+    Tensor,
+    Update,
+    Value,
+    entries,
+    statements,
+)
 from taichi_ext.record.assignments import declare, frozen
-from taichi_ext.record.boundaries import as_groups, by_number, difference, results_of, stopped, total
-from taichi_ext.record.handles import Cells, Record, group_of, value_of
+from taichi_ext.record.boundaries import as_groups, by_number, difference, results_of, stopped, structure_of, total
+from taichi_ext.record.handles import Cells, Record, value_of
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.recording import Block, Recording
 from taichi_ext.simplify.unrolling import unrolled
@@ -78,8 +94,30 @@ def ruled_call(r: Recording, rule: Rule, func: Any, bound: list[Any], walk: Walk
             own = stopped(r, own)
         is_template = isinstance(argument.annotation, ti.template)
         passed.append(own if is_template else declare(r, argument.name, own, "argument"))
+    block = r.blocks[-1].statements
+    before = len(block)
     automatic = value_of(walk(func, passed))
-    return None if automatic is None else apply_rule(r, rule, inputs, automatic, walk)
+    if automatic is None:
+        raise InvalidRuleError(
+            f"The rule {rule.name!r} ({rule.place}) is for {rule.target_name!r}, which returns nothing, so that it has "
+            "no tangent. Let the function return what it computes, and store it in the kernel."
+        )
+    if "auto" not in rule.parameters and rule.taken:
+        _refuse_stores(rule, statements(tuple(block[before:])))
+    return apply_rule(r, rule, inputs, automatic, walk)
+
+
+def _refuse_stores(rule: Rule, body: list[Statement]) -> None:
+    """Raise where a function stores what it computes from arguments whose tangents only its rule knows."""
+    for s in body:
+        target = s.target if isinstance(s, (Assign, Update, Atomic)) and not isinstance(s.value, Const) else None
+        if isinstance(target, Load) and target.dtype.is_real:
+            raise UnsupportedError(
+                f"The rule {rule.name!r} ({rule.place}) gives the tangent of what {rule.target_name!r} returns. The "
+                f"function also stores to {target.container.name}, which would have no derivative with respect to "
+                f"{', '.join(sorted(rule.taken))}. Store in the kernel what the function returns, or let the rule take "
+                "auto."
+            )
 
 
 def stop_arguments(r: Recording, bound: list[Any]) -> list[Any]:
@@ -131,7 +169,7 @@ def apply_rule(r: Recording, rule: Rule, inputs: dict[str, Any], automatic: Any,
             bound.append(declare(r, parameter, tangent, "argument"))
     result = _walked(r, rule, walk, bound)
     returned = tuple(result) if isinstance(result, (tuple, list)) else (result,)
-    check_shapes(rule, [_shape(p) for p in parts], None if result is None else [_shape(x) for x in returned])
+    check_shapes(rule, list(map(structure_of, parts)), None if result is None else list(map(structure_of, returned)))
     groups, locals_, results = results_of("ruled", whole)
     if sum(len(entries(group)) for group in sources.get("auto", ())) == len(locals_):
         del sources["auto"]  # the values themselves, which are then read once
@@ -202,19 +240,12 @@ def _tangent_of(r: Recording, name: str, value: Any) -> tuple[Any, tuple[Local, 
     return tangent, tuple(locals_), tuple(given)
 
 
-def _shape(x: Any) -> Any:
-    """The shape of a value, of a struct those of its members by name."""
-    group = group_of(x)
-    if isinstance(group, Struct):
-        return {name: _shape(member) for name, member in group.members.items()}
-    return group.shape if isinstance(group, Tensor) else ()
-
-
 def check_shapes(rule: Rule, wanted: list[Any], given: list[Any] | None) -> None:
     """Raise unless a rule returns values of the shapes of its function's results; it returned nothing for None."""
     if wanted != given:
         shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))
-        returned = "nothing" if given is None else f"a value of shape {found}"
+        kind = "a value of shape" if not isinstance(found, str) else "a"
+        returned = "nothing" if given is None else f"{kind} {found}"
         raise InvalidRuleError(
             f"The rule {rule.name!r} ({rule.place}) returns {returned}; the result of {rule.target_name!r} has "
             f"shape {shown}."
