@@ -4,7 +4,9 @@
     python tests/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
     python tests/program_batches.py 500 --generator lists --format csr  # sums over neighbours, loops of any length
     python tests/program_batches.py 300 --generator wide       # pipelines with more columns, and loops that end early
+    python tests/program_batches.py 500 --generator levels     # levels in loops, with edges, stopped gradients and rules
     python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
+    python tests/program_batches.py 300 --vary                 # with tangents= and chunk_size= that are drawn by the seed
     python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
     python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
@@ -19,6 +21,7 @@ import ast
 import collections
 import importlib
 import json
+import random
 import subprocess
 import sys
 import time
@@ -27,8 +30,10 @@ from typing import IO, Any
 
 import program_check
 import program_grammar
+import program_levels
 import program_lists
 import program_pipelines
+from program_level_check import LevelWorkshop, describe_level, level_verdict
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
@@ -40,23 +45,32 @@ LONGEST = 300  # seconds without a verdict
 # by name: what writes a program, what runs programs, what judges one, what shows one
 GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
     "kernels": (program_grammar.generate, Workshop, verdict, describe),
+    "levels": (program_levels.generate, LevelWorkshop, level_verdict, describe_level),
     "lists": (program_lists.generate, Workshop, verdict, describe),
     "wide": (program_pipelines.generate_wide, PipelineWorkshop, pipeline_verdict, describe_pipeline),
     "pipelines": (program_pipelines.generate, PipelineWorkshop, pipeline_verdict, describe_pipeline),
 }
 
 
-def run_batch(generator: str, first: int, count: int, is_reducing: bool) -> None:
+def drawn_options(seed: int) -> dict[str, Any]:
+    """Options of jacobian for the program of a seed."""
+    rng = random.Random(f"options of {seed}")
+    return {"tangents": rng.choice([*STRATEGIES]), "chunk_size": rng.choice([None, None, 1, 2, 3, 5, 9])}
+
+
+def run_batch(generator: str, first: int, count: int, is_reducing: bool, is_varying: bool) -> None:
     """The programs of some seeds, in this process: one line before each and one after."""
     generate, make_workshop, judge, show = GENERATORS[generator]
     workshop = make_workshop()
     for seed in range(first, first + count):
         print(json.dumps({"seed": seed}), flush=True)
         program = generate(seed)
+        drawn = drawn_options(seed) if is_varying else {}
+        program_check.OPTIONS.update(drawn)
         kind, message = judge(program, seed, workshop, runs_alone=seed % 4 == 0)
-        if is_reducing and kind not in (RIGHT, REJECTED):
+        if is_reducing and kind not in (RIGHT, REJECTED) and generator != "levels":
             message += "\n" + show(reduced(program, seed, workshop, judge=judge))
-        print(json.dumps({"seed": seed, "kind": kind, "message": message}), flush=True)
+        print(json.dumps({"seed": seed, "kind": kind, "message": message, **drawn}), flush=True)
 
 
 def run_process(first: int, count: int, how: list[str]) -> list[dict[str, Any]]:
@@ -107,6 +121,9 @@ def main() -> int:
     parser.add_argument("--log", type=Path, default=Path("random_programs.jsonl"))
     parser.add_argument("--reduce", action="store_true", help="cut down what fails")
     parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
+    parser.add_argument(
+        "--vary", action="store_true", help="draw tangents= and chunk_size= by the seed of each program"
+    )
     parser.add_argument("--format", choices=("dense", "csr"), default="dense", help="of the Jacobians, default dense")
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE", help="of ti.init, for fused kernels alone"
@@ -122,11 +139,11 @@ def main() -> int:
     for limit in options.limit:
         set_limit(limit)
     if options.here:
-        run_batch(options.generator, options.first, options.count, options.reduce)
+        run_batch(options.generator, options.first, options.count, options.reduce, options.vary)
         return 0
     how = ["--generator", options.generator, "--tangents", options.tangents, "--format", options.format]
     how += [f"--setting={setting}" for setting in options.setting] + [f"--limit={limit}" for limit in options.limit]
-    how += ["--reduce"] * options.reduce
+    how += ["--reduce"] * options.reduce + ["--vary"] * options.vary
     with options.log.open("a") as log:
         counts = run_all(options.first, options.count, how, log)
     return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1

@@ -19,6 +19,7 @@ from taichi_ext.errors import DerivativeWarning, InvalidArgumentError
 MARGIN = 1e-6  # least distance to a jump
 POINTS = 2
 FORMAT: str | None = None  # of the Jacobians
+OPTIONS: dict[str, Any] = {}  # of jacobian, other than its format
 
 
 class MismatchError(AssertionError):
@@ -211,9 +212,8 @@ def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, Any], Expected]
         try:
             if plan is None:
                 outputs = None if program.returns else {n: targets[n] for n in program.outputs}
-                plan = Jacobian(
-                    loaded.entry, {n: targets[n] for n in program.params}, outputs, args=args, format=FORMAT
-                )
+                params = {n: targets[n] for n in program.params}
+                plan = Jacobian(loaded.entry, params, outputs, args=args, format=FORMAT, **OPTIONS)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DerivativeWarning)
                 found = plan(args=args)

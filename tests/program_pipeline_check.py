@@ -282,7 +282,7 @@ def _check_jacobian(loaded: Loaded, points: list[tuple[dict[str, np.ndarray], Ex
                     for name, value in zip(names, given if program.outputs else [given], strict=True):
                         require_close("value", name, as_array(value), expected.value[name], tolerance)
                 else:
-                    options_here = {**program.options, "format": program_check.FORMAT}
+                    options_here = {**program.options, "format": program_check.FORMAT, **program_check.OPTIONS}
                     plan = plan or Jacobian(loaded.entry, params, outputs, args=args, **options_here)
                     has_out = n == 1 and program.has_out and program_check.FORMAT is None
                     out = empty_like(found) if has_out else None

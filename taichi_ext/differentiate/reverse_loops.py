@@ -223,7 +223,7 @@ class Reversals:
             tape.own[v].note(seed for seed in facts.own if isinstance(seed, OwnSeed))
             storage = f.locals.storages[v] = Storage(f, v, facts, tape.own[v])
             for seed in seeds:
-                storage.begin(seed)
+                storage.own.begin(seed)
 
     def _finish(self, tape: Tape) -> None:
         """At the end of an iteration: its coefficients go to the tape."""

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import Builder, add, cast, is_number, literal, multiply
 from taichi_ext.differentiate.forms import (
-    Carried,
     Form,
     Row,
     Seed,
@@ -195,11 +194,6 @@ class Storage:
         return inside[0].statement if inside else None
 
     # --- writing
-
-    def begin(self, seed: Carried) -> None:
-        """The local is what a reversed loop carries: its tangent by itself is 1."""
-        self.own.begin(seed)
-        self._changed()
 
     def _note(self, form: Form, *, grows: bool) -> None:
         if self.facts.add(form, self._is_visible, self.limits, loop=self._outer_loop(), grows=grows):

@@ -1,0 +1,101 @@
+"""Random levels in loops: many half-planes, seeds that are no columns, and edges that read them.
+
+Levels are the largest, the smallest or the sum of half-planes, in loops whose lengths may be known at run time only.
+Stopped and replaced gradients and a function with a rule stand among them.  Normals and factors are constants, so that
+the gradient of a level by the position is one, too, and the area that it covers has exact differences.
+``program_level_check`` judges these programs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+UPDATES = (
+    ("l = ti.max(l, e)",),
+    ("l = ti.min(l, e)",),
+    ("l += 0.2 * e",),
+    ("l = l * 0.9 + 0.2 * e",),
+    ("if e > l:", "    l = e + 0.1 * x", "else:", "    l += 0.05 * y"),
+    ("l, m = m * 0.5 + 0.3 * e, l",),
+    ("m = ti.max(m, e) * 0.8", "l = ti.min(l, m + x * 0.1)"),
+    ("for q in range(2):", "    l = ti.max(l * 0.95, e + 0.3 * q - 0.1 * y)"),
+)
+ARGUMENTS = (
+    "{0}",
+    "{0}",
+    "({0}) * 0.5 + 0.1 * x - 0.2",
+    "ti.max({0}, 1.3 - x)",
+    "stop_gradient({0}) * 0.3 + {0}",
+    "replace_gradient({0}, ({0}) * 1.5 + 0.1 * x)",
+    "bent({0}, x)",
+)
+
+
+@dataclass(frozen=True)
+class LevelProgram:
+    """The text of a kernel ``run``, and how many half-planes there are."""
+
+    text: str
+    count: int
+
+
+class Levels:
+    """Writes one program."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.count = rng.choice([1, 3, 7, 9, 12, 20, 20, 25])
+
+    def program(self) -> LevelProgram:
+        lines = [*self.rule(), *self.level(), "@ti.kernel", "def run():", "    for i, j in image:"]
+        lines += [f"        x = float(i) + {self.rng.choice(['0.0', '0.25'])}", "        y = float(j)"]
+        lines += ["        l = level(x, y)", *(f"        {line}" for line in self.uses())]
+        return LevelProgram("\n".join(lines) + "\n", self.count)
+
+    def rule(self) -> list[str]:
+        """A function with a rule that adds up its tangents in a loop, and is not the derivative."""
+        update = self.rng.choice(["t = t * 0.5 + d_u * a[k] + d_v * 0.3", "t += d_u * 0.2 - d_v * b[k] * 0.1"])
+        loop = ["    t = d_u * 0.4", f"    for k in range({self.bound()}):", f"        {update}", "    return t"]
+        return ["@ti.func", "def bent(u, v):", "    return u + 0.3 * v", "@rule", "def _(d_u, d_v):", *loop]
+
+    def bound(self) -> str:
+        return self.rng.choice([*[str(self.count)] * 5, "n[None]"])
+
+    def level(self) -> list[str]:
+        k = self.rng.choice(["k", "k", "k", "k", "order[k]"])
+        body = ["if k % 3 == 1:", "    continue"] * self.chance(0.1) + [f"e = a[{k}] * x + b[{k}] * y - p[{k}]"]
+        body += ["e = bent(e, p[0] + 0.2 * x)"] * self.chance(0.1)
+        for update in self.rng.sample(UPDATES, self.rng.choice([1, 1, 2])):
+            body += update
+        body += ["if l > 4.0:", "    break"] * self.chance(0.1)
+        start = self.rng.choice(["-9.0", "9.0", "0.3 * x - p[0]", "0.0"])
+        end = self.rng.choice(["", "", " + m * 0.3", " - 1.0"])
+        first = ["@ti.func", "def level(x, y):", f"    l = {start}", "    m = 0.2 * y"]
+        return [*first, f"    for k in range({self.bound()}):", *(f"        {s}" for s in body), f"    return l{end}"]
+
+    def uses(self) -> list[str]:
+        """What becomes of the level ``l`` of a pixel."""
+        if self.chance(0.15):
+            loop = ["t = 0.0", "for q in range(2):", f"    t += {self.use('l + 0.4 * q')}"]
+            return [*loop, f"image[i, j] = t * {self.value()} + 0.1 * t"]
+        operator = self.rng.choice([" + ", " * "])
+        return [f"image[i, j] = {operator.join(self.use('l') for _ in range(self.rng.randint(1, 2)))}"]
+
+    def use(self, level: str) -> str:
+        level = self.rng.choice(ARGUMENTS).format(level)
+        if self.chance(0.5):
+            return f"coverage({level}, at=(x, y))"
+        return f"edge({level}, {self.value()}, {self.value()}, at=(x, y), antialias=True)"
+
+    def value(self) -> str:
+        n = self.count
+        return self.rng.choice([f"p[{n}]", f"p[{n + 1}] * x", "0.3 * l", "0.2", "stop_gradient(l)"])
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+
+def generate(seed: int) -> LevelProgram:
+    """The program of a seed."""
+    return Levels(random.Random(seed)).program()
