@@ -17,8 +17,10 @@ from taichi_ext.backend.arrays import (
     argument_problem,
     array_element_shape,
     array_problem,
+    as_numpy,
     child_numbers,
     component_numbers,
+    components_under,
     copy_of,
     field_components,
     field_offset,
@@ -26,6 +28,7 @@ from taichi_ext.backend.arrays import (
     full_shape,
     given_name,
     has_leading_axes,
+    has_one_offset,
     host_values,
     is_array,
     is_dense,
@@ -49,9 +52,10 @@ from taichi_ext.backend.arrays import (
     put_back,
     set_memory,
     shares_components,
-    sparse_part_of,
+    storage_parts,
     torch_from_numpy,
     tree_number,
+    tree_numbers,
 )
 from taichi_ext.backend.calling import (
     SealedError,
@@ -63,6 +67,7 @@ from taichi_ext.backend.calling import (
 )
 from taichi_ext.backend.captures import Captures, first_captures, frozen, read_member
 from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
+from taichi_ext.backend.components import component_index, field_identity, whole_field
 from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.expressions import (
@@ -147,7 +152,17 @@ from taichi_ext.backend.kernels import (
     source_of,
     taichi_func,
 )
-from taichi_ext.backend.lifetime import ended_problem, layout_version, refuse_ended
+from taichi_ext.backend.lifetime import (
+    Moment,
+    Uses,
+    ended_problem,
+    is_tree_alive,
+    layout_version,
+    lost_since,
+    moment,
+    refuse_ended,
+    tree_serial,
+)
 from taichi_ext.backend.reverse_mode import (
     call_with_rule,
     forget_reverse_kernels,
@@ -173,6 +188,7 @@ __all__ = [
     "Matrix",
     "MatrixField",
     "MatrixType",
+    "Moment",
     "Ndarray",
     "NeedsEngine",
     "RepeatedLaunch",
@@ -182,6 +198,7 @@ __all__ = [
     "Struct",
     "StructField",
     "StructType",
+    "Uses",
     "argument_features",
     "argument_problem",
     "array_element_shape",
@@ -190,6 +207,7 @@ __all__ = [
     "array_problem",
     "array_type",
     "as_function",
+    "as_numpy",
     "assign",
     "atomic_add",
     "builder_room",
@@ -199,7 +217,9 @@ __all__ = [
     "child_numbers",
     "compile_with",
     "compiled_again",
+    "component_index",
     "component_numbers",
+    "components_under",
     "confuses_local_arrays",
     "constant",
     "cook_dtype",
@@ -214,6 +234,7 @@ __all__ = [
     "exclusive",
     "f32",
     "field_components",
+    "field_identity",
     "field_offset",
     "fill_function",
     "find_memory",
@@ -228,6 +249,7 @@ __all__ = [
     "given_name",
     "global_variables",
     "has_leading_axes",
+    "has_one_offset",
     "host_values",
     "i32",
     "is_array",
@@ -259,11 +281,13 @@ __all__ = [
     "is_scalar_type",
     "is_tensor",
     "is_torch_tensor",
+    "is_tree_alive",
     "is_under",
     "layout_node",
     "layout_version",
     "leaf_fields",
     "loop_unique",
+    "lost_since",
     "make_context",
     "mark_with_rule",
     "materialize",
@@ -272,6 +296,7 @@ __all__ = [
     "memory_place",
     "memory_span",
     "module_of",
+    "moment",
     "most_buffers",
     "named_type",
     "native_attribute",
@@ -307,8 +332,8 @@ __all__ = [
     "source_location",
     "source_of",
     "sparse_part",
-    "sparse_part_of",
     "stop_gradient",
+    "storage_parts",
     "stores_by_column",
     "suspend_following",
     "swizzle_indices",
@@ -321,8 +346,11 @@ __all__ = [
     "to_numpy_type",
     "torch_from_numpy",
     "tree_number",
+    "tree_numbers",
+    "tree_serial",
     "type_names",
     "user_frame",
     "variable",
     "walk",
+    "whole_field",
 ]

@@ -16,8 +16,8 @@ from taichi.types import primitive_types
 
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
-from taichi_ext.backend.lifetime import ended_problem, is_field_alive
-from taichi_ext.backend.sparse_layouts import SparsePart, is_dense_node, sparse_part
+from taichi_ext.backend.lifetime import ended_problem, is_field_alive, refuse_ended
+from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part
 
 
 def is_torch_tensor(x: Any) -> TypeGuard[Any]:
@@ -159,6 +159,11 @@ def field_offset(field: Any) -> tuple[int, ...]:
     while isinstance(field, StructField):
         field = next(iter(field.field_dict.values()))
     return tuple(field.vars[0].ptr.snode().offset)
+
+
+def has_one_offset(field: Any) -> bool:
+    """Whether the components of a field are placed with one offset."""
+    return len({tuple(v.ptr.snode().offset) for v in field.vars}) == 1
 
 
 def array_element_shape(value: Any, annotation: Any) -> tuple[int, ...]:
@@ -304,7 +309,8 @@ def _array_problem(annotation: Any, value: Any) -> str:
 
 
 def copy_of(obj: Any) -> Any:
-    """The values of a field or array."""
+    """The values of a field or array, which has to exist."""
+    refuse_ended(obj)
     if is_torch_tensor(obj):
         return obj.detach().clone()
     if isinstance(obj, np.ndarray):
@@ -313,7 +319,16 @@ def copy_of(obj: Any) -> Any:
     return obj.to_numpy() if values is None else values.copy()
 
 
+def as_numpy(value: Any) -> Any:
+    """What a field, array, tensor, vector or matrix holds, as a NumPy array; anything else as it is."""
+    refuse_ended(value)
+    values = value.detach().cpu().numpy() if is_torch_tensor(value) else value
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
+
+
 def put_back(obj: Any, copy: Any) -> None:
+    """Store values to a field or array, which has to exist."""
+    refuse_ended(obj)
     if isinstance(obj, np.ndarray):
         if obj.flags.writeable:  # others are only read
             obj[...] = copy
@@ -335,30 +350,51 @@ def is_flat(field: Any) -> bool:
 
 
 def tree_number(field: Any) -> int:
-    """Which of the trees that hold all fields a field is placed in."""
+    """Which of the trees that hold all fields a field is placed in; of components in several, that of the first."""
     return int(field.vars[0].ptr.snode().get_snode_tree_id())
+
+
+def tree_numbers(field: Any) -> set[int]:
+    """The trees that the components of a field are placed in."""
+    return {int(v.ptr.snode().get_snode_tree_id()) for v in field.vars}
 
 
 def is_dense(field: Any) -> bool:
     """Whether all levels of a field's layout are dense."""
     if isinstance(field, StructField):
         return all(is_dense(member) for member in field.field_dict.values())
-    return is_dense_node(field.vars[0].ptr.snode())
+    return all(is_dense_node(v.ptr.snode()) for v in field.vars)
 
 
-def sparse_part_of(obj: Any) -> SparsePart | None:
-    """The part of the layout that a scalar or matrix field lies in; None where that is dense, and of arrays."""
-    return sparse_part(obj.vars[0].ptr.snode()) if isinstance(obj, (ScalarField, MatrixField)) else None
+def storage_parts(obj: Any) -> list[Any]:
+    """What holds a scalar or matrix field: parts of the layout that are not dense, and what is dense, as fields."""
+    if not isinstance(obj, (ScalarField, MatrixField)):
+        return [obj]
+    parts = [sparse_part(v.ptr.snode()) for v in obj.vars]
+    if not any(parts):
+        return [obj]
+    found = (ScalarField(v) if part is None else part for v, part in zip(obj.vars, parts, strict=True))
+    return list(dict.fromkeys(found))
 
 
-def is_under(field: Any, node: Any) -> bool:
-    """Whether a field is placed in a node of the layout, or in one below it."""
-    current = field.vars[0].ptr.snode()
+def components_under(field: Any, node: Any) -> list[int]:
+    """The components of a field, by number, that are placed in a node of the layout, or in one below it."""
+    if not is_field_alive(field):
+        return []
+    return [number for number, v in enumerate(field.vars) if _is_under(v.ptr.snode(), node.ptr.id)]
+
+
+def _is_under(current: Any, number: int) -> bool:
     while current is not None:
-        if current.id == node.ptr.id:
+        if current.id == number:
             return True
         current = current.parent
     return False
+
+
+def is_under(field: Any, node: Any) -> bool:
+    """Whether a component of a field is placed in a node of the layout, or in one below it."""
+    return bool(components_under(field, node))
 
 
 def leaf_fields(field: Any) -> list[Any]:

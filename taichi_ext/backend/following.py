@@ -18,6 +18,7 @@ from taichi.lang.matrix import MatrixType, VectorType
 from taichi.lang.struct import StructType
 
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
+from taichi_ext.backend.lifetime import refuse_ended, tree_serial
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
@@ -108,11 +109,14 @@ class FieldEntry:
 
     accessor: Any
     index: tuple[int, ...]  # filled up with zeros
+    node: int  # the place of the number's component in the layout
+    tree_serial: int
 
-    @property
-    def node(self) -> int:
-        """The place of the number's component in the layout."""
-        return int(_node(self.accessor).id)
+    @classmethod
+    def of(cls, accessor: Any, index: tuple[int, ...]) -> FieldEntry:
+        """The entry that an accessor of Taichi's reads and writes, of a field that exists."""
+        node = _node(accessor)
+        return cls(accessor, index, int(node.id), tree_serial(node))
 
     @property
     def name(self) -> Any:
@@ -123,9 +127,11 @@ class FieldEntry:
         return sparse_part(_node(self.accessor))
 
     def read(self) -> Any:
+        refuse_ended(self)
         return self.accessor.getter(*self.index)
 
     def write(self, value: Any) -> None:
+        refuse_ended(self)
         self.accessor.setter(value, *self.index)
 
 
@@ -136,9 +142,10 @@ def _node(accessor: Any) -> Any:
 
 
 def _entry(field: Any, key: Any) -> FieldEntry:
+    refuse_ended(field)
     field._initialize_host_accessors()
     accessors: Any = field.host_accessors
-    return FieldEntry(accessors[0], tuple(field._pad_key(key)))
+    return FieldEntry.of(accessors[0], tuple(field._pad_key(key)))
 
 
 def _set_entry(entry: FieldEntry, value: Any, store: Callable[[], None]) -> None:
@@ -161,6 +168,7 @@ def _followed_field_set(self: ScalarField, key: Any, value: Any) -> None:
 
 
 def _followed_field_get(self: ScalarField, key: Any) -> Any:
+    refuse_ended(self)
     value = _originals["field get"](self, key)
     return _get_entry(_entry(self, key), value)
 
@@ -176,7 +184,7 @@ def _followed_proxy_get(self: Any, key: Any) -> Any:
 
 def _followed_entry_write(x: Any, value: Any) -> None:
     if isinstance(x, SNodeHostAccess):
-        _set_entry(FieldEntry(x.accessor, tuple(x.key)), value, lambda: _originals["entry write"](x, value))
+        _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["entry write"](x, value))
         return
     follower = _follower()
     if follower is not None:
@@ -189,7 +197,7 @@ def _followed_entry_write(x: Any, value: Any) -> None:
 def _followed_entry_read(x: Any) -> Any:
     value = _originals["entry read"](x)
     if isinstance(x, SNodeHostAccess):
-        return _get_entry(FieldEntry(x.accessor, tuple(x.key)), value)
+        return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value)
     follower = _follower()
     return value if follower is None else follower.host_read(x.ndarr, value)
 
@@ -197,7 +205,7 @@ def _followed_entry_read(x: Any) -> Any:
 def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     if isinstance(x, SNodeHostAccess):  # other members are structs and matrices, which are followed themselves
-        _set_entry(FieldEntry(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
+        _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
     else:
         _originals["member set"](self, key, value)
 
@@ -205,7 +213,7 @@ def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
 def _followed_member_get(self: Struct, key: Any) -> Any:
     value = _originals["member get"](self, key)
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
-    return _get_entry(FieldEntry(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
+    return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
 
 
 def _followed_array_set(self: Any, key: Any, value: Any) -> None:
@@ -236,6 +244,7 @@ def _followed_fill(self: Any, value: Any) -> None:
 
 def _followed_to_numpy(name: str) -> Callable[..., Any]:
     def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_ended(self)
         values = _originals[name](self, *args, **kwargs)
         follower = _follower()
         return values if follower is None else follower.host_read(self, values)
@@ -245,6 +254,7 @@ def _followed_to_numpy(name: str) -> Callable[..., Any]:
 
 def _followed_from_numpy(name: str) -> Callable[..., Any]:
     def from_numpy(self: Any, arr: Any) -> None:
+        refuse_ended(self)
         follower = _follower()
         if follower is not None:
             follower.before_host_write(self, arr)
