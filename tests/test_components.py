@@ -4,10 +4,13 @@ A component is a part of its field, whichever of the two is used first.
 """
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import taichi as ti
+from conftest import initialise
 from differences import check_jacobian, matrices, outputs, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -110,9 +113,9 @@ class Mixed:
 
 
 def fill(field, values):
-    """Set a field, component by component: Taichi cannot fill a whole one whose components lie in several trees."""
-    for n in range(3):
-        field.get_scalar_field(n).from_numpy(np.ascontiguousarray(values[:, n]))
+    """Set a field, entry by entry, which makes cells of sparse layouts active."""
+    for i, n in np.ndindex(N, 3):
+        field.get_scalar_field(n)[i] = values[i, n]
 
 
 def values_of(field):
@@ -274,6 +277,31 @@ class TestParametersAndOutputs:
         assert_array_equal(jacobian(double, component, out, args=(component, out)), 2 * np.eye(N))
 
 
+BEFORE_THE_IMPORT = """
+import taichi as ti
+ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False)
+v, w = ti.Vector.field(2, ti.f64, 3), ti.field(ti.f64, 3)
+v.fill(3.0)
+from taichi_ext import jacobian
+
+@ti.kernel
+def k():
+    for i in v:
+        w[i] = v[i][0] * v[i][1]
+
+J = jacobian(k, v.get_scalar_field(0), w)
+assert (J.diagonal() == 3.0).all() and J.sum() == 9.0, J
+assert (jacobian(k, v, w)[..., 1].diagonal() == 3.0).all()
+"""
+
+
+def test_fields_that_were_made_before_the_import(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(BEFORE_THE_IMPORT)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def _plan(kernel, param, output, v, w):
     from taichi_ext.api.jacobian import prepared_form
 
@@ -336,6 +364,13 @@ class TestProducts:
 
 
 class TestLayouts:
+    @pytest.fixture(autouse=True)
+    def program(self):
+        """A program of its own: each test places fields in trees of their own."""
+        initialise(default_fp=ti.f64)
+        yield
+        initialise(default_fp=ti.f64)
+
     @pytest.mark.parametrize("layout", ["components", "interleaved", "trees", "sparse"])
     def test_placed_by_component(self, layout):
         m, reference = Mixed(layout), Mixed()

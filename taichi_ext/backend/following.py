@@ -18,7 +18,7 @@ from taichi.lang.matrix import MatrixType, VectorType
 from taichi.lang.struct import StructType
 
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
-from taichi_ext.backend.lifetime import refuse_ended, tree_serial
+from taichi_ext.backend.lifetime import InTree, refuse_ended, tree_serial
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
@@ -104,7 +104,7 @@ def _refuse_gradient(kernel: Kernel) -> None:
 
 
 @dataclass(frozen=True)
-class FieldEntry:
+class FieldEntry(InTree):
     """One number of a field, as Python reads it and stores to it."""
 
     accessor: Any

@@ -113,6 +113,12 @@ def is_tree_alive(serial: int) -> bool:
     return impl.get_runtime().prog is not None and _layout().lives(serial)
 
 
+class InTree:
+    """Something of ours that reads and writes a part of a tree of fields."""
+
+    tree_serial: int
+
+
 class Uses:
     """The trees of fields that a compiled kernel uses, which it reads and writes without asking whether they exist.
 
@@ -178,13 +184,10 @@ def ended_problem(obj: Any) -> str:
     if isinstance(obj, StructField):
         return next(filter(None, map(ended_problem, obj.field_dict.values())), "")
     if isinstance(obj, Field) and not is_field_alive(obj):
-        return "no longer exists: ti.init was called since it was made, or its tree was destroyed; create it again"
+        return _GONE
     if isinstance(obj, Ndarray) and not is_array_alive(obj):
         return "no longer exists: ti.init was called since it was made; create it again"
-    serial = getattr(obj, "tree_serial", None)  # of an entry of a field, or a part of the layout
-    if serial is not None and not is_tree_alive(serial):
-        return "no longer exists: ti.init was called since it was made, or its tree was destroyed; create it again"
-    return ""
+    return _GONE if isinstance(obj, InTree) and not is_tree_alive(obj.tree_serial) else ""
 
 
 def refuse_ended(obj: Any, what: str = "") -> None:
@@ -199,6 +202,7 @@ def _kind(obj: Any) -> str:
 
 
 _A_FIELD = "A field that is read or written here"
+_GONE = "no longer exists: ti.init was called since it was made, or its tree was destroyed; create it again"
 
 
 _make_array, _destroy, _finalize = Ndarray.__init__, SNodeTree.destroy, FieldsBuilder._finalize

@@ -17,7 +17,7 @@ from taichi.lang import impl
 from taichi.lang.expr import Expr
 from taichi.types.primitive_types import all_types
 
-from taichi_ext.backend.lifetime import layout_version, refuse_ended, tree_serial
+from taichi_ext.backend.lifetime import InTree, layout_version, refuse_ended, tree_serial
 
 # What Taichi's stubs say of kernels is not what it takes.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
@@ -176,7 +176,7 @@ def _without(cells: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(cells[~np.isin(numbers[: len(cells)], numbers[len(cells) :])])
 
 
-class SparsePart:
+class SparsePart(InTree):
     """What lies below an outermost node that is not dense. Its kernels are made once."""
 
     def __init__(self, top: Any) -> None:

@@ -214,7 +214,8 @@ class Session(LaunchHooks):
             return self._launch(kernel, args)
 
     def _refuse_restart(self) -> None:
-        if self._program() is not backend.program():
+        program = backend.program()
+        if program is None or self._program() is not program:
             raise InvalidArgumentError(
                 "ti.init or ti.reset was called while a Jacobian was computed, in the pipeline or in another thread: "
                 "the fields and kernels from before no longer exist. Call it before."
