@@ -348,22 +348,29 @@ class TestTreesFromBefore:
     @pytest.mark.parametrize(
         "use",
         [
-            lambda t: t[0],
-            lambda t: t.__setitem__(0, 1.0),
-            lambda t: t.to_numpy(),
-            lambda t: t.from_numpy(np.ones(N)),
+            lambda t, v: t[0],
+            lambda t, v: t.__setitem__(0, 1.0),
+            lambda t, v: t.to_numpy(),
+            lambda t, v: t.from_numpy(np.ones(N)),
+            lambda t, v: v[0],
+            lambda t, v: v.__setitem__(0, [1.0, 2.0]),
+            lambda t, v: v.to_numpy(),
+            lambda t, v: v.get_scalar_field(1)[0],
+            lambda t, v: v.fill(1.0),
+            lambda t, v: t.copy_from(t),
         ],
     )
     def test_python_that_uses_a_destroyed_field(self, use):
         x, y = fields(X, 0.25)
-        t = ti.field(ti.f64)
-        own = tree(t)
+        t, v = ti.field(ti.f64), ti.Vector.field(2, ti.f64)
+        own = tree(t, v)
+        v[0] = [1.0, 2.0]
 
         def pipeline():
             square(x, t)
             square(t, y)
             own.destroy()
-            use(t)
+            use(t, v)
 
         refused(lambda: jacobian(pipeline, x, y))
 

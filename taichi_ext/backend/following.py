@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taichi import Matrix, MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct
+from taichi import Matrix, MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct, StructField
 from taichi.lang import impl, matrix, mesh
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.field import SNodeHostAccess
@@ -173,6 +173,16 @@ def _followed_field_get(self: ScalarField, key: Any) -> Any:
     return _get_entry(_entry(self, key), value)
 
 
+def _existing(name: str) -> Callable[..., Any]:
+    """Access to entries of a vector, matrix or struct field, which has to exist: what is got reads and writes them."""
+
+    def access(self: Any, *args: Any) -> Any:
+        refuse_ended(self)
+        return _originals[name](self, *args)
+
+    return access
+
+
 def _followed_proxy_set(self: Any, key: Any, value: Any) -> None:
     _set_entry(_entry(self, self.g2r_field[key]), value, lambda: _originals["proxy set"](self, key, value))
 
@@ -334,6 +344,9 @@ _FOLLOWED = {
 for _class in (ScalarField, MatrixField, ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray):
     for _name, _follow in (("to_numpy", _followed_to_numpy), ("from_numpy", _followed_from_numpy)):
         _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _follow(f"{_class.__name__}.{_name}"))
+for _class in (MatrixField, StructField):
+    for _name in ("__getitem__", "__setitem__"):
+        _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _existing(f"{_class.__name__}.{_name}"))
 for _class in (MatrixType, VectorType):
     _name = f"{_class.__name__} of numbers"
     _FOLLOWED[_name] = (_class, "_instantiate_in_python_scope", _followed_typed(_name))
