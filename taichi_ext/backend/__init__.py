@@ -18,44 +18,27 @@ from taichi_ext.backend.arrays import (
     array_element_shape,
     array_problem,
     as_numpy,
-    child_numbers,
-    component_numbers,
-    components_under,
     copy_of,
     field_components,
     field_offset,
     full_field_shape,
     full_shape,
     given_name,
-    has_leading_axes,
-    has_one_offset,
     host_values,
     is_array,
-    is_dense,
-    is_dynamic_cell,
-    is_flat,
     is_placed,
     is_same_array,
     is_same_storage,
     is_torch_tensor,
-    is_under,
-    layout_node,
-    leaf_fields,
     memory_of,
     memory_place,
     memory_span,
-    node_kind,
-    node_of,
-    node_shape,
     numpy_dtype_of,
     outer_array_dtype,
     put_back,
     set_memory,
     shares_components,
-    storage_parts,
     torch_from_numpy,
-    tree_number,
-    tree_numbers,
 )
 from taichi_ext.backend.calling import (
     SealedError,
@@ -70,6 +53,7 @@ from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_aga
 from taichi_ext.backend.components import component_index, field_identity, whole_field
 from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
+from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.expressions import (
     DataType,
     array_type,
@@ -106,7 +90,6 @@ from taichi_ext.backend.expressions import (
 )
 from taichi_ext.backend.field_memory import builder_room, find_memory
 from taichi_ext.backend.following import (
-    FieldEntry,
     follow,
     is_followed,
     is_gradient_replaced,
@@ -151,6 +134,25 @@ from taichi_ext.backend.kernels import (
     short_name,
     source_of,
     taichi_func,
+)
+from taichi_ext.backend.layouts import (
+    child_numbers,
+    component_numbers,
+    components_under,
+    has_leading_axes,
+    has_one_offset,
+    is_dense,
+    is_dynamic_cell,
+    is_flat,
+    is_under,
+    layout_node,
+    leaf_fields,
+    node_kind,
+    node_of,
+    node_shape,
+    storage_parts,
+    tree_number,
+    tree_numbers,
 )
 from taichi_ext.backend.lifetime import (
     Moment,

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from taichi import Matrix, MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct, StructField
@@ -17,9 +16,9 @@ from taichi.lang.kernel_impl import Kernel
 from taichi.lang.matrix import MatrixType, VectorType
 from taichi.lang.struct import StructType
 
+from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
-from taichi_ext.backend.lifetime import InTree, refuse_ended, tree_serial
-from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
+from taichi_ext.backend.lifetime import refuse_ended
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
 _followers: dict[int, Any] = {}
@@ -101,44 +100,6 @@ def _refuse_gradient(kernel: Kernel) -> None:
             f"{what} is computed by Taichi in a pipeline that is differentiated: that would be a second derivative. "
             "Take gradients outside of the pipeline."
         )
-
-
-@dataclass(frozen=True)
-class FieldEntry(InTree):
-    """One number of a field, as Python reads it and stores to it."""
-
-    accessor: Any
-    index: tuple[int, ...]  # filled up with zeros
-    node: int  # the place of the number's component in the layout
-    tree_serial: int
-
-    @classmethod
-    def of(cls, accessor: Any, index: tuple[int, ...]) -> FieldEntry:
-        """The entry that an accessor of Taichi's reads and writes, of a field that exists."""
-        node = _node(accessor)
-        return cls(accessor, index, int(node.id), tree_serial(node))
-
-    @property
-    def name(self) -> Any:
-        return ("entry", self.node, tuple(self.index))
-
-    def sparse_part(self) -> SparsePart | None:
-        """The part of the layout that the number lies in, where that is not dense."""
-        return sparse_part(_node(self.accessor))
-
-    def read(self) -> Any:
-        refuse_ended(self)
-        return self.accessor.getter(*self.index)
-
-    def write(self, value: Any) -> None:
-        refuse_ended(self)
-        self.accessor.setter(value, *self.index)
-
-
-def _node(accessor: Any) -> Any:
-    """The node of the layout that an accessor of Taichi's reads and writes."""
-    setter = accessor.setter
-    return setter.__closure__[setter.__code__.co_freevars.index("snode")].cell_contents
 
 
 def _entry(field: Any, key: Any) -> FieldEntry:

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi import Field, FieldsBuilder, Ndarray, ScalarNdarray, StructField
+from taichi import Field, FieldsBuilder, Ndarray, ScalarNdarray, SNode, StructField
 from taichi._snode.snode_tree import SNodeTree
 from taichi.lang import impl
-from taichi.lang.snode import SNode
 
 from taichi_ext.errors import EndedFieldError
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, Fused, Launch, Role, container_key, rows_of
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
+from taichi_ext.runtime.field_rows import role_of, row_of_entry, rows_under
 from taichi_ext.runtime.fused_kernels import find
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
 from taichi_ext.runtime.launch_checks import (
@@ -23,6 +23,7 @@ from taichi_ext.runtime.launch_checks import (
     refuse_arguments,
     refuse_other_fields,
     refuse_replaced_gradient,
+    refuse_restart,
     warn_of_lost_tangents,
     warn_of_new_arrays,
 )
@@ -95,9 +96,7 @@ class Session(LaunchHooks):
         """Make the shadow of an output, in the memory of ``place`` where that is given: of a component that of all."""
         if key[0] == "array":
             self.arrays.open_output(key, self, place)
-            return
-        key = container_key(key)
-        if key not in self.shadows:
+        elif (key := container_key(key)) not in self.shadows:
             self.shadows[key] = Shadow(name, rows, self.columns, dtype, place)
             if key in self.seeds:
                 self.shadow(key)
@@ -112,9 +111,8 @@ class Session(LaunchHooks):
             info = self.info(key)
             self.shadows[key] = self.new_shadow(info.name, info.size, info.dtype)
         shadow = self.shadows[key]
-        if key in self.seeds:
-            for part, column in self.seeds.pop(key).items():
-                self.sow(shadow, column, rows_of(part, self.info(key)))
+        for part, column in self.seeds.pop(key, {}).items():
+            self.sow(shadow, column, rows_of(part, self.info(key)))
         return shadow
 
     def sow(self, shadow: Shadow, column: int, rows: Any) -> None:
@@ -138,15 +136,12 @@ class Session(LaunchHooks):
 
     def dtype(self, key: Any) -> np.dtype:
         """The type of the tangents of an output."""
-        return numpy_dtype(self.arrays.infos[key].dtype) if key[0] == "array" else self._shadow_of(key).dtype
+        key = container_key(key)
+        return numpy_dtype(self.arrays.infos[key].dtype) if key[0] == "array" else self.shadows[key].dtype
 
     def is_fresh(self, key: Any) -> bool:
         """Whether nothing has been written to the tangents of an output."""
-        return self.arrays.is_fresh(key) if key[0] == "array" else self._shadow_of(key).is_fresh
-
-    def _shadow_of(self, key: Any) -> Shadow:
-        """The shadow of an output, or of the field that it is a component of."""
-        return self.shadows[container_key(key)]
+        return self.arrays.is_fresh(key) if key[0] == "array" else self.shadows[container_key(key)].is_fresh
 
     def _spend(self, size: int) -> None:
         """Count the memory of tangents other than J against the limit; a single column is computed in any case."""
@@ -196,30 +191,15 @@ class Session(LaunchHooks):
     def _role(self, key: Any) -> Role:
         if key[0] == "array":
             return self.arrays.role(key)
-        if key in self.seeds:
-            columns = self.seeds[key]
-            components = tuple(sorted((part[2], column) for part, column in columns.items() if part != key))
-            return Role(min(columns.values()), components)
-        shadow = self.shadows.get(key)
-        if shadow is None:
-            return Role()
-        return Role(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
+        return role_of(key, self.seeds.get(key, {}), self.shadows.get(key))
 
     # --- launches
 
     def launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
         """Run a kernel and its tangents."""
-        self._refuse_restart()
+        refuse_restart(self._program())
         with backend.exclusive:
             return self._launch(kernel, args)
-
-    def _refuse_restart(self) -> None:
-        program = backend.program()
-        if program is None or self._program() is not program:
-            raise InvalidArgumentError(
-                "ti.init or ti.reset was called while a Jacobian was computed, in the pipeline or in another thread: "
-                "the fields and kernels from before no longer exist. Call it before."
-            )
 
     def _launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
         name = (id(kernel), *map(id, args))
@@ -330,7 +310,7 @@ class Session(LaunchHooks):
         for key in self._active_fields():
             info = self.fields.infos.get(key)
             if info is not None and self.carries_tangent(key) and backend.is_under(info.obj, node):
-                self.shadow(key).clear_rows(_rows_under(info, node))
+                self.shadow(key).clear_rows(rows_under(info, node))
 
     def _save(self, state: State, fused: Fused, args: tuple[Any, ...]) -> None:
         """Keep copies of what the kernel may change."""
@@ -387,12 +367,7 @@ class Session(LaunchHooks):
         if found is None or not self.carries_tangent(found[0].key):
             return
         info, component = found
-        index = tuple(i - first for i, first in zip(entry.index, info.offset or (0,) * len(info.shape), strict=False))
-        flat = 0
-        for i, size in zip(index, info.shape, strict=False):
-            flat = flat * size + i
-        components = math.prod(info.element_shape)
-        self.shadow(info.key).clear_rows(flat * components + component)
+        self.shadow(info.key).clear_rows(row_of_entry(info, component, entry.index))
         self._note_overwritten(info.key)
 
     def host_fill(self, array: Any) -> None:
@@ -447,16 +422,9 @@ class Session(LaunchHooks):
 
     def finish(self) -> None:
         """After the run: notice what Python changed since the last launch."""
-        self._refuse_restart()
+        refuse_restart(self._program())
         if not self.is_direct:
             self._follow_host_arrays()
-
-
-def _rows_under(info: ContainerInfo, node: Any) -> Any:
-    """The rows of the tangents of a field whose components are placed in a node of the layout."""
-    components = math.prod(info.element_shape)
-    rows = np.arange(info.size).reshape(-1, components)
-    return rows[:, backend.components_under(info.obj, node)].reshape(-1)
 
 
 backend.compile_with(engine.plain_kernel)
