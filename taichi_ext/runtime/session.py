@@ -197,7 +197,6 @@ class Session(LaunchHooks):
 
     def launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
         """Run a kernel and its tangents."""
-        refuse_restart(self._program())
         with backend.exclusive:
             return self._launch(kernel, args)
 
@@ -206,6 +205,7 @@ class Session(LaunchHooks):
         repeat = self._repetition(name)
         if repeat is not None:
             return repeat()
+        refuse_restart(self._program())
         if self._runs_plainly(kernel, args):
             with backend.suspend_following():
                 return kernel(*args)
