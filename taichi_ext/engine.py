@@ -70,6 +70,8 @@ def fuse(launch: Launch) -> Fused:
     extra = own_features(differentiated, scheduled.paired)
     kernel = compiled(launch.kernel, launch.args, emitted, extra)
     kernel.captures = captures
+    fields = {c.name: c.object for c in recorded.containers if not c.is_argument}
+    kernel.uses = backend.Uses(backend.short_name(launch.kernel), fields)
     features = backend.argument_features(launch.kernel, launch.args)
     refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} walks", start)

@@ -7,7 +7,7 @@ from conftest import end_program, initialise
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import check_jacobian, jacobian, least_squares, linear_operator
-from taichi_ext.backend import sparse_part_of
+from taichi_ext.backend import storage_parts
 
 X = np.array([0.5, -1.5, 2.0])
 
@@ -94,7 +94,7 @@ def test_cells_and_what_they_hold_are_put_back(trees):
     a, l, changes, state = trees
     before = state()
     assert len(before[0]) == 4, "a block without active bits is one of them"
-    copies = [sparse_part_of(field).copy() for field in (a, l)]
+    copies = [storage_parts(field)[0].copy() for field in (a, l)]
     for change in changes:
         change()
         assert state() != before
@@ -113,7 +113,7 @@ def test_a_bit_that_was_not_set_reads_zero_again():
         return t[i]
 
     t[2] = 1.0
-    copy = sparse_part_of(t).copy()
+    copy = storage_parts(t)[0].copy()
     t[3] = 5.0
     copy.put_back()
     assert read(2) == 1 and read(3) == 0
@@ -121,7 +121,8 @@ def test_a_bit_that_was_not_set_reads_zero_again():
 
 
 def test_dense_fields_lie_in_no_such_part():
-    assert sparse_part_of(numbers([1.0])) is None
+    field = numbers([1.0])
+    assert storage_parts(field) == [field]
 
 
 # --- blocks of columns ------------------------------------------------------------------------------------------------

@@ -953,6 +953,19 @@ def test_grad_replaced_is_set_while_such_a_function_runs():
 # --- fields and arrays ------------------------------------------------------------------------------------------------
 
 
+def test_numbers_of_trees_are_given_again_and_those_of_nodes_are_not():
+    numbers = []
+    for _ in range(2):
+        field, builder = ti.field(ti.f64), ti.FieldsBuilder()
+        builder.dense(ti.i, 3).place(field)
+        tree = builder.finalize()
+        numbers.append((tree.id, field.snode.ptr.get_snode_tree_id(), field.snode.ptr.id))
+        tree.destroy()
+    (first, first_of_node, node), (second, second_of_node, other) = numbers
+    assert first == first_of_node == second == second_of_node
+    assert node != other
+
+
 def test_fields_list_their_components():
     scalar, pair = ti.field(ti.f64, shape=2), ti.Matrix.field(2, 3, ti.f32, shape=2)
     assert len(scalar.vars) == 1
@@ -960,6 +973,7 @@ def test_fields_list_their_components():
     assert pair.vars[5] is pair.get_scalar_field(1, 2).vars[0], "components are no longer listed row by row"
     assert (pair.n, pair.m, pair.ndim) == (2, 3, 2)
     assert isinstance(scalar, ScalarField)
+    assert "other" not in pair.vars[0].__dict__, "what a component is noted on is a Python object with attributes"
     structure = ti.Struct.field({"a": ti.f64, "b": ti.types.vector(2, ti.f64)}, shape=2)
     assert isinstance(structure, StructField)
     assert list(structure.field_dict) == ["a", "b"]

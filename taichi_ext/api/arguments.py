@@ -372,7 +372,8 @@ def refuse_ended(what: str, *items: Any) -> None:
     for item in items:
         problem = backend.ended_problem(item)
         if problem:
-            raise InvalidArgumentError(f"{what} {problem}.")
+            name = "" if "(" in what or not isinstance(item, backend.Field) else Labels().name(item)
+            raise InvalidArgumentError(f"{what}{f' (field {name})' if name else ''} {problem}.")
 
 
 def refuse_inactive(

@@ -38,7 +38,9 @@ def structure_key(tree: Any, args: tuple[Any, ...], depth: int = 0) -> Any:
         return ("dict", *((k, structure_key(v, args, depth + 1)) for k, v in tree.items()))
     if isinstance(tree, str) or tree is None:
         return tree
+    if isinstance(tree, backend.Field):
+        return backend.field_identity(tree)  # components are other objects each time
     for position, value in enumerate(args):
-        if backend.is_same_array(value, tree) and not isinstance(tree, backend.Field):
+        if backend.is_same_array(value, tree):
             return ("position", position)
     return id(tree)

@@ -12,6 +12,7 @@ import numpy as np
 from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
+from taichi_ext.launches import container_key
 from taichi_ext.record.variables import Variable
 from taichi_ext.runtime.session import Session
 
@@ -53,6 +54,7 @@ def lay_out(
         else:
             group = found.seeds
             key, shape = container(target)
+            _refuse_part(key, target, found)
             found.names[key] = target.name
         if key in group:
             raise InvalidArgumentError(f"{target.name} is given twice among params.")
@@ -60,6 +62,17 @@ def lay_out(
         found.columns.append((total, shape))
         total += math.prod(shape)
     return found
+
+
+def _refuse_part(key: Any, target: Target, found: Parameters) -> None:
+    """Raise for a component of a field among the parameters, and for a field a component of which is among them."""
+    for other in found.seeds:
+        container = container_key(key)
+        if other != key and container_key(other) == container and container in (key, other):
+            raise InvalidArgumentError(
+                f"{found.names[other]} and {target.name} share a part of their memory; name the whole field, or each "
+                "component once."
+            )
 
 
 def direct(session: Session, parameters: Parameters, directions: np.ndarray) -> None:

@@ -21,7 +21,7 @@ from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, in_pl
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import Fused
+from taichi_ext.launches import Fused, container_key
 from taichi_ext.runtime.host_values import as_given, saying_once, warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.passed_numbers import NumberSeeds, PipelineRun, with_tangents
@@ -236,7 +236,10 @@ class Evaluation:
         """Whether one kernel without arguments has one parameter and one output, which are different fields."""
         is_simple = self.call.kernel is not None and not self.call.args and self._watch is None
         is_single = len(self._params) == len(outputs) == len(self._prepared.fused) == 1
-        return is_simple and is_single and self._outputs[0].kind == "field" and outputs[0][0] not in session.params
+        if not is_simple or not is_single or self._outputs[0].kind != "field":
+            return False
+        key = outputs[0][0]
+        return key == container_key(key) and key not in map(container_key, session.params)
 
     def _new_replay(self, session: Session, outputs: list[Any], columns: Columns) -> Replay | None:
         (key, shape), (_, inner) = outputs[0], columns[0]
@@ -280,14 +283,8 @@ class Evaluation:
 
     def _container(self, session: Session, target: Target) -> tuple[Any, tuple[int, ...]]:
         """Key and shape, element shape included, of a field or array."""
-        fields = self._prepared.fields
         if target.kind == "field":
-            info = fields.field(target.field)
-            assert info is not None
-            if fields.component(target.field) is not None:
-                raise InvalidArgumentError(
-                    f"{target.name} is one component of a matrix field that is used as a whole; name the whole field."
-                )
+            info = self._prepared.fields.part(target.field)
             return info.key, (*info.shape, *info.element_shape)
         value = self.call.value(target)
         key = session.register_array(value, self.call.annotation(target), target.name)
@@ -305,7 +302,7 @@ class Evaluation:
             if host is not None and not host.flags.writeable:
                 raise InvalidArgumentError(f"{target.name} is read-only; give an array that can be written.")
             dtype = session.info(key).dtype
-        rows = math.prod(shape)
+        rows = math.prod(shape) if key == RETURN or key[0] == "array" else session.info(key).size
         is_fit = place is not None and place.size == rows * session.columns and place.dtype == numpy_dtype(dtype)
         session.open_output(key, target.name, rows, dtype, place if is_fit else None)
         return key, shape
@@ -376,7 +373,7 @@ class Evaluation:
     def _keys(self, session: Session) -> tuple[list[tuple[Target, Any]], list[tuple[Target, Any]]]:
         """The parameters and the outputs, each with its key in a session."""
         both = (self._params, self._outputs)
-        params, outputs = ([(t, self._key(session, t)) for t in targets] for targets in both)
+        params, outputs = ([(t, container_key(self._key(session, t))) for t in targets] for targets in both)
         return params, outputs
 
     def _key(self, session: Session, target: Target) -> Any:

@@ -50,6 +50,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     missing = [str(t.name) for t, key in zip(prepared.outputs, outputs, strict=True) if key not in fused.shadows]
     if missing:
         raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
+    _refuse_components(prepared, call, fused)
     evaluation = Evaluation(prepared, call)
     shapes, rows = evaluation.parameter_shapes(), [shape for shape, _ in evaluation.output_shapes()]
     starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))[:-1]
@@ -64,6 +65,17 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     by = ", ".join(str(t.name) for t in prepared.params)
     title = f"Jacobian of {call.name}: {names} by {by}."
     return export(program, tangents, _known(prepared, fused, program), backend.stores_by_column(), title)
+
+
+def _refuse_components(prepared: Prepared, call: KernelCall, fused: Fused) -> None:
+    """Raise where the tangents of a whole field are those of a component: the module has no place for them."""
+    for target in (*prepared.params, *prepared.outputs):
+        is_part = target.kind == "field" and prepared.fields.component(target.field) is not None
+        if is_part and _key(prepared, call, target) in fused.shadows:
+            raise UnsupportedError(
+                f"{target.name} is a component of a field that the kernel writes. Export the Jacobian of the whole "
+                "field."
+            )
 
 
 def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:

@@ -166,7 +166,7 @@ class Jacobian:
             if problem:
                 raise InvalidArgumentError(f"{target.name} {problem}.")
         self._prepared = dataclasses.replace(
-            prepared, fields=FieldTable(self._call.labels), fused={}, replay=None, layout=version
+            prepared, fields=FieldTable(self._call.labels), fused={}, replay=None, layout=version, composed={}
         )
 
     def _follow_constants(self, call: KernelCall) -> None:
@@ -251,6 +251,8 @@ class Jacobian:
             True
         """
         self._refuse_ended()
+        with backend.exclusive:
+            self._follow_layout(self._last_call())
         Path(path).write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")
 
     def explain(self) -> str:

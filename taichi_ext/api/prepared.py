@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.arguments import KernelCall, Target, refuse_ended
 from taichi_ext.api.replay import Replay
 from taichi_ext.api.sparse_replay import SparseReplay
 from taichi_ext.launches import Fused
@@ -84,9 +84,10 @@ class Prepared:
 
 def values_of(prepared: Prepared, call: KernelCall, returned: Any) -> list[Any]:
     """A copy of each output as it is now; a return value is what was returned."""
-    return [
-        returned
-        if target.kind == "return"
-        else backend.copy_of(target.field if target.kind == "field" else call.value(target))
-        for target in map(call.current, prepared.outputs)
-    ]
+    return [returned if t.kind == "return" else _held(t, call) for t in map(call.current, prepared.outputs)]
+
+
+def _held(target: Target, call: KernelCall) -> Any:
+    obj = target.field if target.kind == "field" else call.value(target)
+    refuse_ended(str(target.name), obj)
+    return backend.copy_of(obj)

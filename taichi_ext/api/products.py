@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import flatten
+from taichi_ext import backend
+from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options
@@ -266,10 +267,9 @@ def _is_structure(tree: Any) -> bool:
 
 
 def _as_array(value: Any, place: str) -> np.ndarray:
-    values = value.detach().cpu().numpy() if hasattr(value, "detach") else value
-    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    refuse_ended(place, value)
     try:
-        found = np.asarray(values)
+        found = np.asarray(backend.as_numpy(value))
         is_real = found.dtype.kind in "fiu"
     except ValueError:  # a list of lists of different lengths
         found, is_real = np.empty(0), False

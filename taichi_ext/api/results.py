@@ -116,7 +116,7 @@ def fill_out(out: Any, result: Any) -> Any:
         elif backend.is_torch_tensor(target):
             target.copy_(backend.torch_from_numpy(values, target.device))
         else:
-            target.from_numpy(np.ascontiguousarray(values))
+            backend.put_back(target, np.ascontiguousarray(values))
     return out
 
 

@@ -16,6 +16,7 @@ from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import container_key, rows_of
 from taichi_ext.runtime.memory import available_memory
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_adjoint import AdjointRows
@@ -71,9 +72,7 @@ class SparseEvaluation(Evaluation):
     def _element(self, target: Any) -> int:
         """How many numbers an element of a parameter or output has."""
         if target.kind == "field":
-            info = self._prepared.fields.field(target.field)
-            assert info is not None  # of real numbers
-            return math.prod(info.element_shape)
+            return math.prod(self._prepared.fields.part(target.field).element_shape)
         if target.kind == "return" or target.variable is not None or self.call.is_value(target):
             return 1
         return math.prod(backend.array_element_shape(self.call.value(target), self.call.annotation(target)))
@@ -95,8 +94,9 @@ class SparseEvaluation(Evaluation):
     def _new_session(self, first: int, count: int | None) -> tuple[Any, Any]:
         session, columns = super()._new_session(first, count)
         if isinstance(session, SparseSession):
-            keys = [self._key(session, target) for target in self._params]
-            sizes = {key: math.prod(shape) for key, (_, shape) in zip(keys, columns, strict=True)}
+            keys = self._param_containers(session)
+            shapes = (shape for _, shape in columns)
+            sizes = {key: self._size(key, shape) for key, shape in zip(keys, shapes, strict=True)}
             in_rows = {keys[n] for n in self._prepared.in_rows}
             session.number(sizes, in_rows, self._prepared.composed)
         return session, columns
@@ -163,18 +163,45 @@ class SparseEvaluation(Evaluation):
 
     def _run_sparse(self) -> list[list[Any]]:
         rows, outputs, params = self._run_rows()
-        return [[rows.block(key, param, size, dtype) for param in params] for key, size, dtype in outputs]
+        return [[self._block(rows, output, param) for param in params] for output in outputs]
+
+    def _block(self, rows: Any, output: tuple[Any, int, Any], param: Any) -> Any:
+        """The block of an output and a parameter: of components the rows and columns that are theirs."""
+        key, size, dtype = output
+        block = rows.block(container_key(key), container_key(param), size, dtype)
+        for axis, part in enumerate((key, param)):
+            if part != container_key(part):
+                block = block[self._rows_of(part)] if axis == 0 else block[:, self._rows_of(part)]
+        return block
+
+    def _rows_of(self, key: Any) -> slice:
+        """The entries of a container that a parameter or output is."""
+        return slice(None) if key == container_key(key) else rows_of(key, self._prepared.fields.infos[key[:2]])
+
+    def _size(self, key: Any, shape: tuple[int, ...]) -> int:
+        """How many entries the container of a parameter or output has, which has this shape itself."""
+        infos = self._prepared.fields.infos
+        return infos[key[:2]].size if key[0] == "field" else math.prod(shape)
+
+    def _param_containers(self, session: Session) -> list[Any]:
+        """The keys of the containers of the parameters."""
+        return [container_key(self._key(session, target)) for target in self._params]
 
     def _run_transposed(self, cotangents: list[np.ndarray]) -> list[np.ndarray | None]:
         rows, outputs, params = self._run_rows()
         given: dict[Any, Any] = {}
-        for (key, _, _), matrix in zip(outputs, cotangents, strict=True):
-            given[key] = given[key] + matrix if key in given else matrix
+        for (part, size, _), matrix in zip(outputs, cotangents, strict=True):
+            key, whole = container_key(part), matrix
+            if part != key:
+                whole = np.zeros((size, matrix.shape[1]), matrix.dtype)
+                whole[self._rows_of(part)] = matrix
+            given[key] = given[key] + whole if key in given else whole
         gradient = rows.times(given)
-        return [gradient.get(key) for key in params]
+        found = ((key, gradient.get(container_key(key))) for key in params)
+        return [None if matrix is None else matrix[self._rows_of(key)] for key, matrix in found]
 
     def _run_rows(self) -> tuple[Any, list[tuple[Any, int, Any]], list[Any]]:
-        """The rows after a run; the key, size and type of each output; the key of each parameter."""
+        """The rows after a run; of each output the key, the size of its container, the type; the parameters' keys."""
         prepared = self._prepared
         is_simple = self.call.kernel is not None and not self.call.args and self._watch is None
         is_simple = is_simple and self._out is None and self._state is None
@@ -183,7 +210,7 @@ class SparseEvaluation(Evaluation):
             if rows is not None:
                 return rows, prepared.replay.outputs, prepared.replay.params
         session, found = self._run_session()
-        outputs = [(key, math.prod(shape), self._dtype(session, key)) for key, shape in found]
+        outputs = [(key, self._size(key, shape), self._dtype(session, key)) for key, shape in found]
         params = [self._key(session, target) for target in self._params]
         if is_simple and all(target.kind == "field" for target in self._outputs):
             prepared.replay = SparseReplay.of(session, self.call.full_args, outputs, params)
@@ -197,8 +224,8 @@ class SparseEvaluation(Evaluation):
             self._check_out(session, outputs, columns)
             self._launch(session, [key for key, _ in outputs])
         finally:
-            keys = list(session.numbering.sizes)
-            self._prepared.in_rows |= {keys.index(key) for key in session.numbering.in_rows}
+            keys = self._param_containers(session)
+            self._prepared.in_rows |= {n for n, key in enumerate(keys) if key in session.numbering.in_rows}
             self._prepared.composed.update(session.numbering.composed)
         return session, outputs
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any, TypeGuard
 
 import numpy as np
-from taichi import MatrixField, Ndarray, ScalarField, StructField
+from taichi import MatrixField, Ndarray, StructField
 from taichi._lib import core
 from taichi.lang import impl
 from taichi.lang.expr import Expr
@@ -17,8 +17,7 @@ from taichi.types import primitive_types
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
 from taichi_ext.backend.leaf_arguments import COMPOUND, compound_problem
-from taichi_ext.backend.lifetime import ended_problem, is_field_alive
-from taichi_ext.backend.sparse_layouts import SparsePart, is_dense_node, sparse_part
+from taichi_ext.backend.lifetime import ended_problem, is_field_alive, refuse_ended
 
 
 def is_torch_tensor(x: Any) -> TypeGuard[Any]:
@@ -144,11 +143,6 @@ def is_same_storage(a: Any, b: Any) -> bool:
 def given_name(field: Any) -> str:
     """What Taichi calls a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
     return field._name if is_field_alive(field) and is_placed(field) else ""
-
-
-def node_of(component: Expr) -> int:
-    """The place of a component of a field in the layout of all fields."""
-    return int(component.ptr.snode().id)
 
 
 def is_placed(field: Any) -> bool:
@@ -305,7 +299,8 @@ def _array_problem(annotation: Any, value: Any) -> str:
 
 
 def copy_of(obj: Any) -> Any:
-    """The values of a field or array."""
+    """The values of a field or array, which has to exist."""
+    refuse_ended(obj)
     if is_torch_tensor(obj):
         return obj.detach().clone()
     if isinstance(obj, np.ndarray):
@@ -314,7 +309,16 @@ def copy_of(obj: Any) -> Any:
     return obj.to_numpy() if values is None else values.copy()
 
 
+def as_numpy(value: Any) -> Any:
+    """What a field, array, tensor, vector or matrix holds, as a NumPy array; anything else as it is."""
+    refuse_ended(value)
+    values = value.detach().cpu().numpy() if is_torch_tensor(value) else value
+    return values.to_numpy() if hasattr(values, "to_numpy") else values
+
+
 def put_back(obj: Any, copy: Any) -> None:
+    """Store values to a field or array, which has to exist."""
+    refuse_ended(obj)
     if isinstance(obj, np.ndarray):
         if obj.flags.writeable:  # others are only read
             obj[...] = copy
@@ -324,87 +328,3 @@ def put_back(obj: Any, copy: Any) -> None:
         memory[...] = copy
     else:
         obj.from_numpy(copy)
-
-
-def is_flat(field: Any) -> bool:
-    """Whether a field is placed in one dense level, its indices beginning at 0."""
-    if isinstance(field, StructField):
-        return False
-    node = field.vars[0].ptr.snode()
-    is_single = node.parent is not None and node.parent.parent is not None and node.parent.parent.parent is None
-    return is_single and is_dense(field) and not any(node.offset)
-
-
-def tree_number(field: Any) -> int:
-    """Which of the trees that hold all fields a field is placed in."""
-    return int(field.vars[0].ptr.snode().get_snode_tree_id())
-
-
-def is_dense(field: Any) -> bool:
-    """Whether all levels of a field's layout are dense."""
-    if isinstance(field, StructField):
-        return all(is_dense(member) for member in field.field_dict.values())
-    return is_dense_node(field.vars[0].ptr.snode())
-
-
-def sparse_part_of(obj: Any) -> SparsePart | None:
-    """The part of the layout that a scalar or matrix field lies in; None where that is dense, and of arrays."""
-    return sparse_part(obj.vars[0].ptr.snode()) if isinstance(obj, (ScalarField, MatrixField)) else None
-
-
-def is_under(field: Any, node: Any) -> bool:
-    """Whether a field is placed in a node of the layout, or in one below it."""
-    current = field.vars[0].ptr.snode()
-    while current is not None:
-        if current.id == node.ptr.id:
-            return True
-        current = current.parent
-    return False
-
-
-def leaf_fields(field: Any) -> list[Any]:
-    """The scalar and matrix fields that a field consists of."""
-    if isinstance(field, StructField):
-        return [leaf for member in field.field_dict.values() for leaf in leaf_fields(member)]
-    return [field]
-
-
-def is_dynamic_cell(field: Any, index_count: int) -> bool:
-    """Whether so many indices name a list of a dynamic node, to which entries are appended, rather than an entry."""
-    node = leaf_fields(field)[0].vars[0].ptr.snode()
-    if node is None:
-        return False
-    parent = node.parent
-    is_dynamic = parent is not None and parent.type == core.SNodeType.dynamic
-    return is_dynamic and node.num_active_indices() == index_count + 1
-
-
-def layout_node(x: Any) -> Any:
-    """The node of the layout that a node or field stands for."""
-    return x._snode
-
-
-def node_kind(node: Any) -> str:
-    """``dense``, ``pointer``, ``dynamic``, ``bitmasked`` ..."""
-    return node.ptr.type.name
-
-
-def node_shape(node: Any) -> tuple[int, ...]:
-    """How many cells a node has along each axis, those of the nodes above it included."""
-    return tuple(node.shape)
-
-
-def has_leading_axes(field: Any, node: Any) -> bool:
-    """Whether the axes of a node are the first ones of a field that is placed in it, in order."""
-    own, above = (n._physical_index_position() for n in (field._snode, node))
-    return list(own) == sorted(own) and list(above) == list(own)[: len(above)]
-
-
-def child_numbers(node: Any) -> list[int]:
-    """Numbers of the nodes below a node, in order."""
-    return [child.ptr.id for child in node._get_children()]
-
-
-def component_numbers(field: Any) -> list[int]:
-    """Numbers of the nodes in which the components of a field are placed."""
-    return [node_of(v) for v in field.vars]

@@ -6,10 +6,9 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from taichi import Matrix, MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct
+from taichi import Matrix, MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct, StructField
 from taichi.lang import impl, matrix, mesh
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.field import SNodeHostAccess
@@ -17,8 +16,9 @@ from taichi.lang.kernel_impl import Kernel
 from taichi.lang.matrix import MatrixType, VectorType
 from taichi.lang.struct import StructType
 
+from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
-from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
+from taichi_ext.backend.lifetime import refuse_ended
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
 _followers: dict[int, Any] = {}
@@ -102,43 +102,11 @@ def _refuse_gradient(kernel: Kernel) -> None:
         )
 
 
-@dataclass(frozen=True)
-class FieldEntry:
-    """One number of a field, as Python reads it and stores to it."""
-
-    accessor: Any
-    index: tuple[int, ...]  # filled up with zeros
-
-    @property
-    def node(self) -> int:
-        """The place of the number's component in the layout."""
-        return int(_node(self.accessor).id)
-
-    @property
-    def name(self) -> Any:
-        return ("entry", self.node, tuple(self.index))
-
-    def sparse_part(self) -> SparsePart | None:
-        """The part of the layout that the number lies in, where that is not dense."""
-        return sparse_part(_node(self.accessor))
-
-    def read(self) -> Any:
-        return self.accessor.getter(*self.index)
-
-    def write(self, value: Any) -> None:
-        self.accessor.setter(value, *self.index)
-
-
-def _node(accessor: Any) -> Any:
-    """The node of the layout that an accessor of Taichi's reads and writes."""
-    setter = accessor.setter
-    return setter.__closure__[setter.__code__.co_freevars.index("snode")].cell_contents
-
-
 def _entry(field: Any, key: Any) -> FieldEntry:
+    refuse_ended(field)
     field._initialize_host_accessors()
     accessors: Any = field.host_accessors
-    return FieldEntry(accessors[0], tuple(field._pad_key(key)))
+    return FieldEntry.of(accessors[0], tuple(field._pad_key(key)))
 
 
 def _set_entry(entry: FieldEntry, value: Any, store: Callable[[], None]) -> None:
@@ -161,8 +129,19 @@ def _followed_field_set(self: ScalarField, key: Any, value: Any) -> None:
 
 
 def _followed_field_get(self: ScalarField, key: Any) -> Any:
+    refuse_ended(self)
     value = _originals["field get"](self, key)
     return _get_entry(_entry(self, key), value)
+
+
+def _existing(name: str) -> Callable[..., Any]:
+    """Access to entries of a vector, matrix or struct field, which has to exist: what is got reads and writes them."""
+
+    def access(self: Any, *args: Any) -> Any:
+        refuse_ended(self)
+        return _originals[name](self, *args)
+
+    return access
 
 
 def _followed_proxy_set(self: Any, key: Any, value: Any) -> None:
@@ -176,7 +155,7 @@ def _followed_proxy_get(self: Any, key: Any) -> Any:
 
 def _followed_entry_write(x: Any, value: Any) -> None:
     if isinstance(x, SNodeHostAccess):
-        _set_entry(FieldEntry(x.accessor, tuple(x.key)), value, lambda: _originals["entry write"](x, value))
+        _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["entry write"](x, value))
         return
     follower = _follower()
     if follower is not None:
@@ -189,7 +168,7 @@ def _followed_entry_write(x: Any, value: Any) -> None:
 def _followed_entry_read(x: Any) -> Any:
     value = _originals["entry read"](x)
     if isinstance(x, SNodeHostAccess):
-        return _get_entry(FieldEntry(x.accessor, tuple(x.key)), value)
+        return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value)
     follower = _follower()
     return value if follower is None else follower.host_read(x.ndarr, value)
 
@@ -197,7 +176,7 @@ def _followed_entry_read(x: Any) -> Any:
 def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     if isinstance(x, SNodeHostAccess):  # other members are structs and matrices, which are followed themselves
-        _set_entry(FieldEntry(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
+        _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
     else:
         _originals["member set"](self, key, value)
 
@@ -205,7 +184,7 @@ def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
 def _followed_member_get(self: Struct, key: Any) -> Any:
     value = _originals["member get"](self, key)
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
-    return _get_entry(FieldEntry(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
+    return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
 
 
 def _followed_array_set(self: Any, key: Any, value: Any) -> None:
@@ -236,6 +215,7 @@ def _followed_fill(self: Any, value: Any) -> None:
 
 def _followed_to_numpy(name: str) -> Callable[..., Any]:
     def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_ended(self)
         values = _originals[name](self, *args, **kwargs)
         follower = _follower()
         return values if follower is None else follower.host_read(self, values)
@@ -245,6 +225,7 @@ def _followed_to_numpy(name: str) -> Callable[..., Any]:
 
 def _followed_from_numpy(name: str) -> Callable[..., Any]:
     def from_numpy(self: Any, arr: Any) -> None:
+        refuse_ended(self)
         follower = _follower()
         if follower is not None:
             follower.before_host_write(self, arr)
@@ -324,6 +305,9 @@ _FOLLOWED = {
 for _class in (ScalarField, MatrixField, ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray):
     for _name, _follow in (("to_numpy", _followed_to_numpy), ("from_numpy", _followed_from_numpy)):
         _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _follow(f"{_class.__name__}.{_name}"))
+for _class in (MatrixField, StructField):
+    for _name in ("__getitem__", "__setitem__"):
+        _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _existing(f"{_class.__name__}.{_name}"))
 for _class in (MatrixType, VectorType):
     _name = f"{_class.__name__} of numbers"
     _FOLLOWED[_name] = (_class, "_instantiate_in_python_scope", _followed_typed(_name))

@@ -34,6 +34,7 @@ from taichi_ext.backend.calling import no_position
 from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.leaf_arguments import leaf_arguments
+from taichi_ext.backend.lifetime import Uses
 from taichi_ext.backend.threads import exclusive
 
 STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ndrange_function)
@@ -156,6 +157,7 @@ class FusedKernel(Kernel):
         self.cpp = None
         self.compiled: Any = None
         self.captures = Captures()
+        self.uses = Uses()
         self.has_vectors = has_vectors  # fields or array arguments have vectors or matrices as entries
         self.lines = 0  # of its text, where it was generated
 
@@ -213,6 +215,7 @@ class FusedKernel(Kernel):
         return self.compiled
 
     def launch(self, *args: Any) -> Any:
+        self.uses.refuse_ended()
         self.compile()
         return _launch_kernel(self, self.cpp, *args)
 
@@ -252,11 +255,13 @@ class RepeatedLaunch:
     def __init__(self, fused: FusedKernel, given: list[Any]) -> None:
         self._context = fused.cpp.make_launch_context()
         self._runtime = fused.runtime  # which lets go of its program at ti.init
+        self._uses = fused.uses
         self._compiled = fused.compile()
         self._given = given
         self._set(given)
 
     def __call__(self, given: Iterable[Any] = ()) -> None:
+        self._uses.refuse_ended()
         self._set(given)
         self._runtime.prog.launch_kernel(self._compiled, self._context)
 

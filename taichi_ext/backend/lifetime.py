@@ -5,14 +5,28 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from taichi import Field, FieldsBuilder, Ndarray, ScalarNdarray, StructField
+from taichi import Field, FieldsBuilder, Ndarray, ScalarNdarray, SNode, StructField
 from taichi._snode.snode_tree import SNodeTree
 from taichi.lang import impl
 
 from taichi_ext.errors import EndedFieldError
+
+_counter = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment in the life of a program: which trees of fields there were."""
+
+    program: Any  # a weak reference
+    last_tree: int  # serial number
+    destroyed: int  # how many trees had been destroyed
 
 
 class _Layout:
@@ -21,8 +35,25 @@ class _Layout:
     def __init__(self, program: Any) -> None:
         self.program = program
         self.destroyed: set[int] = set()  # numbers of trees
-        self.version = 0  # changes when a tree is destroyed
+        self.version = next(_counter)  # changes when a tree is destroyed, and is another one in each program
+        self.lost: list[tuple[int, str]] = []  # the trees that were destroyed: serial numbers, and what was in them
         self._addresses: set[int] = set()
+        self._serials = {n: next(_counter) for n in range(program().get_snode_tree_size())}
+
+    def serial(self, tree: int) -> int:
+        """A number that no other tree has had, or will have; those of trees are given again."""
+        return self._serials.setdefault(tree, next(_counter))
+
+    def add(self, tree: int) -> None:
+        self.destroyed.discard(tree)
+        self._serials[tree] = next(_counter)
+
+    def moment(self) -> Moment:
+        return Moment(self.program, next(_counter), len(self.lost))
+
+    def lives(self, serial: int) -> bool:
+        """Whether a tree is one of this program and has not been destroyed."""
+        return serial in self._serials.values()
 
     def has(self, component: Any) -> bool:
         address = component.ptr.get_underlying_ptr_address()
@@ -30,9 +61,10 @@ class _Layout:
             self._addresses = self._placed()
         return address in self._addresses or any(component is pending for pending in _pending())
 
-    def destroy(self, tree: int) -> None:
+    def destroy(self, tree: int, text: str) -> None:
         self.destroyed.add(tree)
-        self.version += 1
+        self.lost.append((self._serials.pop(tree, 0), text))
+        self.version = next(_counter)
         self._addresses = set()
 
     def _placed(self) -> set[int]:
@@ -66,8 +98,69 @@ def _layout() -> _Layout:
 
 
 def layout_version() -> int:
-    """A number that changes when a tree of fields is destroyed."""
+    """A number that changes when a tree of fields is destroyed, and with the program."""
     return _layout().version
+
+
+def tree_serial(node: Any) -> int:
+    """Tells the tree of a node, as Taichi's core has it, from all others, those of other programs included."""
+    return _layout().serial(node.get_snode_tree_id())
+
+
+def is_tree_alive(serial: int) -> bool:
+    """Whether the tree with a serial number still exists."""
+    return impl.get_runtime().prog is not None and _layout().lives(serial)
+
+
+class InTree:
+    """Something of ours that reads and writes a part of a tree of fields."""
+
+    tree_serial: int
+
+
+class Uses:
+    """The trees of fields that a compiled kernel uses, which it reads and writes without asking whether they exist.
+
+    Args:
+        kernel: what messages call it.
+        fields: the fields, by the names that messages have for them.
+    """
+
+    def __init__(self, kernel: str = "", fields: Mapping[str, Field] | None = None) -> None:
+        self._kernel = kernel
+        self._trees = {
+            tree_serial(component.ptr.snode()): name for name, f in (fields or {}).items() for component in f.vars
+        }
+        self._version = layout_version()
+
+    def refuse_ended(self) -> None:
+        """Raise where one of them no longer exists; this is quick where none has been destroyed since."""
+        version = layout_version()
+        if version == self._version:
+            return
+        for serial, name in self._trees.items():
+            if not is_tree_alive(serial):
+                raise EndedFieldError(
+                    f"{self._kernel} uses the field {name}, which no longer exists: ti.init was called since the "
+                    "kernel was compiled, or its tree was destroyed. Pass a field that is made again as an argument "
+                    "(ti.template()), or destroy it after the call."
+                )
+        self._version = version
+
+
+def moment() -> Moment:
+    """Now, to be compared with later."""
+    return _layout().moment()
+
+
+def lost_since(before: Moment) -> str:
+    """What no longer exists of the fields that there were at a moment; empty where all of them do."""
+    program = impl.get_runtime().prog
+    if program is None or before.program() is not program:
+        return "ti.init or ti.reset was called"
+    lost = (text for serial, text in _layout().lost[before.destroyed :] if serial <= before.last_tree)
+    found = next(lost, None)
+    return "" if found is None else f"the tree of {found} was destroyed"
 
 
 def is_field_alive(field: Any) -> bool:
@@ -90,17 +183,25 @@ def ended_problem(obj: Any) -> str:
     if isinstance(obj, StructField):
         return next(filter(None, map(ended_problem, obj.field_dict.values())), "")
     if isinstance(obj, Field) and not is_field_alive(obj):
-        return "no longer exists: ti.init was called since it was made, or its tree was destroyed; create it again"
+        return _GONE
     if isinstance(obj, Ndarray) and not is_array_alive(obj):
         return "no longer exists: ti.init was called since it was made; create it again"
-    return ""
+    return _GONE if isinstance(obj, InTree) and not is_tree_alive(obj.tree_serial) else ""
 
 
-def refuse_ended(obj: Any, what: str) -> None:
-    """Raise for a field that no longer exists; for use while a kernel is traced."""
+def refuse_ended(obj: Any, what: str = "") -> None:
+    """Raise for a field or array that no longer exists, before Taichi reads or writes freed memory."""
     problem = ended_problem(obj)
     if problem:
-        raise EndedFieldError(f"{what} {problem}.")
+        raise EndedFieldError(f"{what or _kind(obj)} {problem}.")
+
+
+def _kind(obj: Any) -> str:
+    return "A ti.ndarray that is read or written here" if isinstance(obj, Ndarray) else _A_FIELD
+
+
+_A_FIELD = "A field that is read or written here"
+_GONE = "no longer exists: ti.init was called since it was made, or its tree was destroyed; create it again"
 
 
 _make_array, _destroy, _finalize = Ndarray.__init__, SNodeTree.destroy, FieldsBuilder._finalize
@@ -113,14 +214,27 @@ def _remember_program(self: Any) -> None:
 
 def _note_destroyed(self: Any) -> None:
     number = None if self.destroyed or self.prog is not impl.get_runtime().prog else self.id
+    text = "" if number is None else _first_field(self.prog.get_snode_root(number))
     _destroy(self)
     if number is not None:
-        _layout().destroy(number)
+        _layout().destroy(number, text)
+
+
+def _first_field(node: Any) -> str:
+    """What messages call the first field below a node of a tree."""
+    for child in (node.get_ch(n) for n in range(node.get_num_ch())):
+        if child.is_place():
+            return f"a field of shape {tuple(SNode(child).shape)}"
+        found = _first_field(child)
+        if found:
+            return found
+    return ""
 
 
 def _note_finalized(self: Any, *args: Any, **kwargs: Any) -> Any:
+    _layout()
     tree = _finalize(self, *args, **kwargs)
-    _layout().destroyed.discard(tree.id)  # numbers are given again
+    _layout().add(tree.id)  # numbers are given again
     return tree
 
 

@@ -17,7 +17,7 @@ from taichi.lang import impl
 from taichi.lang.expr import Expr
 from taichi.types.primitive_types import all_types
 
-from taichi_ext.backend.lifetime import layout_version
+from taichi_ext.backend.lifetime import InTree, layout_version, refuse_ended, tree_serial
 
 # What Taichi's stubs say of kernels is not what it takes.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
@@ -176,10 +176,11 @@ def _without(cells: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(cells[~np.isin(numbers[: len(cells)], numbers[len(cells) :])])
 
 
-class SparsePart:
+class SparsePart(InTree):
     """What lies below an outermost node that is not dense. Its kernels are made once."""
 
     def __init__(self, top: Any) -> None:
+        self.tree_serial = tree_serial(top)
         self.nodes: list[_Node] = []  # the outer ones first
         places = defaultdict(list)
         pending = [top]
@@ -196,6 +197,7 @@ class SparsePart:
 
     def copy(self) -> "PartCopy":
         """Which cells are active now, and what they hold."""
+        refuse_ended(self)
         return PartCopy(self, [node.active() for node in self.nodes], [fields.read() for fields in self.fields])
 
 
@@ -209,6 +211,7 @@ class PartCopy:
 
     def put_back(self) -> None:
         """Make the same cells active as then, with what they held; others are not touched."""
+        refuse_ended(self.part)
         for fields, held in zip(self.part.fields, self.fields, strict=True):
             fields.clear(_without(fields.read().cells, held.cells))  # a bitmasked cell is read where it is not active
         nodes = [(node, saved, node.active()) for node, saved in zip(self.part.nodes, self.nodes, strict=True)]

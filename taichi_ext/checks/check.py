@@ -194,7 +194,7 @@ class _Run:
         if target.variable is not None:
             value = target.variable.read()
             dtype = np.dtype(backend.to_numpy_type(backend.default_type(float)))
-            return np.array(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype)
+            return np.array(backend.as_numpy(value), dtype)
         if self.call.is_value(target):
             kind = backend.default_type(float) if self.call.kernel is None else self.call.annotation(target)
             dtype = backend.numpy_dtype_of_annotation(kind)
@@ -223,8 +223,7 @@ def _as_array(value: Any) -> np.ndarray:
     """A number, vector or matrix, or what a kernel returns, in float64."""
     if isinstance(value, (list, tuple)) and any(hasattr(v, "to_numpy") for v in value):
         return np.concatenate([_as_array(v).reshape(-1) for v in value])
-    to_numpy = getattr(value, "to_numpy", None)
-    return np.array(value if to_numpy is None else to_numpy(), np.float64)
+    return np.array(backend.as_numpy(value), np.float64)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------

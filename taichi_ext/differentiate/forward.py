@@ -155,11 +155,7 @@ class Forward:
         self.relied: set[Container] = set()  # containers whose tangents are taken to be zero at the start
         in_order = sorted(activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
         self.tangents = {c: self._new_tangents(c) for c in in_order}
-        parameters = {
-            t.container.name: (t.role.first_column, t.size)
-            for t in self.tangents.values()
-            if t.role.first_column is not None
-        }
+        parameters = {name: place for t in self.tangents.values() for name, place in t.named_columns().items()}
         held = None if self.sparse is None else self.sparse.numbering.is_in_rows
         self.naming = Naming(
             self.builder,

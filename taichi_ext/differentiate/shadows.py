@@ -41,6 +41,7 @@ class Role:
     first_column: int | None = None
     is_fresh: bool = True  # its tangents are zero at the start
     by_column: bool = False  # columns of the shadow lie together in memory
+    components: tuple[tuple[int, int], ...] = ()  # that alone have columns, by number, each with its first one
 
 
 class Tangents:
@@ -61,16 +62,26 @@ class Tangents:
     def size(self) -> int:
         return math.prod(self.extent.shape) * self.components
 
+    def named_columns(self) -> dict[str, tuple[int, int]]:
+        """The first column and the number of columns of a parameter, by name; of components that are parameters."""
+        first, name, size = self.role.first_column, self.container.name, self.size
+        if self.role.components:
+            return {f"{name}_{n}": (column, size // self.components) for n, column in self.role.components}
+        return {} if first is None else {name: (first, size)}
+
     # --- reading
 
     def row_number(self, indices: tuple[Value, ...], component: Affine) -> tuple[Affine, Value]:
         """The number of an entry's row, in normal form and as a value."""
-        affine, c = Affine(), self.container
-        offsets = self.extent.offset or (0,) * c.ndim
+        affine = self.entry_number(indices) * self.components + component
+        return affine, self.forward.naming.value_of(affine)
+
+    def entry_number(self, indices: tuple[Value, ...]) -> Affine:
+        """The number of a vector or matrix, or of a number where the container holds these."""
+        affine, offsets = Affine(), self.extent.offset or (0,) * self.container.ndim
         for index, size, offset in zip(indices, self.extent.shape, offsets, strict=True):
             affine = affine * size + self.forward.naming.normal(index) + Affine((), -offset)
-        affine = affine * self.components + component
-        return affine, self.forward.naming.value_of(affine)
+        return affine
 
     def component(self, load: Load) -> Affine:
         total = Affine()
@@ -97,20 +108,40 @@ class Tangents:
 
     def form(self, load: Load) -> Form:
         """The tangent of an entry as it is now."""
-        affine, index = self.row_number(load.indices, self.component(load))
         if self.shadow is None:
-            assert self.role.first_column is not None
-            return self._seed(affine + Affine((), self.role.first_column))
+            return self._seeds(load)
+        affine, index = self.row_number(load.indices, self.component(load))
         index = self.builder.keep(index, "row")
         return {Row(self.container, affine, self, index, self.version, self.forward.loop_sites()): 1}
 
-    def _seed(self, column: Affine) -> Form:
-        """The seed of a column, nothing where it is outside the block of columns that is computed."""
-        first, end, blocks = self.role.first_column, self.forward.columns, self.forward.decisions.blocks
+    def _seeds(self, load: Load) -> Form:
+        """The tangent of an entry of a parameter, or of a field some components of which are parameters."""
+        component, first = self.component(load), self.role.first_column
         assert first is not None
+        if not self.role.components:
+            return self._seed(self.row_number(load.indices, component)[0], first, self.size)
+        entry, form, known = self.entry_number(load.indices), {}, None
+        for number, column in self.role.components:
+            if component.is_constant:
+                weight: Any = int(component.constant == number)
+            else:
+                known = known or self.builder.keep(self.forward.naming.value_of(component), "component")
+                dtype = self.container.dtype
+                weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
+            for seed, factor in self._seed(entry, column, self.size // self.components).items():
+                if weight != 0:
+                    form[seed] = multiply(factor, weight)
+        return form
+
+    def _seed(self, entry: Affine, first: int, size: int) -> Form:
+        """The seed of an entry, nothing where its column is outside the block of columns that is computed.
+
+        ``first`` is the column of the first of ``size`` entries.
+        """
+        column, end, blocks = entry + Affine((), first), self.forward.columns, self.forward.decisions.blocks
         if column.is_constant:
             return {Seed(column): 1} if blocks.has(column.constant) else {}
-        if blocks.has(first, self.size):
+        if blocks.has(first, size):
             return {Seed(column): 1}
         k = self.forward.naming.value_of(column + Affine((), blocks.first or 0))
         if blocks.first is not None:

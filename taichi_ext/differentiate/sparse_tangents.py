@@ -27,7 +27,7 @@ class SparseTangents(Tangents):
         self.is_sunk = numbering.is_sunk(container)
         is_columns = self.key in numbering.columns.composed
         if role.first_column is not None or is_columns:
-            role = replace(role, first_column=numbering.first(container))
+            role = replace(role, first_column=numbering.first(container), components=())
         super().__init__(forward, container, role, shadow)
         self.sunk = Sunk(self.key, container.name, self.size, container.dtype, is_columns)
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import flatten
+from taichi_ext import backend
+from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.errors import InvalidArgumentError, shown
 
 _LEAST_IMAGE = 8  # entries of both axes, from which on they are taken for those of an image
@@ -149,10 +150,10 @@ def _dense(block: Any, path: str) -> np.ndarray:
         raise InvalidArgumentError(
             f"J{path} has shape {tuple(block.shape)}, too large to be drawn entry by entry; use plot_sparsity."
         )
+    refuse_ended(f"J{path}", block)
     values = block.toarray() if _is_sparse(block) else block
-    values = values.detach().cpu() if hasattr(values, "detach") else values
     values = values.to_dense() if hasattr(values, "to_dense") else values
-    values = values.to_numpy() if hasattr(values, "to_numpy") else values
+    values = backend.as_numpy(values)
     try:
         found = np.asarray(values)
     except (ValueError, TypeError):

@@ -267,6 +267,7 @@ class TorchFunction:
         arguments.update(self._in_memory(call, tensors))
         for field, tensor in zip(self._inputs, tensors, strict=False):
             if isinstance(field, backend.Field):
+                backend.refuse_ended(field)
                 field.from_torch(tensor.detach())
         self._allocate(arguments, tensors)
         return {name: arguments[name] for name in self._names}
@@ -380,7 +381,7 @@ class TorchFunction:
     def _results(self, arguments: dict[str, Any], returned: Any, device: Any) -> list[Any]:
         if not self._outputs:
             return [_returned_tensor(returned, self._kernel, device)]
-        found = (o.to_numpy() if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
+        found = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
         return [_as_tensor(values, device) for values in found]
 
 
@@ -424,7 +425,7 @@ def _returned_tensor(returned: Any, kernel: Any, device: Any) -> Any:
     bound = backend.primal_kernel(kernel)
     assert bound is not None
     values = returned if isinstance(returned, (list, tuple)) else [returned]
-    arrays = [np.asarray(v.to_numpy() if hasattr(v, "to_numpy") else v) for v in values]
+    arrays = [np.asarray(backend.as_numpy(v)) for v in values]
     joined = arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
     dtype = backend.to_numpy_type(backend.return_dtype(bound[0]))
     return require_torch().from_numpy(np.array(joined, dtype)).to(device)

@@ -8,8 +8,10 @@ from taichi_ext.launches.launch import (
     Launch,
     Relaunch,
     Role,
+    container_key,
     refuse_buffers,
     refuse_changed,
+    rows_of,
 )
 from taichi_ext.launches.seeds import assumed_role, constants_of, seeds_of, with_own_tangents
 
@@ -22,8 +24,10 @@ __all__ = [
     "Role",
     "assumed_role",
     "constants_of",
+    "container_key",
     "refuse_buffers",
     "refuse_changed",
+    "rows_of",
     "seeds_of",
     "with_node_calls",
     "with_own_tangents",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from taichi_ext import backend
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.launches.launch import ContainerInfo, Launch
 from taichi_ext.launches.seeds import seeds_of
-from taichi_ext.program import Assign, Atomic, Container, For, Load, Program, Update, mapped, rebuilt, with_values
+from taichi_ext.program import Assign, Atomic, Container, Effect, Load, Program, Update, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import refuse_lost, with_appends, with_clears
 from taichi_ext.record.recording import field_container
@@ -20,26 +18,33 @@ from taichi_ext.record.recording import field_container
 def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[Container, ContainerInfo]]:
     """What is known outside of the kernel of its fields and arrays, each field being one container.
 
-    A component of a vector field that the kernel names by itself becomes an entry of the field.
+    A component of a vector field that the kernel names by itself becomes an entry of the field. Loops over it stay: its
+    layout may be another than that of the field.
     """
-    infos: dict[Container, ContainerInfo] = {}
-    whole: dict[Any, Container] = {}
-    parts: dict[Container, tuple[Container, tuple[int, ...]]] = {}
     positions = {leaf.name: n for n, leaf in enumerate(backend.leaf_arguments(launch.kernel))}
-    for c in program.containers:
-        info = launch.arrays.get(positions[c.name]) if c.is_argument else launch.fields.field(c.object)
-        if info is None:
-            continue
-        component = None if c.is_argument else launch.fields.component(c.object)
-        if info.key not in whole:
-            is_part = component is not None
-            whole[info.key] = replace(c, element_shape=info.element_shape, object=info.obj) if is_part else c
-            infos[whole[info.key]] = info
-        if whole[info.key] is not c:
-            index = () if component is None else tuple(map(int, np.unravel_index(component, info.element_shape)))
-            parts[c] = whole[info.key], index
-    if not parts:
-        return program, infos
+    arrays = ((c, launch.arrays.get(positions[c.name])) for c in program.containers if c.is_argument)
+    wholes = _wholes(program)
+    fields = ((whole, launch.fields.field(c.object)) for c, (whole, _) in wholes.items())
+    infos = {c: info for c, info in (*arrays, *fields) if info is not None}
+    parts = {c: found for c, found in wholes.items() if found[0] is not c}
+    return (_with_parts(program, parts) if parts else program), infos
+
+
+def _wholes(program: Program) -> dict[Container, tuple[Container, tuple[int, ...]]]:
+    """For each field that a program names, the container that stands for it, and which component of that it is."""
+    found: dict[Container, tuple[Container, tuple[int, ...]]] = {}
+    fields = [(c, backend.whole_field(c.object)) for c in program.containers if not c.is_argument]
+    wholes: dict[Any, Container] = {}
+    for c, whole in sorted(fields, key=lambda field: field[0].object is not field[1]):  # whole fields first
+        name = backend.field_identity(whole)
+        if name not in wholes:
+            wholes[name] = c if whole is c.object else field_container(whole, c.name)
+        found[c] = wholes[name], backend.component_index(whole, c.object)
+    return found
+
+
+def _with_parts(program: Program, parts: dict[Container, tuple[Container, tuple[int, ...]]]) -> Program:
+    """The program with entries of whole fields for those of their components."""
 
     def change(value: Any) -> Any:
         if isinstance(value, Load) and value.container in parts:
@@ -47,18 +52,16 @@ def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[C
             return Load(container, value.indices, index or value.component, place=value.place)
         return value
 
-    body = mapped(program.body, lambda s: _with_targets(with_values(s, lambda v: rebuilt(v, change)), change, parts))
-    containers = tuple(dict.fromkeys(parts[c][0] if c in parts else c for c in program.containers))
-    return replace(program, body=body, containers=containers), infos
+    def changed(s: Any) -> Any:
+        s = with_values(s, lambda v: rebuilt(v, change))
+        if isinstance(s, (Assign, Update, Atomic)):
+            return replace(s, target=change(s.target))
+        if isinstance(s, Effect):
+            return replace(s, writes=tuple(dict.fromkeys(parts[c][0] if c in parts else c for c in s.writes)))
+        return s
 
-
-def _with_targets(s: Any, change: Any, parts: Any) -> Any:
-    """The statement with its target, and the domain of its loop, changed."""
-    if isinstance(s, (Assign, Update, Atomic)):
-        return replace(s, target=change(s.target))
-    if isinstance(s, For):
-        return replace(s, domain=tuple(parts[d][0] if isinstance(d, Container) and d in parts else d for d in s.domain))
-    return s
+    containers = tuple(dict.fromkeys((*(whole for whole, _ in parts.values()), *program.containers)))
+    return replace(program, body=mapped(program.body, changed), containers=containers)
 
 
 def with_node_calls(
@@ -66,7 +69,8 @@ def with_node_calls(
 ) -> tuple[Program, dict[Container, ContainerInfo]]:
     """The program with what its calls on nodes of the layout do to fields, also to those that it does not name."""
     seen = {info.key for info in infos.values()}
-    others = {field_container(i.obj, str(i.name)): i for k, i in launch.fields.infos.items() if k not in seen}
+    known = (i for k, i in launch.fields.infos.items() if k not in seen and not backend.ended_problem(i.obj))
+    others = {field_container(info.obj, str(info.name)): info for info in known}
     infos = {**infos, **others}
     fields = [c for c in infos if not c.is_argument]
     program, lost = with_appends(replace(program, containers=(*program.containers, *others)), fields)

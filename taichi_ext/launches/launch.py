@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,25 @@ class ContainerInfo:
         return n
 
 
+def container_key(key: Any) -> Any:
+    """The key of the container of a parameter or output: that of a component begins with it."""
+    return key[:2] if key[0] == "field" else key
+
+
+def rows_of(key: Any, info: ContainerInfo) -> slice:
+    """The rows of a container's tangents that belong to a parameter or output in it."""
+    return slice(key[2], None, math.prod(info.element_shape)) if key[0] == "field" and len(key) > 2 else slice(None)
+
+
 @dataclass(frozen=True)
 class Role:
-    """What a container carries when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
+    """What a container carries when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero).
+
+    ``components``: where single components of the container are parameters, the numbers and first columns of these.
+    """
 
     first_column: int | None = None
+    components: tuple[tuple[int, int], ...] = ()
     has_shadow: bool = False
     is_fresh: bool = False
 
@@ -129,7 +144,7 @@ class Fused:
         if self.assumed is None:
             return False
         given = ((assumed, roles.get(key, Role())) for key, assumed in self.assumed.items())
-        return all(a.has_shadow or (a.first_column, a.has_shadow) == (r.first_column, r.has_shadow) for a, r in given)
+        return all(a.has_shadow or replace(a, is_fresh=False) == replace(r, is_fresh=False) for a, r in given)
 
     def launch(self, args: tuple[Any, ...], given: list[Any]) -> Any:
         """Run it; ``given`` are the shadows, in the order of the keys, and the first column if it takes that."""
@@ -184,7 +199,7 @@ def refuse_buffers(kernel: Any, program: Program, *, is_sparse: bool) -> None:
 
 def _buffers(stage: Body) -> int:
     used = read_containers(stage) | written_containers(stage)
-    trees = {backend.tree_number(c.object) for c in used if not c.is_argument}
+    trees = {tree for c in used if not c.is_argument for tree in backend.tree_numbers(c.object)}
     return len(trees) + sum(c.is_argument for c in used)
 
 

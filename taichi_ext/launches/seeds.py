@@ -61,7 +61,8 @@ def _roles(launch: Launch, infos: dict[Container, ContainerInfo]) -> dict[Contai
         role = launch.roles.get(info.key, Role())
         first = None if role.first_column is None else role.first_column - launch.first_column
         is_fresh = first is None and (role.is_fresh or not role.has_shadow)
-        found[c] = shadows.Role(first, is_fresh, backend.stores_by_column())
+        components = tuple((number, column - launch.first_column) for number, column in role.components)
+        found[c] = shadows.Role(first, is_fresh, backend.stores_by_column(), components)
     return found
 
 
@@ -101,6 +102,7 @@ def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Dif
     role = seeds.roles[c]
     has_shadow = any(what is c for what, _ in differentiated.shadows)  # which holds whatever it carries, seeds too
     if role.first_column is not None and not has_shadow:
-        return Role(role.first_column + launch.first_column)
+        components = tuple((number, column + launch.first_column) for number, column in role.components)
+        return Role(role.first_column + launch.first_column, components)
     may_carry = c in differentiated.active.containers and c not in differentiated.relied
     return Role(has_shadow=may_carry or not role.is_fresh)

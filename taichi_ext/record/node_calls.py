@@ -216,7 +216,9 @@ def _zeros(s: Effect, node: Any, c: Container) -> Body:
         first = multiply(indices[axis], sizes[axis]) if axis < len(indices) else 0
         place.append(add(add(Read(n), first), offset))
     zero = literal(0, c.dtype)
-    body: Body = tuple(Assign(Load(c, tuple(place), m), zero, place=s.place) for m in _components(c))
+    components = _components(c)
+    inside = [components[number] for number in backend.components_under(c.object, node)]
+    body: Body = tuple(Assign(Load(c, tuple(place), m), zero, place=s.place) for m in inside)
     for n, count in reversed(list(zip(variables, counts, strict=True))):
         body = (For("range", (n,), (count,), body, place=s.place),)
     return (*before, *body)

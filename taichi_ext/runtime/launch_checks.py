@@ -28,6 +28,15 @@ def refuse_replaced_gradient(kernel: Any) -> None:
         )
 
 
+def refuse_restart(program: Any) -> None:
+    """Raise where a run began in another program; None where that has ended."""
+    if program is None or program is not backend.program():
+        raise InvalidArgumentError(
+            "ti.init or ti.reset was called while a Jacobian was computed, in the pipeline or in another thread: "
+            "the fields and kernels from before no longer exist. Call it before."
+        )
+
+
 def refuse_arguments(kernel: Any, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
     """Raise for a field or array of a program that has ended, and for a struct that holds a parameter."""
     keys = {variable.key for variable in parameters}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,47 +29,59 @@ class FieldTable:
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
         self.infos: dict[Any, ContainerInfo] = {}
-        self._components: dict[int, tuple[Any, int | None, Any]] = {}  # id of a component -> (key, number, component)
+        self._parts: dict[Any, ContainerInfo] = {}  # components, by key
+        self._components: dict[int, tuple[ContainerInfo, int, Any]] = {}  # by id: container, number, the component
         self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the place of a component in the layout
 
     def field(self, field: Any) -> ContainerInfo | None:
-        """The container of a scalar or matrix field; None for integer fields."""
-        components = backend.field_components(field)
-        known = self._components.get(id(components[0]))
+        """The container of a scalar or matrix field, of a component that of its field; None for integer fields."""
+        known = self._components.get(id(backend.field_components(field)[0]))
         if known is not None:
-            return self.infos[known[0]]
+            return known[0]
         backend.refuse_ended(field, "A field that is used here")
         if not backend.is_real(field.dtype):
             return None
         with backend.exclusive:
-            return self._added(field, components)
+            return self._added(backend.whole_field(field))
 
-    def _added(self, field: Any, components: list[Any]) -> ContainerInfo:
+    def _added(self, field: Any) -> ContainerInfo:
+        components = backend.field_components(field)
         known = self._components.get(id(components[0]))  # another thread may have come first
         if known is not None:
-            return self.infos[known[0]]
+            return known[0]
         is_matrix = isinstance(field, backend.MatrixField)
         shape = () if not is_matrix else ((field.n,) if field.ndim == 1 else (field.n, field.m))
         key = ("field", id(components[0]))
         name = self._labels.field(field)
+        if not backend.has_one_offset(field):
+            raise UnsupportedError(
+                f"The components of {name} are placed with different offsets. Place them with one offset, or use a "
+                "scalar field for each of them."
+            )
         offset = backend.field_offset(field)
         info = ContainerInfo(key, name, field, tuple(field.shape), shape, offset, field.dtype)
         self.infos[key] = info
         for number, component in enumerate(components):
-            if id(component) in self._components:
-                raise UnsupportedError(
-                    f"A component of {name} was used on its own before the field as a whole; use the field first, or "
-                    "name it as a parameter or output."
-                )
-            self._components[id(component)] = (key, number if is_matrix else None, component)
+            self._components[id(component)] = (info, number, component)
             self._nodes[backend.node_of(component)] = (info, number)
         return info
 
     def component(self, field: Any) -> int | None:
         """Which component of its container a scalar field is; None for a whole field."""
-        if isinstance(field, backend.MatrixField):
-            return None
-        return self._components[id(backend.field_components(field)[0])][1]
+        info, number, _ = self._components[id(backend.field_components(field)[0])]
+        return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
+
+    def part(self, field: Any) -> ContainerInfo:
+        """A field, or a component of one, as a parameter or output; its key is that of the container, or begins so."""
+        info = self.field(field)
+        assert info is not None  # of real numbers
+        component = self.component(field)
+        if component is None:
+            return info
+        key = (*info.key, component)
+        if key not in self._parts:  # once, while the field exists
+            self._parts[key] = replace(info, key=key, name=self._labels.field(field), obj=field, element_shape=())
+        return self._parts[key]
 
     def by_entry(self, entry: backend.FieldEntry) -> tuple[ContainerInfo, int] | None:
         """The container, and the component of it, that a number of a field belongs to."""

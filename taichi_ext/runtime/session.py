@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.labels import Label
-from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
+from taichi_ext.launches import ContainerInfo, Fused, Launch, Role, container_key, rows_of
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
+from taichi_ext.runtime.field_rows import role_of, row_of_entry, rows_under
 from taichi_ext.runtime.fused_kernels import find
 from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
 from taichi_ext.runtime.launch_checks import (
@@ -21,6 +23,7 @@ from taichi_ext.runtime.launch_checks import (
     refuse_arguments,
     refuse_other_fields,
     refuse_replaced_gradient,
+    refuse_restart,
     warn_of_lost_tangents,
     warn_of_new_arrays,
 )
@@ -49,7 +52,7 @@ class Session(LaunchHooks):
         self.watch: Any = None
         self.strategy = "auto"
         self.is_direct = is_direct
-        self.seeds: dict[Any, int] = {}  # of fields
+        self.seeds: dict[Any, dict[Any, int]] = {}  # of fields: first columns by key, of the field or components
         self.shadows: dict[Any, Shadow] = {}  # of fields
         self.arrays = ArrayTangents()
         self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
@@ -63,6 +66,7 @@ class Session(LaunchHooks):
         self.overwritten: set[Any] = set()  # of them, before anything read them
         self.has_launched = False
         self._pipeline: tuple[Any, Any] | None = None  # the function and its arguments
+        self._program = weakref.ref(backend.program())
         self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
         self._changes = 0  # of which shadows there are and whether they are zero
         self._repeated: dict[Any, tuple[int, Fused, Callable[[], None], Any]] = {}  # launches as they were last made
@@ -71,7 +75,7 @@ class Session(LaunchHooks):
 
     def info(self, key: Any) -> ContainerInfo:
         """The container of a field, or of an array that is a parameter or output."""
-        return self.arrays.infos[key] if key[0] == "array" else self.fields.infos[key]
+        return self.arrays.infos[key] if key[0] == "array" else self.fields.infos[container_key(key)]
 
     def register_array(self, value: Any, annotation: Any, name: Label | str) -> Any:
         """The key of an array that is a parameter or output."""
@@ -83,15 +87,15 @@ class Session(LaunchHooks):
             if key[0] == "array":
                 self.arrays.seed(key, column)
             else:
-                self.seeds[key] = column
-            if self.directions is not None:
-                self.shadow(key)
+                self.seeds.setdefault(container_key(key), {})[key] = column
+        for key in columns if self.directions is not None else ():
+            self.shadow(container_key(key))
 
     def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
-        """Make the shadow of an output, in the memory of ``place`` where that is given."""
+        """Make the shadow of an output, in the memory of ``place`` where that is given: of a component that of all."""
         if key[0] == "array":
             self.arrays.open_output(key, self, place)
-        elif key not in self.shadows:
+        elif (key := container_key(key)) not in self.shadows:
             self.shadows[key] = Shadow(name, rows, self.columns, dtype, place)
             if key in self.seeds:
                 self.shadow(key)
@@ -106,8 +110,8 @@ class Session(LaunchHooks):
             info = self.info(key)
             self.shadows[key] = self.new_shadow(info.name, info.size, info.dtype)
         shadow = self.shadows[key]
-        if key in self.seeds:
-            self.sow(shadow, self.seeds.pop(key), slice(None))
+        for part, column in self.seeds.pop(key, {}).items():
+            self.sow(shadow, column, rows_of(part, self.info(key)))
         return shadow
 
     def sow(self, shadow: Shadow, column: int, rows: Any) -> None:
@@ -124,15 +128,19 @@ class Session(LaunchHooks):
 
     def tangents(self, key: Any) -> np.ndarray:
         """The tangents of an output, a row for each entry."""
-        return self.arrays.tangents(key) if key[0] == "array" else self.shadows[key].to_numpy()
+        if key[0] == "array":
+            return self.arrays.tangents(key)
+        values = self.shadows[container_key(key)].to_numpy()
+        return values if key in self.shadows else np.ascontiguousarray(values[rows_of(key, self.info(key))])
 
     def dtype(self, key: Any) -> np.dtype:
         """The type of the tangents of an output."""
+        key = container_key(key)
         return numpy_dtype(self.arrays.infos[key].dtype) if key[0] == "array" else self.shadows[key].dtype
 
     def is_fresh(self, key: Any) -> bool:
         """Whether nothing has been written to the tangents of an output."""
-        return self.arrays.is_fresh(key) if key[0] == "array" else self.shadows[key].is_fresh
+        return self.arrays.is_fresh(key) if key[0] == "array" else self.shadows[container_key(key)].is_fresh
 
     def _spend(self, size: int) -> None:
         """Count the memory of tangents other than J against the limit; a single column is computed in any case."""
@@ -182,12 +190,7 @@ class Session(LaunchHooks):
     def _role(self, key: Any) -> Role:
         if key[0] == "array":
             return self.arrays.role(key)
-        if key in self.seeds:
-            return Role(first_column=self.seeds[key])
-        shadow = self.shadows.get(key)
-        if shadow is None:
-            return Role()
-        return Role(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
+        return role_of(key, self.seeds.get(key, {}), self.shadows.get(key))
 
     # --- launches
 
@@ -201,6 +204,7 @@ class Session(LaunchHooks):
         repeat = self._repetition(name)
         if repeat is not None:
             return repeat()
+        refuse_restart(self._program())
         if self._runs_plainly(kernel, args):
             with backend.suspend_following():
                 return kernel(*args)
@@ -251,7 +255,7 @@ class Session(LaunchHooks):
     def _is_repeatable(self, kernel: Any, fused: Fused) -> bool:
         """Whether what it writes has been saved, and nothing of it depends on the call."""
         is_simple = not len(self.arrays.regions) and backend.is_plain_call(kernel)
-        return is_simple and not fused.sites and not fused.facts.written & set(self.params)
+        return is_simple and not fused.sites and not fused.facts.written & set(map(container_key, self.params))
 
     def _runs_plainly(self, kernel: Any, args: tuple[Any, ...]) -> bool:
         """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
@@ -313,7 +317,7 @@ class Session(LaunchHooks):
         for key in self._active_fields():
             info = self.fields.infos.get(key)
             if info is not None and self.carries_tangent(key) and backend.is_under(info.obj, node):
-                self.shadow(key).clear_rows(slice(None))
+                self.shadow(key).clear_rows(rows_under(info, node))
 
     def _save(self, state: State, fused: Fused, args: tuple[Any, ...]) -> None:
         """Keep copies of what the kernel may change."""
@@ -338,13 +342,14 @@ class Session(LaunchHooks):
         for key in written:
             self._note_overwritten(key)
 
-    def _note_overwritten(self, key: Any) -> None:
-        """A parameter that nothing has read and of whose seeds nothing is left."""
-        if key not in self.params or key in self.read | self.overwritten:
-            return
-        has_shadow = self.arrays.has_shadow(key) if key[0] == "array" else key in self.shadows
-        if has_shadow and not self.tangents(key).any():
-            self.overwritten.add(key)
+    def _note_overwritten(self, container: Any) -> None:
+        """Parameters in a container that nothing has read and of whose seeds nothing is left."""
+        for key in self.params:
+            if container_key(key) != container or container in self.read or key in self.overwritten:
+                continue
+            has_shadow = self.arrays.has_shadow(key) if key[0] == "array" else container in self.shadows
+            if has_shadow and not self.tangents(key).any():
+                self.overwritten.add(key)
 
     # --- what the host stores between launches
 
@@ -369,12 +374,7 @@ class Session(LaunchHooks):
         if found is None or not self.carries_tangent(found[0].key):
             return
         info, component = found
-        index = tuple(i - first for i, first in zip(entry.index, info.offset or (0,) * len(info.shape), strict=False))
-        flat = 0
-        for i, size in zip(index, info.shape, strict=False):
-            flat = flat * size + i
-        components = math.prod(info.element_shape)
-        self.shadow(info.key).clear_rows(flat * components + component)
+        self.shadow(info.key).clear_rows(row_of_entry(info, component, entry.index))
         self._note_overwritten(info.key)
 
     def host_fill(self, array: Any) -> None:
@@ -429,6 +429,7 @@ class Session(LaunchHooks):
 
     def finish(self) -> None:
         """After the run: notice what Python changed since the last launch."""
+        refuse_restart(self._program())
         if not self.is_direct:
             self._follow_host_arrays()
 

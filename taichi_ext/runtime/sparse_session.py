@@ -10,7 +10,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
 from taichi_ext.labels import Label
-from taichi_ext.launches import Fused, Launch, Role
+from taichi_ext.launches import Fused, Launch, Role, container_key
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_matrices import Arithmetic
@@ -56,18 +56,22 @@ class SparseSession(Session):
 
     # --- containers
 
+    def seed(self, columns: dict[Any, int]) -> None:
+        """Name the parameters; whole fields have columns, also where a component is the parameter."""
+        super().seed({container_key(key): column for key, column in columns.items()})
+
     def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
-        self.outputs[key] = rows
+        self.outputs[container_key(key)] = rows
 
     def tangents(self, key: Any) -> Any:
         """Something whose ``any()`` says whether an output or parameter depends on parameters."""
-        return self.rows.of(key)
+        return self.rows.of(container_key(key))
 
     def is_fresh(self, key: Any) -> bool:
-        return not self.rows.of(key).any()
+        return not self.tangents(key).any()
 
     def dtype(self, key: Any) -> np.dtype:
-        return numpy_dtype(self.arrays.infos[key].dtype if key[0] == "array" else self.fields.infos[key].dtype)
+        return numpy_dtype(self.info(key).dtype)
 
     def carries_tangent(self, key: Any) -> bool:
         return self.rows.of(key).any() or super().carries_tangent(key)

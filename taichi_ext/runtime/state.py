@@ -41,6 +41,7 @@ class State:
         self._memory: dict[Any, list[_Stretch]] = {}  # of arrays, by address; no two stretches overlap
         self.has_random = False
         self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to do with one
+        self._start = backend.moment()
 
     def save(self, obj: Any) -> None:
         """Keep a copy of a field or array, the first time that it is named; of memory only where there is none yet."""
@@ -48,12 +49,13 @@ class State:
             self._save_memory(obj)
         else:
             for part in backend.leaf_fields(obj):
-                self._keep(backend.sparse_part_of(part) or part)
+                for stored in backend.storage_parts(part):
+                    self._keep(stored)
 
     def save_fields(self, fields: list[Any], nodes: Iterable[Any] = ()) -> None:
         """Keep copies of several fields, and of the parts of the layout that nodes lie in."""
         with backend.suspend_following():
-            backend.find_memory(f for f in fields if id(f) not in self._log)
+            backend.find_memory(f for f in fields if _name(f) not in self._log)
         for field in fields:
             self.save(field)
         for node in nodes:
@@ -67,9 +69,10 @@ class State:
 
     def _keep(self, obj: Any) -> None:
         """Copy a dense field, a ``ti.ndarray`` or a part of the layout that is not dense, the first time."""
-        if id(obj) not in self._log:
+        name = _name(obj)
+        if name not in self._log:
             with backend.suspend_following():
-                self._log[id(obj)] = (obj, obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj))
+                self._log[name] = (obj, obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj))
 
     def save_entry(self, entry: backend.FieldEntry) -> None:
         """Keep one number of a field that Python is about to store to; in a sparse layout, its part of the layout."""
@@ -113,11 +116,19 @@ class State:
             raise InvalidArgumentError(
                 f"{self.reason}, and a kernel that draws random numbers cannot draw the same ones again. {self.advice}"
             )
+        lost = backend.lost_since(self._start)
+        if lost:
+            raise InvalidArgumentError(
+                f"{self.reason}, but in the run before {lost}, which was there at its start, so that no other run can "
+                f"begin like it. Destroy it after the call, or make it in the pipeline. {self.advice}"
+            )
 
     def undo(self) -> None:
-        """Put back what has been saved."""
+        """Put back what has been saved, as far as it still exists: another run makes anew what this one has made."""
         with backend.suspend_following():
             for obj, copy in reversed(self._log.values()):  # they may overlap: what was saved first holds
+                if backend.ended_problem(obj):
+                    continue
                 if isinstance(obj, backend.FieldEntry):
                     obj.write(copy)
                 elif isinstance(obj, backend.SparsePart):
@@ -127,6 +138,11 @@ class State:
         for stretch in (s for saved in self._memory.values() for s in saved):
             backend.set_memory(stretch.owner, stretch.start, stretch.copy)
             stretch.is_used = False
+
+
+def _name(obj: Any) -> Any:
+    """What something is known by that is saved as a whole; a component is another object each time."""
+    return backend.field_identity(obj) if isinstance(obj, backend.Field) else id(obj)
 
 
 def _gaps(saved: list[_Stretch], start: int, end: int) -> Iterator[tuple[int, int]]:

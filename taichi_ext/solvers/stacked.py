@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext import backend
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.prepared import values_of
 from taichi_ext.solvers.extra import require_scipy
@@ -27,9 +28,7 @@ def _raveled(value: Any) -> np.ndarray:
     """What an output holds, or what a kernel returns: numbers, vectors and matrices."""
     if isinstance(value, (list, tuple)):
         return np.concatenate([_raveled(v) for v in value])
-    values = value.detach().cpu().numpy() if hasattr(value, "detach") else value
-    values = values.to_numpy() if hasattr(values, "to_numpy") else values
-    return np.asarray(values, np.float64).reshape(-1)
+    return np.asarray(backend.as_numpy(value), np.float64).reshape(-1)
 
 
 def stacked(evaluation: Evaluation, blocks: list[list[Any]]) -> Any:

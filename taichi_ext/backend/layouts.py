@@ -1,0 +1,127 @@
+"""Where fields are placed: nodes of the layout, trees, and which of them are dense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi import MatrixField, ScalarField, StructField
+from taichi._lib import core
+from taichi.lang.expr import Expr
+
+from taichi_ext.backend.lifetime import is_field_alive
+from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part
+
+
+def node_of(component: Expr) -> int:
+    """The place of a component of a field in the layout of all fields."""
+    return int(component.ptr.snode().id)
+
+
+def has_one_offset(field: Any) -> bool:
+    """Whether the components of a field are placed with one offset."""
+    return len({tuple(v.ptr.snode().offset) for v in field.vars}) == 1
+
+
+def is_flat(field: Any) -> bool:
+    """Whether a field is placed in one dense level, its indices beginning at 0."""
+    if isinstance(field, StructField):
+        return False
+    node = field.vars[0].ptr.snode()
+    is_single = node.parent is not None and node.parent.parent is not None and node.parent.parent.parent is None
+    return is_single and is_dense(field) and not any(node.offset)
+
+
+def tree_number(field: Any) -> int:
+    """Which of the trees that hold all fields a field is placed in; of components in several, that of the first."""
+    return int(field.vars[0].ptr.snode().get_snode_tree_id())
+
+
+def tree_numbers(field: Any) -> set[int]:
+    """The trees that the components of a field are placed in."""
+    return {int(v.ptr.snode().get_snode_tree_id()) for v in field.vars}
+
+
+def is_dense(field: Any) -> bool:
+    """Whether all levels of a field's layout are dense."""
+    if isinstance(field, StructField):
+        return all(is_dense(member) for member in field.field_dict.values())
+    return all(is_dense_node(v.ptr.snode()) for v in field.vars)
+
+
+def storage_parts(obj: Any) -> list[Any]:
+    """What holds a scalar or matrix field: parts of the layout that are not dense, and what is dense, as fields."""
+    if not isinstance(obj, (ScalarField, MatrixField)):
+        return [obj]
+    parts = [sparse_part(v.ptr.snode()) for v in obj.vars]
+    if not any(parts):
+        return [obj]
+    found = (ScalarField(v) if part is None else part for v, part in zip(obj.vars, parts, strict=True))
+    return list(dict.fromkeys(found))
+
+
+def components_under(field: Any, node: Any) -> list[int]:
+    """The components of a field, by number, that are placed in a node of the layout, or in one below it."""
+    if not is_field_alive(field):
+        return []
+    return [number for number, v in enumerate(field.vars) if _is_under(v.ptr.snode(), node.ptr.id)]
+
+
+def _is_under(current: Any, number: int) -> bool:
+    while current is not None:
+        if current.id == number:
+            return True
+        current = current.parent
+    return False
+
+
+def is_under(field: Any, node: Any) -> bool:
+    """Whether a component of a field is placed in a node of the layout, or in one below it."""
+    return bool(components_under(field, node))
+
+
+def leaf_fields(field: Any) -> list[Any]:
+    """The scalar and matrix fields that a field consists of."""
+    if isinstance(field, StructField):
+        return [leaf for member in field.field_dict.values() for leaf in leaf_fields(member)]
+    return [field]
+
+
+def is_dynamic_cell(field: Any, index_count: int) -> bool:
+    """Whether so many indices name a list of a dynamic node, to which entries are appended, rather than an entry."""
+    node = leaf_fields(field)[0].vars[0].ptr.snode()
+    if node is None:
+        return False
+    parent = node.parent
+    is_dynamic = parent is not None and parent.type == core.SNodeType.dynamic
+    return is_dynamic and node.num_active_indices() == index_count + 1
+
+
+def layout_node(x: Any) -> Any:
+    """The node of the layout that a node or field stands for."""
+    return x._snode
+
+
+def node_kind(node: Any) -> str:
+    """``dense``, ``pointer``, ``dynamic``, ``bitmasked`` ..."""
+    return node.ptr.type.name
+
+
+def node_shape(node: Any) -> tuple[int, ...]:
+    """How many cells a node has along each axis, those of the nodes above it included."""
+    return tuple(node.shape)
+
+
+def has_leading_axes(field: Any, node: Any) -> bool:
+    """Whether the axes of a node are the first ones of a field that is placed in it, in order."""
+    own, above = (n._physical_index_position() for n in (field._snode, node))
+    return list(own) == sorted(own) and list(above) == list(own)[: len(above)]
+
+
+def child_numbers(node: Any) -> list[int]:
+    """Numbers of the nodes below a node, in order."""
+    return [child.ptr.id for child in node._get_children()]
+
+
+def component_numbers(field: Any) -> list[int]:
+    """Numbers of the nodes in which the components of a field are placed."""
+    return [node_of(v) for v in field.vars]

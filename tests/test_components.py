@@ -1,0 +1,539 @@
+"""Components of vector, matrix and struct fields, ``V.get_scalar_field(0)``: in kernels, as parameters and outputs.
+
+A component is a part of its field, whichever of the two is used first.
+"""
+
+import gc
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import check_jacobian, matrices, outputs, scalars, vector_outputs, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import (
+    InvalidArgumentError,
+    Jacobian,
+    jacobian,
+    jvp,
+    least_squares,
+    linear_operator,
+    normal_equations,
+    value_and_jacobian,
+    vjp,
+)
+from taichi_ext import (
+    check_jacobian as checked,
+)
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+N = 3
+START = np.array([[0.5, 1.5, -0.3], [1.1, 0.7, 0.4], [-0.6, 0.9, 1.2]])
+OPTIONS = [
+    {},
+    {"chunk_size": 1},
+    {"chunk_size": 2},
+    {"chunk_size": 4},
+    {"tangents": "sparse"},
+    {"tangents": "dense"},
+    {"format": "csr"},
+]
+
+
+@ti.kernel
+def double(source: ti.template(), target: ti.template()):
+    for i in source:
+        target[i] = 2.0 * source[i]
+
+
+@ti.kernel
+def multiply(a: ti.template(), b: ti.template(), target: ti.template()):
+    for i in target:
+        target[i] = a[i] * b[i]
+
+
+class Mixed:
+    """Kernels that use a vector field and its components, each by itself and together."""
+
+    def __init__(self, layout="vectors"):
+        self.v, self.w = _placed(layout), _placed(layout)
+        v, w = self.v, self.w
+        first, last = v.get_scalar_field(0), v.get_scalar_field(2)
+
+        # Taichi 1.7.4 aborts where a loop uses both a vector field and a component of it
+        @ti.kernel
+        def by_components():
+            for i in range(N):
+                w.get_scalar_field(1)[i] = first[i] * last[(i + 1) % N] + ti.sin(first[i])
+                w.get_scalar_field(0)[i] = first[i] ** 2
+
+        @ti.kernel
+        def by_vectors():
+            for i in range(N):
+                w[i] += v[i] * v[(i + 1) % N].norm() + ti.Vector([w[i][1], w[i][0], v[i][1]])
+
+        @ti.kernel
+        def in_place():
+            for i in v:
+                v[i] = v[i] * v[i].norm()
+            for i in range(N):
+                last[i] *= first[i]
+
+        @ti.kernel
+        def at_run_time_indices():
+            for i in range(N):
+                for n in range(3):
+                    w[i][(n + i) % 3] += v[i][n] * v[i][(n * n + 1) % 3]
+
+        @ti.kernel
+        def everything():
+            for i in range(N):
+                first[i] += last[i] * last[(i + 2) % N]
+            for i in range(N):
+                w[i] = v[i] * v[i].norm()
+            for i in range(N):
+                last[i] = w.get_scalar_field(1)[i] * first[i]
+
+        self.kernels = {
+            "by components": by_components,
+            "by vectors": by_vectors,
+            "in place": in_place,
+            "at run-time indices": at_run_time_indices,
+            "everything": everything,
+            "components, vectors": lambda: (by_components(), by_vectors()),
+            "vectors, components": lambda: (by_vectors(), by_components()),
+            "in place, components": lambda: (in_place(), by_components()),
+            "all": lambda: (by_components(), in_place(), at_run_time_indices(), by_vectors()),
+        }
+        fill(self.v, START)
+
+
+def fill(field, values):
+    """Set a field, entry by entry, which makes cells of sparse layouts active."""
+    for i, n in np.ndindex(N, 3):
+        field.get_scalar_field(n)[i] = values[i, n]
+
+
+def values_of(field):
+    return np.stack([field.get_scalar_field(n).to_numpy() for n in range(3)], axis=-1)
+
+
+def _placed(layout):
+    if layout == "vectors":
+        return vectors(np.zeros((N, 3)))
+    field = ti.Vector.field(3, ti.f64)
+    components = [field.get_scalar_field(n) for n in range(3)]
+    if layout == "components":
+        for component in components:
+            ti.root.dense(ti.i, N).place(component)
+    elif layout == "interleaved":
+        ti.root.dense(ti.i, N).place(components[0], components[2])
+        ti.root.dense(ti.i, N).place(components[1])
+    elif layout == "trees":
+        for component in reversed(components):
+            builder = ti.FieldsBuilder()
+            builder.dense(ti.i, N).place(component)
+            builder.finalize()
+    else:
+        ti.root.pointer(ti.i, N).place(components[0])
+        ti.root.dense(ti.i, N).place(components[1])
+        ti.root.bitmasked(ti.i, N).place(components[2])
+    return field
+
+
+KERNELS = [
+    "by components",
+    "by vectors",
+    "in place",
+    "at run-time indices",
+    "everything",
+    "components, vectors",
+    "vectors, components",
+    "in place, components",
+    "all",
+]
+
+
+class TestParametersAndOutputs:
+    @pytest.mark.parametrize(("name", "number"), [(name, n % 3) for n, name in enumerate(KERNELS)])
+    def test_one_parameter(self, name, number):
+        m = Mixed()
+        param = m.v.get_scalar_field(number)
+        outs = [m.v] if name == "in place" else [m.v, m.w] if name in ("everything", "all") else [m.w]
+        check_jacobian(m.kernels[name], [param], outs, state=[param, m.v, m.w])
+
+    @pytest.mark.parametrize("name", ["in place", "at run-time indices", "everything", "components, vectors"])
+    def test_blocks_and_formats_agree(self, name):
+        m = Mixed()
+        out = m.v if name == "in place" else m.w
+        write(m.w, 0.0)
+        params, parts = (
+            (lambda: [m.v.get_scalar_field(2), m.v.get_scalar_field(0)]),
+            (lambda: [out.get_scalar_field(1), out, out.get_scalar_field(0)]),
+        )
+        whole = Mixed()
+        target = whole.v if name == "in place" else whole.w
+        J = jacobian(whole.kernels[name], whole.v, target)
+        expected = [
+            [J[(*where, slice(None), number)] for number in (2, 0)]
+            for where in ((slice(None), 1), (slice(None), slice(None)), (slice(None), 0))
+        ]
+        for options in OPTIONS:
+            write(m.v, START)
+            write(m.w, 0.0)
+            found = jacobian(m.kernels[name], params(), parts(), **options)
+            for row, true_row in zip(found, expected, strict=True):
+                for block, true_block in zip(row, true_row, strict=True):
+                    block = block.toarray().reshape(true_block.shape) if "format" in options else block
+                    assert_allclose(block, true_block, rtol=1e-12, atol=1e-13, err_msg=str(options))
+
+    def test_two_objects_for_one_component(self):
+        v, w = vectors(START), vector_outputs(3, N)
+        expected = 2 * np.eye(N)
+        plans = {id(_plan(double, v.get_scalar_field(1), w.get_scalar_field(1), v, w)) for _ in range(5)}
+        for _ in range(3):
+            args = v.get_scalar_field(1), w.get_scalar_field(1)
+            assert_array_equal(jacobian(double, v.get_scalar_field(1), w.get_scalar_field(1), args=args), expected)
+        assert len(plans) == 1
+
+    def test_each_component_of_a_matrix(self):
+        rng = np.random.default_rng(0)
+        a = matrices(rng.normal(size=(N, 2, 3)))
+        out = outputs(N)
+
+        @ti.kernel
+        def k():
+            for i in out:
+                out[i] = a[i][1, 2] ** 2 * a[i][0, 1]
+            for i in out:
+                out[i] += a.get_scalar_field(1, 0)[i] * a.get_scalar_field(0, 2)[(i + 1) % N]
+
+        whole = check_jacobian(k, a, out)
+        for row, column in np.ndindex(2, 3):
+            write(out, 0.0)
+            assert_allclose(jacobian(k, a.get_scalar_field(row, column), out), whole[..., row, column], atol=1e-14)
+
+    def test_members_of_structs(self):
+        particle = ti.types.struct(x=ti.math.vec3, m=ti.f64).field(shape=N)
+        out = outputs(N)
+        x = particle.x
+        x.from_numpy(START)
+        particle.m.fill(1.5)
+
+        @ti.kernel
+        def k():
+            for i in out:
+                out[i] = particle[i].x.dot(particle[i].x) * particle.m[i]
+            for i in out:
+                out[i] += particle.x.get_scalar_field(1)[i]
+
+        J = jacobian(k, [particle.x.get_scalar_field(1), particle.get_member_field("m")], out)
+        assert_allclose(J[0], np.diag(3.0 * START[:, 1] + 1))
+        assert_allclose(J[1], np.diag((START**2).sum(1)))
+
+    def test_prepared_form_with_other_components(self):
+        v, w = vectors(START), vector_outputs(3, N)
+
+        @ti.kernel
+        def norms(source: ti.template(), target: ti.template()):
+            for i in target:
+                target[i] = source[i] ** 2
+
+        plan = Jacobian(norms, "source", "target", args=(v.get_scalar_field(0), w.get_scalar_field(1)))
+        for a, b in ((0, 1), (2, 0), (1, 2), (0, 1)):
+            J = plan(args=(v.get_scalar_field(a), w.get_scalar_field(b)))
+            assert_allclose(J, np.diag(2 * START[:, a]))
+            assert_allclose(w.to_numpy()[:, b], START[:, a] ** 2)
+
+    def test_overlapping_parameters(self):
+        v, w = vectors(START), vector_outputs(3, N)
+        for params in ([v, v.get_scalar_field(1)], [v.get_scalar_field(1), v]):
+            with pytest.raises(InvalidArgumentError, match="share a part of their memory"):
+                jacobian(double, params, w, args=(v, w))
+        with pytest.raises(InvalidArgumentError, match="given twice"):
+            jacobian(double, [v.get_scalar_field(1), v.get_scalar_field(1)], w, args=(v, w))
+        assert_array_equal(w.to_numpy(), 0)
+
+    def test_values_and_out(self):
+        v, w = vectors(START), vector_outputs(3, N)
+        second = w.get_scalar_field(1)
+        value, J = value_and_jacobian(double, v, second, args=(v, w))
+        assert_array_equal(value, 2 * START[:, 1])
+        out = np.full((N, N, 3), np.nan)
+        for _ in range(3):
+            assert jacobian(double, v, second, args=(v, w), out=out) is out
+            assert_array_equal(out, J)
+        assert_array_equal(J.sum((0, 2)), np.full(N, 2.0))
+
+    def test_a_component_whose_field_is_gone(self):
+        component = ti.Vector.field(2, ti.f64, N).get_scalar_field(1)
+        gc.collect()
+        component.from_numpy(np.arange(3.0))
+        out = outputs(N)
+        assert_array_equal(jacobian(double, component, out, args=(component, out)), 2 * np.eye(N))
+
+
+BEFORE_THE_IMPORT = """
+import taichi as ti
+ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR, offline_cache=False)
+v, w = ti.Vector.field(2, ti.f64, 3), ti.field(ti.f64, 3)
+v.fill(3.0)
+from taichi_ext import jacobian
+
+@ti.kernel
+def k():
+    for i in v:
+        w[i] = v[i][0] * v[i][1]
+
+J = jacobian(k, v.get_scalar_field(0), w)
+assert (J.diagonal() == 3.0).all() and J.sum() == 9.0, J
+assert (jacobian(k, v, w)[..., 1].diagonal() == 3.0).all()
+"""
+
+
+def test_fields_that_were_made_before_the_import(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(BEFORE_THE_IMPORT)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def _plan(kernel, param, output, v, w):
+    from taichi_ext.api.jacobian import prepared_form
+
+    args = v.get_scalar_field(1), w.get_scalar_field(1)
+    return prepared_form(kernel, param, output, args, (None, "auto", None, None))
+
+
+class TestProducts:
+    def test_all(self):
+        m = Mixed()
+        kernel, w = m.kernels["by vectors"], m.w
+        part, out = m.v.get_scalar_field(1), w.get_scalar_field(2)
+
+        def fresh():
+            write(w, 0.0)
+            return part
+
+        J = jacobian(kernel, fresh(), out)
+        t = np.array([0.3, -1.0, 0.7])
+        assert_allclose(jvp(kernel, fresh(), t, out), J @ t)
+        assert_allclose(vjp(kernel, fresh(), out, t), t @ J)
+        operator = linear_operator(kernel, fresh(), out)
+        assert_allclose(operator @ t, J @ t)
+        write(w, 0.0)
+        assert_allclose(operator.T @ t, t @ J)
+        write(w, 0.0)
+        assert_allclose(normal_equations(kernel, part, out).JtJ, J.T @ J)
+        fresh()
+        assert checked(kernel, part, out)
+
+    def test_cotangents_by_entries(self):
+        """Large enough for products with the transpose of J that go by its entries."""
+        n = 1500
+        v, w = vectors(np.linspace(0.1, 1, 2 * n).reshape(n, 2)), vector_outputs(2, n)
+
+        @ti.kernel
+        def k():
+            for i in v:
+                w[i] = v[i] * v[i][0]
+
+        first = v.to_numpy()[:, 0]
+        given = np.cos(np.arange(n))
+        assert_allclose(vjp(k, v.get_scalar_field(0), w.get_scalar_field(0), given), 2 * first * given)
+        assert_allclose(vjp(k, v.get_scalar_field(1), w.get_scalar_field(1), given), first * given)
+        assert_allclose(vjp(k, v.get_scalar_field(1), w.get_scalar_field(0), given), 0)
+
+    def test_least_squares(self):
+        v, w = vectors(START), outputs(N)
+        target = np.array([1.0, 2.0, 0.5])
+
+        @ti.kernel
+        def residual():
+            for i in w:
+                w[i] = v[i][1] ** 3 + v[i][0] - target_field[i]
+
+        target_field = scalars(target)
+        assert least_squares(residual, v.get_scalar_field(1), w).success
+        assert_allclose(v.to_numpy()[:, 1], np.cbrt(target - START[:, 0]), rtol=1e-6)
+        assert_array_equal(v.to_numpy()[:, [0, 2]], START[:, [0, 2]])
+
+
+class TestLayouts:
+    @pytest.fixture(autouse=True)
+    def program(self):
+        """A program of its own: each test places fields in trees of their own."""
+        initialise(default_fp=ti.f64)
+        yield
+        initialise(default_fp=ti.f64)
+
+    @pytest.mark.parametrize("layout", ["components", "interleaved", "trees", "sparse"])
+    def test_placed_by_component(self, layout):
+        m, reference = Mixed(layout), Mixed()
+        for name in ("vectors, components", "everything"):
+            fill(reference.v, START)
+            write(reference.w, 0.0)
+            J = jacobian(reference.kernels[name], reference.v, reference.w)
+            for options in ({}, {"chunk_size": 2}, {"format": "csr"}):
+                fill(m.v, START)
+                fill(m.w, np.zeros((N, 3)))
+                found = jacobian(m.kernels[name], m.v.get_scalar_field(2), m.w, **options)
+                found = found.toarray() if "format" in options else found
+                assert_allclose(found.reshape(N, 3, N), J[..., 2], rtol=1e-12, atol=1e-13, err_msg=str(options))
+                assert_allclose(values_of(m.w), values_of(reference.w), rtol=1e-13)
+                assert_allclose(values_of(m.v), values_of(reference.v), rtol=1e-13)
+
+    def test_loop_over_a_component_of_another_layout(self):
+        """A loop visits the cells of the component that it names."""
+        v, out = _placed("sparse"), outputs(N)
+        first, second = v.get_scalar_field(0), v.get_scalar_field(1)
+        first[1] = 2.0
+        second.fill(3.0)
+
+        @ti.kernel
+        def over_first():
+            for i in first:
+                out[i] += v[i].norm_sqr()
+
+        @ti.kernel
+        def over_second():
+            for i in second:
+                out[i] += v[i].norm_sqr()
+
+        assert_array_equal(jacobian(over_first, second, out), np.diag([0.0, 6.0, 0.0]))
+        assert_array_equal(jacobian(over_second, second, out), np.diag([6.0, 6.0, 6.0]))
+
+    def test_deactivation_of_one_component(self):
+        v, out = _placed("sparse"), vector_outputs(3, N)
+        x = scalars(START[:, 0])
+
+        @ti.kernel
+        def fill():
+            for i in range(N):
+                v[i] = ti.Vector([x[i], 2 * x[i], 3 * x[i]])
+
+        @ti.kernel
+        def read():
+            for i in range(N):
+                out[i] = v[i]
+
+        node = v.get_scalar_field(0).parent()
+
+        def pipeline():
+            fill()
+            node.deactivate_all()
+            read()
+
+        expected = np.einsum("ij,c->icj", np.eye(N), [0.0, 2.0, 3.0])
+        for options in ({}, {"chunk_size": 2}):
+            assert_array_equal(jacobian(pipeline, x, out, **options), expected)
+        assert_allclose(out.to_numpy()[:, 2], 3 * START[:, 0])
+
+
+class TestPipelines:
+    @pytest.mark.parametrize("options", OPTIONS)
+    def test_component_as_intermediate(self, options):
+        x, y = scalars([0.4, -0.7, 1.2]), outputs(N)
+        v = vector_outputs(2, N)
+
+        def first():
+            double(x, v.get_scalar_field(0))
+            multiply(v.get_scalar_field(0), x, v.get_scalar_field(1))
+            sum_up(v, y)
+
+        @ti.kernel
+        def sum_up(a: ti.template(), b: ti.template()):
+            for i in a:
+                b[i] = a[i][0] * a[i][1]
+
+        J = jacobian(first, x, y, **options)
+        J = J.toarray() if "format" in options else J
+        assert_allclose(J, np.diag(12 * np.array([0.4, -0.7, 1.2]) ** 2))
+        assert_allclose(jacobian(first, x, [v.get_scalar_field(1), v])[0], np.diag(4 * np.array([0.4, -0.7, 1.2])))
+
+    @pytest.mark.parametrize("options", OPTIONS)
+    def test_stores_from_python(self, options):
+        v, y = vectors(START), outputs(N)
+        w = vector_outputs(3, N)
+
+        def pipeline():
+            double(v.get_scalar_field(1), w.get_scalar_field(2))
+            w.get_scalar_field(2)[1] = 7.0
+            double(v.get_scalar_field(0), w.get_scalar_field(0))
+            w.get_scalar_field(0).fill(2.0)
+            multiply(w.get_scalar_field(2), w.get_scalar_field(0), y)
+
+        J = jacobian(pipeline, v.get_scalar_field(1), y, **options)
+        J = J.toarray() if "format" in options else J
+        assert_array_equal(J, np.diag([4.0, 0.0, 4.0]))
+        assert_array_equal(y.to_numpy(), [4 * START[0, 1], 14.0, 4 * START[2, 1]])
+
+    def test_copies(self):
+        v, w, y = vectors(START), vector_outputs(3, N), outputs(N)
+
+        def pipeline():
+            w.get_scalar_field(1).copy_from(v.get_scalar_field(2))
+            multiply(w.get_scalar_field(1), w.get_scalar_field(1), y)
+
+        assert_allclose(jacobian(pipeline, v, y)[:, :, 2], np.diag(2 * START[:, 2]))
+        write(w, 0.0)
+        assert_allclose(jacobian(pipeline, v.get_scalar_field(2), y), np.diag(2 * START[:, 2]))
+
+
+class TestKernels:
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_in_block_local(self, is_first):
+        p, out, v = scalars(1.5), outputs(), vector_outputs(2, 4)
+
+        @ti.kernel
+        def fill():
+            if ti.static(is_first):
+                ti.block_local(v.get_scalar_field(0))
+            for i in range(4):
+                v[i] = ti.Vector([p[None], 1.0])
+            if ti.static(not is_first):
+                ti.block_local(v.get_scalar_field(1))
+            for i in range(4):
+                out[None] += v[i][0] * v[i][1]
+
+        assert_array_equal(jacobian(fill, p, out), 4.0)
+
+    def test_components_of_integers(self):
+        """An index that is stored by its component and read by its vector is not the one from before."""
+        x, out = scalars([0.4, -0.7, 1.2]), outputs(N)
+        n = ti.Vector.field(2, ti.i32, N)
+        n.fill(2)
+
+        @ti.kernel
+        def k():
+            for i in range(N):
+                out[i] = x[n[i][0]]
+            for i in range(N):
+                n.get_scalar_field(0)[i] = i
+            for i in range(N):
+                out[i] *= x[n[i][0]]
+
+        values = x.to_numpy()
+        expected = np.diag(np.full(N, values[2]))
+        expected[:, 2] += values
+        for options in ({}, {"chunk_size": 1}, {"format": "csr"}):
+            n.fill(2)
+            J = jacobian(k, x, out, **options)
+            assert_allclose(J.toarray() if options.get("format") else J, expected)
+
+    def test_offsets(self):
+        v, out = ti.Vector.field(2, ti.f64), outputs(N)
+        ti.root.dense(ti.i, N).place(v, offset=-1)
+        for i in range(-1, 2):
+            v[i] = [i + 3.0, 2.0 * i]
+
+        @ti.kernel
+        def k():
+            for i in v.get_scalar_field(1):
+                out[i + 1] = v.get_scalar_field(0)[i] * v.get_scalar_field(1)[i]
+
+        assert_array_equal(jacobian(k, v.get_scalar_field(1), out), np.diag([2.0, 3.0, 4.0]))

@@ -1,0 +1,464 @@
+"""Trees of fields that a pipeline makes and destroys, and those that are destroyed before, during and after a call.
+
+Taichi reads freed memory where a field no longer exists, which ends the process: here every case is right or an error.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import end_program, initialise
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import (
+    InvalidArgumentError,
+    Jacobian,
+    check_jacobian,
+    jacobian,
+    jvp,
+    least_squares,
+    linear_operator,
+    normal_equations,
+    value_and_jacobian,
+    vjp,
+)
+
+N = 3
+X = np.array([0.5, 1.5, -2.0])
+ENDED = "no longer exists.*create it again"
+OPTIONS = [{}, {"chunk_size": 1}, {"chunk_size": 2}, {"max_memory": 40}, {"format": "csr"}, {"tangents": "dense"}]
+
+
+@pytest.fixture(autouse=True)
+def program():
+    initialise(default_fp=ti.f64)
+    yield
+    end_program()
+
+
+@ti.kernel
+def square(a: ti.template(), b: ti.template()):
+    for i in a:
+        b[i] = a[i] ** 2
+
+
+@ti.kernel
+def add_to_first(a: ti.template(), v: ti.template()):
+    for i in a:
+        v[i][0] += 3.0 * a[i]
+
+
+@ti.kernel
+def total(v: ti.template(), b: ti.template()):
+    for i in b:
+        b[i] = v[i].sum() * v[i][0]
+
+
+def tree(*fields, shape=N, kind="dense"):
+    builder = ti.FieldsBuilder()
+    getattr(builder, kind)(ti.i, shape).place(*fields)
+    return builder.finalize()
+
+
+def fields(*values):
+    made = []
+    for value in values:
+        made.append(ti.field(ti.f64, N))
+        made[-1].from_numpy(np.broadcast_to(np.asarray(value, np.float64), N).copy())
+    return made
+
+
+def dense(J):
+    return J.toarray() if hasattr(J, "toarray") else J
+
+
+def refused(call, what=ENDED):
+    with pytest.raises(InvalidArgumentError, match=what):
+        call()
+
+
+def by_fields(x, y):
+    t = ti.field(ti.f64)
+    own = tree(t)
+    square(x, t)
+    square(t, y)
+    own.destroy()
+
+
+def by_vectors_and_python(x, y):
+    v = ti.Vector.field(2, ti.f64)
+    own = tree(v)
+    v.fill(1.0)
+    v[1] = [0.0, 2.0]
+    v.get_scalar_field(1)[2] = 4.0
+    add_to_first(x, v)
+    total(v, y)
+    own.destroy()
+
+
+def by_sparse_fields(x, y):
+    t = ti.field(ti.f64)
+    own = tree(t, kind="pointer")
+    for i in range(N):
+        t[i] = 0.0
+    square(x, t)
+    t[1] = 7.0
+    square(t, y)
+    own.destroy()
+
+
+def by_two_trees(x, y):
+    """The second tree takes the number of the first, and most likely its memory."""
+    first = ti.field(ti.f64)
+    own = tree(first)
+    square(x, first)
+    square(first, y)
+    own.destroy()
+    second = ti.field(ti.f64)
+    own = tree(second, shape=5)
+    second.fill(2.0)
+    double_of(x, second)
+    add_up(second, y)
+    own.destroy()
+
+
+@ti.kernel
+def double_of(a: ti.template(), b: ti.template()):
+    for i in a:
+        b[i] = a[i] ** 2
+
+
+@ti.kernel
+def add_up(a: ti.template(), y: ti.template()):
+    for i in y:
+        y[i] += a[i] + a[4]
+
+
+FIRST = 1 + 3 * X[[0, 2]]
+PIPELINES = {
+    "fields": (by_fields, 4 * X**3),
+    "vectors": (by_vectors_and_python, [3 * (2 * FIRST[0] + 1), 3 * (2 * 3 * X[1] + 2), 3 * (2 * FIRST[1] + 4)]),
+    "sparse": (by_sparse_fields, [4 * X[0] ** 3, 0.0, 4 * X[2] ** 3]),
+    "two trees": (by_two_trees, 4 * X**3 + 2 * X),
+}
+
+
+class TestTreesOfThePipeline:
+    @pytest.mark.parametrize("name", PIPELINES)
+    def test_jacobian(self, name):
+        x, y = fields(X, 0.0)
+        function, expected = PIPELINES[name]
+
+        def pipeline():
+            function(x, y)
+
+        pipeline()
+        after = y.to_numpy()
+        for options in OPTIONS:
+            y.fill(0.0)
+            assert_allclose(dense(jacobian(pipeline, x, y, **options)), np.diag(expected), err_msg=str(options))
+            assert_array_equal(y.to_numpy(), after)
+            assert_array_equal(x.to_numpy(), X)
+
+    def test_products_and_solvers(self):
+        x, y = fields(X, 0.0)
+
+        def pipeline():
+            by_fields(x, y)
+
+        J, v = np.diag(4 * X**3), np.array([1.0, -2.0, 0.5])
+        operator = linear_operator(pipeline, x, y)
+        for _ in range(2):
+            assert_allclose(operator @ v, J @ v)
+            assert_allclose(operator.T @ v, J.T @ v)
+        assert_allclose(jvp(pipeline, x, v, y, chunk_size=1), J @ v)
+        assert_allclose(vjp(pipeline, x, y, v, chunk_size=1), v @ J)
+        assert_allclose(normal_equations(pipeline, x, y, max_memory=30).JtJ, J.T @ J)
+        value, found = value_and_jacobian(pipeline, x, y, chunk_size=2)
+        assert_allclose(value, X**4)
+        assert_allclose(found, J)
+        assert check_jacobian(pipeline, x, y)
+        assert least_squares(pipeline, x, y).cost < 1e-6
+
+    def test_prepared_form(self):
+        x, y = fields(X, 0.0)
+        plan = Jacobian(lambda a, b: by_fields(a, b), x, y, args=(x, y))
+        for _ in range(3):
+            assert_allclose(plan(), np.diag(4 * X**3))
+            assert_allclose(plan.value(), X**4)
+
+    def test_error_after_the_tree_is_gone(self):
+        x, y, z = fields(X, 0.25, 0.0)
+
+        def pipeline():
+            by_sparse_fields(x, y)
+            by_fields(x, y)
+
+        for options in OPTIONS:
+            refused(lambda options=options: jacobian(pipeline, x, z, **options), "is not written by the kernels")
+
+    def test_nodes_of_other_trees_are_deactivated(self):
+        x, y = fields(X, 0.0)
+        other = ti.field(ti.f64)
+        node = ti.root.pointer(ti.i, N)
+        node.place(other)
+
+        def pipeline():
+            t = ti.field(ti.f64)
+            own = tree(t, kind="pointer")
+            for i in range(N):
+                t[i] = 1.0
+            square(x, t)
+            square(t, y)
+            own.destroy()
+            node.deactivate_all()
+
+        for options in ({}, {"chunk_size": 2}):
+            assert_allclose(jacobian(pipeline, x, y, **options), np.diag(4 * X**3))
+
+    def test_arrays_that_are_deleted(self):
+        x, y = fields(X, 0.0)
+
+        @ti.kernel
+        def to_array(a: ti.template(), b: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in a:
+                b[i] = a[i] ** 2
+
+        @ti.kernel
+        def from_array(a: ti.types.ndarray(ti.f64, ndim=1), b: ti.template()):
+            for i in b:
+                b[i] = a[i] ** 2
+
+        def pipeline():
+            for _ in range(2):
+                middle = ti.ndarray(ti.f64, N)
+                to_array(x, middle)
+                from_array(middle, y)
+                del middle
+                gc.collect()
+
+        for options in OPTIONS:
+            assert_allclose(dense(jacobian(pipeline, x, y, **options)), np.diag(4 * X**3))
+
+
+class TestTreesFromBefore:
+    def test_destroyed_by_the_pipeline(self):
+        for options in ({}, {"chunk_size": 2}):
+            x, y = fields(X, 0.25)
+            t = ti.field(ti.f64)
+            own = tree(t)
+
+            def pipeline(x=x, y=y, t=t, own=own):
+                square(x, t)
+                square(t, y)
+                own.destroy()
+
+            if options:
+                refused(
+                    lambda o=options: jacobian(pipeline, x, y, **o), r"the tree of a field of shape \(3,\) was dest"
+                )
+                assert_array_equal(y.to_numpy(), 0.25)
+            else:
+                assert_allclose(jacobian(pipeline, x, y), np.diag(4 * X**3))
+                assert_allclose(y.to_numpy(), X**4)
+
+    def test_product_after_which_the_state_cannot_be_put_back(self):
+        x, y = fields(X, 0.25)
+        t = ti.field(ti.f64)
+        own = tree(t)
+
+        def pipeline():
+            square(x, t)
+            square(t, y)
+            own.destroy()
+
+        operator = linear_operator(pipeline, x, y)
+        refused(lambda: operator @ np.ones(N), "was destroyed, which was there at its start")
+
+    def test_output_destroyed_by_the_pipeline(self):
+        for call in (value_and_jacobian, jacobian):
+            (x,) = fields(X)
+            output = ti.field(ti.f64)
+            own = tree(output)
+
+            def pipeline(x=x, output=output, own=own):
+                square(x, output)
+                own.destroy()
+
+            if call is jacobian:
+                assert_allclose(jacobian(pipeline, x, output), np.diag(2 * X))
+            else:
+                refused(lambda: value_and_jacobian(pipeline, x, output), r"outputs \(field output of shape.*" + ENDED)
+            refused(lambda: jacobian(pipeline, x, output), r"outputs \(field output.*" + ENDED)
+
+    def test_out_destroyed_by_the_pipeline(self):
+        x, y = fields(X, 0.0)
+        out = ti.field(ti.f64)
+        builder = ti.FieldsBuilder()
+        builder.dense(ti.ij, (N, N)).place(out)
+        own = builder.finalize()
+
+        def pipeline():
+            square(x, y)
+            own.destroy()
+
+        refused(lambda: jacobian(pipeline, x, y, out=out))
+
+    def test_kernel_that_names_a_destroyed_field(self):
+        x, y = fields(X, 0.25)
+        t = ti.field(ti.f64)
+        own = tree(t)
+
+        @ti.kernel
+        def first():
+            for i in x:
+                t[i] = x[i] ** 2
+
+        @ti.kernel
+        def second():
+            for i in x:
+                y[i] = t[i] ** 2
+
+        def pipeline(count, is_destroying):
+            for _ in range(count):
+                first()
+                second()
+            if is_destroying:
+                own.destroy()
+            second()
+
+        assert_allclose(jacobian(pipeline, x, y, args=(3, False)), np.diag(4 * X**3))
+        refused(lambda: jacobian(pipeline, x, y, args=(3, True)), "second uses the field t, which no longer exists")
+        refused(lambda: jacobian(pipeline, x, y, args=(1, False)), "The field t no longer exists")
+        refused(lambda: jacobian(second, x, y), "The field t no longer exists")
+
+    def test_argument_that_is_destroyed(self):
+        x, y = fields(X, 0.25)
+        t = ti.field(ti.f64)
+        own = tree(t)
+
+        def pipeline():
+            square(x, t)
+            own.destroy()
+            square(t, y)
+
+        refused(lambda: jacobian(pipeline, x, y), "Argument 0 of square " + ENDED)
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda t, v: t[0],
+            lambda t, v: t.__setitem__(0, 1.0),
+            lambda t, v: t.to_numpy(),
+            lambda t, v: t.from_numpy(np.ones(N)),
+            lambda t, v: v[0],
+            lambda t, v: v.__setitem__(0, [1.0, 2.0]),
+            lambda t, v: v.to_numpy(),
+            lambda t, v: v.get_scalar_field(1)[0],
+            lambda t, v: v.fill(1.0),
+            lambda t, v: t.copy_from(t),
+        ],
+    )
+    def test_python_that_uses_a_destroyed_field(self, use):
+        x, y = fields(X, 0.25)
+        t, v = ti.field(ti.f64), ti.Vector.field(2, ti.f64)
+        own = tree(t, v)
+        v[0] = [1.0, 2.0]
+
+        def pipeline():
+            square(x, t)
+            square(t, y)
+            own.destroy()
+            use(t, v)
+
+        refused(lambda: jacobian(pipeline, x, y))
+
+    @pytest.mark.parametrize("format", [None, "csr"])
+    def test_launches_that_are_repeated(self, format):
+        """A new tree that lies where a destroyed one was is not taken for it."""
+        for round_ in range(3):
+            a, b = ti.field(ti.f64), ti.field(ti.f64)
+            own = tree(a, b)
+            a.from_numpy(X + round_)
+
+            def without_arguments(a=a, b=b):
+                @ti.kernel
+                def bare():
+                    for i in a:
+                        b[i] = a[i] ** 2
+
+                return bare
+
+            bare = without_arguments()
+            plan = Jacobian(bare, a, b, format=format)
+            for _ in range(3):
+                assert_allclose(dense(plan()), np.diag(2 * (X + round_)))
+                assert_allclose(dense(jacobian(bare, a, b, format=format)), np.diag(2 * (X + round_)))
+            own.destroy()
+            refused(plan)
+            refused(plan.value)
+            refused(lambda a=a, b=b, bare=bare: jacobian(bare, a, b, format=format))
+            refused(lambda plan=plan: plan.export("never.py"))
+
+    def test_numbers_that_are_given(self):
+        x, y = fields(X, 0.0)
+        old = ti.field(ti.f64)
+        own = tree(old)
+        own.destroy()
+        args = (x, y)
+        refused(lambda: jvp(square, x, old, y, args=args), r"tangents \(field old\) " + ENDED)
+        refused(lambda: vjp(square, x, y, old, args=args), "cotangents.*" + ENDED)
+        refused(lambda: normal_equations(square, x, y, old, args=args), "weights.*" + ENDED)
+        refused(lambda: least_squares(square, x, y, args=args, bounds=(old, 5.0)), "bounds.*" + ENDED)
+        refused(lambda: jacobian(square, x, y, args=args, out=old), "out " + ENDED)
+
+    def test_same_layout_again(self):
+        """Prepared once; its argument is a field of another tree in each call."""
+        (y,) = fields(0.0)
+        plan = None
+        for round_ in range(4):
+            a = ti.field(ti.f64)
+            own = tree(a, shape=N + round_ % 2)
+            a.fill(float(round_ + 1))
+            plan = plan or Jacobian(first_ones, "a", y, args=(a, y))
+            expected = np.zeros((N, N + round_ % 2))
+            expected[:, :N] = 2 * (round_ + 1) * np.eye(N)
+            assert_allclose(plan(args=(a, y)), expected)
+            own.destroy()
+
+
+@ti.kernel
+def first_ones(a: ti.template(), b: ti.template()):
+    for i in b:
+        b[i] = a[i] ** 2
+
+
+class TestPrograms:
+    @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}, {"format": "csr"}])
+    def test_new_program_in_a_pipeline(self, options):
+        x, y = fields(X, 0.0)
+
+        def at_the_end():
+            square(x, y)
+            initialise(default_fp=ti.f64)
+
+        refused(lambda: jacobian(at_the_end, x, y, **options), "ti.init or ti.reset was called")
+        x, y = fields(X, 0.0)
+
+        def between():
+            square(x, y)
+            initialise(default_fp=ti.f64)
+            square(*fields(X, 0.0))
+
+        refused(lambda: jacobian(between, x, y, **options), "ti.init or ti.reset was called")
+
+    def test_no_program_after_a_pipeline(self):
+        x, y = fields(X, 0.0)
+
+        def pipeline():
+            square(x, y)
+            ti.reset()
+
+        refused(lambda: jacobian(pipeline, x, y), "ti.init or ti.reset was called")
+        initialise(default_fp=ti.f64)
