@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.plan import Plan
 from taichi_ext.api.products import directional, is_large, transposed
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
@@ -93,13 +94,14 @@ class _Products:
         memory: int | None,
         chunk_size: int | None,
     ) -> None:
-        self._whole = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
-        self._along = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
-        self._entries: Jacobian | None = None
+        prepare = functools.partial(prepared_form, kernel, params, outputs, args)
+        self._whole, self._call = prepare((memory, "auto", None, None))
+        self._along, _ = prepare((memory, "auto", None, None), "products")
+        self._entries: Plan | None = None
         self._chunk_size = chunk_size
-        evaluation = self._whole.start()
+        evaluation = self._whole.start(self._call)
         if chunk_size is None and is_large(evaluation):
-            self._entries = Jacobian(kernel, params, outputs, args=args, max_memory=memory, format="csr")
+            self._entries, _ = prepare((memory, "auto", None, "csr"), "products")
         self.dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
         self.rows = [math.prod(shape) for shape, _ in evaluation.output_shapes()]
         self.shape = (sum(self.rows), evaluation.column_count())
@@ -118,7 +120,7 @@ class _Products:
         evaluation, state = self._start(self._whole)
         parts = np.split(vectors, np.cumsum(self.rows)[:-1])
         try:
-            entries = None if self._entries is None else self._entries.start(state=state)
+            entries = None if self._entries is None else self._entries.start(self._call, state=state)
             return transposed(evaluation, parts, self._chunk_size, entries).T
         finally:
             self._put_back(state)
@@ -132,11 +134,11 @@ class _Products:
         rows = [[b.reshape(count, -1) for b in row] for count, row in zip(self.rows, blocks, strict=True)]
         return np.block(rows).astype(self.dtype, copy=False)
 
-    def _start(self, plan: Jacobian) -> tuple[Evaluation, State]:
-        plan._refuse_ended()
+    def _start(self, plan: Plan) -> tuple[Evaluation, State]:
+        plan.refuse_ended()
         state = State()
         state.reason, state.advice = "Products of a linear_operator put back what the kernels write", RANDOM_BEFORE
-        return plan.start(state=state), state
+        return plan.start(self._call, state=state), state
 
     def _put_back(self, state: State) -> None:
         if state.has_random:
