@@ -11,9 +11,10 @@ from taichi_ext.api.cache_keys import origin_of, structure_key
 from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.plan import Plan, prepare
 from taichi_ext.api.plan_table import PlanTable
+from taichi_ext.api.preparations import Preparations
 from taichi_ext.api.progress import check_progress
 
-_plans = PlanTable()
+_plans, _preparations = PlanTable(), Preparations()
 
 
 def jacobian(
@@ -146,5 +147,6 @@ def prepared_form(
         if plan is not None:
             return plan, plan.call(kernel, args)
         plan, call = prepare(kernel, params, outputs, args, options)
-        _plans.keep(origin, key, plan)
+        is_kept = _plans.keep(origin, key, plan)
+        _preparations.note(kernel, origin, key, plan, is_kept=is_kept)
     return plan, call

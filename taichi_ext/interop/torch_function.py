@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import check_kernel, flatten, refuse_ended
+from taichi_ext.api.arguments import check_kernel, flatten, refuse_ended, refuse_uninitialised
 from taichi_ext.api.jacobian import value_and_jacobian
 from taichi_ext.api.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
@@ -187,6 +187,13 @@ class TorchFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel on tensors; see ``torch_function``."""
         torch = require_torch()
+        if torch.compiler.is_compiling():  # what torch.compile has compiled so far ends here, and goes on behind
+            return torch.compiler.disable(self._run)(*args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        torch = require_torch()
+        refuse_uninitialised()
         refuse_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
         inputs, constants = self._bind(args, kwargs)
         wanted = tuple(wants_derivative(x) for x in inputs)
@@ -264,10 +271,14 @@ class TorchFunction:
         """The arguments of one launch by name, in order; inputs of fields are stored."""
         arguments = dict(call.constants)
         arguments.update(self._in_memory(call, tensors))
+        self._allocate(arguments, tensors)
+        for name, annotation in self._annotations.items():
+            problem = backend.argument_problem(annotation, arguments[name])
+            if problem:
+                raise InvalidArgumentError(f"{name!r} of {self.__name__} {problem}.")
         for field, tensor in zip(self._inputs, tensors, strict=False):
             if isinstance(field, backend.Field):
                 field.from_torch(tensor.detach())
-        self._allocate(arguments, tensors)
         return {name: arguments[name] for name in self._names}
 
     def launch(self, arguments: dict[str, Any]) -> Any:

@@ -26,7 +26,15 @@ from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Plan
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.bounds import Part, bounds_of, refuse_not_finite, refuse_rows_not_finite, scale_of, start_within
+from taichi_ext.solvers.bounds import (
+    Part,
+    bounds_of,
+    is_complex,
+    refuse_not_finite,
+    refuse_rows_not_finite,
+    scale_of,
+    start_within,
+)
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.stacked import residual_vector, stacked
 
@@ -102,6 +110,8 @@ def least_squares(
             raise InvalidArgumentError(
                 f"{name!r} is no option of least_squares; expected one of {', '.join(sorted(known))}."
             )
+        if is_complex(options[name]):  # of which SciPy drops the imaginary part
+            raise InvalidArgumentError(f"{name} is {shown(options[name])}; expected real numbers.")
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False, None or a function.")
     if format not in (None, "csr"):

@@ -39,7 +39,8 @@ def linear_operator(
 
     A product is taken at the state of that moment: J is that of the fields as they are when it is computed.  What the
     kernels write in it is put back, so that products do not disturb each other.  ``A @ x`` costs one launch with one
-    column, ``A.T @ y`` what ``vjp`` costs, ``A @ X`` one launch for up to 32 columns of X.
+    column, ``A.T @ y`` what ``vjp`` costs, ``A @ X`` one launch for up to 32 columns of X.  A complex vector counts as
+    two columns, its real and its imaginary part.
 
     Args:
         kernel: see ``jacobian``.
@@ -150,6 +151,20 @@ class _Products:
         state.restore()
 
 
+def _product(multiply: Callable[[np.ndarray], np.ndarray], given: Any, dtype: np.dtype) -> np.ndarray:
+    """A product with columns of real or complex numbers: the real and imaginary parts are columns of one product."""
+    X = np.asarray(given)
+    if X.dtype.kind not in "biufc":
+        raise InvalidArgumentError(f"The vector has elements of type {X.dtype}; expected real or complex numbers.")
+    kind = np.result_type(dtype, X.dtype)
+    if X.dtype.kind != "c":
+        return multiply(X).astype(kind, copy=False)
+    count, found = X.shape[1], multiply(np.hstack([X.real, X.imag]))
+    result = np.empty((len(found), count), kind)
+    result.real, result.imag = found[:, :count], found[:, count:]
+    return result
+
+
 @functools.cache
 def _operator_class() -> Any:
     base = require_scipy("sparse.linalg", "linear_operator").LinearOperator
@@ -162,19 +177,16 @@ def _operator_class() -> Any:
             self._products = products
 
         def _matvec(self, x: np.ndarray) -> np.ndarray:
-            return self._result(self._products.times(x.reshape(-1, 1)), x).reshape(-1)
+            return self._matmat(x.reshape(-1, 1)).reshape(-1)
 
         def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-            return self._result(self._products.transposed_times(x.reshape(-1, 1)), x).reshape(-1)
+            return self._rmatmat(x.reshape(-1, 1)).reshape(-1)
 
         def _matmat(self, X: np.ndarray) -> np.ndarray:
-            return self._result(self._products.times(X), X)
+            return _product(self._products.times, X, self.dtype)
 
         def _rmatmat(self, X: np.ndarray) -> np.ndarray:
-            return self._result(self._products.transposed_times(X), X)
-
-        def _result(self, values: np.ndarray, given: np.ndarray) -> np.ndarray:
-            return values.astype(np.result_type(self.dtype, given.dtype), copy=False)
+            return _product(self._products.transposed_times, X, self.dtype)
 
         def materialize(self) -> np.ndarray:
             """The matrix, of shape ``A.shape``: a NumPy array."""
