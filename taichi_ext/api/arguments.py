@@ -154,7 +154,7 @@ class KernelCall:
     def _check_call(self) -> None:
         """Raise where Python would not call the function with these arguments."""
         try:
-            signature = inspect.signature(self.function)
+            signature = inspect.signature(self.function, follow_wrapped=False)
         except (TypeError, ValueError):  # a function written in C
             return
         try:

@@ -1,4 +1,4 @@
-"""A warning where the same code is prepared again and again: nothing is found for a function that is new at each call."""
+"""A warning where the same code is prepared again and again, as its function is new at each call."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _message(function: types.FunctionType, origin: Origin, count: int, *, is_kep
     reason = "What is prepared is kept as long as its function, or the object of a method, exists: 32 forms of each."
     if not is_kept:
         kind = type(origin.owner).__name__
-        reason = f"Nothing is kept for a {kind}, which takes no weak references (add '__weakref__' to its __slots__)."
+        reason = f"Nothing is kept for an object of type {kind}, which takes no weak references (see __slots__)."
     return (
         f"{name} ({os.path.basename(code.co_filename)}, line {code.co_firstlineno}) was prepared {count} times for the "
         f"same params and outputs: each time its kernels are compiled, and Taichi keeps them. {reason} Make a "

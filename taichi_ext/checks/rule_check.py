@@ -20,6 +20,7 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.api.arguments import refuse_uninitialised
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.api.options import check_number
 from taichi_ext.boundary.gradients import mark
@@ -134,6 +135,7 @@ def check_rule(
         (1,)
         >>> registry.remove("clamped")
     """
+    refuse_uninitialised()
     check_number("rtol", rtol, "a relative tolerance", least=0)
     if not isinstance(inputs, Mapping):
         raise InvalidArgumentError(f"inputs is {shown(inputs)}; expected a dict of arrays by name.")

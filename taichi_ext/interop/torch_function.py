@@ -315,7 +315,8 @@ class TorchFunction:
         real = [r for r in results if r.is_floating_point()]
         flat = []
         for result, row in zip(real, [blocks] if active is None else blocks, strict=True):
-            flat += [_as_tensor(block, result.device).reshape(result.numel(), -1) for block in row]
+            pairs = zip(row, call.wanted_inputs, strict=True)
+            flat += [_as_tensor(b, result.device).reshape(result.numel(), tensors[n].numel()) for b, n in pairs]
         return (*results, *flat)
 
     def _in_memory(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
