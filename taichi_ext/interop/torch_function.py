@@ -10,8 +10,6 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from taichi_ext import backend
 from taichi_ext.api.arguments import check_kernel, flatten, refuse_ended, refuse_uninitialised
 from taichi_ext.api.jacobian import value_and_jacobian
@@ -26,6 +24,7 @@ from taichi_ext.interop.torch_products import (
     with_jacobian,
     without_jacobian,
 )
+from taichi_ext.interop.torch_values import as_tensor, host_number, returned_tensor
 from taichi_ext.labels import Labels
 from taichi_ext.runtime.memory import view_of
 from taichi_ext.runtime.regions import View
@@ -316,7 +315,7 @@ class TorchFunction:
         flat = []
         for result, row in zip(real, [blocks] if active is None else blocks, strict=True):
             pairs = zip(row, call.wanted_inputs, strict=True)
-            flat += [_as_tensor(b, result.device).reshape(result.numel(), tensors[n].numel()) for b, n in pairs]
+            flat += [as_tensor(b, result.device).reshape(result.numel(), tensors[n].numel()) for b, n in pairs]
         return (*results, *flat)
 
     def _in_memory(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -331,7 +330,7 @@ class TorchFunction:
                 continue
             value = tensor.detach()
             if self._is_value(name):
-                found[name] = _host_number(value)
+                found[name] = host_number(value)
                 continue
             value = value.contiguous()
             if value.is_conj() or value.is_neg():
@@ -390,9 +389,9 @@ class TorchFunction:
 
     def _results(self, arguments: dict[str, Any], returned: Any, device: Any) -> list[Any]:
         if not self._outputs:
-            return [_returned_tensor(returned, self._kernel, device)]
+            return [returned_tensor(returned, self._kernel, device)]
         found = (o.to_numpy() if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
-        return [_as_tensor(values, device) for values in found]
+        return [as_tensor(values, device) for values in found]
 
 
 def _signature(kernel: Any) -> tuple[list[str], dict[str, Any]]:
@@ -412,10 +411,6 @@ def _as_list(items: Any) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else [items]
 
 
-def _host_number(value: Any) -> Any:
-    return value.item() if value.ndim == 0 else value.cpu().numpy()
-
-
 def _call_by_name(function: Callable[..., Any], values: Mapping[str, Any], what: str) -> Any:
     """``function`` with the values that its parameters name."""
     names = list(inspect.signature(function).parameters)
@@ -423,19 +418,3 @@ def _call_by_name(function: Callable[..., Any], values: Mapping[str, Any], what:
     if unknown:
         raise InvalidArgumentError(f"{what} takes {unknown[0]!r}; known here: {', '.join(values)}.")
     return function(*[values[n] for n in names])
-
-
-def _as_tensor(block: Any, device: Any) -> Any:
-    torch = require_torch()
-    return block if isinstance(block, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(block)).to(device)
-
-
-def _returned_tensor(returned: Any, kernel: Any, device: Any) -> Any:
-    """The return value of a kernel, as a tensor of its type."""
-    bound = backend.primal_kernel(kernel)
-    assert bound is not None
-    values = returned if isinstance(returned, (list, tuple)) else [returned]
-    arrays = [np.asarray(v.to_numpy() if hasattr(v, "to_numpy") else v) for v in values]
-    joined = arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
-    dtype = backend.to_numpy_type(backend.return_dtype(bound[0]))
-    return require_torch().from_numpy(np.array(joined, dtype)).to(device)

@@ -160,7 +160,7 @@ def _product(multiply: Callable[[np.ndarray], np.ndarray], given: Any, dtype: np
     if X.dtype.kind != "c":
         return multiply(X).astype(kind, copy=False)
     count, found = X.shape[1], multiply(np.hstack([X.real, X.imag]))
-    result = np.empty((len(found), count), kind)
+    result: Any = np.empty((len(found), count), kind)
     result.real, result.imag = found[:, :count], found[:, count:]
     return result
 
