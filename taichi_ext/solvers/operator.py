@@ -160,8 +160,9 @@ def _product(multiply: Callable[[np.ndarray], np.ndarray], given: Any, dtype: np
     if X.dtype.kind != "c":
         return multiply(X).astype(kind, copy=False)
     count, found = X.shape[1], multiply(np.hstack([X.real, X.imag]))
-    result: Any = np.empty((len(found), count), kind)
-    result.real, result.imag = found[:, :count], found[:, count:]
+    result = np.empty((len(found), count), kind)
+    # NumPy's stubs have the parts of arrays of a known complex type only
+    result.real, result.imag = found[:, :count], found[:, count:]  # pyright: ignore[reportAttributeAccessIssue]
     return result
 
 
