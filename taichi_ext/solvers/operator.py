@@ -159,7 +159,7 @@ def _product(multiply: Callable[[np.ndarray], np.ndarray], given: Any, dtype: np
     kind = np.result_type(dtype, X.dtype)
     if X.dtype.kind != "c":
         return multiply(X).astype(kind, copy=False)
-    count, found = X.shape[1], multiply(np.hstack([X.real, X.imag]))
+    count, found = X.shape[1], multiply(np.hstack([np.real(X), np.imag(X)]))
     result = np.empty((len(found), count), kind)
     # NumPy's stubs have the parts of arrays of a known complex type only
     result.real, result.imag = found[:, :count], found[:, count:]  # pyright: ignore[reportAttributeAccessIssue]
