@@ -89,13 +89,22 @@ def _weak(function: Any) -> Callable[[], Any]:
     bound = backend.primal_kernel(function)
     try:
         if inspect.ismethod(function):
-            return weakref.WeakMethod(function)
+            return _weak_method(weakref.ref(function.__self__), weakref.ref(function.__func__))
         if bound is not None and bound[1]:
-            kernel, owner = bound[0], weakref.ref(bound[1][0])
-            return lambda: None if owner() is None else types.MethodType(kernel.func, owner())
+            return _weak_method(weakref.ref(bound[1][0]), weakref.ref(bound[0].func))
         return weakref.ref(function)
     except TypeError:
         return lambda: None
+
+
+def _weak_method(owner: Callable[[], Any], function: Callable[[], Any]) -> Callable[[], Any]:
+    """Like ``weakref.WeakMethod``, which fails in Python 3.11 where a callback of its owner's drops it."""
+
+    def method() -> Any:
+        found, bound_to = function(), owner()
+        return None if found is None or bound_to is None else types.MethodType(found, bound_to)
+
+    return method
 
 
 def _matcher(obj: Any) -> Callable[[Any], str | None]:

@@ -12,7 +12,7 @@ import taichi as ti
 from field_pool import pool
 from taichi.lang import impl
 
-from taichi_ext import backend
+from taichi_ext import backend, engine
 from taichi_ext.api.prepared import Prepared
 from taichi_ext.differentiate.storage import STRATEGIES
 
@@ -213,3 +213,17 @@ def ti32():
     initialise()
     yield ti
     end_program()
+
+
+@pytest.fixture
+def traces(monkeypatch):
+    """The names of the kernels that are built, in order."""
+    built = []
+    fuse = engine.fuse
+
+    def counted(launch):
+        built.append(launch.kernel.func.__name__)
+        return fuse(launch)
+
+    monkeypatch.setattr(engine, "fuse", counted)
+    return built

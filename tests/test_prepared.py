@@ -19,23 +19,9 @@ from taichi.lang import impl
 from taichi.lang.kernel_impl import Kernel
 from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 
-from taichi_ext import InvalidArgumentError, Jacobian, engine, jacobian, registry, value_and_jacobian
+from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, value_and_jacobian
 from taichi_ext.backend import kernels
 from taichi_ext.runtime import session
-
-
-@pytest.fixture
-def traces(monkeypatch):
-    """The names of the kernels that are built, in order."""
-    built = []
-    fuse = engine.fuse
-
-    def counted(launch):
-        built.append(launch.kernel.func.__name__)
-        return fuse(launch)
-
-    monkeypatch.setattr(engine, "fuse", counted)
-    return built
 
 
 @pytest.fixture

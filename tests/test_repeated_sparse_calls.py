@@ -129,7 +129,7 @@ def test_products_in_between(chain):
     plan, cotangent = chain.plan, np.arange(8.0)
     operator_like = [block.T @ cotangent for block in plan()]
     for _ in range(2):
-        found = plan.start().transposed([cotangent[:, None]], np.inf)
+        found = plan._plan.start(plan._call).transposed([cotangent[:, None]], np.inf)
         for ours, wanted in zip(found, operator_like, strict=True):
             assert_allclose(ours[:, 0], wanted, rtol=1e-12)
         chain.require_right(plan())

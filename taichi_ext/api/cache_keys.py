@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, NamedTuple
 
 from taichi_ext import backend
 
 _DEEPEST = 100  # levels of a structure that are compared; one that contains itself has no end
 
 
-def anchor(kernel: Any) -> Any:
-    """What prepared forms of a kernel are kept on, so that they go with it; None where there is nothing."""
+class Origin(NamedTuple):
+    """A kernel or pipeline, however it was reached.
+
+    Attributes:
+        owner: the object of a bound method, else the kernel or function itself.
+        function: the kernel or function.
+    """
+
+    owner: Any
+    function: Any
+
+
+def origin_of(kernel: Any) -> Origin:
+    """The owner and the function of a kernel or pipeline."""
     bound = backend.primal_kernel(kernel)
     if bound is not None:
         # not the Kernel behind a decorated function: Taichi keeps every Kernel for ever
-        return bound[1][0] if bound[1] else kernel if inspect.isfunction(kernel) else bound[0]
-    owner = kernel.__self__ if inspect.ismethod(kernel) else kernel
-    return owner if hasattr(owner, "__dict__") else None
-
-
-def identity(kernel: Any) -> Any:
-    """Equal for the same kernel, however it was reached."""
-    bound = backend.primal_kernel(kernel)
-    if bound is not None:
-        return id(bound[0])
-    return id(kernel.__func__) if inspect.ismethod(kernel) else id(kernel)
+        owner = bound[1][0] if bound[1] else kernel if inspect.isfunction(kernel) else bound[0]
+        return Origin(owner, bound[0])
+    if inspect.ismethod(kernel):
+        return Origin(kernel.__self__, kernel.__func__)
+    return Origin(kernel, kernel)
 
 
 def structure_key(tree: Any, args: tuple[Any, ...], depth: int = 0) -> Any:
@@ -36,6 +42,8 @@ def structure_key(tree: Any, args: tuple[Any, ...], depth: int = 0) -> Any:
         return (type(tree), *(structure_key(t, args, depth + 1) for t in tree))
     if isinstance(tree, dict):
         return ("dict", *((k, structure_key(v, args, depth + 1)) for k, v in tree.items()))
+    if isinstance(tree, backend.StructField):
+        return ("struct", *((k, structure_key(v, args, depth + 1)) for k, v in tree.field_dict.items()))
     if isinstance(tree, str) or tree is None:
         return tree
     if isinstance(tree, backend.Field):

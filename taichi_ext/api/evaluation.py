@@ -70,7 +70,7 @@ class Evaluation:
         """J in the structure that was asked for, in ``out`` if that was given."""
         prepared, out = self._prepared, self._out
         if isinstance(prepared.replay, Replay):
-            repeated = prepared.replay.run(out)
+            repeated = prepared.replay.run(self.call.full_args, out)
             if repeated is not None:
                 return prepared.result([[repeated]])
         with backend.suspend_following():  # a thread that a pipeline has started may compute a Jacobian of its own
@@ -246,7 +246,7 @@ class Evaluation:
         (fused,) = self._prepared.fused.values()
         if not Replay.is_possible(fused, key):
             return None
-        return Replay(fused, self.call.full_args, key, (*shape, *inner), session.dtype(key))
+        return Replay(fused, key, (*shape, *inner), session.dtype(key))
 
     # --- parameters and outputs
 

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.api.cache_keys import anchor as anchor_of
-from taichi_ext.api.cache_keys import identity, structure_key
-from taichi_ext.api.options import checked_options
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.arguments import KernelCall
+from taichi_ext.api.cache_keys import origin_of, structure_key
+from taichi_ext.api.options import Options, checked_options
+from taichi_ext.api.plan import Plan, prepare
+from taichi_ext.api.plan_table import PlanTable
+from taichi_ext.api.preparations import Preparations
 from taichi_ext.api.progress import check_progress
 
-_CACHE = "_taichi_ext_prepared"
-_CACHE_SIZE = 32
+_plans, _preparations = PlanTable(), Preparations()
 
 
 def jacobian(
@@ -87,8 +88,9 @@ def jacobian(
                [12.,  8.]], dtype=float32)
     """
     check_progress(progress)
-    plan = prepared_form(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
-    return plan.start(args, out, progress=progress).jacobian()
+    options = checked_options(max_memory, tangents, chunk_size, format)
+    plan, call = prepared_form(kernel, params, outputs, args, options)
+    return plan.start(call, out, progress=progress).jacobian()
 
 
 def value_and_jacobian(
@@ -124,8 +126,9 @@ def value_and_jacobian(
         (15.0, [5.0, 3.0])
     """
     check_progress(progress)
-    plan = prepared_form(kernel, params, outputs, args, checked_options(max_memory, tangents, chunk_size, format))
-    return plan.start(args, out, progress=progress).value_and_jacobian()
+    options = checked_options(max_memory, tangents, chunk_size, format)
+    plan, call = prepared_form(kernel, params, outputs, args, options)
+    return plan.start(call, out, progress=progress).value_and_jacobian()
 
 
 def prepared_form(
@@ -133,27 +136,17 @@ def prepared_form(
     params: Any,
     outputs: Any,
     args: tuple[Any, ...],
-    options: tuple[Any, ...],
+    options: Options,
     use: str = "jacobian",
-) -> Jacobian:
-    """The prepared form, from the cache where there is one for the same kernel, params, outputs and use."""
-    anchor = anchor_of(kernel)
-    key = (identity(kernel), structure_key(params, args), structure_key(outputs, args), options, use)
+) -> tuple[Plan, KernelCall]:
+    """A plan, from the table where there is one for the same kernel, params, outputs and use, and this call of it."""
+    origin = origin_of(kernel)
+    key = (structure_key(params, args), structure_key(outputs, args), options, use)
     with backend.exclusive:
-        store = getattr(anchor, "__dict__", {}).get(_CACHE) if anchor is not None else None
-        if store is not None:
-            plan = store.get(key)
-            if plan is not None and plan.is_current():
-                return plan
-            for stale in [k for k, p in store.items() if not p.is_current()]:
-                del store[stale]
-        names = ("max_memory", "tangents", "chunk_size", "format")
-        plan = Jacobian(kernel, params, outputs, args=args, **dict(zip(names, options, strict=True)))
-        plan.forget_args()
-        if anchor is not None:
-            # on the kernel itself: when the user drops the kernel, what was prepared for it goes too
-            store = anchor.__dict__.setdefault(_CACHE, {})
-            if len(store) >= _CACHE_SIZE:
-                del store[next(iter(store))]
-            store[key] = plan
-    return plan
+        plan = _plans.find(origin, key)
+        if plan is not None:
+            return plan, plan.call(kernel, args)
+        plan, call = prepare(kernel, params, outputs, args, options)
+        is_kept = _plans.keep(origin, key, plan)
+        _preparations.note(kernel, origin, key, plan, is_kept=is_kept)
+    return plan, call

@@ -10,6 +10,12 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, shown
 
 
+def refuse_uninitialised() -> None:
+    """Raise before ``ti.init``, and after ``ti.reset``."""
+    if backend.program() is None:
+        raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
+
+
 def check_kernel(kernel: Any) -> None:
     """Raise for what is no kernel or pipeline."""
     problem = _kernel_problem(kernel)

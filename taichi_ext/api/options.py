@@ -11,10 +11,10 @@ from taichi_ext.api.sparse_results import checked_format
 from taichi_ext.differentiate.storage import STRATEGIES
 from taichi_ext.errors import InvalidArgumentError, shown
 
+Options = tuple[Any, str, int | None, str | None]  # max_memory, tangents, chunk_size and format
 
-def checked_options(
-    max_memory: Any, tangents: Any, chunk_size: Any, format: Any
-) -> tuple[Any, str, int | None, str | None]:
+
+def checked_options(max_memory: Any, tangents: Any, chunk_size: Any, format: Any) -> Options:
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")

@@ -1,4 +1,4 @@
-"""``Jacobian``: what is to be differentiated, analysed and compiled once, evaluated many times."""
+"""``Jacobian``: what is to be differentiated, analysed and compiled once, evaluated many times; and its plan."""
 
 from __future__ import annotations
 
@@ -15,13 +15,136 @@ from taichi_ext.api.arguments import KernelCall, flatten
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.explain import explain
 from taichi_ext.api.export import module_text
-from taichi_ext.api.options import checked_options
+from taichi_ext.api.kernel_checks import refuse_uninitialised
+from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import check_progress
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.state import State
+
+
+class Plan:
+    """What all calls of one kernel with the same params and outputs share; keeps no kernel, owner or argument alive.
+
+    Args:
+        call: the kernel or pipeline, with arguments.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``.
+        options: see ``checked_options``.
+    """
+
+    def __init__(self, call: KernelCall, params: Any, outputs: Any, options: Options) -> None:
+        max_memory, tangents, chunk_size, format = options
+        self._pattern = call.pattern()
+        leaves, rebuild_params = flatten(params, "params")
+        param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
+        if outputs is None:
+            output_targets = [call.return_target()]
+            rebuild_outputs: Callable[[list[Any]], Any] = _only
+        else:
+            leaves, rebuild_outputs = flatten(outputs, "outputs")
+            output_targets = [call.resolve("outputs", path, leaf) for path, leaf in leaves]
+        for what, targets in (("params", param_targets), ("outputs", output_targets)):
+            if not targets:
+                raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
+        backend.materialize()
+        self.prepared = Prepared(
+            param_targets,
+            output_targets,
+            rebuild_params,
+            rebuild_outputs,
+            max_memory,
+            tangents,
+            FieldTable(call.labels),
+            chunk_size=chunk_size,
+            format=format,
+            layout=backend.layout_version(),
+        )
+        # a strong reference would keep the program's threads and memory after ti.init
+        self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
+        if chunk_size is not None:
+            self._kind()(self.prepared, call)  # raises for what has no columns
+
+    def _end(self) -> None:
+        """The program is over: let go of its arrays, and of all but what ``source`` and ``explain()`` show.
+
+        Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs; there is none at this moment.
+        """
+        prepared = self.prepared
+        for fused in prepared.fused.values():
+            fused.scratch.clear()
+            fused.program = None
+        self.prepared = Prepared([], [], _only, _only, None, "", prepared.fields, prepared.fused)
+
+    def refuse_ended(self) -> None:
+        """Raise where the Taichi program that it was prepared in has ended: ``ti.init`` begins another."""
+        program = self._program()
+        if program is None or program is not backend.program():
+            raise InvalidArgumentError(
+                "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
+                "again."
+            )
+
+    def call(self, kernel: Any, args: tuple[Any, ...]) -> KernelCall:
+        """A call of the kernel or pipeline, which the user gives again."""
+        return self._pattern.of(kernel, args)
+
+    def start(
+        self,
+        call: KernelCall,
+        out: Any = None,
+        state: State | None = None,
+        watch: Any = None,
+        progress: bool | None = False,
+    ) -> Evaluation:
+        """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
+        _refuse_inside_kernel()
+        _refuse_recording()
+        if backend.is_followed():
+            raise InvalidArgumentError(
+                "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
+                "before, and pass its numbers in a field."
+            )
+        self.refuse_ended()
+        with backend.exclusive:
+            self.follow_layout(call)
+            self._follow_constants(call)
+        prepared = self.prepared if watch is None else dataclasses.replace(self.prepared, fused={})
+        return self._kind()(prepared, call, out, state, watch, progress)
+
+    def _kind(self) -> type[Evaluation]:
+        return Evaluation if self.prepared.format is None else SparseEvaluation
+
+    def follow_layout(self, call: KernelCall) -> None:
+        """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
+        prepared, version = self.prepared, backend.layout_version()
+        if prepared.layout == version:
+            return
+        for target in map(call.current, (*prepared.params, *prepared.outputs)):
+            problem = backend.ended_problem(target.field)
+            if problem:
+                raise InvalidArgumentError(f"{target.name} {problem}.")
+        self.prepared = dataclasses.replace(
+            prepared, fields=FieldTable(call.labels), fused={}, replay=None, layout=version, composed={}
+        )
+
+    def _follow_constants(self, call: KernelCall) -> None:
+        """After a Python number that is a parameter, or its owner, is another one, kernels are built again."""
+        prepared = self.prepared
+        now = [call.current(target) if target.variable is not None else target for target in prepared.params]
+        if any(target.held != before.held for target, before in zip(now, prepared.params, strict=True)):
+            self.prepared = dataclasses.replace(prepared, params=now, fused={}, replay=None, is_checked=False)
+
+
+def prepare(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: Options) -> tuple[Plan, KernelCall]:
+    """A new plan, and the call with these arguments."""
+    refuse_uninitialised()
+    _refuse_inside_kernel()
+    _refuse_recording()
+    call = KernelCall(kernel, args)
+    return Plan(call, params, outputs, options), call
 
 
 class Jacobian:
@@ -76,44 +199,12 @@ class Jacobian:
         format: str | None = None,
         progress: bool | None = None,
     ) -> None:
-        if backend.program() is None:
-            raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
-        _refuse_inside_kernel()
-        _refuse_recording()
-        max_memory, tangents, chunk_size, format = checked_options(max_memory, tangents, chunk_size, format)
+        options = checked_options(max_memory, tangents, chunk_size, format)
         check_progress(progress)
         self._progress = progress
-        self._call = call = KernelCall(kernel, args)
-        leaves, rebuild_params = flatten(params, "params")
-        param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
-        if outputs is None:
-            output_targets = [call.return_target()]
-            rebuild_outputs: Callable[[list[Any]], Any] = _only
-        else:
-            leaves, rebuild_outputs = flatten(outputs, "outputs")
-            output_targets = [call.resolve("outputs", path, leaf) for path, leaf in leaves]
-        for what, targets in (("params", param_targets), ("outputs", output_targets)):
-            if not targets:
-                raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
-        backend.materialize()
-        fields = FieldTable(call.labels)
-        self._prepared = Prepared(
-            param_targets,
-            output_targets,
-            rebuild_params,
-            rebuild_outputs,
-            max_memory,
-            tangents,
-            fields,
-            chunk_size=chunk_size,
-            format=format,
-        )
-        self._prepared.layout = backend.layout_version()
-        # a strong reference would keep the program's threads and memory after ti.init
+        self._plan, self._call = prepare(kernel, params, outputs, args, options)
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         self._last = threading.local()  # what value() needs of this thread's last call
-        if chunk_size is not None:
-            self._kind()(self._prepared, call)  # raises for what has no columns
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -121,87 +212,23 @@ class Jacobian:
             "can share it; in another process, prepare it there with Jacobian(kernel, params, outputs)."
         )
 
-    def is_current(self) -> bool:
-        """Whether the Taichi program that it was prepared in still runs: ``ti.init`` begins another."""
-        program = self._program()
-        return program is not None and program is backend.program()
-
     def _end(self) -> None:
-        """The program is over: let go of its arrays, and of all but what ``source`` and ``explain()`` show.
+        """The program is over: keep no argument alive."""
+        self._call, self._last = self._call.pattern(), threading.local()
 
-        Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs; there is none at this moment.
-        """
-        for fused in self._prepared.fused.values():
-            fused.scratch.clear()
-            fused.program = None
-        shown = Prepared([], [], _only, _only, None, "", self._prepared.fields, self._prepared.fused)
-        self.__dict__ = {"_program": self._program, "_prepared": shown, "_progress": False}
-
-    def _refuse_ended(self) -> None:
-        if not self.is_current():
-            raise InvalidArgumentError(
-                "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
-                "again."
-            )
-
-    def forget_args(self) -> None:
-        """Keep no argument alive; each call has to give them."""
-        self._call = self._call.without_args()
+    @property
+    def _prepared(self) -> Prepared:
+        return self._plan.prepared
 
     def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
-        evaluation = self.start(args, out, progress=self._progress)
-        self._last.call, self._last.returned = evaluation.call, None
+        self._plan.refuse_ended()
+        call = self._last_call() if args is None else self._call.with_args(args)
+        evaluation = self._plan.start(call, out, progress=self._progress)
+        self._last.call, self._last.returned = call, None
         result = evaluation.jacobian()
         self._last.returned = evaluation.returned
         return result
-
-    def _follow_layout(self, call: KernelCall) -> None:
-        """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
-        prepared, version = self._prepared, backend.layout_version()
-        if prepared.layout == version:
-            return
-        for target in map(call.current, (*prepared.params, *prepared.outputs)):
-            problem = backend.ended_problem(target.field)
-            if problem:
-                raise InvalidArgumentError(f"{target.name} {problem}.")
-        self._prepared = dataclasses.replace(
-            prepared, fields=FieldTable(self._call.labels), fused={}, replay=None, layout=version, composed={}
-        )
-
-    def _follow_constants(self, call: KernelCall) -> None:
-        """After a Python number that is a parameter, or its owner, is another one, kernels are built again."""
-        prepared = self._prepared
-        now = [call.current(target) if target.variable is not None else target for target in prepared.params]
-        if any(target.held != before.held for target, before in zip(now, prepared.params, strict=True)):
-            self._prepared = dataclasses.replace(prepared, params=now, fused={}, replay=None, is_checked=False)
-
-    def start(
-        self,
-        args: tuple[Any, ...] | None = None,
-        out: Any = None,
-        state: State | None = None,
-        watch: Any = None,
-        progress: bool | None = False,
-    ) -> Evaluation:
-        """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
-        _refuse_inside_kernel()
-        _refuse_recording()
-        if backend.is_followed():
-            raise InvalidArgumentError(
-                "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
-                "before, and pass its numbers in a field."
-            )
-        self._refuse_ended()
-        call = self._last_call() if args is None else self._call.with_args(args)
-        with backend.exclusive:
-            self._follow_layout(call)
-            self._follow_constants(call)
-        prepared = self._prepared if watch is None else dataclasses.replace(self._prepared, fused={})
-        return self._kind()(prepared, call, out, state, watch, progress)
-
-    def _kind(self) -> type[Evaluation]:
-        return Evaluation if self._prepared.format is None else SparseEvaluation
 
     def _last_call(self) -> KernelCall:
         """This thread's last call, before the first one that of the preparation."""
@@ -250,9 +277,9 @@ class Jacobian:
             >>> np.array_equal(again, J)
             True
         """
-        self._refuse_ended()
+        self._plan.refuse_ended()
         with backend.exclusive:
-            self._follow_layout(self._last_call())
+            self._plan.follow_layout(self._last_call())
         Path(path).write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")
 
     def explain(self) -> str:
@@ -265,7 +292,7 @@ class Jacobian:
 
     def value(self) -> Any:
         """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""
-        self._refuse_ended()
+        self._plan.refuse_ended()
         returned = getattr(self._last, "returned", None)
         return self._prepared.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))
 

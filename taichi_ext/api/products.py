@@ -18,7 +18,7 @@ from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.plan import Plan
 from taichi_ext.api.results import as_torch
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.sparse_matrices import scipy_sparse
@@ -76,8 +76,8 @@ def jvp(
         array([2., 0., 6.], dtype=float32)
     """
     options = checked_options(max_memory, "auto", chunk_size, None)
-    plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None), "products")
-    evaluation = plan.start(args)
+    plan, call = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None), "products")
+    evaluation = plan.start(call)
     given, count = matrices(tangents, params, "tangents", evaluation.parameter_shapes())
     result = directional(evaluation, np.concatenate(given).astype(np.float64), options[2])
     shapes = [shape for shape, _ in evaluation.output_shapes()]
@@ -135,14 +135,14 @@ def vjp(
         array([2., 4., 3.], dtype=float32)
     """
     options = checked_options(max_memory, "auto", chunk_size, None)
-    plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None))
-    evaluation = plan.start(args)
+    plan, call = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None))
+    evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
     entries = None
     if options[2] is None and is_large(evaluation):
-        sparse_plan = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products")
-        entries = sparse_plan.start(args)
+        sparse_plan, _ = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products")
+        entries = sparse_plan.start(call)
     found = transposed(evaluation, given, options[2], entries)
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():
@@ -283,8 +283,8 @@ def _shaped(values: np.ndarray, shape: tuple[int, ...], count: int | None) -> np
     return np.ascontiguousarray(values.T).reshape(shape if count is None else (count, *shape))
 
 
-def in_structure(plan: Jacobian, evaluation: Evaluation, values: list[np.ndarray], what: str) -> Any:
+def in_structure(plan: Plan, evaluation: Evaluation, values: list[np.ndarray], what: str) -> Any:
     """Arrays in the structure of the params or the outputs, as tensors where the outputs are."""
-    prepared = plan._prepared
+    prepared = plan.prepared
     rebuild = prepared.rebuild_outputs if what == "outputs" else prepared.rebuild_params
     return as_torch(rebuild(values), evaluation.call, prepared.outputs)

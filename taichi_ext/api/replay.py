@@ -18,7 +18,6 @@ class Replay:
     """A launch whose every decision was taken at the call before."""
 
     fused: Fused
-    args: tuple[Any, ...]
     key: Any  # of the output
     shape: tuple[int, ...]
     dtype: Any
@@ -31,8 +30,11 @@ class Replay:
         """Whether nothing but J and scratch memory is passed to the kernel, and J need not hold anything before."""
         return not backend.stores_by_column() and all(k == key or k in fused.scratch for k in fused.shadows)
 
-    def run(self, out: Any) -> np.ndarray | None:
-        """J, in ``out`` if that is given; None where something is not as it was at the call before."""
+    def run(self, args: tuple[Any, ...], out: Any) -> np.ndarray | None:
+        """J, in ``out`` if that is given; None where something is not as it was at the call before.
+
+        ``args`` holds the object that the kernel is bound to.
+        """
         if self.fused.rules_version != registry.version or not math.prod(self.shape):
             return None
         self.fused.refuse_changed()
@@ -45,7 +47,7 @@ class Replay:
             out.fill(0)
         flat, scratch = out.reshape(-1), self.fused.scratch
         with backend.exclusive:  # scratch memory is shared
-            self._launch(self.args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
+            self._launch(args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
         return out
 
     def _is_fit(self, out: Any) -> bool:

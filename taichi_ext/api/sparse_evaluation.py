@@ -206,14 +206,15 @@ class SparseEvaluation(Evaluation):
         is_simple = self.call.kernel is not None and not self.call.args and self._watch is None
         is_simple = is_simple and self._out is None and self._state is None
         if is_simple and isinstance(prepared.replay, SparseReplay):
-            rows = prepared.replay.run(self._make_rows, prepared.arithmetic, self._most_entries)
+            args = self.call.full_args
+            rows = prepared.replay.run(args, self._make_rows, prepared.arithmetic, self._most_entries)
             if rows is not None:
                 return rows, prepared.replay.outputs, prepared.replay.params
         session, found = self._run_session()
         outputs = [(key, self._size(key, shape), self._dtype(session, key)) for key, shape in found]
         params = [self._key(session, target) for target in self._params]
         if is_simple and all(target.kind == "field" for target in self._outputs):
-            prepared.replay = SparseReplay.of(session, self.call.full_args, outputs, params)
+            prepared.replay = SparseReplay.of(session, outputs, params)
         return session.rows, outputs, params
 
     def _run_session(self) -> tuple[Any, list[Any]]:

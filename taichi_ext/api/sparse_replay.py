@@ -25,7 +25,6 @@ class SparseReplay:
 
     Attributes:
         fused: the kernel.
-        args: what it takes.
         sizes: how many entries each parameter has, by key.
         tangents: the shape and type of each matrix of tangents that it is passed, by key.
         outputs: the key, size and type of each output.
@@ -33,7 +32,6 @@ class SparseReplay:
     """
 
     fused: Fused
-    args: tuple[Any, ...]
     sizes: dict[Any, int]
     tangents: dict[Any, tuple[tuple[int, int], np.dtype]]
     outputs: list[tuple[Any, int, Any]]
@@ -44,7 +42,7 @@ class SparseReplay:
         self._kept: dict[Any, np.ndarray] = {}  # tangents, the same memory in each call
 
     @staticmethod
-    def of(session: SparseSession, args: tuple[Any, ...], outputs: list[Any], params: list[Any]) -> SparseReplay | None:
+    def of(session: SparseSession, outputs: list[Any], params: list[Any]) -> SparseReplay | None:
         """The launch of a session; None where the next one may be another, or takes tangents that are not zero."""
         fused = session.launched
         if fused is None or Streams.of(fused).counts or backend.stores_by_column():
@@ -54,16 +52,21 @@ class SparseReplay:
             return None
         shadows = {key: session.shadows[key] for key in passed}
         tangents = {key: (shadow.shape, shadow.dtype) for key, shadow in shadows.items()}
-        return SparseReplay(fused, args, dict(session.numbering.sizes), tangents, outputs, params)
+        return SparseReplay(fused, dict(session.numbering.sizes), tangents, outputs, params)
 
-    def run(self, make_rows: type[SparseRows], arithmetic: Arithmetic, most_entries: float) -> SparseRows | None:
-        """The rows after a launch; None, before it, where something is not as it was at the call before."""
+    def run(
+        self, args: tuple[Any, ...], make_rows: type[SparseRows], arithmetic: Arithmetic, most_entries: float
+    ) -> SparseRows | None:
+        """The rows after a launch; None, before it, where something is not as it was at the call before.
+
+        ``args`` holds the object that the kernel is bound to.
+        """
         streams = Streams.of(self.fused)
         if self.fused.rules_version != registry.version or streams.entries > most_entries:
             return None
         self.fused.refuse_changed()
         streams.begin()
-        self._launch(self.args, [self._array(streams, key) for key in self.fused.shadows], self._kept)
+        self._launch(args, [self._array(streams, key) for key in self.fused.shadows], self._kept)
         streams.end()
         arithmetic.begin()
         rows = make_rows(self.sizes, arithmetic)

@@ -290,8 +290,10 @@ def _array_problem(annotation: Any, value: Any) -> str:
     if wanted is not None and outer_array_dtype(value) != cook_dtype(wanted):
         given = outer_array_dtype(value).to_string()
         return f"has elements of type {given}; expected {cook_dtype(wanted).to_string()}"
+    element = array_element_shape(value, annotation)
+    if isinstance(annotation.dtype, MatrixType) and element != annotation.dtype.get_shape():
+        return f"has elements of shape {element}; expected {annotation.dtype.get_shape()}"
     if annotation.ndim is not None:
-        element = array_element_shape(value, annotation)
         dims = len(full_shape(value)) - len(element)
         if dims != annotation.ndim:
             return f"has {dims} dimensions; expected {annotation.ndim}"

@@ -11,6 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -286,11 +287,22 @@ def argument_features(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return kernel.mapper.extract(args)
 
 
+# the code of the functions that @ti.kernel returns
+_DECORATED = tuple(
+    code
+    for code in kernel_impl._kernel_impl.__code__.co_consts
+    if isinstance(code, types.CodeType) and code.co_name == "wrapped"
+)
+
+
 def primal_kernel(obj: Any) -> tuple[Kernel, tuple[Any, ...]] | None:
-    """The ``Kernel`` behind a decorated function or a bound method, and the arguments that the binding adds."""
+    """The ``Kernel`` behind a decorated function or a bound method, and the arguments that the binding adds.
+
+    A function of the user's that ``functools.wraps(kernel)`` has given the attributes of a kernel is none.
+    """
     if isinstance(obj, _BoundedDifferentiableMethod):
         return obj._primal, () if obj._is_staticmethod else (obj._kernel_owner,)
-    if getattr(obj, "_is_wrapped_kernel", False) and hasattr(obj, "_primal"):
+    if getattr(obj, "__code__", None) in _DECORATED and hasattr(obj, "_primal"):
         return obj._primal, ()
     if isinstance(obj, Kernel):
         return obj, ()
@@ -310,12 +322,15 @@ def is_array_annotation(annotation: Any) -> bool:
     return isinstance(annotation, ndarray_type.NdarrayType)
 
 
+_array_positions: weakref.WeakKeyDictionary[Kernel, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+
 def array_positions(kernel: Kernel) -> tuple[int, ...]:
     """The positions of the arrays among the leaf arguments of a kernel."""
-    known = kernel.__dict__.get("_taichi_ext_arrays")
+    known = _array_positions.get(kernel)
     if known is None:
         known = tuple(n for n, leaf in enumerate(leaf_arguments(kernel)) if is_array_annotation(leaf.annotation))
-        kernel._taichi_ext_arrays = known  # type: ignore[attr-defined]
+        _array_positions[kernel] = known
     return known
 
 

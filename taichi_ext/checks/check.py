@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import Target
-from taichi_ext.api.options import check_number, is_whole
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.options import check_number, checked_options, is_whole
+from taichi_ext.api.plan import Plan
 from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.checks.reports import Block, Entry, JacobianReport, index_text
 from taichi_ext.checks.watch import Watch
@@ -108,7 +109,7 @@ def check_jacobian(
             f"most_entries is {shown(most_entries)}; expected a positive whole number of entries, or None for all."
         )
     check_progress(progress)
-    run = _Run(Jacobian(kernel, params, outputs, args=args))
+    run = _Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, None)))
     try:
         blocks, not_finite, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
     finally:
@@ -125,14 +126,15 @@ def check_jacobian(
 class _Run:
     """The kernel, its parameters and its outputs, run from the state in which the check began."""
 
-    def __init__(self, plan: Jacobian) -> None:
+    def __init__(self, plan: Plan, call: KernelCall) -> None:
         self.plan = plan
-        self.call = plan._call
-        self.prepared = plan._prepared
+        self.call = call
+        self.params = [call.current(target) for target in plan.prepared.params]
+        self.output_targets = [call.current(target) for target in plan.prepared.outputs]
         self.name = self.call.name
         self.args = tuple(a.detach() if backend.is_torch_tensor(a) else a for a in self.call.args)
         self.state = State()
-        for target in [*self.prepared.params, *self.prepared.outputs]:
+        for target in [*self.params, *self.output_targets]:
             if target.kind != "return" and not self.call.is_value(target):
                 self.state.save(self._container(target))
         for value in self.call.args:
@@ -142,7 +144,7 @@ class _Run:
     def jacobian(self, watch: Watch | None = None) -> list[list[np.ndarray]]:
         """J as ``[output][parameter]``, in the types that ``jacobian`` gives them."""
         self.state.restore()
-        blocks = self.plan.start(state=self.state, watch=watch).blocks()
+        blocks = self.plan.start(self.call, state=self.state, watch=watch).blocks()
         if self.state.has_random:
             raise InvalidArgumentError(
                 f"{self.name} draws random numbers, so two runs differ by more than the parameters. Read the numbers "
@@ -166,13 +168,13 @@ class _Run:
             else:
                 backend.put_back(self._container(param), self._like(param, values))
         returned = self.call.run(tuple(args))
-        targets = self.prepared.outputs
+        targets = self.output_targets
         return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
 
     @contextlib.contextmanager
     def _set(self, variable: Variable, value: Any) -> Generator[None, None, None]:
         """Let a Python number be another one, and kernels be compiled for it."""
-        fused = self.prepared.fused.values()
+        fused = self.plan.prepared.fused.values()
         same = [variable, *(v for f in fused for v in f.facts.namesakes.get(variable.key, ()))]
         before = [v.read() for v in same]
         try:
@@ -237,18 +239,17 @@ def _compare(
     most_entries: int | None,
     progress: bool | None,
 ) -> tuple[list[Block], list[str], float]:
-    prepared = run.prepared
     J = run.jacobian()
     centre = run.outputs()
-    dtypes = [*(run.values(param).dtype for param in prepared.params), *(row[0].dtype for row in J)]
+    dtypes = [*(run.values(param).dtype for param in run.params), *(row[0].dtype for row in J)]
     precision = max(float(np.finfo(dtype).eps) for dtype in dtypes)
     tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
     blocks: dict[tuple[int, int], Block] = {}
-    chosen = [list(_chosen(run.values(param).shape, most_entries)) for param in prepared.params]
+    chosen = [list(_chosen(run.values(param).shape, most_entries)) for param in run.params]
     entries = sum(map(len, chosen))
     with progress_bar(progress if entries > _FEW else False, f"Differences, {run.name}", entries) as advance:
-        for m, param in enumerate(prepared.params):
-            columns = [_Columns(str(prepared.outputs[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
+        for m, param in enumerate(run.params):
+            columns = [_Columns(str(run.output_targets[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
             run.state.restore()
             values = run.values(param)
             for index in chosen[m]:
@@ -258,7 +259,7 @@ def _compare(
                 advance(1)
             for n, column in enumerate(columns):
                 blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
-    ordered = [blocks[n, m] for n in range(len(prepared.outputs)) for m in range(len(prepared.params))]
+    ordered = [blocks[n, m] for n in range(len(run.output_targets)) for m in range(len(run.params))]
     return ordered, _not_finite(run, J, centre), tolerance
 
 
@@ -356,16 +357,15 @@ def _remark(
 
 
 def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) -> list[str]:
-    prepared = run.prepared
     run.state.restore()
-    found = [f"{param.name} holds {text}." for param in prepared.params for text in _first(run.values(param))]
+    found = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
     found += [
         f"{output.name} is {text} after a plain run."
-        for output, values in zip(prepared.outputs, centre, strict=True)
+        for output, values in zip(run.output_targets, centre, strict=True)
         for text in _first(values)
     ]
-    for output, row in zip(prepared.outputs, J, strict=True):
-        for param, block in zip(prepared.params, row, strict=True):
+    for output, row in zip(run.output_targets, J, strict=True):
+        for param, block in zip(run.params, row, strict=True):
             outer = len(block.shape) - len(run.values(param).shape)
             found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, outer)]
     if found:

@@ -21,6 +21,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.api.jacobian import jacobian
+from taichi_ext.api.kernel_checks import refuse_uninitialised
 from taichi_ext.api.options import check_number
 from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
@@ -134,6 +135,7 @@ def check_rule(
         (1,)
         >>> registry.remove("clamped")
     """
+    refuse_uninitialised()
     check_number("rtol", rtol, "a relative tolerance", least=0)
     if not isinstance(inputs, Mapping):
         raise InvalidArgumentError(f"inputs is {shown(inputs)}; expected a dict of arrays by name.")

@@ -10,12 +10,10 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from taichi_ext import backend
 from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.api.jacobian import value_and_jacobian
-from taichi_ext.api.kernel_checks import check_kernel
+from taichi_ext.api.kernel_checks import check_kernel, refuse_uninitialised
 from taichi_ext.api.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.interop.torch_products import (
@@ -27,6 +25,7 @@ from taichi_ext.interop.torch_products import (
     with_jacobian,
     without_jacobian,
 )
+from taichi_ext.interop.torch_values import as_tensor, host_number, returned_tensor
 from taichi_ext.labels import Labels
 from taichi_ext.runtime.memory import view_of
 from taichi_ext.runtime.regions import View
@@ -188,6 +187,13 @@ class TorchFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the kernel on tensors; see ``torch_function``."""
         torch = require_torch()
+        if torch.compiler.is_compiling():  # what torch.compile has compiled so far ends here, and goes on behind
+            return torch.compiler.disable(self._run)(*args, **kwargs)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        torch = require_torch()
+        refuse_uninitialised()
         refuse_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
         inputs, constants = self._bind(args, kwargs)
         wanted = tuple(wants_derivative(x) for x in inputs)
@@ -265,11 +271,15 @@ class TorchFunction:
         """The arguments of one launch by name, in order; inputs of fields are stored."""
         arguments = dict(call.constants)
         arguments.update(self._in_memory(call, tensors))
+        self._allocate(arguments, tensors)
+        for name, annotation in self._annotations.items():
+            problem = backend.argument_problem(annotation, arguments[name])
+            if problem:
+                raise InvalidArgumentError(f"{name!r} of {self.__name__} {problem}.")
         for field, tensor in zip(self._inputs, tensors, strict=False):
             if isinstance(field, backend.Field):
                 backend.refuse_ended(field)
                 field.from_torch(tensor.detach())
-        self._allocate(arguments, tensors)
         return {name: arguments[name] for name in self._names}
 
     def launch(self, arguments: dict[str, Any]) -> Any:
@@ -306,7 +316,8 @@ class TorchFunction:
         real = [r for r in results if r.is_floating_point()]
         flat = []
         for result, row in zip(real, [blocks] if active is None else blocks, strict=True):
-            flat += [_as_tensor(block, result.device).reshape(result.numel(), -1) for block in row]
+            pairs = zip(row, call.wanted_inputs, strict=True)
+            flat += [as_tensor(b, result.device).reshape(result.numel(), tensors[n].numel()) for b, n in pairs]
         return (*results, *flat)
 
     def _in_memory(self, call: Call, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -321,7 +332,7 @@ class TorchFunction:
                 continue
             value = tensor.detach()
             if self._is_value(name):
-                found[name] = _host_number(value)
+                found[name] = host_number(value)
                 continue
             value = value.contiguous()
             if value.is_conj() or value.is_neg():
@@ -380,9 +391,9 @@ class TorchFunction:
 
     def _results(self, arguments: dict[str, Any], returned: Any, device: Any) -> list[Any]:
         if not self._outputs:
-            return [_returned_tensor(returned, self._kernel, device)]
+            return [returned_tensor(returned, self._kernel, device)]
         found = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
-        return [_as_tensor(values, device) for values in found]
+        return [as_tensor(values, device) for values in found]
 
 
 def _signature(kernel: Any) -> tuple[list[str], dict[str, Any]]:
@@ -402,10 +413,6 @@ def _as_list(items: Any) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else [items]
 
 
-def _host_number(value: Any) -> Any:
-    return value.item() if value.ndim == 0 else value.cpu().numpy()
-
-
 def _call_by_name(function: Callable[..., Any], values: Mapping[str, Any], what: str) -> Any:
     """``function`` with the values that its parameters name."""
     names = list(inspect.signature(function).parameters)
@@ -413,19 +420,3 @@ def _call_by_name(function: Callable[..., Any], values: Mapping[str, Any], what:
     if unknown:
         raise InvalidArgumentError(f"{what} takes {unknown[0]!r}; known here: {', '.join(values)}.")
     return function(*[values[n] for n in names])
-
-
-def _as_tensor(block: Any, device: Any) -> Any:
-    torch = require_torch()
-    return block if isinstance(block, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(block)).to(device)
-
-
-def _returned_tensor(returned: Any, kernel: Any, device: Any) -> Any:
-    """The return value of a kernel, as a tensor of its type."""
-    bound = backend.primal_kernel(kernel)
-    assert bound is not None
-    values = returned if isinstance(returned, (list, tuple)) else [returned]
-    arrays = [np.asarray(backend.as_numpy(v)) for v in values]
-    joined = arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
-    dtype = backend.to_numpy_type(backend.return_dtype(bound[0]))
-    return require_torch().from_numpy(np.array(joined, dtype)).to(device)

@@ -279,6 +279,7 @@ def record(
     r.frames.append(Frame(context, None, False))
     backend.materialize()
     throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
+    throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
     containers = (*r.arrays.values(), *r.containers.values())
     returns = returned_annotations(kernel)
     file = rewritten.source[0]

@@ -37,6 +37,14 @@ def bounds_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> tuple[A
     return _vector(given[0], params, shapes, "bounds[0]"), _vector(given[1], params, shapes, "bounds[1]")
 
 
+def is_complex(value: Any) -> bool:
+    """Whether something is a complex number, or an array or list of those."""
+    try:
+        return np.asarray(value).dtype.kind == "c"
+    except ValueError:  # a list of lists of different lengths
+        return False
+
+
 def scale_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> Any:
     """The scales as a vector where they are structured like the parameters, else as they are."""
     is_structure = isinstance(given, (list, tuple, dict))

@@ -20,11 +20,21 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import Target
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.options import checked_options
+from taichi_ext.api.plan import Plan
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.bounds import Part, bounds_of, refuse_not_finite, refuse_rows_not_finite, scale_of, start_within
+from taichi_ext.solvers.bounds import (
+    Part,
+    bounds_of,
+    is_complex,
+    refuse_not_finite,
+    refuse_rows_not_finite,
+    scale_of,
+    start_within,
+)
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.stacked import residual_vector, stacked
 
@@ -100,11 +110,14 @@ def least_squares(
             raise InvalidArgumentError(
                 f"{name!r} is no option of least_squares; expected one of {', '.join(sorted(known))}."
             )
+        if is_complex(options[name]):  # of which SciPy drops the imaginary part
+            raise InvalidArgumentError(f"{name} is {shown(options[name])}; expected real numbers.")
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
         raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False, None or a function.")
     if format not in (None, "csr"):
         raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
-    problem = _Problem(Jacobian(kernel, params, residuals, args=args, format=format), progress)
+    options_of_J = checked_options(None, "auto", None, format)
+    problem = _Problem(*prepared_form(kernel, params, residuals, args, options_of_J), progress)
     low, high = bounds_of(bounds, params, problem.shapes)
     start = start_within(problem.start, low, high, problem.parts)
     if "x_scale" in options:
@@ -136,10 +149,10 @@ class _StateAtPoint(State):
 class _Problem:
     """The residuals and J as functions of one vector, each point computed once."""
 
-    def __init__(self, plan: Jacobian, progress: bool | Callable[[int, float], None] | None) -> None:
+    def __init__(self, plan: Plan, call: KernelCall, progress: bool | Callable[[int, float], None] | None) -> None:
         self._plan = plan
-        self._call = plan._call
-        self._targets = [self._call.current(t) for t in plan._prepared.params]
+        self._call = call
+        self._targets = [call.current(t) for t in plan.prepared.params]
         for target in self._targets:
             if self._call.is_value(target):
                 raise InvalidArgumentError(
@@ -150,7 +163,7 @@ class _Problem:
         self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", RANDOM_BEFORE
         for target in self._targets:
             self._state.save(self._container(target))
-        self.shapes = plan.start().parameter_shapes()
+        self.shapes = plan.start(call).parameter_shapes()
         values = [self._values(t) for t in self._targets]
         self.parts = [Part(str(t.name), s, v.dtype) for t, s, v in zip(self._targets, self.shapes, values, strict=True)]
         self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
@@ -187,13 +200,13 @@ class _Problem:
         if self._point is not None and np.array_equal(x, self._point):
             return
         self._set(x)
-        evaluation = self._plan.start(state=self._state)
+        evaluation = self._plan.start(self._call, state=self._state)
         blocks = evaluation.blocks()
         self._r = residual_vector(evaluation)
         J = stacked(evaluation, blocks)
         self._J = J.astype(np.float64, copy=False)
         if self._point is None:
-            names = [str(self._call.current(t).name) for t in self._plan._prepared.outputs]
+            names = [str(self._call.current(t).name) for t in self._plan.prepared.outputs]
             self._rows = [Part(n, *s) for n, s in zip(names, evaluation.output_shapes(), strict=True)]
             refuse_not_finite(self._r, self._rows, " at the start" + _ADVICE)
         self._point = x.copy()

@@ -108,8 +108,8 @@ def normal_equations(
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
     if format not in (None, "csr"):
         raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
-    plan = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
-    evaluation = plan.start(args)
+    plan, call = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
+    evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
     w = _weights(weights, residuals, [shape for shape, _ in shapes])
     kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
@@ -123,7 +123,7 @@ def normal_equations(
 
     def split(vector: np.ndarray) -> Any:
         parts = np.split(vector, np.cumsum([size for _, size in sizes])[:-1])
-        return plan._prepared.rebuild_params([p.reshape(s) for p, (s, _) in zip(parts, sizes, strict=True)])
+        return plan.prepared.rebuild_params([p.reshape(s) for p, (s, _) in zip(parts, sizes, strict=True)])
 
     return NormalEquations(JtJ, Jtr, rtr, split)
 

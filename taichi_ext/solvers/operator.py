@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.plan import Plan
 from taichi_ext.api.products import directional, is_large, transposed
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
@@ -38,7 +39,8 @@ def linear_operator(
 
     A product is taken at the state of that moment: J is that of the fields as they are when it is computed.  What the
     kernels write in it is put back, so that products do not disturb each other.  ``A @ x`` costs one launch with one
-    column, ``A.T @ y`` what ``vjp`` costs, ``A @ X`` one launch for up to 32 columns of X.
+    column, ``A.T @ y`` what ``vjp`` costs, ``A @ X`` one launch for up to 32 columns of X.  A complex vector counts as
+    two columns, its real and its imaginary part.
 
     Args:
         kernel: see ``jacobian``.
@@ -93,13 +95,14 @@ class _Products:
         memory: int | None,
         chunk_size: int | None,
     ) -> None:
-        self._whole = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
-        self._along = Jacobian(kernel, params, outputs, args=args, max_memory=memory)
-        self._entries: Jacobian | None = None
+        prepare = functools.partial(prepared_form, kernel, params, outputs, args)
+        self._whole, self._call = prepare((memory, "auto", None, None))
+        self._along, _ = prepare((memory, "auto", None, None), "products")
+        self._entries: Plan | None = None
         self._chunk_size = chunk_size
-        evaluation = self._whole.start()
+        evaluation = self._whole.start(self._call)
         if chunk_size is None and is_large(evaluation):
-            self._entries = Jacobian(kernel, params, outputs, args=args, max_memory=memory, format="csr")
+            self._entries, _ = prepare((memory, "auto", None, "csr"), "products")
         self.dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
         self.rows = [math.prod(shape) for shape, _ in evaluation.output_shapes()]
         self.shape = (sum(self.rows), evaluation.column_count())
@@ -118,7 +121,7 @@ class _Products:
         evaluation, state = self._start(self._whole)
         parts = np.split(vectors, np.cumsum(self.rows)[:-1])
         try:
-            entries = None if self._entries is None else self._entries.start(state=state)
+            entries = None if self._entries is None else self._entries.start(self._call, state=state)
             return transposed(evaluation, parts, self._chunk_size, entries).T
         finally:
             self._put_back(state)
@@ -132,11 +135,11 @@ class _Products:
         rows = [[b.reshape(count, -1) for b in row] for count, row in zip(self.rows, blocks, strict=True)]
         return np.block(rows).astype(self.dtype, copy=False)
 
-    def _start(self, plan: Jacobian) -> tuple[Evaluation, State]:
-        plan._refuse_ended()
+    def _start(self, plan: Plan) -> tuple[Evaluation, State]:
+        plan.refuse_ended()
         state = State()
         state.reason, state.advice = "Products of a linear_operator put back what the kernels write", RANDOM_BEFORE
-        return plan.start(state=state), state
+        return plan.start(self._call, state=state), state
 
     def _put_back(self, state: State) -> None:
         if state.has_random:
@@ -146,6 +149,21 @@ class _Products:
                 "a field that is filled before."
             )
         state.restore()
+
+
+def _product(multiply: Callable[[np.ndarray], np.ndarray], given: Any, dtype: np.dtype) -> np.ndarray:
+    """A product with columns of real or complex numbers: the real and imaginary parts are columns of one product."""
+    X = np.asarray(given)
+    if X.dtype.kind not in "biufc":
+        raise InvalidArgumentError(f"The vector has elements of type {X.dtype}; expected real or complex numbers.")
+    kind = np.result_type(dtype, X.dtype)
+    if X.dtype.kind != "c":
+        return multiply(X).astype(kind, copy=False)
+    count, found = X.shape[1], multiply(np.hstack([np.real(X), np.imag(X)]))
+    result = np.empty((len(found), count), kind)
+    # NumPy's stubs have the parts of arrays of a known complex type only
+    result.real, result.imag = found[:, :count], found[:, count:]  # pyright: ignore[reportAttributeAccessIssue]
+    return result
 
 
 @functools.cache
@@ -160,19 +178,16 @@ def _operator_class() -> Any:
             self._products = products
 
         def _matvec(self, x: np.ndarray) -> np.ndarray:
-            return self._result(self._products.times(x.reshape(-1, 1)), x).reshape(-1)
+            return self._matmat(x.reshape(-1, 1)).reshape(-1)
 
         def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-            return self._result(self._products.transposed_times(x.reshape(-1, 1)), x).reshape(-1)
+            return self._rmatmat(x.reshape(-1, 1)).reshape(-1)
 
         def _matmat(self, X: np.ndarray) -> np.ndarray:
-            return self._result(self._products.times(X), X)
+            return _product(self._products.times, X, self.dtype)
 
         def _rmatmat(self, X: np.ndarray) -> np.ndarray:
-            return self._result(self._products.transposed_times(X), X)
-
-        def _result(self, values: np.ndarray, given: np.ndarray) -> np.ndarray:
-            return values.astype(np.result_type(self.dtype, given.dtype), copy=False)
+            return _product(self._products.transposed_times, X, self.dtype)
 
         def materialize(self) -> np.ndarray:
             """The matrix, of shape ``A.shape``: a NumPy array."""

@@ -1,0 +1,33 @@
+"""Values as kernels take and return them, from and to torch tensors."""
+
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.interop.torch_products import require_torch
+
+
+def host_number(value: Any) -> Any:
+    return value.item() if value.ndim == 0 else value.cpu().numpy()
+
+
+def as_tensor(block: Any, device: Any) -> Any:
+    torch = require_torch()
+    return block if isinstance(block, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(block)).to(device)
+
+
+def returned_tensor(returned: Any, kernel: Any, device: Any) -> Any:
+    """The return value of a kernel, as a tensor of its type."""
+    bound = backend.primal_kernel(kernel)
+    assert bound is not None
+    values = returned if isinstance(returned, (list, tuple)) else [returned]
+    arrays = [np.asarray(backend.as_numpy(v)) for v in values]
+    joined = arrays[0] if len(arrays) == 1 else np.concatenate([a.reshape(-1) for a in arrays])
+    dtype = backend.to_numpy_type(backend.return_dtype(bound[0]))
+    return require_torch().from_numpy(np.array(joined, dtype)).to(device)

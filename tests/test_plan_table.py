@@ -1,0 +1,615 @@
+"""What was prepared is found by owner and function, leaves nothing on the user's objects, and keeps none alive."""
+
+import copy
+import functools
+import gc
+import pickle
+import types
+import weakref
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, scalars
+from numpy.testing import assert_allclose
+from test_threads import in_threads
+
+from taichi_ext import (
+    DerivativeWarning,
+    Jacobian,
+    check_jacobian,
+    jacobian,
+    jvp,
+    least_squares,
+    linear_operator,
+    normal_equations,
+    value_and_jacobian,
+    vjp,
+)
+from taichi_ext.api.by_identity import ByIdentity
+from taichi_ext.api.plan import Plan
+from taichi_ext.api.preparations import EVERY
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+@pytest.fixture
+def fields(ti64):
+    return scalars([2.0] * 3), outputs(3)
+
+
+@pytest.fixture
+def scaled(fields):
+    """``scaled(s)`` computes ``y = s x^2`` at x = 2, so that J is ``4 s`` on the diagonal."""
+    x, y = fields
+
+    @ti.kernel
+    def k(s: ti.f64):
+        for i in x:
+            y[i] = s * x[i] ** 2
+
+    return k
+
+
+class Simulation:
+    """A pipeline as a method; its kernel is not picklable and therefore a class attribute."""
+
+    kernel = None
+
+    def __init__(self, dt):
+        self.dt = dt
+
+    def run(self):
+        Simulation.kernel(self.dt)
+
+    def __call__(self):
+        self.run()
+
+    @classmethod
+    def of_class(cls):
+        Simulation.kernel(3.0)
+
+    @staticmethod
+    def of_none():
+        Simulation.kernel(4.0)
+
+
+@pytest.fixture
+def simulation(scaled, monkeypatch):
+    monkeypatch.setattr(Simulation, "kernel", staticmethod(scaled))
+    return Simulation
+
+
+ALL = {
+    "jacobian": lambda f, x, y: jacobian(f, x, y).diagonal(),
+    "sparse": lambda f, x, y: jacobian(f, x, y, format="csr").toarray().diagonal(),
+    "value_and_jacobian": lambda f, x, y: value_and_jacobian(f, x, y)[1].diagonal(),
+    "jvp": lambda f, x, y: jvp(f, x, np.ones(3), y),
+    "vjp": lambda f, x, y: vjp(f, x, y, np.ones(3)),
+    "normal_equations": lambda f, x, y: normal_equations(f, x, y).JtJ.diagonal() ** 0.5,
+    "linear_operator": lambda f, x, y: linear_operator(f, x, y) @ np.ones(3),
+    "transposed": lambda f, x, y: linear_operator(f, x, y).T @ np.ones(3),
+    "check_jacobian": lambda f, x, y: [check_jacobian(f, x, y).blocks[0].failed + jacobian(f, x, y)[0, 0]] * 3,
+}
+each_call = pytest.mark.parametrize("call", ALL.values(), ids=ALL)
+
+
+class TestOwners:
+    """Each owner gets the Jacobian of its own function."""
+
+    @each_call
+    def test_copies(self, call, simulation, fields):
+        first = simulation(1.0)
+        for made in (copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))):
+            assert_allclose(call(first.run, *fields), 4.0)
+            second = made(first)
+            second.dt = 7.0
+            assert_allclose(call(second.run, *fields), 28.0)
+            assert_allclose(call(second, *fields), 28.0)
+            assert_allclose(call(first.run, *fields), 4.0)
+
+    @each_call
+    def test_kinds_of_functions(self, call, simulation, fields, scaled):
+        class Meta(type):
+            def of_meta(cls):
+                scaled(5.0)
+
+        class Class(metaclass=Meta):
+            pass
+
+        kinds = {
+            1.0: simulation(1.0).run,
+            2.0: simulation(2.0),
+            3.0: simulation.of_class,
+            4.0: simulation.of_none,
+            5.0: Class.of_meta,
+            6.0: functools.partial(scaled, 6.0),
+            7.0: lambda: scaled(7.0),
+            8.0: types.MethodType(lambda scale: scaled(scale), 8.0),  # of an owner without weak references
+            9.0: functools.lru_cache(lambda: scaled(9.0)).__wrapped__,
+        }
+        for _ in range(2):
+            for scale, function in kinds.items():
+                assert_allclose(call(function, *fields), 4 * scale, err_msg=str(scale))
+
+    def test_objects_that_share_their_attributes(self, simulation, fields, scaled):
+        class Borg:
+            def __init__(self, shared, factor):
+                object.__setattr__(self, "__dict__", shared)
+                self.factors[id(self)] = factor
+
+            def run(self):
+                scaled(self.factors[id(self)])
+
+        shared = {"factors": {}}
+        objects = [Borg(shared, 1.0), Borg(shared, 2.0)]
+        for factor, borg in zip((1.0, 2.0, 1.0), (*objects, objects[0]), strict=True):
+            assert_allclose(jacobian(borg.run, *fields).diagonal(), 4 * factor)
+
+    @pytest.mark.parametrize("has_hash", [True, False])
+    def test_objects_that_are_equal(self, has_hash, fields, scaled):
+        class Equal:
+            def __init__(self, factor):
+                self.factor = factor
+
+            def __eq__(self, other):
+                return True
+
+            __hash__ = (lambda self: 1) if has_hash else None
+
+            def run(self):
+                scaled(self.factor)
+
+            def __call__(self):
+                scaled(self.factor)
+
+        one, two = Equal(1.0), Equal(2.0)
+        for _ in range(2):
+            for function, factor in ((one.run, 1.0), (two.run, 2.0), (one, 1.0), (two, 2.0)):
+                assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
+
+    def test_owners_that_take_no_weak_reference(self, fields, scaled):
+        class Slots:
+            __slots__ = ("factor",)
+
+            def __init__(self, factor):
+                self.factor = factor
+
+            def run(self):
+                scaled(self.factor)
+
+            def __call__(self):
+                scaled(self.factor)
+
+        class Pair(tuple):
+            __slots__ = ()
+
+            def run(self):
+                scaled(self[0])
+
+        for factor in (1.0, 2.0, 1.0):
+            for function in (Slots(factor).run, Slots(factor), Pair((factor, 0)).run):
+                assert_allclose(jacobian(function, *fields).diagonal(), 4 * factor)
+
+    def test_kernels_of_objects_and_of_their_copies(self, fields):
+        x, y = fields
+
+        @ti.data_oriented
+        class Model:
+            def __init__(self, factor):
+                self.factor = factor
+
+            @ti.kernel
+            def k(self):
+                for i in x:
+                    y[i] = self.factor * x[i]
+
+            @staticmethod
+            @ti.kernel
+            def of_none(factor: ti.f64):
+                for i in x:
+                    y[i] = factor * x[i]
+
+            def run(self):
+                self.k()
+
+        first = Model(2.0)
+        for function in (first.k, first.run):
+            assert_allclose(jacobian(function, x, y).diagonal(), 2.0)
+            assert_allclose(jacobian(function, x, y, format="csr").diagonal(), 2.0)
+        second = copy.copy(first)
+        second.factor = 5.0
+        for function in (second.k, second.run):
+            assert_allclose(jacobian(function, x, y).diagonal(), 5.0)
+            assert_allclose(jacobian(function, x, y, format="csr").diagonal(), 5.0)
+        assert_allclose(jacobian(first.k, x, y).diagonal(), 2.0)
+        assert_allclose(jacobian(first.of_none, x, y, args=(3.0,)).diagonal(), 3.0)
+
+    def test_a_method_that_is_replaced(self, simulation, fields, scaled, monkeypatch):
+        owner = simulation(1.0)
+        assert_allclose(jacobian(owner.run, *fields).diagonal(), 4.0)
+        monkeypatch.setattr(Simulation, "run", lambda self: scaled(10.0 * self.dt))
+        assert_allclose(jacobian(owner.run, *fields).diagonal(), 40.0)
+
+    def test_a_function_with_the_attributes_of_a_kernel_is_no_kernel(self, fields, scaled):
+        @functools.wraps(scaled)
+        def tripled(s):
+            scaled(3.0 * s)
+
+        part = functools.update_wrapper(functools.partial(scaled, 5.0), scaled)
+        assert_allclose(jacobian(tripled, *fields, args=(1.0,)).diagonal(), 12.0)
+        assert_allclose(jacobian(part, *fields).diagonal(), 20.0)
+        assert_allclose(jacobian(scaled, *fields, args=(1.0,)).diagonal(), 4.0)
+
+
+class TestNothingIsLeft:
+    def test_on_objects_classes_functions_and_kernels(self, simulation, fields, scaled):
+        x, y = fields
+
+        @ti.data_oriented
+        class Model:
+            @ti.kernel
+            def k(self, a: ti.types.ndarray()):
+                for i in x:
+                    y[i] = a[i] * x[i]
+
+            def run(self):
+                self.k(np.ones(3))
+
+        class Holder:
+            def __init__(self):
+                self.array = ti.ndarray(ti.f64, 3)
+
+        model, owner, part, holder = Model(), simulation(1.0), functools.partial(scaled, 2.0), Holder()
+        calls = [(model.k, (np.ones(3),)), (model.run, ()), (owner.run, ()), (owner, ()), (owner.of_class, ())]
+        calls += [(part, ()), (scaled, (1.0,)), (simulation.of_none, ())]
+        objects = [model, Model, owner, simulation, part, scaled, scaled._primal, x, y, holder.array]
+        objects += [Model.__dict__["k"], Model.__dict__["k"]._primal, simulation.of_none]
+        scaled(1.0)  # Taichi's own attributes of a kernel that has run
+        before = [set(vars(obj)) for obj in objects]
+        for function, args in calls:
+            for format in (None, "csr"):
+                jacobian(function, x, y, args=args, format=format)
+            linear_operator(function, x, y, args=args) @ np.ones(3)
+            check_jacobian(function, x, y, args=args)
+        assert [set(vars(obj)) for obj in objects] == before
+
+    def test_owners_are_copied_and_pickled_as_before(self, simulation, fields):
+        owner = simulation(1.0)
+        before = pickle.dumps(owner)
+        jacobian(owner.run, *fields)
+        least_squares(owner.run, *fields, max_nfev=1)
+        fields[0].fill(2.0)
+        assert pickle.dumps(owner) == before
+        assert vars(copy.deepcopy(owner)) == {"dt": 1.0}
+
+
+def use_forms(owner, x, y):
+    """Dense and sparse forms, the shortest ways to repeat a launch among them, and products."""
+    for _ in range(3):
+        jacobian(owner, x, y)
+        jacobian(owner, x, y, format="csr")
+    jvp(owner, x, np.ones(1), y)
+    vjp(owner, x, y, np.ones(1))
+    linear_operator(owner, x, y) @ np.ones(1)
+
+
+class TestLifetime:
+    def test_objects_go_without_a_collection_of_garbage(self):
+        @ti.kernel
+        def k(x: ti.template(), y: ti.template(), s: ti.f64):
+            for i in x:
+                y[i] = s * x[i]
+
+        class Owner:
+            def __init__(self):
+                self.x, self.y, self.dt = ti.field(ti.f64, 2), ti.field(ti.f64, 2), 0.5
+
+            def run(self):
+                k(self.x, self.y, self.dt)
+
+            def __call__(self):
+                self.run()
+
+        owner = Owner()
+        reference = weakref.ref(owner)
+        gc.disable()
+        try:
+            for function in (owner.run, owner):
+                jacobian(function, owner.x, owner.y)
+                jacobian(function, owner.x, owner.y, format="csr")
+            del function, owner
+            assert reference() is None
+        finally:
+            gc.enable()
+
+    @pytest.mark.parametrize("kind", ["method", "object", "lambda", "partial", "classmethod", "kernel method"])
+    def test_each_kind_of_owner_goes(self, kind):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.kernel
+        def k(s: ti.f64):
+            y[0] = s * x[0] ** 2
+
+        def made():
+            @ti.data_oriented
+            class Owner:
+                def run(self):
+                    k(1.0)
+
+                __call__ = run
+
+                @classmethod
+                def of_class(cls):
+                    k(1.0)
+
+                @ti.kernel
+                def short_lived(self):
+                    y[0] = x[0] ** 2
+
+            owner = Owner()
+            functions = {
+                "method": owner.run,
+                "object": owner,
+                "lambda": lambda: k(1.0),
+                "partial": functools.partial(k, 1.0),
+                "classmethod": Owner.of_class,
+                "kernel method": owner.short_lived,
+            }
+            function = functions[kind]
+            use_forms(function, x, y)
+            return weakref.ref(function if kind in ("lambda", "partial") else owner)
+
+        reference = made()
+        gc.collect()
+        assert reference() is None
+
+    def test_a_number_of_its_owner_does_not_keep_it(self):
+        x, y = scalars([0.3]), outputs(1)
+
+        @ti.data_oriented
+        class Model:
+            def __init__(self, dt):
+                self.dt = dt
+
+            @ti.kernel
+            def k(self):
+                y[0] = self.dt * x[0]
+
+        def made(dt):
+            model = Model(dt)
+            by_x, by_dt = jacobian(model.k, [x, "self.dt"], y)
+            assert_allclose([by_x.item(), by_dt.item()], [dt, 0.3])
+            return weakref.ref(model)
+
+        references = [made(2.0), made(3.0)]
+        gc.collect()
+        assert [reference() for reference in references] == [None, None]
+
+    def test_a_function_that_goes_takes_its_form_along(self, fields, scaled, traces):
+        class Owner:
+            pass
+
+        owner = Owner()
+        for factor in (1.0, 2.0, 3.0):  # at one address, as a rule
+            method = types.MethodType(lambda self, factor=factor: scaled(factor), owner)
+            assert_allclose(jacobian(method, *fields).diagonal(), 4 * factor)
+            del method
+        assert traces == ["k"] * 3
+
+    def test_new_objects_at_the_address_of_old_ones(self, fields, simulation):
+        addresses = set()
+        for n in range(20):
+            owner = simulation(float(n + 1))
+            addresses.add(id(owner))
+            assert_allclose(jacobian(owner.run, *fields).diagonal(), 4.0 * (n + 1))
+            del owner
+        assert len(addresses) < 20, "no address was used again, so that this shows nothing"
+
+    def test_a_program_that_ends_takes_all_forms_along(self):
+        def kept():
+            gc.collect()
+            return [obj for obj in gc.get_objects() if type(obj) is Plan]
+
+        def made():
+            @ti.kernel
+            def k(x: ti.template(), y: ti.template()):
+                for i in x:
+                    y[i] = 3.0 * x[i]
+
+            return k
+
+        initialise(default_fp=ti.f64)
+        kernels = [made() for _ in range(3)]
+        for _ in range(3):
+            x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
+            for n, k in enumerate(kernels):
+                assert_allclose(jacobian(k, x, y, args=(x, y)), 3.0 * np.eye(2))
+                assert len(kept()) == n + 1  # those of other kernels, of the last program, are gone
+            initialise(default_fp=ti.f64)
+
+    def test_a_dict_of_params_that_changes(self):
+        x, z, y = scalars([0.3]), scalars([0.5]), outputs(1)
+
+        @ti.kernel
+        def k():
+            y[0] = x[0] + 2.0 * z[0]
+
+        params = {"x": x, "z": z}
+        plan = Jacobian(k, params, y)
+        jacobian(k, params, y)
+        params.clear()
+        params.update(z=z, x=x, more=y)
+        for J in (jacobian(k, {"x": x, "z": z}, y), plan()):
+            assert {name: block.item() for name, block in J.items()} == {"x": 1.0, "z": 2.0}
+
+    def test_struct_fields_are_found_by_their_members(self):
+        y = ti.field(ti.f64, ())
+
+        def made(n):
+            s = ti.Struct.field({"a": ti.f64, "b": ti.f64}, shape=())
+            s.a[None], s.b[None] = n, 1.0
+
+            @ti.kernel
+            def k():
+                y[None] = s.a[None] ** 2 * s.b[None]
+
+            return k, s
+
+        for n in (2.0, 3.0):
+            k, s = made(n)
+            for _ in range(2):
+                J = jacobian(k, s, y)
+                assert_allclose([J["a"], J["b"]], [2 * n, n * n])
+
+
+def test_threads_share_one_form(fields, simulation, traces):
+    owner = simulation(2.0)
+
+    def work(_):
+        for _ in range(5):
+            assert_allclose(jacobian(owner.run, *fields).diagonal(), 8.0)
+
+    in_threads(work)
+    assert traces == ["k"]
+
+
+def test_objects_come_and_go_in_threads(fields, simulation):
+    def work(number):
+        for n in range(5):
+            assert_allclose(jvp(simulation(float(n + number)).run, fields[0], np.zeros(3), fields[1]), 0.0)
+
+    in_threads(work, 4)
+
+
+def test_table_by_identity():
+    class Key:
+        __hash__ = None
+
+        def __eq__(self, other):
+            return True
+
+    table, one, two = ByIdentity[str](), Key(), Key()
+    table.set(one, "one")
+    assert table.get(two) is None
+    table.set(two, "two")
+    assert (table.get(one), table.get(two)) == ("one", "two")
+    del one
+    assert len(table._items) == 1
+    with pytest.raises(TypeError):
+        table.set((1, 2), "tuple")
+    assert table.get((1, 2)) is None
+
+
+class TestSolvers:
+    """Solvers, operators and checks find what was prepared before."""
+
+    @pytest.mark.chosen_only("counts the kernels of one run", "--chunk-size")
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda f, x, y: least_squares(f, x, y, max_nfev=1),
+            lambda f, x, y: least_squares(f, x, y, max_nfev=1, format="csr"),
+            lambda f, x, y: linear_operator(f, x, y) @ np.ones(3),
+            lambda f, x, y: linear_operator(f, x, y).T @ np.ones(3),
+            lambda f, x, y: linear_operator(f, x, y).materialize(),
+            lambda f, x, y: check_jacobian(f, x, y),
+            lambda f, x, y: normal_equations(f, x, y),
+            lambda f, x, y: vjp(f, x, y, np.ones(3)),
+        ],
+    )
+    @pytest.mark.parametrize("is_pipeline", [False, True])
+    def test_nothing_is_built_again(self, call, is_pipeline, fields, scaled, traces):
+        x, y = fields
+
+        @ti.kernel
+        def k():
+            for i in x:
+                y[i] = x[i] ** 2 - 1.0
+
+        def run():
+            k()
+
+        function = run if is_pipeline else k
+        call(function, x, y)
+        built = len(traces)
+        assert built
+        for _ in range(3):
+            x.fill(2.0)
+            call(function, x, y)
+        x.fill(2.0)
+        assert len(traces) == built
+
+    def test_fields_of_template_arguments_are_those_of_the_call(self):
+        @ti.kernel
+        def k(x: ti.template(), y: ti.template()):
+            for i in x:
+                y[i] = x[i] ** 2 - 4.0
+
+        for start in (1.0, 3.0):
+            x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
+            x.fill(start)
+            assert check_jacobian(k, "x", "y", args=(x, y))
+            assert_allclose(linear_operator(k, "x", "y", args=(x, y)) @ np.ones(2), 2 * start)
+            assert_allclose(least_squares(k, "x", "y", args=(x, y)).x, 2.0)
+            assert_allclose(x.to_numpy(), 2.0)
+
+    def test_an_operator_outlives_what_is_kept(self, fields, scaled):
+        x, y = fields
+        operator = linear_operator(scaled, x, y, args=(2.0,))
+        others = [linear_operator(scaled, x, y, args=(2.0,), max_memory=2**20 + n) for n in range(40)]
+        for made in (operator, *others[:2], linear_operator(scaled, x, y, args=(5.0,))):
+            made @ np.ones(3)
+        assert_allclose(operator @ np.ones(3), 8.0)
+        assert_allclose(operator.T @ np.ones(3), 8.0)
+
+
+class TestManyPreparations:
+    @pytest.mark.parametrize(
+        ("make", "what"),
+        [
+            (lambda k, n: lambda: k(2.0), r"<lambda> \(test_plan_table.py, line \d+\)"),
+            (lambda k, n: functools.partial(k, 2.0), r"k \(test_plan_table.py"),
+            (lambda k, n: Simulation(2.0).run, r"Simulation.run \(test_plan_table.py"),
+            (lambda k, n: Simulation(2.0), r"Simulation.__call__ \(test_plan_table.py"),
+            (
+                lambda k, n: types.MethodType(lambda self: k(2.0), 1),
+                r"<lambda>.*Nothing is kept for an object of type int",
+            ),
+        ],
+    )
+    def test_a_function_that_is_new_at_each_call(self, make, what, simulation, scaled):
+        x, y = ti.field(ti.f64, 3), ti.field(ti.f64, 3)
+        x.fill(1.0)
+
+        @ti.kernel
+        def k(s: ti.f64):
+            for i in x:
+                y[i] = s * x[i]
+
+        Simulation.kernel = staticmethod(k)
+        with pytest.warns(DerivativeWarning, match=f"{what}.*Jacobian\\(kernel, params, outputs\\) once"):
+            for n in range(EVERY):
+                assert_allclose(jacobian(make(k, n), x, y).diagonal(), 2.0)
+
+    def test_no_warning_where_nothing_could_be_found(self, recwarn):
+        def made(factor):
+            x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
+            x.fill(1.0)
+
+            @ti.kernel
+            def k():
+                for i in x:
+                    y[i] = factor * x[i]
+
+            return jacobian(lambda: k(), x, y)
+
+        for n in range(EVERY + 2):  # other fields each time
+            assert_allclose(made(n + 1.0), (n + 1.0) * np.eye(2))
+        assert not [w for w in recwarn if "times" in str(w.message)]
+
+    def test_no_warning_for_one_function(self, scaled, fields, recwarn):
+        for n in range(3 * EVERY):
+            jacobian(scaled, *fields, args=(float(n + 1),))
+        assert not [w for w in recwarn if "times" in str(w.message)]

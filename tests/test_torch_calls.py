@@ -1,0 +1,233 @@
+"""torch_function at its borders: without a program, under torch.compile, with tensors that the kernel does not take."""
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+
+from taichi_ext import InvalidArgumentError, torch_function
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (python -m pip install 'taichi-ext[torch]')")
+
+pytestmark = pytest.mark.cpu_only("its tensors are on the host")
+
+A1 = ti.types.ndarray(ti.f32, ndim=1)
+I1 = ti.types.ndarray(ti.i32, ndim=1)
+V1 = ti.types.ndarray(ti.types.vector(3, ti.f32), ndim=1)
+
+
+@ti.kernel
+def square(a: A1, b: A1):
+    for i in a:
+        b[i] = a[i] ** 2
+
+
+@ti.kernel
+def gather(a: A1, index: I1, v: V1, b: A1):
+    for i in a:
+        b[i] = a[index[i]] ** 2 + v[i][0]
+
+
+# --- without a program
+
+CALLS = """
+import numpy as np, torch, taichi as ti, taichi_ext as te
+
+A = ti.types.ndarray(ti.f64, ndim=1)
+
+@ti.kernel
+def k(a: A, b: A):
+    for i in a:
+        b[i] = a[i] ** 2
+
+@ti.func
+def clamped(x):
+    return ti.max(x, 0.0)
+
+@te.boundary_gradient(clamped)
+def rule(x, d_x, auto):
+    return auto
+
+a, b, t = np.ones(3), np.ones(3), torch.ones(3, dtype=torch.float64)
+f, r = te.torch_function(k, "a", "b"), te.torch_function(k, "a", "b", reverse=True)
+calls = [
+    lambda: f(t), lambda: f(t.clone().requires_grad_()), lambda: r(t), lambda: torch.func.vmap(f)(t[None]),
+    lambda: torch.func.grad(lambda x: f(x).sum())(t), lambda: f(t[None]), lambda: f(1),
+    lambda: te.check_rule("clamped", {"x": [1.0, 2.0]}),
+]
+for call in (te.jacobian, te.value_and_jacobian, te.Jacobian, te.linear_operator, te.least_squares,
+             te.normal_equations, te.check_jacobian):
+    calls.append(lambda call=call: call(k, a, b, args=(a, b)))
+calls += [lambda: te.jacobian(lambda: k(a, b), a, b), lambda: te.jvp(k, a, a, b, args=(a, b)),
+          lambda: te.vjp(k, a, b, b, args=(a, b)), lambda: te.jacobian(k, a, b, args=(a, b), format="csr")]
+
+def all_say_so():
+    for n, call in enumerate(calls):
+        try:
+            call()
+        except te.InvalidArgumentError as error:
+            assert "Taichi is not initialised; call ti.init(...) first" in str(error), (n, error)
+        else:
+            raise AssertionError(n)
+
+all_say_so()
+ti.init(arch=ti.cpu, log_level=ti.ERROR)
+f(t)
+ti.reset()
+all_say_so()
+print("fine")
+"""
+
+
+def test_every_call_needs_a_program(tmp_path):
+    """In a process of its own: only there Taichi was never initialised."""
+    program = tmp_path / "calls.py"
+    program.write_text(CALLS)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.endswith("fine\n"), done.stderr
+
+
+# --- torch.compile
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend="eager", **options)
+
+
+@pytest.fixture
+def doubled(ti32):
+    return torch_function(square, inputs="a", outputs="b")
+
+
+def value_and_gradient(function, x):
+    x = x.clone().requires_grad_()
+    y = function(x)
+    y.sum().backward()
+    return y.detach(), x.grad
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.w = torch.nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.function(x * self.w) + 1
+        return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda f: f,
+        lambda f: lambda x: torch.sin(f(2 * x)) * 3,
+        lambda f: lambda x: f(a=2 * x) + f(x),
+        lambda f: lambda x: sum(f(n * x) for n in range(3)),
+        Layer,
+    ],
+)
+def test_a_compiled_function_computes_the_same(make, doubled):
+    torch._dynamo.reset()
+    function, x = make(doubled), torch.tensor([0.5, 1.0, 2.0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            for found, expected in zip(
+                value_and_gradient(compiled(function), x), value_and_gradient(function, x), strict=True
+            ):
+                torch.testing.assert_close(found, expected)
+    assert not [w for w in caught if "taichi" in str(w.message).lower() or "dynamo" in str(w.message).lower()]
+
+
+def test_it_is_compiled_once_for_all_calls(doubled):
+    torch._dynamo.reset()
+    function, x = compiled(lambda x: torch.sin(doubled(2 * x)) * 3), torch.tensor([0.5, 1.0, 2.0])
+    value_and_gradient(function, x)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(5):
+            value_and_gradient(function, x)
+
+
+def test_other_sizes_and_errors_in_a_compiled_function(doubled):
+    torch._dynamo.reset()
+    function = compiled(lambda x: doubled(x) + 1)
+    for n in (2, 5, 7):
+        torch.testing.assert_close(function(torch.ones(n)), torch.full((n,), 2.0))
+    with pytest.raises(InvalidArgumentError, match="'a' of square has 2 dimensions; expected 1"):
+        function(torch.ones(2, 2))
+
+
+# --- tensors that the kernel does not take
+
+INDEX, V = torch.zeros(3, dtype=torch.int32), torch.ones(3, 3)
+f64 = torch.float64
+
+
+@pytest.mark.parametrize("how", ["plain", "gradient", "vmap"])
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((torch.ones(3, 1), INDEX, V), "'a' of gather has 2 dimensions; expected 1"),
+        ((torch.ones(()), INDEX, V), "'a' of gather has 0 dimensions; expected 1"),
+        ((torch.ones(3, dtype=f64), INDEX, V), "'a' of gather has elements of type f64; expected f32"),
+        ((torch.ones(3, dtype=torch.bfloat16), INDEX, V), "'a' has elements of type torch.bfloat16"),
+        ((torch.ones(3, dtype=torch.complex64), INDEX, V), "'a' has type torch.complex64"),
+        ((torch.ones(3), INDEX.long(), V), "'index' of gather has elements of type i64; expected i32"),
+        ((torch.ones(3), INDEX[None], V), "'index' of gather has 2 dimensions; expected 1"),
+        ((torch.ones(3), torch.ones(3), V), "'index' of gather has elements of type f32; expected i32"),
+        ((torch.ones(3), None, V), "'index' of gather is a NoneType"),
+        ((torch.ones(3), INDEX, V.double()), "'v' of gather has elements of type f64; expected f32"),
+        ((torch.ones(3), INDEX, V[0]), "'v' of gather has 0 dimensions; expected 1"),
+        ((torch.ones(3), INDEX, V[:, :2]), r"'v' of gather has elements of shape \(2,\); expected \(3,\)"),
+    ],
+)
+def test_wrong_tensors(how, args, message, ti32):
+    function = torch_function(gather, inputs="a", outputs="b")
+    first, *others = args
+    first = first.clone().requires_grad_(how == "gradient")
+    with pytest.raises(InvalidArgumentError, match=message):
+        if how == "vmap":
+            torch.func.vmap(lambda a: function(a, *others))(torch.stack([first, first]))
+        else:
+            function(first, *others)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"b": (3, 1)}, "'b' of square has 2 dimensions"),
+        ({"b": lambda a: torch.zeros(3, dtype=f64)}, "'b' of square has elements of type f64"),
+    ],
+)
+def test_wrong_tensors_that_the_function_allocates(shapes, message, ti32):
+    with pytest.raises(InvalidArgumentError, match=message):
+        torch_function(square, inputs="a", outputs="b", shapes=shapes)(torch.ones(3))
+
+
+def test_nothing_is_stored_before_a_wrong_tensor_is_noticed(ti32):
+    factor = ti.field(ti.f32, 3)
+    factor.fill(7.0)
+
+    @ti.kernel
+    def scale(a: A1, b: A1):
+        for i in a:
+            b[i] = factor[i] * a[i]
+
+    function = torch_function(scale, inputs=["a", factor], outputs="b")
+    with pytest.raises(InvalidArgumentError, match="'a' of scale has 2 dimensions"):
+        function(torch.ones(3, 1), torch.zeros(3))
+    np.testing.assert_array_equal(factor.to_numpy(), 7.0)
+
+
+def test_reverse_and_empty_tensors(ti32):
+    reverse = torch_function(square, inputs="a", outputs="b", reverse=True)
+    with pytest.raises(InvalidArgumentError, match="'a' of square has 2 dimensions"):
+        reverse(torch.ones(3, 1))
+    x = torch.ones(0, requires_grad=True)
+    torch_function(square, inputs="a", outputs="b")(x).sum().backward()
+    assert x.grad.shape == (0,)
