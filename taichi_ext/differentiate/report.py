@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from taichi_ext.analysis.bounds import Outside
 from taichi_ext.differentiate.build import is_over_columns
 from taichi_ext.differentiate.row_terms import ADDED, WORDS
 from taichi_ext.program import (
@@ -78,6 +79,7 @@ class Report:
     locals: tuple[LocalChoice, ...] = ()
     loops: tuple[LoopChoice, ...] = ()
     operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
+    outside: tuple[Outside, ...] = ()  # indices that are known to leave
 
     def placed(self, key_of: Callable[[Container], Any]) -> Report:
         """The same with the keys of containers in their place."""

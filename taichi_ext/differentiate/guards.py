@@ -1,0 +1,71 @@
+"""Entries whose indices are not known to lie within: outside there is no tangent, to be read or to be stored.
+
+What a kernel reads there itself is what Taichi finds in memory; tangents are in memory of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from taichi_ext.differentiate.build import cast, literal, operation, select
+from taichi_ext.differentiate.forms import Form, Guarded, is_row, times
+from taichi_ext.differentiate.naming import Block
+from taichi_ext.program import I32, U32, Check, Const, If, Load, Read, Type, Value
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
+
+Condition = Value | bool  # a bool where it is known
+
+
+def is_inside(f: Forward, entry: Load | Read) -> Condition:
+    """Whether the indices of an entry lie within, in a local that does not change."""
+    indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
+    found: Condition = True
+    for check in entry.checks:
+        index = indices[check.axis]
+        number = index.value if isinstance(index, Const) else index
+        if not isinstance(number, Value):
+            return False  # a constant has a check only where it is outside
+        condition = _lies_within(f.naming.value_of(f.naming.normal(number)), check)
+        found = condition if found is True else operation("logical_and", found, condition)
+    return f.builder.keep(found, "is_inside") if isinstance(found, Value) else found
+
+
+def _lies_within(index: Value, check: Check) -> Value:
+    if check.end is None:
+        return operation("ge", index, check.first or 0)
+    if check.first is None:
+        return operation("lt", index, check.end)
+    start = index if not check.first else operation("sub", index, check.first)
+    return operation("lt", cast(start, U32), literal(check.end - check.first, U32))  # less than 0: larger than all
+
+
+def clamped(condition: Condition, index: Value) -> Value:
+    """An index that lies within in any case."""
+    return index if isinstance(condition, bool) else select(condition, index, literal(0, I32))
+
+
+def where(condition: Condition, form: Form, dtype: Type) -> Form:
+    """A form where a condition holds; nothing elsewhere, whatever its rows hold."""
+    if isinstance(condition, bool):
+        return form if condition else {}
+    weight = select(condition, literal(1, dtype), literal(0, dtype))
+    guard = Guarded(weight, is_chosen=True, may_be_infinite=False)
+    return {leaf: times(guard if is_row(leaf) else weight, c) for leaf, c in form.items()}
+
+
+@contextlib.contextmanager
+def only_inside(f: Forward, entry: Load | Read) -> Iterator[bool]:
+    """What is emitted in the meantime runs where the indices of an entry lie within; False where they never do."""
+    condition = is_inside(f, entry)
+    if isinstance(condition, bool):
+        yield condition
+        return
+    outer, f.block = f.block, Block(f.block, is_guard=True)
+    with f.builder.collecting() as body:
+        yield True
+    f.block = outer
+    f.builder.emit(If(condition, tuple(body), place=f.builder.place))
