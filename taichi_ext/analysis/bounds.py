@@ -51,36 +51,52 @@ _USES = (Declare, Assign, Update, Atomic, Return, Call, Boundary)  # statements 
 
 
 @dataclass(frozen=True)
-class Outside:
-    """An index that is known to leave: of what, on which axis (with how many), at which number, and where it may be."""
+class Access:
+    """An index of an entry with tangents that is not known to lie within, or is known not to.
+
+    Attributes:
+        place: where it stands.
+        name: the container or local.
+        axis: the number of the index, None where there is one alone.
+        first: the least index that there is.
+        end: the end of the indices.
+        sides: in words, where it may be.
+        number: an index outside that it does have, None where that is not known.
+    """
 
     place: Place | None
     name: str
-    axis: int
-    axes: int
-    index: int
+    axis: int | None
     first: int
     end: int
+    sides: str
+    number: int | None
 
-    def message(self) -> str:
-        """A sentence for people, after the place in the source."""
+    def warning(self) -> str:
+        """Of an index that does leave: a sentence after the place in the source."""
         place = "" if self.place is None else self.place.message() + "\n"
-        axis = f" on axis {self.axis}" if self.axes > 1 else ""
         return (
-            f"{place}Index {self.index}{axis} is outside of {self.name}, whose indices{axis} are {self.first} to "
-            f"{self.end - 1}. Taichi reads or stores what lies there in memory; J has no derivative of it. Guard the "
-            "access with an if statement, or clamp the index."
+            f"{place}Index {self.number}{self._of_axis()} is outside of {self.name}, which has {self.first} to "
+            f"{self.end - 1}. Taichi takes what lies there in memory; J has no derivatives of that. Guard the access "
+            "with an if statement, or clamp the index."
         )
 
+    def guard(self) -> str:
+        """A few words for ``explain``."""
+        return f"{self.name} where the index{self._of_axis()} is {self.sides}: no tangents there"
 
-def with_checks(program: Program, extents: Extents, activity: Activity) -> tuple[Program, tuple[Outside, ...]]:
+    def _of_axis(self) -> str:
+        return "" if self.axis is None else f" on axis {self.axis}"
+
+
+def with_checks(program: Program, extents: Extents, activity: Activity) -> tuple[Program, tuple[Access, ...]]:
     """The program with a check for each index of an entry with tangents that is not known to lie within.
 
-    And the indices that are known to leave.
+    And these indices.
     """
     walk = _Walk(program, extents, activity)
     body = walk.block(program.body, Facts(walk.expressions))[0]
-    return replace(program, body=body), tuple(walk.outside)
+    return replace(program, body=body), tuple(walk.accesses)
 
 
 class _Walk:
@@ -88,7 +104,7 @@ class _Walk:
         self.extents = extents
         self.activity = activity
         self.expressions = Expressions(written(program.body), extents)
-        self.outside: dict[Outside, None] = {}
+        self.accesses: dict[Access, None] = {}
 
     # --- statements
 
@@ -184,7 +200,7 @@ class _Walk:
             checks = self._checks(entry, facts)
             if checks:
                 found[entry] = checks
-                self._note_outside(entry, checks, here, s.place)
+                self._note(entry, checks, here, s.place)
         if not found:
             return s
         memo: dict[Value, Value] = {}
@@ -235,17 +251,18 @@ class _Walk:
                 found.append(Check(axis, first if low < first else None, end if high >= end else None))
         return tuple(found)
 
-    def _note_outside(self, entry: Read | Load, checks: tuple[Check, ...], facts: Facts, place: Place | None) -> None:
-        """Take note of indices that do leave."""
+    def _note(self, entry: Read | Load, checks: tuple[Check, ...], facts: Facts, place: Place | None) -> None:
+        """Take note of the indices that need a check."""
         axes = self._axes(entry)
+        name = entry.container.name if isinstance(entry, Load) else entry.local.name
         for check in checks:
             index, first, end = axes[check.axis]
-            taken = facts.extremes(index)
-            if taken is None or (taken[0] >= first and taken[1] < end):
-                continue
-            name = entry.container.name if isinstance(entry, Load) else entry.local.name
-            number = taken[0] if taken[0] < first else taken[1]
-            self.outside[Outside(entry.place or place, name, check.axis, len(axes), number, first, end)] = None
+            low, high = facts.extremes(index) or (first, first)
+            number = low if low < first else high if high >= end else None
+            sides = [f"below {first}"] * (check.first is not None) + [f"above {end - 1}"] * (check.end is not None)
+            axis = check.axis if len(axes) > 1 else None
+            access = Access(entry.place or place, name, axis, first, end, " or ".join(sides), number)
+            self.accesses[access] = None
 
 
 @dataclass(frozen=True)

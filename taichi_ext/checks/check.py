@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -110,10 +111,10 @@ def check_jacobian(
     check_progress(progress)
     run = _Run(Jacobian(kernel, params, outputs, args=args))
     try:
-        blocks, not_finite, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
+        blocks, wrong, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
     finally:
         run.finish()
-    report = JacobianReport(run.name, tuple(blocks), tuple(not_finite), tolerance)
+    report = JacobianReport(run.name, tuple(blocks), tuple(wrong.not_finite), tolerance, tuple(wrong.outside))
     if raise_on_failure and not report:
         raise CheckError(str(report))
     return report
@@ -235,7 +236,7 @@ def _compare(
     atol: float | None,
     most_entries: int | None,
     progress: bool | None,
-) -> tuple[list[Block], list[str], float]:
+) -> tuple[list[Block], _Wrong, float]:
     prepared = run.prepared
     J = run.jacobian()
     centre = run.outputs()
@@ -258,7 +259,7 @@ def _compare(
             for n, column in enumerate(columns):
                 blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
     ordered = [blocks[n, m] for n in range(len(prepared.outputs)) for m in range(len(prepared.params))]
-    return ordered, _not_finite(run, J, centre), tolerance
+    return ordered, _wrong(run, _not_finite(run, J, centre)), tolerance
 
 
 def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...]]:
@@ -367,14 +368,28 @@ def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) 
         for param, block in zip(prepared.params, row, strict=True):
             outer = len(block.shape) - len(run.values(param).shape)
             found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, outer)]
-    if found:
-        watch = Watch()
-        try:
-            run.jacobian(watch)
-            found += watch.findings()
-        finally:
-            watch.close()
     return found
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """The values that are not finite, and the lines with indices that are outside."""
+
+    not_finite: list[str]
+    outside: list[str]
+
+
+def _wrong(run: _Run, not_finite: list[str]) -> _Wrong:
+    """Where values that are not finite arose, and which indices are outside."""
+    has_checks = any(fused.facts.report.accesses for fused in run.plan._prepared.fused.values())
+    if not (not_finite or has_checks):
+        return _Wrong([], [])
+    watch = Watch()
+    try:
+        run.jacobian(watch)
+        return _Wrong([*not_finite, *(watch.findings() if not_finite else ())], watch.outside())
+    finally:
+        watch.close()
 
 
 def _first(values: np.ndarray, outer: int | None = None) -> Iterator[str]:

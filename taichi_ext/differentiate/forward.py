@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.affine import Affine, Indices
-from taichi_ext.analysis.bounds import Outside, with_checks
+from taichi_ext.analysis.bounds import Access, with_checks
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores, grouped
 from taichi_ext.differentiate import special
@@ -75,9 +75,9 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     special.refuse_bits(program.body, activity)
-    outside: tuple[Outside, ...] = ()
+    accesses: tuple[Access, ...] = ()
     if activity.containers or activity.locals:
-        program, outside = with_checks(program, seeds.extents, activity)
+        program, accesses = with_checks(program, seeds.extents, activity)
     if seeds.sparse is not None:
         decisions.sparse = seeds.sparse.decisions()
         program = with_named_indices(program, activity)
@@ -96,7 +96,7 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
             walk.refuse()
             if walk.sparse is not None:
                 walk.sparse.check()
-            return replace(result, report=replace(result.report, outside=outside))
+            return replace(result, report=replace(result.report, accesses=accesses))
     raise UnsupportedError(f"The analysis of {program.name} did not settle in {MOST_WALKS} walks. Split it in two.")
 
 

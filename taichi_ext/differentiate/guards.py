@@ -17,21 +17,26 @@ from taichi_ext.program import I32, U32, Check, Const, If, Load, Read, Type, Val
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
 
+INSIDE = "inside"  # the name of locals that say whether the indices of an entry lie within
 Condition = Value | bool  # a bool where it is known
 
 
 def is_inside(f: Forward, entry: Load | Read) -> Condition:
     """Whether the indices of an entry lie within, in a local that does not change."""
+    if not entry.checks:
+        return True
     indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
-    found: Condition = True
+    found: Value | None = None
     for check in entry.checks:
         index = indices[check.axis]
         number = index.value if isinstance(index, Const) else index
         if not isinstance(number, Value):
+            f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
             return False  # a constant has a check only where it is outside
         condition = _lies_within(f.naming.value_of(f.naming.normal(number)), check)
-        found = condition if found is True else operation("logical_and", found, condition)
-    return f.builder.keep(found, "is_inside") if isinstance(found, Value) else found
+        found = condition if found is None else operation("logical_and", found, condition)
+    assert found is not None
+    return f.builder.keep(found, INSIDE)
 
 
 def _lies_within(index: Value, check: Check) -> Value:

@@ -36,8 +36,8 @@ class Local:
     ``kind`` is one of ``user`` (named by the user), ``argument`` (of an inlined function), ``temporary``, ``loop``,
     ``parameter`` (an argument of the kernel, or a Python number), ``rule`` (what a rule of a user is given for a
     tangent: it is 0). In a differentiated program there are also ``partial`` (of an operation), ``weight`` (a product
-    or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a loop over columns)
-    and ``kept`` (a temporary that is not put where it is used).
+    or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a loop over columns),
+    ``inside`` (whether the indices of an entry lie within) and ``kept`` (a temporary that is not put where it is used).
     """
 
     name: str
