@@ -20,6 +20,7 @@ COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 _SWAPPED = {"gt": "lt", "ge": "le"}
 _MOST_CHAINED = 2  # relations that are used one after the other
+_MOST_RELATIONS = 12  # the latest ones
 
 
 def range_of(dtype: Type) -> Interval:
@@ -61,6 +62,7 @@ class Expressions:
         self.conditions: dict[Local, Value] = {}
         self._atoms: dict[Any, Value] = {}
         self._lasting: set[Value] = set()
+        self.pending: set[Value] = set()  # operations that are being looked at
 
     def define(self, local: Local, value: Value) -> None:
         """Take note of the definition of a local; only what never changes can stand for it later."""
@@ -153,6 +155,7 @@ class Facts:
         self.is_reached = True
         self._intervals: dict[Any, dict[int, Interval]] = {}  # of a sum and constants
         self._relations: tuple[Affine, ...] = ()
+        self._known: dict[Atom, Interval] = {}  # of operations, as far as facts are what they were
 
     def copy(self) -> Facts:
         new = Facts(self.expressions)
@@ -174,7 +177,7 @@ class Facts:
 
     def of(self, form: Affine) -> Interval:
         """Between which numbers a sum lies, as computed in i32."""
-        exact = self._exact_sum(form, _MOST_CHAINED)
+        exact = self._exact_sum(form)
         found = exact if _fits(exact) else _RANGE
         for terms, sign in ((form.terms, 1), ((form * -1).terms, -1)):
             for constant, (low, high) in self._intervals.get(terms, {}).items():
@@ -184,8 +187,9 @@ class Facts:
                 found = _common(found, moved) if _fits(moved) else found
         return found
 
-    def _exact_sum(self, form: Affine, depth: int) -> Interval:
-        """Between which numbers a sum lies that does not wrap around."""
+    def _exact_sum(self, form: Affine) -> Interval:
+        """Between which numbers a sum lies that does not wrap around; within an operation, without relations."""
+        depth = 0 if self.expressions.pending else _MOST_CHAINED
         return self._least(form, depth), -self._least(form * -1, depth)
 
     def _least(self, form: Affine, depth: int) -> int:
@@ -203,10 +207,23 @@ class Facts:
     def _of_atom(self, atom: Atom) -> Interval:
         known = self._intervals.get(((atom, 1),), {}).get(0)
         if isinstance(atom, Value):
-            base = _common(_of_operation(self, atom), range_of(atom.dtype))
+            base = self._of_value(atom)
         else:
             base = range_of((atom[0] if isinstance(atom, tuple) else atom).dtype)
         return base if known is None else _common(base, known)
+
+    def _of_value(self, atom: Value) -> Interval:
+        """What is known of an operation; what is known of its arguments may rest on it again, and ends there."""
+        found, pending = range_of(atom.dtype), self.expressions.pending
+        if atom in self._known:
+            return self._known[atom]
+        if atom not in pending:
+            pending.add(atom)
+            found = _common(_of_operation(self, atom), found)
+            pending.remove(atom)
+            if not pending:
+                self._known[atom] = found
+        return found
 
     def extremes(self, value: Value | int) -> Interval | None:
         """The least and the greatest number that an index does take; None where that is not known."""
@@ -217,7 +234,7 @@ class Facts:
         for atom, factor in form.terms:
             ends = sorted(factor * end for end in self.exact[atom])
             low, high = low + ends[0], high + ends[1]
-        return low, high
+        return (low, high) if _fits((low, high)) else None
 
     # --- what becomes known
 
@@ -232,6 +249,7 @@ class Facts:
         known = dict(self._intervals.get(form.terms, {}))
         known[constant] = _common(known[constant], interval) if constant in known else interval
         self._intervals[form.terms] = known
+        self._known.clear()
 
     def _can_be_noted(self, atom: Atom) -> bool:
         return not isinstance(atom, Value) or self.expressions.is_lasting(atom)
@@ -241,14 +259,16 @@ class Facts:
         a, b = self.of(low), self.of(high)
         self.note(low, (_RANGE[0], b[1] - distance))
         self.note(high, (a[0] + distance, _RANGE[1]))
-        is_exact = all(_fits(self._exact_sum(form, _MOST_CHAINED)) for form in (low, high))
+        is_exact = all(_fits(self._exact_sum(form)) for form in (low, high))
         relation = high + low * -1 + Affine((), -distance)
         can_be_noted = all(self._can_be_noted(atom) for atom, _ in relation.terms)
         if is_exact and can_be_noted and not (low.is_constant or high.is_constant):
-            self._relations = (*self._relations, relation)
+            self._relations = (*self._relations, relation)[-_MOST_RELATIONS:]
+            self._known.clear()
 
     def forget(self, local: Local) -> None:
         """A local changes."""
+        self._known.clear()
         self._intervals = {terms: known for terms, known in self._intervals.items() if not _has(terms, local)}
         self._relations = tuple(r for r in self._relations if not _has(r.terms, local))
         for atom in [a for a in self.exact if (a[0] if isinstance(a, tuple) else a) is local]:
@@ -258,6 +278,7 @@ class Facts:
         """A local has another value from now on."""
         self.forget(local)
         self._intervals[((local, 1),)] = {0: interval}
+        self._known.clear()
 
     def joined(self, other: Facts) -> Facts:
         """What is known where two paths meet."""
@@ -347,8 +368,9 @@ def _of_operation(facts: Facts, value: Value) -> Interval:
         return whole
     if value.name in ("select", "ifte"):
         condition, then, orelse = value.args
-        sides = facts.where(condition).interval(then), facts.where(condition, holds=False).interval(orelse)
-        return hull(*sides)
+        if len(facts.expressions.pending) > 1:  # within another operation: not looked at so closely
+            return hull(facts.interval(then), facts.interval(orelse))
+        return hull(facts.where(condition).interval(then), facts.where(condition, holds=False).interval(orelse))
     if value.name == "cast" and value.dtype == U1:
         return 0, 1
     if any(a.dtype.is_real for a in value.args):
