@@ -19,6 +19,8 @@ NARROW = frozenset((U1, I8, I16, U8, U16, I32))  # types of which an i32 holds e
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 _SWAPPED = {"gt": "lt", "ge": "le"}
+_BOTH = ("logical_and", "bit_and")
+_JOINED = (*_BOTH, "logical_or", "bit_or")
 _MOST_CHAINED = 2  # relations that are used one after the other
 _MOST_RELATIONS = 12  # the latest ones
 
@@ -306,9 +308,17 @@ class Facts:
         match condition:
             case Read(local=local, index=()) if local in self.expressions.conditions:
                 return self._assume(self.expressions.conditions[local], holds)
+            case Const(value=value):
+                return bool(value) == holds
             case Op(name="logical_not", args=(a,)):
                 return self._assume(a, not holds)
-            case Op(name="logical_and" | "logical_or" as name, args=(a, b)) if (name == "logical_and") == holds:
+            case Op(name="cast", args=(a,)) if a.dtype == U1:
+                return self._assume(a, holds)
+            case Op(name="ne" | "eq" as name, args=(a, Const(value=0))) if _is_truth(a):
+                return self._assume(a, (name == "ne") == holds)
+            case Op(name=name, args=(a, b)) if name in _JOINED and _is_truth(a) and _is_truth(b):
+                if (name in _BOTH) != holds:
+                    return False
                 parts = [self._assume(a, holds), self._assume(b, holds)]
                 return all(parts)
             case Op(name=name, args=(a, b)) if name in COMPARISONS:
@@ -352,6 +362,11 @@ class Facts:
             low, high = (max(low, end), high) if sign > 0 else (low, min(high, end))
         self.exact[atom] = low, high
         return low <= high
+
+
+def _is_truth(value: Value) -> bool:
+    """Whether a value is true or false, also as 1 or 0."""
+    return value.dtype == U1 or (isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == U1)
 
 
 def _has(terms: Iterable[tuple[Atom, int]], local: Local) -> bool:
