@@ -6,13 +6,14 @@ What a kernel reads there itself is what Taichi finds in memory; tangents are in
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from taichi_ext.differentiate.build import cast, literal, operation, select
 from taichi_ext.differentiate.forms import Form, Guarded, is_row, times
 from taichi_ext.differentiate.naming import Block
-from taichi_ext.program import I32, U32, Check, Const, If, Load, Read, Type, Value
+from taichi_ext.program import I32, U1, U32, Check, Const, If, Load, Op, Read, Type, Value
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -26,17 +27,25 @@ def is_inside(f: Forward, entry: Load | Read) -> Condition:
     if not entry.checks:
         return True
     indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
-    found: Value | None = None
-    for check in entry.checks:
-        index = indices[check.axis]
-        number = index.value if isinstance(index, Const) else index
-        if not isinstance(number, Value):
-            f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
-            return False  # a constant has a check only where it is outside
-        condition = _lies_within(f.naming.value_of(f.naming.normal(number)), check)
-        found = condition if found is None else operation("logical_and", found, condition)
-    assert found is not None
-    return f.builder.keep(found, INSIDE)
+    numbers = [i.value if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
+    values = [number for number in numbers if isinstance(number, Value)]
+    if len(values) < len(numbers):
+        f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
+        return False  # a constant has a check only where it is outside
+    name = tuple((f.naming.normal(n), check.first, check.end) for n, check in zip(values, entry.checks, strict=True))
+    known = f.linearizer.conditions.get(name)
+    if known is None:
+        parts = (
+            _lies_within(f.naming.value_of(form), check) for (form, *_), check in zip(name, entry.checks, strict=True)
+        )
+        condition = functools.reduce(_both, parts)
+        known = f.linearizer.conditions[name] = f.builder.keep(condition, INSIDE)
+    return known
+
+
+def _both(a: Value, b: Value) -> Value:
+    """Whether two conditions hold; Taichi would branch for ``and``."""
+    return Op("bit_and", (a, b), U1)
 
 
 def _lies_within(index: Value, check: Check) -> Value:
