@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target, refuse_inactive, refuse_unread
 from taichi_ext.api.columns import Columns, by_parameter, direct, lay_out
-from taichi_ext.api.findings import Findings, warn_of_python_readers
+from taichi_ext.api.findings import Findings, warn_of_indices, warn_of_python_readers
 from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import progress_bar
 from taichi_ext.api.replay import Replay
@@ -404,4 +404,5 @@ class Evaluation:
             warn_of_python_readers(self._params, self.call.function)
             refuse_inactive(*self._keys(session), session.read, session.written, where)
         prepared.is_checked = True
+        warn_of_indices(prepared.fused.values())
         self._findings.judge((t, session.is_fresh(key)) for t, key in zip(self._outputs, outputs, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from taichi_ext.api.arguments import Target
+from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.host_values import warn_at_user
 
@@ -50,6 +51,14 @@ class Findings:
         if not self._overwritten:
             for target in self._zero.values():
                 warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
+
+
+def warn_of_indices(kernels: Iterable[Fused]) -> None:
+    """Warn of indices that are known to leave the container or local that they are of."""
+    for fused in kernels:
+        for access in fused.facts.report.accesses:
+            if access.number is not None:
+                warn_at_user(access.warning())
 
 
 def warn_of_python_readers(params: list[Target], function: Any) -> None:

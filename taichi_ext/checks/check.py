@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -111,10 +112,10 @@ def check_jacobian(
     check_progress(progress)
     run = _Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, None)))
     try:
-        blocks, not_finite, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
+        blocks, wrong, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
     finally:
         run.finish()
-    report = JacobianReport(run.name, tuple(blocks), tuple(not_finite), tolerance)
+    report = JacobianReport(run.name, tuple(blocks), tuple(wrong.not_finite), tolerance, tuple(wrong.outside))
     if raise_on_failure and not report:
         raise CheckError(str(report))
     return report
@@ -238,7 +239,7 @@ def _compare(
     atol: float | None,
     most_entries: int | None,
     progress: bool | None,
-) -> tuple[list[Block], list[str], float]:
+) -> tuple[list[Block], _Wrong, float]:
     J = run.jacobian()
     centre = run.outputs()
     dtypes = [*(run.values(param).dtype for param in run.params), *(row[0].dtype for row in J)]
@@ -260,7 +261,7 @@ def _compare(
             for n, column in enumerate(columns):
                 blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
     ordered = [blocks[n, m] for n in range(len(run.output_targets)) for m in range(len(run.params))]
-    return ordered, _not_finite(run, J, centre), tolerance
+    return ordered, _wrong(run, _not_finite(run, J, centre)), tolerance
 
 
 def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...]]:
@@ -368,14 +369,28 @@ def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) 
         for param, block in zip(run.params, row, strict=True):
             outer = len(block.shape) - len(run.values(param).shape)
             found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, outer)]
-    if found:
-        watch = Watch()
-        try:
-            run.jacobian(watch)
-            found += watch.findings()
-        finally:
-            watch.close()
     return found
+
+
+@dataclass(frozen=True)
+class _Wrong:
+    """The values that are not finite, and the lines with indices that are outside."""
+
+    not_finite: list[str]
+    outside: list[str]
+
+
+def _wrong(run: _Run, not_finite: list[str]) -> _Wrong:
+    """Where values that are not finite arose, and which indices are outside."""
+    has_checks = any(fused.facts.report.accesses for fused in run.plan.prepared.fused.values())
+    if not (not_finite or has_checks):
+        return _Wrong([], [])
+    watch = Watch()
+    try:
+        run.jacobian(watch)
+        return _Wrong([*not_finite, *(watch.findings() if not_finite else ())], watch.outside())
+    finally:
+        watch.close()
 
 
 def _first(values: np.ndarray, outer: int | None = None) -> Iterator[str]:

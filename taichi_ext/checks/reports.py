@@ -46,12 +46,15 @@ class JacobianReport:
         blocks: one comparison for each output and parameter.
         not_finite: the values that are NaN or infinite, and where they arose, one text each.
         rtol: the relative tolerance.
+        outside: the lines that read or store outside of a field, array or local, one text each. J has no derivatives of
+            what lies there; differences may.
     """
 
     name: str
     blocks: tuple[Block, ...]
     not_finite: tuple[str, ...]
     rtol: float
+    outside: tuple[str, ...] = ()
 
     @property
     def is_ok(self) -> bool:
@@ -79,6 +82,7 @@ class JacobianReport:
         lines += [f"  {line}" for line in table(rows)]
         lines += [f"  {block.output} by {block.param}: {block.remark}" for block in self.blocks if block.remark]
         lines += [f"  not finite: {text}" for text in self.not_finite]
+        lines += [f"  {text}" for text in self.outside]
         return "\n".join(lines)
 
 

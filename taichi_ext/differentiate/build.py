@@ -35,8 +35,8 @@ LARGEST_EXACT = 2048  # up to which all whole numbers are numbers of float16, to
 Number = int | float
 Coefficient = Value | Number
 
-# What temporaries of some names are: partials of operations, and products and sums that make up tangents.
-_KINDS = {"partial": "partial", "w": "weight"}
+# What temporaries of some names are: partials, products and sums that make up tangents, conditions of indices.
+_KINDS = {"partial": "partial", "w": "weight", "inside": "inside"}
 _TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))
 
 

@@ -70,13 +70,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A coefficient of a row of which either may be infinite: where the row is zero, so is the product.
+    """A coefficient of a row of which either may be infinite.
 
-    ``is_chosen``: where the factor is zero, so is the product, too. A choice did not pick the row, whatever it holds.
+    ``may_be_infinite``: the factor; where the row is zero, so is the product. ``is_chosen``: where the factor is zero,
+    so is the product. A choice did not pick the row, whatever it holds.
     """
 
     factor: Coefficient
     is_chosen: bool = False
+    may_be_infinite: bool = True
 
 
 Weight = Coefficient | Guarded
@@ -127,7 +129,9 @@ def bare(c: Weight) -> Coefficient:
 def _guarded_as(c: Coefficient, *sources: Weight) -> Weight:
     """A coefficient with the guards of those that it is made of."""
     guards = [s for s in sources if isinstance(s, Guarded)]
-    return Guarded(c, any(g.is_chosen for g in guards)) if guards and not is_number(c, 0) else c
+    if not guards or is_number(c, 0):
+        return c
+    return Guarded(c, any(g.is_chosen for g in guards), any(g.may_be_infinite for g in guards))
 
 
 def coefficient(c: Weight, dtype: Type) -> Value:
@@ -140,7 +144,9 @@ def times_entry(c: Weight, entry: Value) -> Coefficient:
     """A coefficient times one entry of a row."""
     if isinstance(c, Guarded):
         zero = literal(0, entry.dtype)
-        product = select(operation("eq", entry, 0.0), zero, multiply(c.factor, entry))
+        product = multiply(c.factor, entry)
+        if c.may_be_infinite:
+            product = select(operation("eq", entry, 0.0), zero, product)
         can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
         return select(operation("eq", c.factor, 0.0), zero, product) if can_be_left_out else product
     return multiply(c, entry)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from taichi_ext.analysis.activity import Activity, find_activity
 from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.bounds import Access, with_checks
 from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.analysis.stores import Stores, grouped
 from taichi_ext.differentiate import special
@@ -74,6 +75,9 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     special.refuse_bits(program.body, activity)
+    accesses: tuple[Access, ...] = ()
+    if activity.containers or activity.locals:
+        program, accesses = with_checks(program, seeds.extents, activity)
     if seeds.sparse is not None:
         decisions.sparse = seeds.sparse.decisions()
         program = with_named_indices(program, activity)
@@ -92,7 +96,7 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
             walk.refuse()
             if walk.sparse is not None:
                 walk.sparse.check()
-            return result
+            return replace(result, report=replace(result.report, accesses=accesses))
     raise UnsupportedError(f"The analysis of {program.name} did not settle in {MOST_WALKS} walks. Split it in two.")
 
 
@@ -157,15 +161,7 @@ class Forward:
         self.tangents = {c: self._new_tangents(c) for c in in_order}
         parameters = {name: place for t in self.tangents.values() for name, place in t.named_columns().items()}
         held = None if self.sparse is None else self.sparse.numbering.is_in_rows
-        self.naming = Naming(
-            self.builder,
-            self.indices,
-            self.linearizer.keep,
-            parameters,
-            self.columns,
-            held,
-            is_debug=self.seeds.is_debug,
-        )
+        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters, self.columns, held)
 
     def _new_tangents(self, container: Container) -> Tangents:
         role = self.seeds.roles.get(container, Role())

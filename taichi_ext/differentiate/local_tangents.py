@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from taichi_ext.differentiate.build import add, multiply
+from taichi_ext.differentiate.build import add, cast, multiply
 from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
+from taichi_ext.differentiate.guards import clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.linearize import Deferred
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_terms import FILLED
 from taichi_ext.differentiate.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage import LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
-from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
+from taichi_ext.program import I32, Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -38,6 +39,8 @@ class LocalTangents:
     def form(self, value: Read) -> Form:
         """The tangent of a local, or of one of its entries."""
         local = value.local
+        if local in self.storages and value.checks:
+            return self._guarded(value)
         if local in self.storages:
             return self.storages[local].form(self._flat_index(value))
         if local in self.entry_forms:
@@ -48,6 +51,14 @@ class LocalTangents:
             self.forward.found_news()
             return {}
         return self._fresh(self.forms.get(local, {}), local)
+
+    def _guarded(self, value: Read) -> Form:
+        """The tangent of an entry whose index is not known to lie within."""
+        condition = is_inside(self.forward, value)
+        if condition is False:
+            return {}
+        index = self.builder.keep(clamped(condition, cast(self._flat_index(value), I32)), "index")
+        return where(condition, self.storages[value.local].form(index), value.dtype)
 
     def _fresh(self, form: Form, local: Local) -> Form:
         """The form of a local, or of one of its entries, whose rows hold what they did when it was computed."""
@@ -203,12 +214,14 @@ class LocalTangents:
         target = s.target
         if target.index:
             kept = tuple(i if isinstance(i, int) else self.forward.naming.settled_index(i) for i in target.index)
-            target = Read(local, kept, place=target.place)
+            target = Read(local, kept, checks=target.checks, place=target.place)
         index = self._flat_index(target)
         if isinstance(s, Update) and s.op in ("add", "sub"):
             form = settled(self.builder, self.forward.form(s.value))
             self.builder.emit(replace(s, target=target, value=self.forward.primal(s.value)))
-            storage.add(form if s.op == "add" else negated(form), index)
+            with only_inside(self.forward, target) as is_possible:
+                if is_possible:
+                    storage.add(form if s.op == "add" else negated(form), index)
             return
         value = s.value
         if isinstance(s, Update):
@@ -216,7 +229,9 @@ class LocalTangents:
         form = settled(self.builder, self.forward.form(value))
         self.builder.emit(Assign(target, self.forward.primal(value), place=s.place))
         own = self.forward.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
-        storage.write([form if own is None else {**form, own: 1}], [index])
+        with only_inside(self.forward, target) as is_possible:
+            if is_possible:
+                storage.write([form if own is None else {**form, own: 1}], [index])
 
     def set_entries(self, local: Local, forms: list[Form]) -> None:
         """The tangents of the entries of a vector or matrix that does not change."""

@@ -8,15 +8,16 @@ from typing import Any
 from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value
 from taichi_ext.analysis.loops import Loop, span
 from taichi_ext.differentiate.build import Builder, Coefficient, add, cast, literal, multiply, operation
-from taichi_ext.differentiate.forms import Seed
+from taichi_ext.differentiate.forms import Form, Seed, columns_of
 from taichi_ext.program import I32, Const, Container, Known, Local, Read, Value
 
 
 class Block:
     """A block of control flow: what is declared in it can be named in it."""
 
-    def __init__(self, outer: Block | None) -> None:
+    def __init__(self, outer: Block | None, *, is_guard: bool = False) -> None:
         self.outer = outer
+        self.is_guard = is_guard  # of the index of one statement
         self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
         self.declared: set[Local] = set()
         self.stopped: set[Container] = set()  # containers that count as constants in the rest of the block
@@ -60,8 +61,6 @@ class Naming:
         parameters: Mapping[str, tuple[int, int]],
         columns: int,
         is_held: Callable[[Affine], bool] | None = None,
-        *,
-        is_debug: bool = False,
     ) -> None:
         self.builder = builder
         self.indices = indices
@@ -71,7 +70,6 @@ class Naming:
         self._parameters = parameters
         self._columns = columns
         self._is_held = is_held
-        self._is_debug = is_debug  # an index outside of a field is told, and the run goes on before that
 
     def named(self, column: Any, owner: Any = None) -> Affine:
         """A column that is known in a local, as a normal form."""
@@ -124,8 +122,7 @@ class Naming:
         if not isinstance(seed, Seed):
             raise TypeError(f"{seed} is no column")
         number = self.value_of(seed.column + Affine((), -first))
-        may_be_outside = seed in self.conditional or (self._is_debug and not seed.is_constant)
-        if not may_be_outside or not (self._is_held is None or self._is_held(seed.column)):
+        if seed not in self.conditional or not (self._is_held is None or self._is_held(seed.column)):
             return number
         return operation("max", 0, operation("min", number, size - 1))
 
@@ -136,6 +133,10 @@ class Naming:
         known = span(seed.column, loops)
         if self._is_held is not None or known is None or known[0] < 0 or known[1] >= self._columns:
             self.conditional.add(seed)
+
+    def note_guarded(self, form: Form) -> None:
+        """Take note of the columns of a form that may be outside, with a coefficient of 0 then."""
+        self.conditional.update(seed for seed in columns_of(form) if not seed.is_constant)
 
     def is_visible(self, seed: Seed, block: Block) -> bool:
         """Whether a seed can be named in a block."""

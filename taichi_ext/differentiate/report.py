@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from taichi_ext.analysis.bounds import Access
 from taichi_ext.differentiate.build import is_over_columns
 from taichi_ext.differentiate.row_terms import ADDED, WORDS
 from taichi_ext.program import (
@@ -78,6 +79,7 @@ class Report:
     locals: tuple[LocalChoice, ...] = ()
     loops: tuple[LoopChoice, ...] = ()
     operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
+    accesses: tuple[Access, ...] = ()  # by indices that are not known to lie within
 
     def placed(self, key_of: Callable[[Container], Any]) -> Report:
         """The same with the keys of containers in their place."""
@@ -89,7 +91,8 @@ class Report:
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
         loops = sorted(self.loops, key=lambda loop: loop.number)
-        return [*locals_, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
+        guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
+        return [*locals_, *guards, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
 
 
 def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Any], str]) -> str:

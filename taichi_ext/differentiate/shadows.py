@@ -25,6 +25,7 @@ from taichi_ext.differentiate.forms import (
     row_sum,
     settled,
 )
+from taichi_ext.differentiate.guards import Condition, clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.row_terms import only_row
 from taichi_ext.program import I32, Assign, Container, Load, Statement, Update, Value
 
@@ -108,18 +109,22 @@ class Tangents:
 
     def form(self, load: Load) -> Form:
         """The tangent of an entry as it is now."""
+        condition = is_inside(self.forward, load)
+        if condition is False:
+            return {}
         if self.shadow is None:
-            return self._seeds(load)
+            return self._seeds(load, condition)
         affine, index = self.row_number(load.indices, self.component(load))
-        index = self.builder.keep(index, "row")
-        return {Row(self.container, affine, self, index, self.version, self.forward.loop_sites()): 1}
+        index = self.builder.keep(clamped(condition, index), "row")
+        row = Row(self.container, affine, self, index, self.version, self.forward.loop_sites())
+        return where(condition, {row: 1}, self.container.dtype)
 
-    def _seeds(self, load: Load) -> Form:
+    def _seeds(self, load: Load, condition: Condition) -> Form:
         """The tangent of an entry of a parameter, or of a field some components of which are parameters."""
         component, first = self.component(load), self.role.first_column
         assert first is not None
         if not self.role.components:
-            return self._seed(self.row_number(load.indices, component)[0], first, self.size)
+            return self._seed(self.row_number(load.indices, component)[0], first, self.size, condition)
         entry, form, known = self.entry_number(load.indices), {}, None
         for number, column in self.role.components:
             if component.is_constant:
@@ -128,31 +133,37 @@ class Tangents:
                 known = known or self.builder.keep(self.forward.naming.value_of(component), "component")
                 dtype = self.container.dtype
                 weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
-            for seed, factor in self._seed(entry, column, self.size // self.components).items():
+            for seed, factor in self._seed(entry, column, self.size // self.components, condition).items():
                 if weight != 0:
                     form[seed] = multiply(factor, weight)
         return form
 
-    def _seed(self, entry: Affine, first: int, size: int) -> Form:
-        """The seed of an entry, nothing where its column is outside the block of columns that is computed.
+    def _seed(self, entry: Affine, first: int, size: int, condition: Condition) -> Form:
+        """The seed of an entry where a condition holds, nothing where it is outside the block that is computed.
 
         ``first`` is the column of the first of ``size`` entries.
         """
         column, end, blocks = entry + Affine((), first), self.forward.columns, self.forward.decisions.blocks
         if column.is_constant:
-            return {Seed(column): 1} if blocks.has(column.constant) else {}
+            return where(condition, {Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
         if blocks.has(first, size):
-            return {Seed(column): 1}
+            return self._guarded(condition, {Seed(column): 1})
         k = self.forward.naming.value_of(column + Affine((), blocks.first or 0))
         if blocks.first is not None:
             k = operation("sub", k, self.forward.arguments.first_of_block())
         k = self.builder.keep(k, "column")
-        is_inside = self.builder.keep(
-            operation("logical_and", operation("ge", k, 0), operation("lt", k, end)), "is_inside"
-        )
-        within = self.forward.naming.named(self.builder.keep(select(is_inside, k, 0), "column"))
-        one, zero = literal(1, self.container.dtype), literal(0, self.container.dtype)
-        return {Seed(within): select(is_inside, one, zero)}
+        in_block = operation("logical_and", operation("ge", k, 0), operation("lt", k, end))
+        if isinstance(condition, Value):
+            in_block = operation("logical_and", condition, in_block)
+        in_block = self.builder.keep(in_block, "is_inside")
+        within = self.forward.naming.named(self.builder.keep(select(in_block, k, 0), "column"))
+        return where(in_block, {Seed(within): 1}, self.container.dtype)
+
+    def _guarded(self, condition: Condition, form: Form) -> Form:
+        """A form where a condition holds; its columns are kept within all columns."""
+        if isinstance(condition, Value):
+            self.forward.naming.note_guarded(form)
+        return where(condition, form, self.container.dtype)
 
     # --- writing
 
@@ -161,7 +172,9 @@ class Tangents:
         targets, forms, values = self._prepared(group)
         for s, target, value in zip(group, targets, values, strict=True):
             self.builder.emit(Assign(target, value, place=s.place))
-        self._store_tangents(site, targets, forms)
+        with only_inside(self.forward, targets[0]) as is_possible:
+            if is_possible:
+                self._store_tangents(site, targets, forms)
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         stores = self.forward.stores
@@ -177,7 +190,7 @@ class Tangents:
                 targets[0].indices if targets else tuple(self.forward.naming.settled_index(i) for i in load.indices)
             )
             component = tuple(i if isinstance(i, int) else self.forward.naming.settled_index(i) for i in load.component)
-            targets.append(Load(self.container, indices, component, place=load.place))
+            targets.append(Load(self.container, indices, component, checks=load.checks, place=load.place))
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         forms = [self.forward.form(v) for v in raw]
         forms = [settled(self.builder, columns_only(f, self.forward.is_column)) for f in forms]
@@ -256,7 +269,9 @@ class Tangents:
         targets, forms, values = self._prepared(group)
         for s, target, value in zip(group, targets, values, strict=True):
             self.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
-        self._add_tangents(site, targets, forms, sign)
+        with only_inside(self.forward, targets[0]) as is_possible:
+            if is_possible:
+                self._add_tangents(site, targets, forms, sign)
 
     def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
         is_private = self.forward.stores.is_private(site)

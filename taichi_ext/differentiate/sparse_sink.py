@@ -128,6 +128,11 @@ class Sink:
             return {}
         return self.seed(sunk.key, row, sunk.size)
 
+    def _block(self) -> Block:
+        """The block of the statement: where an index is guarded, what is read by the same index is guarded, too."""
+        block = self.forward.block
+        return block.outer if block.is_guard and block.outer is not None else block
+
     def _is_stale(self, form: Form) -> bool:
         """Whether rows in a form may have changed since it was stored."""
         return any(is_row(leaf) and self.forward.locals.is_stale(leaf) for leaf in form)
@@ -146,7 +151,7 @@ class Sink:
         is_injective = self._emit(sunk, True if site is None else site, rows, forms, is_sum=False)
         for row, form in zip(rows, forms, strict=True):
             self._forget(sunk.key, row)
-            self._stored[sunk.key, row] = _Stored(dict(form), self.forward.block, self.forward.loop_sites())
+            self._stored[sunk.key, row] = _Stored(dict(form), self._block(), self.forward.loop_sites())
             self._note(sunk.key, row, is_injective, is_sum=False)
 
     def add(self, sunk: Sunk, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
@@ -157,7 +162,7 @@ class Sink:
         for row, form in zip(rows, forms, strict=True):
             before = self._stored.get((sunk.key, row))
             base: Form | None = None
-            if before is not None and before.block is self.forward.block and is_private:
+            if before is not None and before.block is self._block() and is_private:
                 base = before.form
             elif is_private and is_injective and not self._is_written_before(sunk.key, row):
                 base = self.seed(sunk.key, row, sunk.size) if sunk.is_columns else None
@@ -165,7 +170,7 @@ class Sink:
             if base is not None:
                 total = dict(base)
                 accumulate(total, form)
-                self._stored[sunk.key, row] = _Stored(total, self.forward.block, loops)
+                self._stored[sunk.key, row] = _Stored(total, self._block(), loops)
             self._note(sunk.key, row, is_injective, is_sum=True)
 
     def next_step(self) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.forms import Form, negated
+from taichi_ext.differentiate.guards import is_inside
 from taichi_ext.differentiate.shadows import Role, Tangents
 from taichi_ext.differentiate.sparse_sink import Sink, Sunk
 from taichi_ext.program import Container, Load
@@ -35,8 +36,12 @@ class SparseTangents(Tangents):
         """The tangent of an entry as it is now."""
         if self.shadow is not None:
             return super().form(load)
+        condition = is_inside(self.forward, load)
+        if condition is False:
+            return {}
         row = self.row_number(load.indices, self.component(load))[0]
-        return self.sink.read(self.sunk, row) if self.is_sunk else self.sink.seed(self.key, row, self.size)
+        form = self.sink.read(self.sunk, row) if self.is_sunk else self.sink.seed(self.key, row, self.size)
+        return self._guarded(condition, form)
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         if self.is_sunk:

@@ -1,4 +1,4 @@
-"""A differentiated program that counts, by place in the source, what is not finite: to find out where that arises."""
+"""A differentiated program that counts, by place in the source, what is not finite, and indices that are outside."""
 
 from __future__ import annotations
 
@@ -36,19 +36,28 @@ from taichi_ext.program import (
 TANGENT_KINDS = frozenset(("partial", "weight", "tangent"))
 
 
-def watched(d: Differentiated, counts: Container, number: Callable[[Place | None], int | None]) -> Program:
+Number = Callable[[Place | None, bool], int | None]
+
+
+def watched(d: Differentiated, counts: Container, number: Number) -> Program:
     """The program in which each value with a tangent, and each part of a tangent, that is not finite is counted.
+
+    And each access by an index that is outside.
 
     Args:
         d: a differentiated program.
         counts: a field of integers, by the number of a place.
-        number: gives the number of a place in the source; None for one that is not counted.
+        number: gives the number of a place in the source, for what is not finite or, if asked, for indices; None for
+            one that is not counted.
     """
     active = {*d.active.locals, *d.active.containers, *(c for _, c in d.shadows)}
 
     def change(s: Statement) -> Statement | Body:
+        if isinstance(s, Declare) and s.local.kind == "inside":
+            at = number(s.place, True)
+            return s if at is None else (s, _count(Op("logical_not", (Read(s.local),), U1), counts, at, s.place))
         values = [v for v in _watched_values(s, active) if v.dtype.is_real and not isinstance(v, Const)]
-        at = number(s.place) if values else None
+        at = number(s.place, False) if values else None
         if at is None:
             return s
         known = {v: Local("watched", v.dtype, (), "kept") for v in values}
@@ -84,9 +93,13 @@ def _with_known(s: Statement, known: dict[Value, Local]) -> Statement:
 
 def _counted(value: Value, local: Local, counts: Container, number: int, place: Place | None) -> Body:
     """The value in a local, and a count where it is not finite."""
+    return Declare(local, (value,), place=place), _count(_is_not_finite(Read(local)), counts, number, place)
+
+
+def _count(condition: Value, counts: Container, number: int, place: Place | None) -> If:
+    """Count how often a condition holds."""
     entry = Load(counts, (literal(number, I32),))
-    count = Update(entry, "add", literal(1, I32), place=place)
-    return Declare(local, (value,), place=place), If(_is_not_finite(Read(local)), (count,), place=place)
+    return If(condition, (Update(entry, "add", literal(1, I32), place=place),), place=place)
 
 
 def _is_not_finite(x: Value) -> Value:

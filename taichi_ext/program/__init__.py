@@ -29,6 +29,7 @@ from taichi_ext.program.statements import (
 )
 from taichi_ext.program.types import F16, F32, F64, I8, I16, I32, I64, TYPES, U1, U8, U16, U32, U64, Type
 from taichi_ext.program.values import (
+    Check,
     Const,
     Container,
     Format,
@@ -71,6 +72,7 @@ __all__ = [
     "Body",
     "Boundary",
     "Call",
+    "Check",
     "Const",
     "Container",
     "Declare",

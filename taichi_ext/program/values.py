@@ -36,8 +36,8 @@ class Local:
     ``kind`` is one of ``user`` (named by the user), ``argument`` (of an inlined function), ``temporary``, ``loop``,
     ``parameter`` (an argument of the kernel, or a Python number), ``rule`` (what a rule of a user is given for a
     tangent: it is 0). In a differentiated program there are also ``partial`` (of an operation), ``weight`` (a product
-    or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a loop over columns)
-    and ``kept`` (a temporary that is not put where it is used).
+    or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a loop over columns),
+    ``inside`` (whether the indices of an entry lie within) and ``kept`` (a temporary that is not put where it is used).
     """
 
     name: str
@@ -118,12 +118,25 @@ class Op(Value):
     place: Place | None = field(default=None, kw_only=True, repr=False)
 
 
+@dataclass(frozen=True)
+class Check:
+    """An index that is not known to lie within: the number of the axis, the least index and the end; None where known.
+
+    The axes of a container are followed by those of its entries.
+    """
+
+    axis: int
+    first: int | None
+    end: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class Read(Value):
     """A local, or one entry of a local vector or matrix."""
 
     local: Local
     index: tuple[int | Value, ...] = ()
+    checks: tuple[Check, ...] = field(default=(), kw_only=True, repr=False)
     place: Place | None = field(default=None, kw_only=True, repr=False)
 
     @property
@@ -138,6 +151,7 @@ class Load(Value):
     container: Container
     indices: tuple[Value, ...]
     component: tuple[int | Value, ...] = ()
+    checks: tuple[Check, ...] = field(default=(), kw_only=True, repr=False)
     place: Place | None = field(default=None, kw_only=True, repr=False)
 
     @property
@@ -282,10 +296,11 @@ def with_children(value: Value, change: Callable[[Value], Value]) -> Value:
         return Op(value.name, new, value.dtype, place=value.place)
     rest = iter(new)
     if isinstance(value, Read):
-        return Read(value.local, _filled(value.index, rest), place=value.place)
+        return Read(value.local, _filled(value.index, rest), checks=value.checks, place=value.place)
     assert isinstance(value, Load)
     indices = tuple(next(rest) for _ in value.indices)
-    return Load(value.container, indices, _filled(value.component, rest), place=value.place)
+    component = _filled(value.component, rest)
+    return Load(value.container, indices, component, checks=value.checks, place=value.place)
 
 
 def _filled(index: tuple[int | Value, ...], new: Iterator[Value]) -> tuple[int | Value, ...]:

@@ -34,7 +34,7 @@ from taichi_ext.simplify.constants import tidied
 from taichi_ext.simplify.usage import assigned_locals, kept_locals, read_counts, written_memory
 
 LONGEST = 12  # operations in a value that moves; longer lines are slow in Taichi's front end
-FOLDED_KINDS = ("argument", "temporary", "partial", "weight", "tangent")
+FOLDED_KINDS = ("argument", "temporary", "partial", "weight", "tangent", "inside")
 
 
 def folded(body: Body) -> Body:

@@ -1,0 +1,368 @@
+"""Which indices of what carries tangents are known to lie within, and which are known to leave.
+
+A walk over the program keeps what conditions and bounds of loops tell at each place (``Facts``). Entries whose indices
+are not known to lie within get checks: where an index is outside, there is no tangent to be read or stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.changes import written
+from taichi_ext.analysis.intervals import Expressions, Facts, Interval, range_of
+from taichi_ext.analysis.loops import Extents
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Call,
+    Check,
+    Const,
+    Container,
+    Declare,
+    For,
+    If,
+    Jump,
+    Load,
+    Local,
+    Op,
+    Place,
+    Program,
+    Read,
+    Return,
+    Statement,
+    Update,
+    Value,
+    While,
+    bodies,
+    rebuilt,
+    statements,
+    values_of,
+    with_bodies,
+    with_values,
+)
+from taichi_ext.simplify.usage import assigned_locals
+
+_USES = (Declare, Assign, Update, Atomic, Return, Call, Boundary)  # statements whose expressions carry tangents
+
+
+@dataclass(frozen=True)
+class Access:
+    """An index of an entry with tangents that is not known to lie within, or is known not to.
+
+    Attributes:
+        place: where it stands.
+        name: the container or local.
+        axis: the number of the index, None where there is one alone.
+        first: the least index that there is.
+        end: the end of the indices.
+        sides: in words, where it may be.
+        number: an index outside that it does have, None where that is not known.
+    """
+
+    place: Place | None
+    name: str
+    axis: int | None
+    first: int
+    end: int
+    sides: str
+    number: int | None
+
+    def warning(self) -> str:
+        """Of an index that does leave: a sentence after the place in the source."""
+        place = "" if self.place is None else self.place.message() + "\n"
+        return (
+            f"{place}Index {self.number}{self._of_axis()} is outside of {self.name}, which has {self.first} to "
+            f"{self.end - 1}. Taichi takes what lies there in memory; J has no derivatives of that. Guard the access "
+            "with an if statement, or clamp the index."
+        )
+
+    def guard(self) -> str:
+        """A few words for ``explain``."""
+        return f"{self.name} where the index{self._of_axis()} is {self.sides}: no tangents there"
+
+    def _of_axis(self) -> str:
+        return "" if self.axis is None else f" on axis {self.axis}"
+
+
+def with_checks(program: Program, extents: Extents, activity: Activity) -> tuple[Program, tuple[Access, ...]]:
+    """The program with a check for each index of an entry with tangents that is not known to lie within.
+
+    And these indices.
+    """
+    walk = _Walk(program, extents, activity)
+    body = walk.block(program.body, Facts(walk.expressions))[0]
+    return replace(program, body=body), tuple(walk.accesses)
+
+
+class _Walk:
+    def __init__(self, program: Program, extents: Extents, activity: Activity) -> None:
+        self.extents = extents
+        self.activity = activity
+        self.expressions = Expressions(written(program.body), extents)
+        self.accesses: dict[Access, None] = {}
+
+    # --- statements
+
+    def block(self, body: Body, facts: Facts) -> tuple[Body, Facts | None]:
+        """The block with its checks, and what is known after it; None where its end is not reached."""
+        result: list[Statement] = []
+        now: Facts | None = facts
+        for s in body:
+            new, now = (s, None) if now is None else self._statement(s, now)
+            result.append(new)
+        return tuple(result), now
+
+    def _statement(self, s: Statement, facts: Facts) -> tuple[Statement, Facts | None]:
+        if isinstance(s, Jump):
+            return s, None
+        if isinstance(s, If):
+            return self._if(s, facts)
+        if isinstance(s, (For, While)):
+            return self._loop(s, facts)
+        new = self._checked(s, facts) if isinstance(s, _USES) else s
+        _note(s, facts)
+        return new, facts
+
+    def _if(self, s: If, facts: Facts) -> tuple[Statement, Facts | None]:
+        then, after_then = self.block(s.then, facts.where(s.condition))
+        orelse, after_else = self.block(s.orelse, facts.where(s.condition, holds=False))
+        new = _with_blocks(s, (then, orelse))
+        if after_then is not None and after_else is not None:
+            after = after_then.joined(after_else)
+            after.exact = facts.exact
+            after.is_reached = facts.is_reached and not (_leaves(s.then) or _leaves(s.orelse))
+            return new, after
+        after, rest = (after_else, s.orelse) if after_then is None else (after_then, s.then)
+        if after is not None:
+            after.is_reached = after.is_reached and not _leaves(rest)
+        return new, after
+
+    def _loop(self, s: For | While, facts: Facts) -> tuple[Statement, Facts]:
+        bounds = self._bounds(s, facts) if isinstance(s, For) else []
+        _repeat(s, facts)
+        inside = facts.copy()
+        if isinstance(s, For):
+            self._enter(s, inside, bounds)
+        else:
+            inside = inside if s.condition is None else inside.where(s.condition)
+            inside.is_reached = False
+        return _with_blocks(s, (self.block(s.body, inside)[0],)), facts
+
+    def _bounds(self, s: For, facts: Facts) -> list[tuple[_Bound, _Bound]]:
+        """The first number and the end for each variable of a loop, as far as they are written."""
+        if s.kind in ("field", "grouped"):
+            extent = self.extents.get(s.domain[0]) if isinstance(s.domain[0], Container) else None
+            pairs = [] if extent is None else _bounds_of(extent.offset, extent.shape)
+        elif s.kind == "range":
+            pairs = [] if len(s.domain) > 2 else [(0, *s.domain)[-2:]]
+        else:
+            pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in s.domain]
+        return [(self._bound(first, facts), self._bound(end, facts)) for first, end in pairs]
+
+    def _bound(self, bound: int | Value, facts: Facts) -> _Bound:
+        if isinstance(bound, int):
+            return _Bound(Affine((), bound), (bound, bound))
+        form = self.expressions.linear(bound)
+        is_lasting = form is not None and all(self.expressions.is_lasting(atom) for atom, _ in form.terms)
+        return _Bound(form if is_lasting else None, facts.interval(bound))
+
+    def _enter(self, s: For, inside: Facts, bounds: list[tuple[_Bound, _Bound]]) -> None:
+        """What is known of the variables of a loop."""
+        atoms = _atoms(s)
+        is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
+        is_exact = is_whole and len(bounds) == len(atoms) and not _leaves(s.body, kinds=("break",))
+        for atom, (first, end) in zip(atoms, bounds, strict=False):
+            form = Affine(((atom, 1),))
+            inside.note(form, (first.interval[0], end.interval[1] - 1))
+            if first.form is not None:
+                inside.relate(first.form, form)
+            if end.form is not None:
+                inside.relate(form, end.form, 1)
+            low, high = first.interval[0], end.interval[1] - 1
+            is_known = low == first.interval[1] and high == end.interval[0] - 1
+            is_exact = is_exact and is_known and low <= high and self.expressions.is_lasting(atom)
+            inside.exact[atom] = low, high
+        inside.is_reached = inside.is_reached and is_exact
+
+    # --- entries
+
+    def _checked(self, s: Statement, facts: Facts) -> Statement:
+        """The statement whose entries have the checks that they need."""
+        found: dict[Value, tuple[Check, ...]] = {}
+        entries = [entry for value in values_of(s) for entry in self._entries(value, facts)]
+        target = s.target if isinstance(s, (Assign, Update, Atomic)) and self._has_tangent(s.target) else None
+        for entry, here in entries if target is None else [*entries, (target, facts)]:
+            checks = self._checks(entry, facts)
+            if checks:
+                found[entry] = checks
+                self._note(entry, checks, here, s.place)
+        if not found:
+            return s
+        memo: dict[Value, Value] = {}
+
+        def mark(node: Value) -> Value:
+            return replace(node, checks=found[node]) if node in found else node  # type: ignore[call-arg]
+
+        new = with_values(s, lambda value: rebuilt(value, mark, memo))
+        return replace(new, target=mark(new.target)) if target in found else new  # type: ignore[attr-defined, call-arg]
+
+    def _has_tangent(self, entry: Read | Load) -> bool:
+        if isinstance(entry, Load):
+            return entry.container in self.activity.containers and entry.dtype.is_real
+        return bool(entry.index) and entry.local in self.activity.locals
+
+    def _entries(self, value: Value, facts: Facts) -> Iterator[tuple[Read | Load, Facts]]:
+        """The entries with tangents in an expression, and what is known where one of them is picked by a condition."""
+        seen: set[tuple[Value, Facts]] = set()
+        pending = [(value, facts)]
+        while pending:
+            node, here = pending.pop()
+            if (node, here) in seen:
+                continue
+            seen.add((node, here))
+            if isinstance(node, (Read, Load)):
+                if self._has_tangent(node):
+                    yield node, here
+            elif isinstance(node, Op) and node.dtype.is_real:
+                if node.name == "select" and not node.args[0].dtype.is_real:
+                    condition, then, orelse = node.args
+                    pending += [(then, here.where(condition)), (orelse, here.where(condition, holds=False))]
+                else:
+                    pending += [(a, here) for a in node.args]
+
+    def _axes(self, entry: Read | Load) -> list[tuple[int | Value, int, int]]:
+        """The indices of an entry, each with the least that there is and the end."""
+        if isinstance(entry, Read):
+            return [(index, 0, n) for index, n in zip(entry.index, entry.local.shape, strict=True)]
+        extent, c = self.extents[entry.container], entry.container
+        bounds = [*_bounds_of(extent.offset, extent.shape), *((0, n) for n in c.element_shape)]
+        return [(i, first, end) for i, (first, end) in zip((*entry.indices, *entry.component), bounds, strict=False)]
+
+    def _checks(self, entry: Read | Load, facts: Facts) -> tuple[Check, ...]:
+        found = []
+        for axis, (index, first, end) in enumerate(self._axes(entry)):
+            low, high = facts.interval(index)
+            if low < first or high >= end:
+                found.append(Check(axis, first if low < first else None, end if high >= end else None))
+        return tuple(found)
+
+    def _note(self, entry: Read | Load, checks: tuple[Check, ...], facts: Facts, place: Place | None) -> None:
+        """Take note of the indices that need a check."""
+        axes = self._axes(entry)
+        name = entry.container.name if isinstance(entry, Load) else entry.local.name
+        for check in checks:
+            index, first, end = axes[check.axis]
+            low, high = facts.extremes(index) or (first, first)
+            number = low if low < first else high if high >= end else None
+            sides = [f"below {first}"] * (check.first is not None) + [f"above {end - 1}"] * (check.end is not None)
+            axis = check.axis if len(axes) > 1 else None
+            access = Access(entry.place or place, name, axis, first, end, " or ".join(sides), number)
+            self.accesses[access] = None
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """An end of a loop: in normal form, where that is the same in the loop, and what is known of it."""
+
+    form: Affine | None
+    interval: Interval
+
+
+def _bounds_of(offset: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The least index of each axis, and the end."""
+    return [(first, first + n) for first, n in zip(offset or (0,) * len(shape), shape, strict=True)]
+
+
+def _atoms(s: For) -> tuple[Atom, ...]:
+    if len(s.variables) == 1 and s.variables[0].shape:
+        (vector,) = s.variables
+        return tuple((vector, n) for n in range(vector.shape[0]))
+    return s.variables
+
+
+def _with_blocks(s: Statement, new: tuple[Body, ...]) -> Statement:
+    """A statement with other blocks; itself where their statements are the same."""
+    is_same = all(a is b for old, now in zip(bodies(s), new, strict=True) for a, b in zip(old, now, strict=True))
+    return s if is_same else with_bodies(s, new)
+
+
+def _leaves(body: Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
+    """Whether a statement ends an iteration of the loop that a block is of."""
+    for s in body:
+        if isinstance(s, Jump) and s.kind in kinds:
+            return True
+        if isinstance(s, If) and (_leaves(s.then, kinds) or _leaves(s.orelse, kinds)):
+            return True
+    return False
+
+
+# --- integers that change
+
+
+def _note(s: Statement, facts: Facts) -> None:
+    """What is known of integers after a statement."""
+    if isinstance(s, Declare):
+        local = s.local
+        if local.dtype.is_integer and not local.shape:
+            known = _stored(s.values[0], local, facts)
+            facts.expressions.define(local, s.values[0])
+            if local not in facts.expressions.definitions:
+                facts.set(local, known)
+    elif isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read) and s.target.dtype.is_integer:
+        local = s.target.local
+        if s.target.index or isinstance(s, Atomic):
+            facts.forget(local)
+            return
+        value = Op(s.op, (s.target, s.value), local.dtype) if isinstance(s, Update) else s.value
+        facts.set(local, _stored(value, local, facts))
+
+
+def _stored(value: Value, local: Local, facts: Facts) -> Interval:
+    """What is known of a value once it is converted to the type of a local."""
+    whole = range_of(local.dtype)
+    if value.dtype.is_real:
+        return whole
+    low, high = facts.interval(value)
+    return (low, high) if whole[0] <= low and high <= whole[1] else whole
+
+
+def _repeat(s: For | While, facts: Facts) -> None:
+    """What is known of the locals that a loop changes, at the start of any iteration and after the last one."""
+    for local in assigned_locals(s.body):
+        if not local.dtype.is_integer:
+            continue
+        step = 0 if local.shape else _step(s.body, local)
+        low, high = facts.of(Affine(((local, 1),))) if step else (0, 0)
+        facts.forget(local)
+        if step:
+            least, most = range_of(local.dtype)
+            facts.set(local, (low, most) if step > 0 else (least, high))
+
+
+def _step(body: Body, local: Local) -> int:
+    """1 where a block only adds to a local, -1 where it only subtracts, 0 otherwise."""
+    signs = {_sign(s) for s in statements(body) if _assigns(s, local)}
+    return signs.pop() if len(signs) == 1 else 0
+
+
+def _assigns(s: Statement, local: Local) -> bool:
+    return isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read) and s.target.local is local
+
+
+def _sign(s: Statement) -> int:
+    """In which direction a statement moves its target, as far as it is written."""
+    name, amount = "", None
+    if isinstance(s, Update):
+        name, amount = s.op, s.value
+    elif isinstance(s, Assign) and isinstance(s.value, Op) and len(s.value.args) == 2:
+        before, amount = s.value.args
+        is_own = isinstance(before, Read) and isinstance(s.target, Read) and before.local is s.target.local
+        name = s.value.name if is_own else ""
+    if not isinstance(amount, Const) or name not in ("add", "sub") or not amount.value:
+        return 0
+    return 1 if (amount.value > 0) == (name == "add") else -1

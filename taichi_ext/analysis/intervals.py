@@ -1,0 +1,428 @@
+"""Between which numbers integer expressions lie, as far as conditions, bounds of loops and types tell.
+
+Sums are in normal form (``Affine``). What is known of them at one place are *intervals*, also of sums whose parts are
+not known, and *relations*, sums that are at least 0. A sum that may leave its type wraps around: then only its type
+bounds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.loops import Extents
+from taichi_ext.program import I8, I16, I32, U1, U8, U16, Const, Container, Load, Local, Op, Read, Size, Type, Value
+
+Interval = tuple[int, int]  # the least and the greatest number
+NARROW = frozenset((U1, I8, I16, U8, U16, I32))  # types of which an i32 holds every number
+COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
+_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+_SWAPPED = {"gt": "lt", "ge": "le"}
+_BOTH = ("logical_and", "bit_and")
+_JOINED = (*_BOTH, "logical_or", "bit_or")
+_MOST_CHAINED = 2  # relations that are used one after the other
+_MOST_RELATIONS = 12  # the latest ones
+
+
+def range_of(dtype: Type) -> Interval:
+    """The numbers that an integer type has."""
+    if not dtype.is_signed:
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+
+
+_RANGE = range_of(I32)
+
+
+def _fits(interval: Interval, dtype: Type = I32) -> bool:
+    least, most = range_of(dtype)
+    return least <= interval[0] and interval[1] <= most
+
+
+def _common(a: Interval, b: Interval) -> Interval:
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def hull(a: Interval, b: Interval) -> Interval:
+    """The least interval that has two others in it."""
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+class Expressions:
+    """Integer expressions of one program in normal form; expressions that are written alike and do not change are one.
+
+    Args:
+        changing: the locals and containers that the program changes.
+        extents: the shapes of its containers.
+    """
+
+    def __init__(self, changing: Iterable[Local | Container], extents: Extents) -> None:
+        self.changing = frozenset(changing)
+        self.extents = extents
+        self.definitions: dict[Local, Affine] = {}  # of locals that do not change
+        self.conditions: dict[Local, Value] = {}
+        self._atoms: dict[Any, Value] = {}
+        self._lasting: set[Value] = set()
+        self.pending: set[Value] = set()  # operations that are being looked at
+
+    def define(self, local: Local, value: Value) -> None:
+        """Take note of the definition of a local; only what never changes can stand for it later."""
+        if local in self.changing or local.shape:
+            return
+        if local.dtype == U1 and self._key(value) is not None:
+            self.conditions[local] = value
+        form = self.linear(value) if local.dtype == I32 == value.dtype else None
+        if form is not None and all(map(self.is_lasting, (atom for atom, _ in form.terms))):
+            self.definitions[local] = form
+
+    def is_lasting(self, atom: Atom) -> bool:
+        """Whether an atom is the same wherever it stands."""
+        if isinstance(atom, tuple):
+            return atom[0] not in self.changing
+        return atom not in self.changing if isinstance(atom, Local) else atom in self._lasting
+
+    def linear(self, value: Value | int) -> Affine | None:
+        """The normal form of an expression of the type i32, or of what is converted to that without loss."""
+        if isinstance(value, int):
+            return Affine((), value)
+        if value.dtype not in NARROW:
+            return None
+        match value:
+            case Const(value=number):
+                return Affine((), int(number))
+            case Size(container=container, axis=axis) if container in self.extents:
+                return Affine((), self.extents[container].shape[axis])
+            case Read(local=local, index=()):
+                return self.definitions.get(local, Affine(((local, 1),)))
+            case Read(local=local, index=index) if all(isinstance(i, int) for i in index):
+                return Affine((((local, *index), 1),))
+            case Op(name="add" | "sub" as name, args=(a, b), dtype=dtype) if dtype == I32:
+                left, right = self.linear(a), self.linear(b)
+                if left is None or right is None:
+                    return self._atom(value)
+                return left + (right if name == "add" else right * -1)
+            case Op(name="mul", args=(a, b), dtype=dtype) if dtype == I32:
+                left, right = self.linear(a), self.linear(b)
+                if left is not None and right is not None and (left.is_constant or right.is_constant):
+                    return right * left.constant if left.is_constant else left * right.constant
+            case Op(name="neg", args=(a,), dtype=dtype) if dtype == I32:
+                form = self.linear(a)
+                return self._atom(value) if form is None else form * -1
+            case Op(name="cast", args=(a,), dtype=dtype) if dtype == I32 and a.dtype in NARROW:
+                return self.linear(a)
+        return self._atom(value)
+
+    def _atom(self, value: Value) -> Affine:
+        """An expression without normal form; one for all that are written alike."""
+        key = self._key(value)
+        if key is None:
+            return Affine(((value, 1),))
+        known = self._atoms.setdefault(key, value)
+        self._lasting.add(known)
+        return Affine(((known, 1),))
+
+    def _key(self, value: Value | int) -> Any:
+        """What is equal for expressions that are written alike; None where their values may differ all the same."""
+        match value:
+            case int():
+                return value
+            case Const(value=number, dtype=dtype):
+                return ("constant", number, dtype.name)
+            case Read(local=local, index=parts) if local not in self.changing:
+                name: tuple[Any, ...] = ("local", local)
+            case Load(container=container, indices=indices, component=component) if container not in self.changing:
+                name, parts = ("entry", container), (*indices, *component)
+            case Op(name=operation, args=parts, dtype=dtype) if operation != "random":
+                name = (operation, dtype.name)
+            case Size(container=container, axis=axis):
+                return ("size", container, axis)
+            case _:
+                return None
+        keys = tuple(map(self._key, parts))
+        return None if None in keys else (*name, keys)
+
+
+class Facts:
+    """What is known at one place; facts are not changed, but for ``forget`` and ``set``, by whom they belong to.
+
+    Attributes:
+        exact: loop variables that take all of these numbers, each with all of those of the others.
+        is_reached: whether the place is reached for each of them.
+    """
+
+    def __init__(self, expressions: Expressions) -> None:
+        self.expressions = expressions
+        self.exact: dict[Atom, Interval] = {}
+        self.is_reached = True
+        self._intervals: dict[Any, dict[int, Interval]] = {}  # of a sum and constants
+        self._relations: tuple[Affine, ...] = ()
+        self._known: dict[Atom, Interval] = {}  # of operations, as far as facts are what they were
+
+    def copy(self) -> Facts:
+        new = Facts(self.expressions)
+        new.exact, new.is_reached = dict(self.exact), self.is_reached
+        new._intervals, new._relations = dict(self._intervals), self._relations
+        return new
+
+    # --- what is known
+
+    def interval(self, value: Value | int) -> Interval:
+        """Between which numbers an integer expression lies."""
+        form = self.expressions.linear(value)
+        if form is not None:
+            return self.of(form)
+        assert isinstance(value, Value)
+        if isinstance(value, Read) and not value.index:
+            return self._of_atom(value.local)
+        return _common(_of_operation(self, value), range_of(value.dtype))
+
+    def of(self, form: Affine) -> Interval:
+        """Between which numbers a sum lies, as computed in i32."""
+        exact = self._exact_sum(form)
+        found = exact if _fits(exact) else _RANGE
+        for terms, sign in ((form.terms, 1), ((form * -1).terms, -1)):
+            for constant, (low, high) in self._intervals.get(terms, {}).items():
+                ends = (low, high) if sign > 0 else (-high, -low)
+                shift = form.constant - sign * constant
+                moved = ends[0] + shift, ends[1] + shift
+                found = _common(found, moved) if _fits(moved) else found
+        return found
+
+    def _exact_sum(self, form: Affine) -> Interval:
+        """Between which numbers a sum lies that does not wrap around; within an operation, without relations."""
+        depth = 0 if self.expressions.pending else _MOST_CHAINED
+        return self._least(form, depth), -self._least(form * -1, depth)
+
+    def _least(self, form: Affine, depth: int) -> int:
+        least = form.constant
+        for atom, factor in form.terms:
+            ends = self._of_atom(atom)
+            least += min(factor * ends[0], factor * ends[1])
+        if depth:
+            atoms = {atom for atom, _ in form.terms}
+            for relation in self._relations:
+                if any(atom in atoms for atom, _ in relation.terms):
+                    least = max(least, self._least(form + relation * -1, depth - 1))
+        return least
+
+    def _of_atom(self, atom: Atom) -> Interval:
+        known = self._intervals.get(((atom, 1),), {}).get(0)
+        if isinstance(atom, Value):
+            base = self._of_value(atom)
+        else:
+            base = range_of((atom[0] if isinstance(atom, tuple) else atom).dtype)
+        return base if known is None else _common(base, known)
+
+    def _of_value(self, atom: Value) -> Interval:
+        """What is known of an operation; what is known of its arguments may rest on it again, and ends there."""
+        found, pending = range_of(atom.dtype), self.expressions.pending
+        if atom in self._known:
+            return self._known[atom]
+        if atom not in pending:
+            pending.add(atom)
+            found = _common(_of_operation(self, atom), found)
+            pending.remove(atom)
+            if not pending:
+                self._known[atom] = found
+        return found
+
+    def extremes(self, value: Value | int) -> Interval | None:
+        """The least and the greatest number that an index does take; None where that is not known."""
+        form = self.expressions.linear(value)
+        if form is None or not self.is_reached or any(atom not in self.exact for atom, _ in form.terms):
+            return None
+        low = high = form.constant
+        for atom, factor in form.terms:
+            ends = sorted(factor * end for end in self.exact[atom])
+            low, high = low + ends[0], high + ends[1]
+        return (low, high) if _fits((low, high)) else None
+
+    # --- what becomes known
+
+    def note(self, form: Affine, interval: Interval) -> None:
+        """A sum, as computed, lies in an interval."""
+        if form.is_constant or not all(map(self._can_be_noted, (atom for atom, _ in form.terms))):
+            return
+        interval = _common(self.of(form), interval)
+        moved = interval[0] - form.constant, interval[1] - form.constant
+        constant = 0 if _fits(moved) else form.constant
+        interval = moved if constant == 0 else interval
+        known = dict(self._intervals.get(form.terms, {}))
+        known[constant] = _common(known[constant], interval) if constant in known else interval
+        self._intervals[form.terms] = known
+        self._known.clear()
+
+    def _can_be_noted(self, atom: Atom) -> bool:
+        return not isinstance(atom, Value) or self.expressions.is_lasting(atom)
+
+    def relate(self, low: Affine, high: Affine, distance: int = 0) -> None:
+        """``low + distance <= high`` for two sums as computed."""
+        a, b = self.of(low), self.of(high)
+        self.note(low, (_RANGE[0], b[1] - distance))
+        self.note(high, (a[0] + distance, _RANGE[1]))
+        is_exact = all(_fits(self._exact_sum(form)) for form in (low, high))
+        relation = high + low * -1 + Affine((), -distance)
+        can_be_noted = all(self._can_be_noted(atom) for atom, _ in relation.terms)
+        if is_exact and can_be_noted and not (low.is_constant or high.is_constant):
+            self._relations = (*self._relations, relation)[-_MOST_RELATIONS:]
+            self._known.clear()
+
+    def forget(self, local: Local) -> None:
+        """A local changes."""
+        self._known.clear()
+        self._intervals = {terms: known for terms, known in self._intervals.items() if not _has(terms, local)}
+        self._relations = tuple(r for r in self._relations if not _has(r.terms, local))
+        for atom in [a for a in self.exact if (a[0] if isinstance(a, tuple) else a) is local]:
+            del self.exact[atom]
+
+    def set(self, local: Local, interval: Interval) -> None:
+        """A local has another value from now on."""
+        self.forget(local)
+        self._intervals[((local, 1),)] = {0: interval}
+        self._known.clear()
+
+    def joined(self, other: Facts) -> Facts:
+        """What is known where two paths meet."""
+        new = Facts(self.expressions)
+        new.exact = {a: i for a, i in self.exact.items() if other.exact.get(a) == i}
+        new.is_reached = self.is_reached and other.is_reached
+        new._relations = tuple(r for r in self._relations if r in other._relations)
+        for terms, known in self._intervals.items():
+            others = other._intervals.get(terms, {})
+            both = {c: hull(i, others[c]) for c, i in known.items() if c in others}
+            if both:
+                new._intervals[terms] = both
+        return new
+
+    # --- conditions
+
+    def where(self, condition: Value, holds: bool = True) -> Facts:
+        """What is known where a condition holds, or does not."""
+        new = self.copy()
+        new.is_reached = new._assume(condition, holds) and new.is_reached
+        return new
+
+    def _assume(self, condition: Value, holds: bool) -> bool:
+        """Take on a condition; returns whether ``exact`` tells all of it."""
+        match condition:
+            case Read(local=local, index=()) if local in self.expressions.conditions:
+                return self._assume(self.expressions.conditions[local], holds)
+            case Const(value=value):
+                return bool(value) == holds
+            case Op(name="logical_not", args=(a,)):
+                return self._assume(a, not holds)
+            case Op(name="cast", args=(a,)) if a.dtype == U1:
+                return self._assume(a, holds)
+            case Op(name="ne" | "eq" as name, args=(a, Const(value=0))) if _is_truth(a):
+                return self._assume(a, (name == "ne") == holds)
+            case Op(name=name, args=(a, b)) if name in _JOINED and _is_truth(a) and _is_truth(b):
+                if (name in _BOTH) != holds:
+                    return False
+                parts = [self._assume(a, holds), self._assume(b, holds)]
+                return all(parts)
+            case Op(name=name, args=(a, b)) if name in COMPARISONS:
+                name = name if holds else _NEGATED[name]
+                low, high = (b, a) if name in _SWAPPED else (a, b)
+                sides = self.expressions.linear(low), self.expressions.linear(high)
+                if sides[0] is not None and sides[1] is not None:
+                    return self._compare(_SWAPPED.get(name, name), sides[0], sides[1])
+        return False
+
+    def _compare(self, name: str, low: Affine, high: Affine) -> bool:
+        if name == "ne":
+            self._trim(low, self.of(high))
+            self._trim(high, self.of(low))
+        else:
+            self.relate(low, high, 1 if name == "lt" else 0)
+            if name == "eq":
+                self.relate(high, low)
+        return self._narrow_exact(name, high + low * -1 + Affine((), -1 if name == "lt" else 0))
+
+    def _trim(self, form: Affine, other: Interval) -> None:
+        """A sum is another number than the only one of an interval."""
+        low, high = self.of(form)
+        if other[0] == other[1] and other[0] in (low, high):
+            self.note(form, (low + (other[0] == low), high - (other[0] == high)))
+
+    def _narrow_exact(self, name: str, form: Affine) -> bool:
+        """A sum is at least 0 (0 for ``eq``, another number for ``ne``): which numbers does its only variable take?"""
+        if len(form.terms) != 1 or abs(form.terms[0][1]) != 1 or form.terms[0][0] not in self.exact:
+            return form.is_constant and name not in ("eq", "ne") and form.constant >= 0
+        ((atom, sign),) = form.terms
+        low, high = self.exact[atom]
+        end = -sign * form.constant
+        if name == "eq":
+            low, high = max(low, end), min(high, end)
+        elif name == "ne":
+            if low < end < high:
+                return False
+            low, high = low + (end == low), high - (end == high)
+        else:
+            low, high = (max(low, end), high) if sign > 0 else (low, min(high, end))
+        self.exact[atom] = low, high
+        return low <= high
+
+
+def _is_truth(value: Value) -> bool:
+    """Whether a value is true or false, also as 1 or 0."""
+    return value.dtype == U1 or (isinstance(value, Op) and value.name == "cast" and value.args[0].dtype == U1)
+
+
+def _has(terms: Iterable[tuple[Atom, int]], local: Local) -> bool:
+    return any((atom[0] if isinstance(atom, tuple) else atom) is local for atom, _ in terms)
+
+
+# --- operations without normal form
+
+
+def _of_operation(facts: Facts, value: Value) -> Interval:
+    """Between which numbers the result of an operation lies."""
+    whole = range_of(value.dtype)
+    if not isinstance(value, Op):
+        return whole
+    if value.name in ("select", "ifte"):
+        condition, then, orelse = value.args
+        if len(facts.expressions.pending) > 1:  # within another operation: not looked at so closely
+            return hull(facts.interval(then), facts.interval(orelse))
+        return hull(facts.where(condition).interval(then), facts.where(condition, holds=False).interval(orelse))
+    if value.name == "cast" and value.dtype == U1:
+        return 0, 1
+    if any(a.dtype.is_real for a in value.args):
+        return whole
+    found = _of_intervals(value.name, [facts.interval(a) for a in value.args])
+    return found if found is not None and _fits(found, value.dtype) else whole
+
+
+def _of_intervals(name: str, args: list[Interval]) -> Interval | None:
+    (low, high), (first, last) = args[0], args[-1]
+    match name:
+        case "cast":
+            return low, high
+        case "min":
+            return min(a[0] for a in args), min(a[1] for a in args)
+        case "max":
+            return max(a[0] for a in args), max(a[1] for a in args)
+        case "abs":
+            return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+        case "mul":
+            products = [a * b for a in args[0] for b in args[1]]
+            return min(products), max(products)
+        case "mod" if first > 0:
+            return (low, high) if 0 <= low and high < first else (0, last - 1)
+        case "raw_mod" if first > 0:
+            return (1 - last if low < 0 else 0), (min(high, last - 1) if high > 0 else 0)
+        case "floordiv" if first > 0:
+            quotients = [a // b for a in args[0] for b in args[1]]
+            return min(quotients), max(quotients)
+        case "raw_div" if first > 0 and low >= 0:
+            return low // last, high // first
+        case "bit_and" if low >= 0 or first >= 0:
+            return 0, min(end for start, end in args if start >= 0)
+        case "bit_or" | "bit_xor" if low >= 0 and first >= 0:
+            return 0, 2 ** max(high, last).bit_length() - 1
+        case "shift_right" | "bit_sar" | "bit_shr" if first >= 0 and last < 64 and (low >= 0 or name != "bit_shr"):
+            return min(low >> first, low >> last), max(high >> first, high >> last)
+        case "shift_left" | "bit_shl" if first == last and 0 <= first < 32 and low >= 0:
+            return low << first, high << first
+    return None

@@ -1,0 +1,85 @@
+"""Entries whose indices are not known to lie within: outside there is no tangent, to be read or to be stored.
+
+What a kernel reads there itself is what Taichi finds in memory; tangents are in memory of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from taichi_ext.differentiate.build import cast, literal, operation, select
+from taichi_ext.differentiate.forms import Form, Guarded, is_row, times
+from taichi_ext.differentiate.naming import Block
+from taichi_ext.program import I32, U1, U32, Check, Const, If, Load, Op, Read, Type, Value
+
+if TYPE_CHECKING:
+    from taichi_ext.differentiate.forward import Forward
+
+INSIDE = "inside"  # the name of locals that say whether the indices of an entry lie within
+Condition = Value | bool  # a bool where it is known
+
+
+def is_inside(f: Forward, entry: Load | Read) -> Condition:
+    """Whether the indices of an entry lie within, in a local that does not change."""
+    if not entry.checks:
+        return True
+    indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
+    numbers = [i.value if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
+    values = [number for number in numbers if isinstance(number, Value)]
+    if len(values) < len(numbers):
+        f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
+        return False  # a constant has a check only where it is outside
+    name = tuple((f.naming.normal(n), check.first, check.end) for n, check in zip(values, entry.checks, strict=True))
+    known = f.linearizer.conditions.get(name)
+    if known is None:
+        parts = (
+            _lies_within(f.naming.value_of(form), check) for (form, *_), check in zip(name, entry.checks, strict=True)
+        )
+        condition = functools.reduce(_both, parts)
+        known = f.linearizer.conditions[name] = f.builder.keep(condition, INSIDE)
+    return known
+
+
+def _both(a: Value, b: Value) -> Value:
+    """Whether two conditions hold; Taichi would branch for ``and``."""
+    return Op("bit_and", (a, b), U1)
+
+
+def _lies_within(index: Value, check: Check) -> Value:
+    if check.end is None:
+        return operation("ge", index, check.first or 0)
+    if check.first is None:
+        return operation("lt", index, check.end)
+    start = index if not check.first else operation("sub", index, check.first)
+    return operation("lt", cast(start, U32), literal(check.end - check.first, U32))  # less than 0: larger than all
+
+
+def clamped(condition: Condition, index: Value) -> Value:
+    """An index that lies within in any case."""
+    return index if isinstance(condition, bool) else select(condition, index, literal(0, I32))
+
+
+def where(condition: Condition, form: Form, dtype: Type) -> Form:
+    """A form where a condition holds; nothing elsewhere, whatever its rows hold."""
+    if isinstance(condition, bool):
+        return form if condition else {}
+    weight = select(condition, literal(1, dtype), literal(0, dtype))
+    guard = Guarded(weight, is_chosen=True, may_be_infinite=False)
+    return {leaf: times(guard if is_row(leaf) else weight, c) for leaf, c in form.items()}
+
+
+@contextlib.contextmanager
+def only_inside(f: Forward, entry: Load | Read) -> Iterator[bool]:
+    """What is emitted in the meantime runs where the indices of an entry lie within; False where they never do."""
+    condition = is_inside(f, entry)
+    if isinstance(condition, bool):
+        yield condition
+        return
+    outer, f.block = f.block, Block(f.block, is_guard=True)
+    with f.builder.collecting() as body:
+        yield True
+    f.block = outer
+    f.builder.emit(If(condition, tuple(body), place=f.builder.place))

@@ -1,0 +1,539 @@
+"""Indices that may leave: outside there is no derivative, nothing is stored, and the analysis knows what lies within.
+
+Fields stand between others in one tree, so that what plain kernels read outside is memory that is there.
+"""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import integers, outputs, read, scalars, write
+from numpy.testing import assert_allclose
+
+from taichi_ext import DerivativeWarning, Jacobian, check_jacobian, jacobian, jvp, vjp
+
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning"),
+    pytest.mark.cpu_only("a GPU may end where a plain kernel reads outside"),
+]
+PAD = 64
+GUARD = "no tangents there"  # what explain says of a guarded index
+
+
+def between(values, *, offset=None, fill=np.nan):
+    """A field of float64 that holds the values, between two others of the same tree that hold NaN."""
+    values = np.asarray(values, np.float64)
+    axes = (ti.i, ti.ij, ti.ijk)[values.ndim - 1]
+    first, field, last = (ti.field(ti.f64) for _ in range(3))
+    builder = ti.FieldsBuilder()
+    builder.dense(ti.i, PAD).place(first)
+    builder.dense(axes, values.shape).place(field, offset=offset)
+    builder.dense(ti.i, PAD).place(last)
+    builder.finalize()
+    first.fill(fill)
+    last.fill(fill)
+    field.from_numpy(values)
+    return field
+
+
+def dense(J):
+    return J.toarray() if hasattr(J, "toarray") else np.asarray(J)
+
+
+OPTIONS = (
+    {},
+    {"format": "csr"},
+    {"chunk_size": 1},
+    {"chunk_size": 3},
+    {"tangents": "dense"},
+    {"tangents": "sparse"},
+)
+
+
+def of_stencil(x, offsets, *, is_guarded):
+    """The Jacobian of sum((k + 1) * x[i + offset]**2) where what is outside is a constant."""
+    J = np.zeros((*x.shape, *x.shape))
+    for at in np.ndindex(x.shape):
+        there = [tuple(np.add(at, o)) for o in offsets]
+        are_inside = [all(0 <= i < n for i, n in zip(t, x.shape, strict=True)) for t in there]
+        for k, (t, is_inside) in enumerate(zip(there, are_inside, strict=True)):
+            if is_inside and (all(are_inside) or not is_guarded):
+                J[(*at, *t)] += 2 * (k + 1) * x[t]
+    return J
+
+
+def stencil_of_rank(rank, x, y, offsets, lows, highs, first=0):
+    """A kernel that reads the neighbours of all entries, or, with lows, of those whose neighbours are inside."""
+    is_free = not lows
+    if rank == 1:
+
+        @ti.kernel
+        def k():
+            for i in x:
+                if ti.static(is_free):
+                    for n in ti.static(range(len(offsets))):
+                        y[i] += (n + 1) * x[i + offsets[n][0]] ** 2
+                else:
+                    if lows[0] + first <= i < highs[0] + first:
+                        for n in ti.static(range(len(offsets))):
+                            y[i] += (n + 1) * x[i + offsets[n][0]] ** 2
+
+        return k
+    if rank == 2:
+
+        @ti.kernel
+        def k():
+            for i, j in x:
+                if ti.static(is_free):
+                    for n in ti.static(range(len(offsets))):
+                        y[i, j] += (n + 1) * x[i + offsets[n][0], j + offsets[n][1]] ** 2
+                else:
+                    if lows[0] + first <= i and i < highs[0] + first and lows[1] + first <= j < highs[1] + first:
+                        for n in ti.static(range(len(offsets))):
+                            y[i, j] += (n + 1) * x[i + offsets[n][0], j + offsets[n][1]] ** 2
+
+        return k
+
+    @ti.kernel
+    def k():
+        for I in ti.grouped(x):
+            if ti.static(is_free):
+                for n in ti.static(range(len(offsets))):
+                    y[I] += (n + 1) * x[I + ti.Vector(offsets[n])] ** 2
+            else:
+                if all(I >= ti.Vector(lows) + first) and all(I < ti.Vector(highs) + first):
+                    for n in ti.static(range(len(offsets))):
+                        y[I] += (n + 1) * x[I + ti.Vector(offsets[n])] ** 2
+
+    return k
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_guarded", [False, True])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_random_stencils(rank, is_guarded, seed):
+    """Entries outside are constants, in every format and block of columns; guarded ones need no checks."""
+    rng = np.random.default_rng([seed, rank, is_guarded])
+    shape = tuple(int(n) for n in rng.integers(2, (8, 5, 4)[rank - 1], rank))
+    values = rng.uniform(0.5, 2, shape)
+    offsets = [list(map(int, rng.integers(-2, 3, rank))) for _ in range(rng.integers(1, 4))]
+    first = int(rng.integers(-3, 4)) if seed % 2 else 0
+    place = (first,) * rank if first else None
+    lows = [int(max(0, *(-o[n] for o in offsets))) for n in range(rank)] if is_guarded else None
+    highs = [int(min(shape[n], *(shape[n] - o[n] for o in offsets))) for n in range(rank)] if is_guarded else None
+    x, y = between(values, offset=place), between(np.zeros(shape), offset=place)
+    k = stencil_of_rank(rank, x, y, offsets, lows, highs, first)
+    wanted = of_stencil(values, offsets, is_guarded=is_guarded)
+    for options in (OPTIONS[seed % len(OPTIONS)], OPTIONS[(seed + 3) % len(OPTIONS)]):
+        y.fill(0)
+        plan = Jacobian(k, x, y, **options)
+        J = dense(plan())
+        assert_allclose(J.reshape(wanted.shape), wanted, rtol=1e-12)
+        assert not (is_guarded and GUARD in plan.explain())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_through_an_intermediate_field(options):
+    """Rows of tangents: those outside are read from nowhere, and what is there has no effect."""
+    rng = np.random.default_rng(3)
+    values = rng.uniform(1, 2, 7)
+    x, z, y = between(values), between(np.zeros(7)), between(np.zeros(7))
+
+    @ti.kernel
+    def k():
+        for i in x:
+            z[i] = x[i] * x[(i + 1) % 7]
+        for i in x:
+            y[i] = z[i - 1] ** 2 + 3 * z[i] + ti.sin(z[i + 2])
+
+    product = values * np.roll(values, -1)
+    dz = np.diag(np.roll(values, -1)) + np.roll(np.diag(values), 1, axis=1)
+    wanted = 3 * dz
+    wanted[1:] += 2 * product[:-1, None] * dz[:-1]
+    wanted[:-2] += np.cos(product[2:, None]) * dz[2:]
+    assert_allclose(dense(jacobian(k, x, y, **options)), wanted, rtol=1e-12)
+
+
+def test_a_row_inside_that_is_not_finite():
+    """An index outside takes the place of entry 0 in memory, not its tangent."""
+    x, z, y = between([0.0, 1.0]), between([0.0, 0.0]), between([0.0, 0.0])
+
+    @ti.kernel
+    def k():
+        for i in x:
+            z[i] = ti.sqrt(x[i])
+        for i in range(2):
+            y[i] = z[i - 1] * 2 + z[i]
+
+    J = jacobian(k, x, y)
+    assert np.isinf(J[0, 0])
+    assert J[0, 1] == 0
+    assert np.isinf(J[1, 0])
+    assert_allclose(J[1, 1], 0.5)
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4:2] + OPTIONS[1:2], ids=str)
+@pytest.mark.parametrize("kind", ["store", "add", "sub", "mul", "atomic_max", "atomic_add"])
+def test_stores_outside(kind, options):
+    """No tangent is stored, neither outside nor to another entry of the shape (2, 3)."""
+    values = np.arange(1.0, 7.0).reshape(2, 3)
+    x, y = between(values), between(np.ones((2, 3)), fill=0.0)
+
+    @ti.kernel
+    def k():
+        ti.loop_config(serialize=True)
+        for i, j in ti.ndrange(2, 3):
+            if ti.static(kind == "store"):
+                y[i, j + 1] = x[i, j] ** 2
+            elif ti.static(kind == "add"):
+                y[i, j + 1] += x[i, j] ** 2
+            elif ti.static(kind == "sub"):
+                y[i, j + 1] -= x[i, j] ** 2
+            elif ti.static(kind == "mul"):
+                y[i, j + 1] *= x[i, j] ** 2
+            elif ti.static(kind == "atomic_max"):
+                ti.atomic_max(y[i, j + 1], x[i, j] ** 2)
+            else:
+                old = ti.atomic_add(y[i, j + 1], x[i, j] ** 2)
+                y[i, j + 1] += 0 * old
+
+    wanted = np.zeros((2, 3, 2, 3))
+    for i, j in itertools.product(range(2), range(2)):
+        wanted[i, j + 1, i, j] = 2 * values[i, j] * (-1 if kind == "sub" else 1)
+    if kind == "atomic_max":
+        wanted[0, 1, 0, 0] = 0.0  # a tie of 1 and 1: what was there before wins
+    memory = np.full(48, 7.0)
+    out = memory[6:42].reshape(2, 3, 2, 3)
+    if "format" not in options:
+        options = {**options, "out": out}
+    J = dense(jacobian(k, x, y, **options)).reshape(wanted.shape)
+    assert_allclose(J, wanted)
+    assert_allclose(memory[:6], 7)
+    assert_allclose(memory[42:], 7)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_indices_that_are_read_or_computed(options):
+    """Of columns, of rows, and of both."""
+    values, where = np.arange(1.0, 6.0), [-1, 7, 2, 0, 4]
+    x, y, q = between(values), between(np.zeros(5), fill=0.0), integers(where)
+
+    @ti.kernel
+    def k():
+        for i in q:
+            y[q[i]] += x[i] ** 2
+            y[i] += x[q[i]] ** 3 + x[ti.cast(x[i] * 3 - 4, ti.i32)]
+
+    wanted = np.zeros((5, 5))
+    for i, n in enumerate(where):
+        if 0 <= n < 5:
+            wanted[n, i] += 2 * values[i]
+            wanted[i, n] += 3 * values[n] ** 2
+        n = int(values[i] * 3 - 4)
+        if 0 <= n < 5:
+            wanted[i, n] += 1
+    y.fill(0)
+    assert_allclose(dense(jacobian(k, x, y, **options)), wanted)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 2}, {"tangents": "dense"}], ids=str)
+def test_arrays(options):
+    """Part of a larger array: what is next to it is there, too."""
+    memory = np.full(24, np.nan)
+    a = memory[8:16]
+    a[:] = np.arange(1.0, 9.0)
+    b = np.full(24, 0.0)[8:16]
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(), b: ti.types.ndarray()):
+        for i in range(a.shape[0]):
+            b[i] = a[i - 1] ** 2 + a[i + 1]
+
+    wanted = np.zeros((8, 8))
+    for i in range(8):
+        if i > 0:
+            wanted[i, i - 1] = 2 * a[i - 1]
+        if i < 7:
+            wanted[i, i + 1] = 1
+    assert_allclose(jacobian(k, a, b, args=(a, b), **options), wanted)
+
+
+def test_entries_of_vectors():
+    """A component that is known at run time alone, of a local and of a field."""
+    V = ti.Vector.field(3, ti.f64, 4)
+    values = np.random.default_rng(0).random((4, 3))
+    V.from_numpy(values)
+    q, y = integers([-1, 0, 2, 3]), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            v = V[i] * 2
+            s = 0.0
+            if 0 <= q[i] and q[i] < 3:
+                s = v[q[i]]
+            u = ti.Vector([V[i][0], V[i][1] * 3, V[i][2]])
+            u[ti.max(0, ti.min(q[i], 2))] = V[i][1]
+            y[i] = s + u[q[i] % 3] ** 2 + V[i][q[i]]
+
+    wanted = np.zeros((4, 4, 3))
+    for i, n in enumerate([-1, 0, 2, 3]):
+        if 0 <= n < 3:
+            wanted[i, i, n] += 2 + 1
+        u, du = values[i] * [1, 3, 1], np.diag([1.0, 3.0, 1.0])
+        at = max(0, min(n, 2))
+        u[at], du[at] = values[i, 1], [0, 1, 0]
+        wanted[i, i] += 2 * u[n % 3] * du[n % 3]
+    assert_allclose(jacobian(k, V, y), wanted)
+
+
+def test_products():
+    """The same with tangents that are given."""
+    x, z, y = between([1.0, 2.0, 3.0]), between(np.zeros(3)), between(np.zeros(3))
+
+    @ti.kernel
+    def k():
+        for i in x:
+            z[i] = x[i] ** 2
+        for i in x:
+            y[i] = z[i - 1] + 2 * x[i + 1]
+
+    plan = Jacobian(k, x, y)
+    J = np.array([[0, 2, 0], [2, 0, 2], [0, 4, 0]], float)
+    assert_allclose(plan(), J)
+    assert_allclose(jvp(k, x, np.array([1.0, 2, 3]), y), J @ [1, 2, 3])
+    assert_allclose(vjp(k, x, y, np.array([1.0, 2, 3])), J.T @ [1, 2, 3])
+
+
+# --- what is known to lie within
+
+
+def inside(x, y, q, b):
+    """Kernels that stay inside, by one way of saying so each."""
+    n = x.shape[0]
+
+    @ti.kernel
+    def in_a_branch():
+        for i in x:
+            if i > 0:
+                y[i] = x[i - 1]
+
+    @ti.kernel
+    def in_the_other_branch():
+        for i in x:
+            if i == 0 or i >= n - 1:
+                y[i] = x[i]
+            else:
+                y[i] = x[i - 1] + x[i + 1]
+
+    @ti.kernel
+    def after_a_jump():
+        for i in range(n):
+            if i == n - 1:
+                continue
+            y[i] = x[i + 1]
+
+    @ti.kernel
+    def in_a_conditional_expression():
+        for i in x:
+            y[i] = x[i - 1] if i >= 1 else x[i] * 2
+
+    @ti.kernel
+    def clamped():
+        for i in x:
+            y[i] = x[ti.max(i - 1, 0)] + x[ti.min(i + 1, n - 1)] + x[ti.math.clamp(i - 2, 0, n - 1)]
+
+    @ti.kernel
+    def wrapped():
+        for i in x:
+            before = i - 1
+            if before < 0:
+                before += n
+            y[i] = x[before] + x[(i + 3) % n] + x[(i - 1 + n) % n]
+
+    @ti.kernel
+    def by_a_named_condition():
+        for i in x:
+            is_inner = 0 < i and i < n - 1
+            if is_inner:
+                y[i] = x[i - 1] + x[i + 1]
+
+    @ti.kernel
+    def in_inner_loops():
+        for i in x:
+            for j in range(i):
+                y[i] += x[j] * x[i - 1 - j]
+            for j in range(ti.max(0, i - 1), ti.min(n, i + 2)):
+                y[i] += x[j]
+            for d in ti.static(range(-1, 2)):
+                if 0 <= i + d < n:
+                    y[i] += x[i + d]
+
+    @ti.kernel
+    def by_counters():
+        for i in x:
+            k = 0
+            while k < n:
+                y[i] += x[k]
+                k += 1
+            m = i
+            while m >= 0:
+                y[i] += x[m]
+                m -= 1
+
+    @ti.kernel
+    def by_conditions_of_what_is_read():
+        for i in q:
+            if 0 <= q[i] < n:
+                y[q[i]] += x[q[i]]
+            if not (q[i] < 0 or q[i] >= n):
+                y[i] += x[q[i]]
+
+    @ti.kernel
+    def by_types_and_bits():
+        for i in q:
+            y[q[i] & 3] += x[ti.abs(q[i]) % n] + x[ti.cast(b[i], ti.i32) // 64]
+
+    @ti.kernel
+    def selected():
+        for i in x:
+            y[i] = x[ti.select(i > 0, i - 1, n - 1)]
+
+    return [v for name, v in locals().items() if name not in ("x", "y", "q", "b", "n")]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_what_lies_within_costs_nothing(number):
+    """No guard is needed, and J is that of differences."""
+    x, y, q = scalars([0.3, 1.2, 2.1, 0.7, 1.5]), outputs(5), integers([0, 3, -2, 7, 4])
+    b = ti.field(ti.u8, 5)
+    b.from_numpy(np.array([0, 70, 255, 128, 3], np.uint8))
+    k = inside(x, y, q, b)[number]
+    plan = Jacobian(k, x, y)
+    J = plan()
+    assert GUARD not in plan.explain()
+    assert "inside" not in plan.source
+    assert check_jacobian(k, x, y).outside == ()
+    y.fill(0)
+    centre, step = read(x), 1e-6
+    for n in range(5):
+        ends = []
+        for sign in (1, -1):
+            write(x, centre + sign * step * np.eye(5)[n])
+            y.fill(0)
+            k()
+            ends.append(read(y))
+        assert_allclose(J[:, n], (ends[0] - ends[1]) / (2 * step), atol=1e-7)
+    write(x, centre)
+
+
+def test_what_only_looks_as_if_it_lay_within():
+    """Conditions that are off by one, or of something that has changed since."""
+    values = np.arange(1.0, 6.0)
+    x, y, q = between(values), between(np.zeros(5)), integers([-3, 0, 2, 4, 5])
+
+    @ti.kernel
+    def k():
+        for i in q:
+            s = 0.0
+            if q[i] >= 0 and q[i] <= 5:
+                s += x[q[i]]
+            k = i
+            if k > 0:
+                k -= 2
+                s += x[k] * 10
+            if i > 0 or q[i] < 100:
+                s += x[i - 1] * 100
+            m = (i - 1) + ti.select(i == 0, 0, 1)
+            s += x[m] * 1000
+            c = ti.raw_mod(i - 2, 5)
+            s += x[c] * 10000
+            y[i] = s
+
+    wanted = np.zeros((5, 5))
+    for i, n in enumerate([-3, 0, 2, 4, 5]):
+        places = [(n, 1), (i - 2 if i > 0 else 9, 10), (i - 1, 100), (i - (i == 0), 1000), (i - 2, 10000)]
+        for at, weight in places:
+            if 0 <= at < 5:
+                wanted[i, at] += weight
+    for options in OPTIONS:
+        assert_allclose(dense(jacobian(k, x, y, **options)), wanted)
+
+
+# --- what is told
+
+
+def warned(call):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    return [str(w.message) for w in found if issubclass(w.category, DerivativeWarning) and "outside" in str(w.message)]
+
+
+def test_an_index_that_leaves_is_warned_of_once():
+    x, y = between(np.arange(1.0, 5.0)), between(np.zeros(4))
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = x[i] - x[i - 1]
+
+    plan = Jacobian(k, x, y)
+    (message,) = warned(lambda: plan())
+    assert "y[i] = x[i] - x[i - 1]" in message
+    assert "Index -1 is outside of x, which has 0 to 3" in message
+    assert f"line {k._primal.func.__code__.co_firstlineno + 3}" in message
+    assert warned(plan) == []
+
+
+def test_which_indices_are_known_to_leave():
+    x, y, q = between(np.ones((4, 3))), between(np.zeros((4, 3)), fill=0.0), integers([0, 1, 2, 3])
+
+    @ti.kernel
+    def k():
+        for i in range(2, 4):
+            y[i, 0] = x[i + 1, 0]  # 4
+        for i, j in y:
+            if i < 3:
+                y[i, j] += x[i, j + 1]  # 3 on axis 1
+        for i in range(4):
+            if i != 0:
+                y[i - 1, 0] += x[i - 1, 0]
+                if q[i] > 0:
+                    y[i - 1, 0] += x[i - 2, 0]  # not known to be reached
+            y[i, 0] += x[q[i], 0]  # not known
+            y[i, 1] += ti.select(i > 0, x[i - 1, 0], 0.0)  # read, and not used
+        y[0, 0] += x[0, 3]  # 3 on axis 1
+        y[1, 4] += x[0, 0]  # 4 on axis 1, of y
+
+    found = warned(lambda: jacobian(k, x, y))
+    told = [message.rsplit("Index ", 1)[1].split(",")[0] for message in found]
+    assert told == [
+        "4 on axis 0 is outside of x",
+        "3 on axis 1 is outside of x",
+        "3 on axis 1 is outside of x",
+        "4 on axis 1 is outside of y",
+    ]
+
+
+def test_the_check_names_the_lines():
+    """By the indices as they are, also where nothing is known of them before."""
+    x, y, q = between(np.arange(1.0, 5.0), fill=0.0), between(np.zeros(4), fill=0.0), integers([0, 5, -1, 2])
+
+    @ti.kernel
+    def k():
+        for i in q:
+            y[i] = x[i] * 2
+            y[i] += x[q[i]] ** 2
+
+    report = check_jacobian(k, x, y)
+    assert report
+    (text,) = report.outside
+    assert "(2 times)" in text
+    assert "y[i] += x[q[i]] ** 2" in text
+    assert text in str(report)
+    q.from_numpy(np.array([0, 1, 3, 2], np.int32))
+    assert check_jacobian(k, x, y).outside == ()
