@@ -33,12 +33,13 @@ class Limits:
     """How many coefficients a stored tangent may have before it becomes a row of all columns; where rows are."""
 
     registers: int = 24
+    next_to_row: int = 8  # registers: what has a row as well is a loop over all columns, and a line for each register
     slots: int = 8
     local_array: int = MAX_LOCAL_ARRAY  # of longer ones, rows are in scratch memory
 
 
-SPARSE = Limits(registers=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
-STRATEGIES = {"auto": Limits(), "sparse": Limits(registers=1 << 30, slots=64), "dense": Limits(0, 0)}
+SPARSE = Limits(registers=256, next_to_row=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
+STRATEGIES = {"auto": Limits(), "sparse": Limits(1 << 30, 1 << 30, slots=64), "dense": Limits(0, 0, 0)}
 
 
 @dataclass
@@ -73,7 +74,7 @@ class StorageFacts:
 
     def is_full(self, limits: Limits) -> bool:
         """Whether there are more seeds than registers; those that are no columns have registers in any case."""
-        return sum(s.is_column for s in self.seeds) > limits.registers
+        return sum(s.is_column for s in self.seeds) > (limits.next_to_row if self.has_row else limits.registers)
 
 
 class Storage:

@@ -154,9 +154,9 @@ class Lines:
     def declare_filled(self, s: Declare, text: str) -> None:
         """A local array, filled by a loop.
 
-        Of an array with a first value, Taichi makes a store for each number, and its passes take more than in proportion
-        to their number. A name for ``None`` is memory without a first value, which takes its type from an assignment,
-        also from one that never runs. Only within other statements: a loop of the kernel itself would be parallel.
+        Taichi makes a store for each number of an array's first value, and its passes take more than in proportion to
+        their number. A name for ``None`` is memory without a first value. It takes its type from an assignment, also
+        from one that never runs. Only within other statements: a loop of the kernel itself would be parallel.
         """
         name = self.names.declare(s.local)
         self.line(f"({name} := None)", s.place)
