@@ -1565,3 +1565,31 @@ def test_an_argument_pack_has_members_by_name_and_makes_others():
 
     with pytest.raises(ti.TaichiSyntaxError, match='Kernel argument "a" is immutable'):
         assigns(pack)
+
+
+@pytest.mark.parametrize("settings", [{}, {"force_scalarize_matrix": True}], ids=["", "force_scalarize_matrix"])
+@pytest.mark.parametrize("dtype", [ti.f32, ti.f64, ti.i32], ids=str)
+def test_a_name_for_none_is_memory_of_the_type_of_an_assignment_that_never_runs(settings, dtype):
+    """``emit.statements.Lines.declare_filled``; the assignment itself leaves nothing behind."""
+    initialise(cfg_optimization=False, **settings)
+
+    @ti.kernel
+    def k(a: ti.types.ndarray(dtype, 2)):
+        for i in range(a.shape[0]):
+            for repeat in range(3):
+                (d := None)
+                if False:
+                    d = ti.Vector([7] * 40, dtype)
+                for c in range(40):
+                    d[c] = 0
+                for c in range(i, 40):
+                    d[c] += a[i, c] + repeat
+                for c in range(40):
+                    a[i, c] = d[c]
+
+    start = np.arange(200).reshape(5, 40).astype(np.dtype(str(dtype).replace("f", "float").replace("i", "int")))
+    given = ti.ndarray(dtype, start.shape)
+    given.from_numpy(start)
+    k(given)
+    rows, columns = np.indices(start.shape)
+    assert_array_equal(given.to_numpy(), np.where(columns < rows, 0, start + 3))

@@ -248,7 +248,8 @@ class LocalTangents:
         if decision.container is not None:
             return PlacedRow(self.forward, self.forward.tangents[decision.container], is_filled=is_filled)
         size = storage.size * self.forward.columns
-        if size <= self.forward.seeds.limits.local_array:
+        is_shared = storage.block.is_kernel and size > MOST_IN_ROWS  # by the loops of the kernel: memory in any case
+        if size <= self.forward.seeds.limits.local_array and not is_shared:
             return LocalRow(self.builder, f"d_{storage.local.name}", size, storage.dtype)
         return ScratchRow(self.forward, size, storage.dtype, is_filled=is_filled)
 

@@ -49,12 +49,13 @@ class Limits:
     """How many coefficients a stored tangent may have before it becomes a row of all columns; where rows are."""
 
     registers: int = 24
+    next_to_row: int = 8  # registers: what has a row as well is a loop over all columns, and a line for each register
     slots: int = 8
     local_array: int = MAX_LOCAL_ARRAY  # of longer ones, rows are in scratch memory
 
 
-SPARSE = Limits(registers=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
-STRATEGIES = {"auto": Limits(), "sparse": Limits(registers=1 << 30, slots=64), "dense": Limits(0, 0)}
+SPARSE = Limits(registers=256, next_to_row=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
+STRATEGIES = {"auto": Limits(), "sparse": Limits(1 << 30, 1 << 30, slots=64), "dense": Limits(0, 0, 0)}
 
 
 @dataclass
@@ -90,7 +91,7 @@ class StorageFacts:
 
     def is_full(self, limits: Limits) -> bool:
         """Whether there are more seeds than registers."""
-        return len(self.seeds) > limits.registers
+        return len(self.seeds) > (limits.next_to_row if self.has_row else limits.registers)
 
 
 class Storage:

@@ -45,6 +45,8 @@ _ITERABLES = {
     "grouped ndrange": "ti.grouped(ti.ndrange({}))",
 }
 _LAZY = ("ifte", "logical_and", "logical_or")  # whose operands after the first may not be evaluated
+_KERNEL = 2  # the depth of statements of the kernel itself
+MOST_STORED = 16  # numbers of a local array that Taichi may store one by one
 
 
 class Lines:
@@ -145,11 +147,31 @@ class Lines:
         local, expressions = s.local, self.expressions
         if local.shape:
             text = expressions.tensor(s.values, local.shape, local.dtype)
+            if self.depth > _KERNEL and len(local.shape) == 1 and len(s.values) > MOST_STORED and _is_one(s.values):
+                self.declare_filled(s, text)
+                return
         else:
             text = expressions.text(s.values[0])
         self.line(f"{self.names.declare(local)} = {text}", s.place)
         if is_draw(s) and local not in self.read:
             self.line(f"{self.names.of(local)} = 0")  # Taichi drops a draw whose number is neither read nor replaced
+
+    def declare_filled(self, s: Declare, text: str) -> None:
+        """A local array, filled by a loop.
+
+        Taichi makes a store for each number of an array's first value, and its passes take more than in proportion to
+        their number. A name for ``None`` is memory without a first value. It takes its type from an assignment, also
+        from one that never runs. Only within other statements: a loop of the kernel itself would be parallel.
+        """
+        name = self.names.declare(s.local)
+        self.line(f"({name} := None)", s.place)
+        self.line("if False:")
+        self.line(f"    {name} = {text}")
+        self.names.open()
+        k = self.names.fresh("k")
+        self.line(f"for {k} in range({len(s.values)}):")
+        self.line(f"    {name}[{k}] = {self.expressions.text(s.values[0])}")
+        self.names.close()
 
     def branch(self, s: If, word: str) -> None:
         self.line(f"{word} {self.expressions.text(s.condition)}:", s.place)
@@ -218,6 +240,11 @@ class Lines:
         groups = s.values if isinstance(s.values, tuple) else (s.values,)
         for local, value in zip(s.results, (e for g in groups for e in entries(g)), strict=True):
             self.line(f"{self.names.declare(local)} = {self.expressions.text(value)}", s.place)
+
+
+def _is_one(values: tuple[Value, ...]) -> bool:
+    """Whether all are the same constant."""
+    return isinstance(values[0], Const) and len(set(values)) == 1
 
 
 def _is_worth_a_name(node: Value) -> bool:

@@ -13,6 +13,7 @@ from taichi_ext.program import (
     Body,
     Const,
     Container,
+    For,
     Load,
     Statement,
     Update,
@@ -23,11 +24,25 @@ from taichi_ext.program import (
 )
 
 MOST_WRITTEN_OUT = 16  # columns; so many are written out soon enough, and run faster
+MOST_SERIAL = 4096  # columns; for each parallel loop Taichi compiles a function, and wakes the threads
 
 
 def with_counted_columns(body: Body) -> Body:
-    """The program with the loops over many columns that stand within other statements as ``while`` loops."""
-    return tuple(with_bodies(s, tuple(mapped(inner, _counted) for inner in bodies(s))) for s in body)
+    """The program with loops over many columns as ``while`` loops; of the kernel's own, those that are not long."""
+    return tuple(made for s in body for made in _of_kernel(s))
+
+
+def _of_kernel(s: Statement) -> Body:
+    if is_over_columns(s):
+        counted = _counted(s) if is_serial(s) else s
+        return counted if isinstance(counted, tuple) else (counted,)
+    return (with_bodies(s, tuple(mapped(inner, _counted) for inner in bodies(s))),)
+
+
+def is_serial(s: For) -> bool:
+    """Whether a loop of the kernel itself over columns is done sooner than it is given to threads."""
+    (count,) = s.domain
+    return isinstance(count, Const) and count.value <= MOST_SERIAL
 
 
 def _counted(s: Statement) -> Statement | Body:

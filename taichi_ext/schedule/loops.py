@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.arguments import shadow_argument
-from taichi_ext.differentiate.build import add, cast, literal, multiply, operation
+from taichi_ext.differentiate.build import add, cast, is_over_columns, literal, multiply, operation
 from taichi_ext.differentiate.report import LoopChoice, parallel_loops
 from taichi_ext.program import (
     I32,
@@ -33,7 +33,7 @@ from taichi_ext.program import (
     Statement,
     Value,
 )
-from taichi_ext.schedule.columns import with_counted_columns
+from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_joined_columns
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.pieces import Pieces, as_pairs, find_pieces, in_pieces, touched
@@ -93,7 +93,8 @@ def schedule(
 
 
 def _domain(s: For, machine: Machine) -> tuple[int, ...] | None:
-    return None if _is_left(s.body) else machine.domain(s)
+    is_kept = _is_left(s.body) or (is_over_columns(s) and is_serial(s))
+    return None if is_kept else machine.domain(s)
 
 
 def _paired(argument: Argument, pairs: dict[Container, Container]) -> Argument:

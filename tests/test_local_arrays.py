@@ -1,0 +1,223 @@
+"""Local arrays of many numbers: declared without a store for each number, filled where the iteration needs them."""
+
+import re
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, outputs, scalars, vectors
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import Jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+MANY = 40
+VALUES = np.random.default_rng(3).uniform(0.3, 1.2, MANY)
+
+
+def text_of(kernel, x, y):
+    """The emitted kernel without comments."""
+    plan = Jacobian(kernel, x, y)
+    plan()
+    return re.sub(r"  # .*", "", plan.source)
+
+
+def sums(n):
+    """Accumulators in a loop over n parameters, within a parallel loop."""
+    x, y = scalars(np.linspace(0.3, 1.2, n)), outputs(5)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            a, b = 0.0, 1.0
+            for j in range(n):
+                a += x[j] * x[(j + i) % n]
+                b += ti.sin(x[j] * i) * a
+            y[i] = a * b
+
+    return k, x, y
+
+
+@pytest.mark.cpu_only("a GPU has other loops over columns")
+def test_the_text_does_not_grow_with_the_columns():
+    short, long = (text_of(*sums(n)).replace(str(n), "N") for n in (70, 300))
+    assert short == long
+
+
+@pytest.mark.chosen_only("rows are chosen", "--tangents", "--chunk-size")
+def test_no_first_value_runs():
+    """The only vector of many numbers stands where it never runs: it says what type the memory has."""
+    lines = text_of(*sums(MANY)).splitlines()
+    vectors = [n for n, line in enumerate(lines) if "ti.Vector([0.0] * " in line]
+    assert vectors
+    for n in vectors:
+        assert lines[n - 1].strip() == "if False:"
+        assert lines[n - 2].strip() == f"({lines[n].split('=')[0].strip()} := None)"
+
+
+def test_each_iteration_starts_with_zeros():
+    """In serial loops, with jumps: memory of the iteration before must not be seen."""
+    x, y = scalars(VALUES), outputs(6)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            total = 0.0
+            for r in range(4):
+                if r == 2:
+                    continue
+                s = 0.0
+                n = 0
+                while n < MANY:
+                    if (n + i + r) % 5 == 0:
+                        s += x[n] ** 2
+                    if n > 10 + 6 * r and s > 1.0:
+                        break
+                    n += 1
+                total += s * x[(3 * r + i) % MANY]
+            y[i] = total
+
+    check_jacobian(k, x, [y])
+
+
+def test_in_branches_and_nested_loops():
+    x, y = scalars(VALUES), outputs(3, 4)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            result = x[i]
+            if (i + j) % 2 == 0:
+                s = 1.0
+                for n in range(MANY):
+                    t = 0.0
+                    for m in range(n % 3 + 1):
+                        t += x[(n + m) % MANY] * (m + 1)
+                    s += t * t
+                result = s
+            else:
+                p = 1.0
+                for n in range(i, MANY):
+                    p = p * 0.9 + x[n]
+                result += p
+            y[i, j] = result
+
+    check_jacobian(k, x, [y])
+
+
+def test_arrays_of_the_user():
+    """Of whole and real numbers, filled with something else than zeros, indexed at run time."""
+    x, y = scalars(VALUES), outputs(7)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            count = ti.Vector([0] * 20)
+            value = ti.Vector([0.5] * 20)
+            flag = ti.Vector([ti.u8(3)] * 20, ti.u8)
+            for n in range(MANY):
+                count[(n * i) % 20] += 1
+                value[(n * i) % 20] += x[n] * count[(n + i) % 20]
+            s = 0.0
+            for n in range(20):
+                s += value[n] ** 2 * flag[n]
+            y[i] = s
+
+    check_jacobian(k, x, [y])
+
+
+def test_entries_that_are_vectors():
+    """Kernels whose containers have vectors as entries are compiled with other settings."""
+    p, y = vectors(np.random.default_rng(1).standard_normal((14, 3))), vectors(np.zeros((4, 3)))
+
+    @ti.kernel
+    def k():
+        for i in y:
+            a = ti.Matrix.zero(ti.f64, 3, 3)
+            c = ti.Vector([0.0, 0.0, 0.0])
+            for j in range(14):
+                c += p[j] / 14
+            for j in range(14):
+                a += (p[j] - c).outer_product(p[(j + i) % 14])
+            y[i] = a @ c
+
+    check_jacobian(k, p, [y], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [12, MANY, 300])
+def test_sums_that_loops_of_the_kernel_share(n):
+    """Locals of the kernel itself: written in one parallel loop, used in the next, between them in single statements."""
+    x, y, z = scalars(np.linspace(0.3, 1.2, n)), outputs(5), outputs(2)
+
+    @ti.kernel
+    def k():
+        mean = 0.0
+        for j in x:
+            mean += x[j] / n
+        spread = 1.0 + mean * x[1]
+        for j in x:
+            spread += (x[j] - mean) ** 2
+        scale = ti.sqrt(spread)
+        for i in y:
+            y[i] = mean * i + scale * x[i]
+        if n > 20:
+            inner = 0.0
+            for j in range(n):
+                inner += x[j] * scale
+            z[1] = inner
+        z[0] = scale * mean
+
+    check_jacobian(k, x, [y, z], rtol=1e-5, atol=1e-6)
+
+
+def test_sums_of_repeated_launches():
+    """Scratch memory of the kernel itself is cleared in each launch, not once."""
+    x, y = scalars(VALUES), outputs(1)
+
+    @ti.kernel
+    def k():
+        s = 0.0
+        for j in x:
+            s += x[j] ** 2
+        y[0] = s * x[0]
+
+    plan = Jacobian(k, x, y)
+    first = np.array(plan())
+    assert_array_equal(plan(), first)
+    expected = 2 * VALUES * VALUES[0]
+    expected[0] += (VALUES**2).sum()
+    assert_allclose(first[0], expected, rtol=1e-12)
+
+
+def test_more_columns_than_are_run_serially():
+    n = 5000
+    x, y = scalars(np.linspace(0.3, 1.2, n)), outputs(1)
+
+    @ti.kernel
+    def k():
+        s = 0.0
+        for j in x:
+            s += x[j] ** 2
+        y[0] = s * s
+
+    values = np.linspace(0.3, 1.2, n)
+    assert_allclose(Jacobian(k, x, y)()[0], 4 * (values**2).sum() * values, rtol=1e-12)
+
+
+@pytest.mark.cpu_only("a GPU has no serial loops of the kernel itself")
+@pytest.mark.chosen_only("loops over columns are chosen", "--tangents", "--by-column", "--chunk-size")
+def test_columns_of_the_kernel_itself_are_no_parallel_loops():
+    x, y = scalars(VALUES), outputs(2)
+
+    @ti.kernel
+    def k():
+        s = x[0]
+        for j in range(MANY):
+            s += x[j] * x[(j + 1) % MANY]
+        y[0] = s * x[2]
+        y[1] = s + x[3]
+
+    own = [line for line in text_of(k, x, y).splitlines() if re.match(r" {8}(for|while) ", line)]
+    assert sum(line.startswith("        for ") for line in own) <= 2  # the user's, and its entries
+    assert any(line.startswith("        while ") for line in own)
