@@ -13,21 +13,25 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, Fused, Launch, Role
 from taichi_ext.record.variables import Variable
+from taichi_ext.runtime.active_numbers import ActiveNumbers
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.fused_kernels import find
-from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
 from taichi_ext.runtime.launch_checks import (
     STORED,
     refuse_arguments,
     refuse_other_fields,
     refuse_replaced_gradient,
+    warn_of_changes,
     warn_of_lost_tangents,
-    warn_of_new_arrays,
 )
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
+from taichi_ext.runtime.python_watch import PythonRun
 from taichi_ext.runtime.reachable import reachable_arrays
+from taichi_ext.runtime.run_record import RunRecord
 from taichi_ext.runtime.state import OverBudgetError, State
+from taichi_ext.runtime.stored_rows import row_of_entry, rows_of_index
+from taichi_ext.runtime.warning import warn_at_user
 
 MOST_KERNELS = 256  # fused kernels kept for one prepared Jacobian, for each of its blocks of columns
 
@@ -44,6 +48,7 @@ class Session(LaunchHooks):
         self.max_memory = math.inf  # bytes for tangents other than J
         self.spent = 0
         self.state: State | None = None
+        self.record: RunRecord | None = None  # of a pipeline whose columns take several runs
         self.is_repeated = False  # whether everything is put back and run again afterwards
         self.watch: Any = None
         self.strategy = "auto"
@@ -51,6 +56,7 @@ class Session(LaunchHooks):
         self.seeds: dict[Any, int] = {}  # of fields
         self.shadows: dict[Any, Shadow] = {}  # of fields
         self.arrays = ArrayTangents()
+        self.python = PythonRun(ActiveNumbers(self.arrays.is_active_memory), self.arrays.stores)
         self.argument_columns: dict[str, int] = {}
         self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
         self.values_dtype: Any = None  # of the tangents that arguments and Python numbers are given
@@ -63,7 +69,6 @@ class Session(LaunchHooks):
         self.params: dict[Any, Label | str] = {}  # those that have columns in this run, and their names
         self.overwritten: set[Any] = set()  # of them, before anything read them
         self.has_launched = False
-        self._pipeline: tuple[Any, Any] | None = None  # the function and its arguments
         self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
         self._changes = 0  # of which shadows there are and whether they are zero
         self._repeated: dict[Any, tuple[int, Fused, Callable[[], None], Any]] = {}  # launches as they were last made
@@ -198,6 +203,8 @@ class Session(LaunchHooks):
             return self._launch(kernel, args)
 
     def _launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
+        if self.record is not None:
+            self.record.launch(kernel, args)
         name = (id(kernel), *map(id, args))
         repeat = self._repetition(name)
         if repeat is not None:
@@ -209,18 +216,19 @@ class Session(LaunchHooks):
         self.has_launched = True
         if not self.is_direct:
             self._follow_host_arrays()
-            warn_of_lost_tangents(kernel, args)
+            warn_of_lost_tangents(kernel, args, self.python.is_lost)
         refuse_arguments(kernel, args, tuple(variable for variable, _ in self.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
         binding = self.arrays.bind(kernel, args, self)
         fused = self._fused_kernel(kernel, args, binding, self._roles(binding))
         fused.refuse_changed()
         refuse_overlaps(binding.given, fused.facts.written)
-        warn_of_new_arrays(kernel, self.arrays.perhaps_computed(fused), self._pipeline)
         if self.state is not None:
             self._save(self.state, fused, args)
             if self.is_repeated:
                 self.state.refuse_repetition()
+        if self.record is not None:
+            self.record.arrays(kernel, fused.facts.read_arguments, args)
         passed, after = self._passed(fused, binding.outer)
         before = self._changes
         result = self._run(fused, args, passed)
@@ -231,7 +239,7 @@ class Session(LaunchHooks):
                 repeat = backend.RepeatedLaunch(fused.kernel, fused.passed(passed))
                 self._repeated[name] = before, fused, repeat, args
             if fused.facts.returns_active:
-                return as_active(result)
+                return self.python.read(result)
         return result
 
     def _repetition(self, name: Any) -> Callable[[], None] | None:
@@ -252,6 +260,8 @@ class Session(LaunchHooks):
     def _runs_plainly(self, kernel: Any, args: tuple[Any, ...]) -> bool:
         """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
         if backend.is_reading_kernel(kernel):
+            for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
+                self.host_read(source, None)
             return True
         node = backend.deactivated_node(kernel, args)
         if node is not None:
@@ -343,8 +353,10 @@ class Session(LaunchHooks):
 
     def before_host_write(self, obj: Any, value: Any) -> None:
         """Something is about to be assigned from Python: a field or array, or a host accessor of a matrix field."""
-        if is_active_on_host(value):
+        if self.python.is_lost(value):
             warn_at_user(STORED)
+        if self.record is not None:
+            self.record.store(obj, value)
         if self.state is None:
             return
         if not isinstance(obj, backend.FieldEntry):
@@ -362,12 +374,7 @@ class Session(LaunchHooks):
         if found is None or not self.carries_tangent(found[0].key):
             return
         info, component = found
-        index = tuple(i - first for i, first in zip(entry.index, info.offset or (0,) * len(info.shape), strict=False))
-        flat = 0
-        for i, size in zip(index, info.shape, strict=False):
-            flat = flat * size + i
-        components = math.prod(info.element_shape)
-        self.shadow(info.key).clear_rows(flat * components + component)
+        self.shadow(info.key).clear_rows(row_of_entry(info, entry.index, component))
         self._note_overwritten(info.key)
 
     def host_fill(self, array: Any) -> None:
@@ -376,9 +383,7 @@ class Session(LaunchHooks):
 
     def host_write_array(self, array: Any, index: Any) -> None:
         """``ndarray[index] = value`` in Python; the index of a component may follow."""
-        index = index if isinstance(index, tuple) else () if index is None else (index,)
-        rows = np.arange(math.prod(backend.full_shape(array))).reshape(backend.full_shape(array))
-        self._clear_array(array, rows[tuple(int(i) for i in index)].reshape(-1))
+        self._clear_array(array, rows_of_index(array, index))
 
     def _clear_array(self, array: Any, rows: Any) -> None:
         key = ("array", view_of(array))
@@ -388,22 +393,19 @@ class Session(LaunchHooks):
                 self._note_overwritten(shared)
 
     def host_read(self, obj: Any, value: Any) -> Any:
-        """What Python reads: marked where it has a tangent."""
+        """What Python reads, which is remembered where it has a tangent."""
+        if self.record is not None:
+            self.record.note_read()
         if isinstance(obj, backend.Ndarray):
             is_active = self.carries_tangent(("array", view_of(obj)))
         else:
             found = self.fields.field(obj) if isinstance(obj, backend.Field) else self.fields.by_entry(obj)
             info = found[0] if isinstance(found, tuple) else found
             is_active = info is not None and self.carries_tangent(info.key)
-        return as_active(value) if is_active else value
-
-    def host_made(self, value: Any, parts: Any) -> Any:
-        """What Python puts together: marked where a part is."""
-        return as_active(value) if is_active_on_host(parts) else value
+        return self.python.read(value) if is_active else value
 
     def start(self, function: Any, args: tuple[Any, ...]) -> None:
         """Before a pipeline runs: remember what the arrays hold that it can change."""
-        self._pipeline = function, args
         if self.state is not None:
             for array in reachable_arrays(function, args):
                 self.state.save(array)
@@ -413,10 +415,7 @@ class Session(LaunchHooks):
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
         for name, key, count in self.arrays.clear_changed(self):
             if not self.overwritten:
-                warn_at_user(
-                    f"{count} entries of {name} were changed from Python between kernels: they count as constants, "
-                    "their tangents are lost. Change them in a kernel."
-                )
+                warn_of_changes(name, count)
             for shared in self.arrays.shared([key]):
                 self._note_overwritten(shared)
 
@@ -424,6 +423,8 @@ class Session(LaunchHooks):
         """After the run: notice what Python changed since the last launch."""
         if not self.is_direct:
             self._follow_host_arrays()
+        if self.record is not None:
+            self.record.end()
 
 
 backend.compile_with(engine.plain_kernel)

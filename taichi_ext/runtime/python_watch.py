@@ -1,0 +1,312 @@
+"""The Python code of a pipeline under watch: numbers computed from active ones, and stores to arrays.
+
+The functions of the user that a run calls run with rewritten code (``python_code``) as long as the run lasts.  What
+they compute is what they compute without; a run remembers which objects depend on numbers with tangents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.labels import is_library_module
+from taichi_ext.runtime.active_numbers import ActiveNumbers
+from taichi_ext.runtime.array_stores import index_of, stores_of
+from taichi_ext.runtime.python_code import rewritten_code
+
+_NAMES = {"Mult": "mul", "Div": "truediv", "MatMult": "matmul", "LShift": "lshift", "RShift": "rshift"}
+_NAMES |= {"BitOr": "or_", "BitXor": "xor", "BitAnd": "and_", "UAdd": "pos", "USub": "neg"}
+_SIMPLE = ("Add", "Sub", "FloorDiv", "Mod", "Pow", "Invert", *_NAMES)
+_OPERATORS = {name: getattr(operator, _NAMES.get(name, name.lower())) for name in _SIMPLE}
+_IN_PLACE = {
+    name: getattr(operator, f"i{_NAMES.get(name, name.lower()).rstrip('_')}")
+    for name in _SIMPLE
+    if name not in ("Invert", "UAdd", "USub")
+}
+_ITSELF = (list, tuple, dict, range, set, frozenset, str, bytes)  # their items are objects that they keep
+
+
+class Watch:
+    """What rewritten code calls; it looks at the run of its thread, if any."""
+
+    def binary(self, name: str, a: Any, b: Any) -> Any:
+        result = _OPERATORS[name](a, b)
+        run = _run()
+        if run is not None:
+            run.numbers.derive(result, a, b)
+        return result
+
+    def unary(self, name: str, x: Any) -> Any:
+        result = _OPERATORS[name](x)
+        run = _run()
+        if run is not None:
+            run.numbers.derive(result, x)
+        return result
+
+    def augment(self, name: str, target: Any, value: Any) -> Any:
+        """``target += value``."""
+        result = _IN_PLACE[name](target, value)
+        run = _run()
+        if run is not None:
+            if result is target:
+                run.note_stores(stores_of(operator.iadd, (target, value), {}), value)
+            run.numbers.derive(result, target, value)
+        return result
+
+    def item(self, base: Any, index: Any) -> Any:
+        result = base[index]
+        if type(base) not in _ITSELF:
+            run = _run()
+            if run is not None:
+                run.numbers.derive(result, base)
+        return result
+
+    def slice(self, start: Any, stop: Any, step: Any) -> Any:
+        return slice(start, stop, step)
+
+    def part(self, owner: Any, name: str) -> Any:
+        result = getattr(owner, name)
+        run = _run()
+        if run is not None:
+            run.numbers.derive(result, owner)
+        return result
+
+    def each(self, values: Any) -> Any:
+        """What is iterated over."""
+        run = None if type(values) in _ITSELF else _run()
+        return values if run is None or not run.numbers.depends(values) else run.numbers.marked(values)
+
+    def stored(self, target: Any) -> Any:
+        """An object of which an item is stored to next."""
+        run = None if type(target) in _ITSELF or isinstance(target, backend.Field) else _run()
+        array = None if run is None else run.numbers.memory_of(target)
+        return target if run is None or array is None else _Stored(run, target, array)
+
+    def augmented(self, target: Any) -> Any:
+        """The same for ``target[i] += value``."""
+        run = None if isinstance(target, backend.Field) else _run()
+        return target if run is None else _Stored(run, target, run.numbers.memory_of(target))
+
+    def operand(self, value: Any) -> Any:
+        """The value of such a statement."""
+        run = _run()
+        if run is not None:
+            run.operand = value
+        return value
+
+    def callee(self, function: Any) -> Any:
+        """What is called in a statement of its own; where only its frame can matter, the thing itself."""
+        run = _run()
+        if run is None or run.is_exact(function):
+            return function
+        is_python = isinstance(getattr(function, "__func__", function), types.FunctionType)
+        if is_python and not function.__name__.endswith("_"):
+            return function
+        return functools.partial(self.call, function)
+
+    def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
+        run = _run()
+        if run is None or run.is_exact(function):
+            return function(*args, **keywords)
+        return run.call(function, args, keywords)
+
+
+class _Stored:
+    """A container that an item is stored to."""
+
+    def __init__(self, run: PythonRun, target: Any, array: Any) -> None:
+        self._run, self._target, self._array = run, target, array
+        self._before: list[Any] = []
+
+    def __getitem__(self, index: Any) -> Any:  # of an augmented assignment
+        item = self._target[index]
+        self._run.numbers.derive(item, self._target)
+        self._before = [item]
+        return item
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._before:
+            self._run.numbers.derive(value, *self._before, self._run.operand)
+            self._run.operand = None
+        self._target[index] = value
+        if self._array is None:
+            return
+        is_flat = self._array is not self._target and hasattr(self._target, "base")
+        place = index_of(index)
+        store = (lambda m: m.flat.__setitem__(place, 1)) if is_flat else (lambda m: m.__setitem__(place, 1))
+        self._run.note_stores([(self._array, store)], value)
+
+
+class PythonRun:
+    """The Python code of one run of a pipeline.
+
+    Attributes:
+        numbers: the objects that depend on numbers with tangents.
+        stores: where Python has stored to arrays since the last launch.
+        operand: the value of the augmented assignment that is being made.
+    """
+
+    def __init__(self, numbers: ActiveNumbers, stores: Any) -> None:
+        self.numbers = numbers
+        self.stores = stores
+        self.operand: Any = None
+        self._has_unseen_reads = False  # by functions that are not rewritten
+        self._known: dict[int, tuple[Any, bool]] = {}  # functions and classes, kept alive, and whether they are exact
+        self._rewritten: list[types.FunctionType] = []
+
+    def call(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call what is no code of the user's: what it gives depends on what it gets, and on what it reads."""
+        numbers, before = self.numbers, self.numbers.reads
+        stores = stores_of(function, args, keywords)
+        result = function(*args, **keywords)
+        owner = getattr(function, "__self__", None)
+        given = [*args, *keywords.values()]
+        self.note_stores(stores, given)
+        if numbers.reads != before:
+            numbers.mark(result)
+        else:
+            numbers.derive(result, owner, *given)
+        if result is None and owner is not None and numbers.depends(given):
+            numbers.mark(owner)  # which may keep them
+        return result
+
+    def note_stores(self, stores: list[tuple[Any, Any]], value: Any) -> None:
+        """Python has stored to arrays, perhaps numbers that depend on ones with tangents."""
+        for array, store in stores:
+            if self.numbers.is_active_memory(array):
+                self.stores.note(array, store)
+            elif self.numbers.depends(value):
+                self.numbers.mark(array)
+
+    def read(self, value: Any) -> Any:
+        """Something with a tangent is read, by code that may not be rewritten."""
+        frame = backend.user_frame()
+        self._has_unseen_reads |= frame is not None and not is_watched(frame.f_code)
+        self.numbers.reads += 1
+        self.numbers.mark(value)
+        return value
+
+    def is_lost(self, value: Any) -> bool:
+        """Whether a value that is stored or passed on was, or may have been, computed from numbers with tangents."""
+        if self.numbers.is_lost(value):
+            return True
+        if not self._has_unseen_reads or not isinstance(value, float):
+            return False
+        frame = backend.user_frame()
+        return (
+            frame is not None and not is_watched(frame.f_code) and all(value is not c for c in frame.f_code.co_consts)
+        )
+
+    # --- functions
+
+    def is_exact(self, function: Any) -> bool:
+        """Whether a callable is a kernel, or the user's own, which has rewritten code from now on."""
+        if isinstance(function, types.MethodType):
+            self.is_exact(type(function.__self__))
+            function = function.__func__
+        while isinstance(function, (functools.partial, functools._lru_cache_wrapper)):
+            function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+        known = self._known.get(id(function))
+        if known is None:
+            self._known[id(function)] = known = (function, False)  # while it is looked at
+            self._known[id(function)] = known = (function, self._look_at(function))
+        return known[1]
+
+    def _look_at(self, function: Any) -> bool:
+        if backend.primal_kernel(function) is not None or backend.taichi_func(function) is not None:
+            return True
+        if isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            return False
+        if isinstance(function, types.FunctionType):
+            return not is_library_module(backend.module_of(function)) and self._rewrite(function)
+        kind = function if isinstance(function, type) else type(function)
+        if kind.__module__ == "builtins" or is_library_module(kind.__module__):
+            return False
+        for base in kind.__mro__:
+            if base.__module__ != "builtins" and not is_library_module(base.__module__):
+                self._look_at_members(base)
+        return True
+
+    def _look_at_members(self, kind: type) -> None:
+        for member in list(vars(kind).values()):
+            inner = (member.fget, member.fset) if isinstance(member, property) else (member,)
+            for function in inner:
+                function = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
+                function = function.func if isinstance(function, functools.cached_property) else function
+                if isinstance(function, types.FunctionType):
+                    self.is_exact(function)
+
+    def _rewrite(self, function: types.FunctionType) -> bool:
+        """Let a function run with its code rewritten; False where that cannot be done."""
+        if is_watched(function.__code__):
+            with _lock:
+                if function in _swapped:
+                    _swapped[function].users += 1
+                    self._rewritten.append(function)
+            return True
+        code = rewritten_code(function.__code__, function.__qualname__, WATCH)
+        if code is None:
+            return False
+        with _lock:
+            _swapped[function] = _Swapped(function.__code__, 1)
+            function.__code__ = code
+        self._rewritten.append(function)
+        return True
+
+    def end(self) -> None:
+        """Let functions have their own code again, and forget all objects."""
+        with _lock:
+            for function in self._rewritten:
+                swapped = _swapped[function]
+                swapped.users -= 1
+                if not swapped.users:
+                    function.__code__ = swapped.code
+                    del _swapped[function]
+        self._rewritten.clear()
+        self._known.clear()
+        self.numbers.clear()
+
+
+class _Swapped:
+    """A function's own code, and how many runs need the rewritten one."""
+
+    def __init__(self, code: types.CodeType, users: int) -> None:
+        self.code, self.users = code, users
+
+
+WATCH = Watch()
+_lock = threading.Lock()
+_swapped: dict[types.FunctionType, _Swapped] = {}
+_runs: dict[int, PythonRun] = {}  # by thread
+
+
+def _run() -> PythonRun | None:
+    return _runs.get(threading.get_ident())
+
+
+def is_watched(code: types.CodeType) -> bool:
+    """Whether code is rewritten."""
+    return any(constant is WATCH for constant in code.co_consts)
+
+
+@contextlib.contextmanager
+def watching(run: PythonRun, function: Any) -> Iterator[None]:
+    """Within the context, what this thread runs of a function and of what it calls is under watch."""
+    me = threading.get_ident()
+    before = _runs.get(me)
+    run.is_exact(function)
+    _runs[me] = run
+    try:
+        yield
+    finally:
+        if before is None:
+            del _runs[me]
+        else:
+            _runs[me] = before
+        run.end()
