@@ -60,10 +60,8 @@ def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | Non
 
 def definition(code: types.CodeType, qualname: str) -> Any:
     """The ``def`` or ``lambda`` that a code object was compiled from, without what is evaluated where it stands."""
-    try:
-        lines, _ = inspect.findsource(code)
-        tree = _parsed("".join(lines))
-    except (OSError, TypeError, IndexError, SyntaxError):
+    tree = _module(code)
+    if tree is None:
         return None
     found = [_alone(node, qualname) for node in ast.walk(tree) if _may_be(node, code)]
     if len(found) > 1:  # several lambdas in one line
@@ -71,9 +69,32 @@ def definition(code: types.CodeType, qualname: str) -> Any:
     return found[0] if found else None
 
 
+def _module(code: types.CodeType) -> ast.Module | None:
+    try:
+        lines, _ = inspect.findsource(code)
+        return _parsed("".join(lines))
+    except (OSError, TypeError, IndexError, SyntaxError):
+        return None
+
+
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
+
+
+@lru_cache(maxsize=64)
+def _imports(tree: ast.Module) -> list[Any]:
+    """The names that a module imports: attributes of these are compiled in another way."""
+    pending: list[Any] = list(tree.body)
+    names: dict[str, None] = {}
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update((alias.asname or alias.name.split(".")[0], None) for alias in node.names)
+        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)):
+            pending += ast.iter_child_nodes(node)
+    names.pop("*", None)
+    return [ast.Import(names=[ast.alias(name=name)]) for name in names]
 
 
 def _may_be(node: ast.AST, code: types.CodeType) -> bool:
@@ -111,7 +132,9 @@ def compiled(node: Any, code: types.CodeType, free: tuple[str, ...]) -> types.Co
     around: Any = ast.parse("def around(): pass").body[0]
     around.args.args = names
     around.body = [ast.Expr(value=node) if is_lambda else node]
-    tree = ast.fix_missing_locations(ast.Module(body=[around], type_ignores=[]))
+    module = _module(code)
+    imports = [] if module is None else _imports(module)
+    tree = ast.fix_missing_locations(ast.Module(body=[*imports, around], type_ignores=[]))
     found = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
     for name in ("around", "<lambda>" if is_lambda else _NAME):
         found = next(c for c in found.co_consts if isinstance(c, types.CodeType) and c.co_name == name)

@@ -19,10 +19,14 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.runtime.array_stores import is_memory, memory_of
 
 _NEVER = (bool, int, str, bytes, type(None), slice, range, type, np.integer, np.bool_, np.dtype)
 _HOLDERS = (backend.Field, backend.Ndarray)  # kernels read what they hold
-_SEQUENCES = (list, tuple, set, frozenset, deque)
+_NO_NUMBERS = (*_NEVER, *_HOLDERS)
+_SIMPLE = (float, *_NO_NUMBERS)  # objects without parts
+_SEQUENCES = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
+KEEPING = (*_SEQUENCES, dict)  # their items are the objects that were put into them
 _MOST_ITEMS = 10_000  # of a list, that are looked at
 _LEAST_KEPT = 4096  # objects, before those are dropped that nobody else has
 
@@ -46,14 +50,22 @@ class ActiveNumbers:
 
     def derive(self, result: Any, *operands: Any) -> None:
         """Something was computed from operands; one that is handed on stays what it is."""
-        if isinstance(result, _NEVER) or any(result is operand for operand in operands):
+        if isinstance(result, _NEVER):
             return
-        if any(map(self.depends, operands)):
-            self.mark(result)
+        for operand in operands:
+            if result is operand:
+                return
+        for operand in operands:
+            if self.depends(operand):
+                self.mark(result)
+                return
 
     def mark(self, value: Any) -> None:
         """An object depends on numbers with tangents."""
-        if isinstance(value, (*_NEVER, *_HOLDERS)) or _is_no_value(value):
+        if isinstance(value, float):
+            self._keep(value)
+            return
+        if isinstance(value, _NO_NUMBERS) or _is_no_value(value):
             return
         if isinstance(value, _SEQUENCES):
             for item in value:
@@ -62,7 +74,7 @@ class ActiveNumbers:
         if isinstance(value, dict):
             self.mark(list(value.values()))
             return
-        if _is_memory(value):
+        if is_memory(value):
             value = _owner(value)
             if not _is_real(value) or self._is_active_memory(value):
                 return
@@ -70,9 +82,22 @@ class ActiveNumbers:
             return
         if isinstance(value, (backend.Matrix, backend.Struct)):
             self.mark(_parts(value))
+        if not isinstance(value, backend.Struct):  # which keeps its members as they are
+            self._keep(value)
+
+    def _keep(self, value: Any) -> None:
         self._objects[id(value)] = value
         if len(self._objects) > self._most:
             self._drop()
+
+    def mark_members(self, struct: Any, given: Any) -> None:
+        """A struct was made of members, each of which depends on what it was made of."""
+        for name in given.keys() if isinstance(given, dict) else given.keys:
+            member = given[name]
+            if isinstance(struct[name], backend.Struct) and isinstance(member, (dict, backend.Struct)):
+                self.mark_members(struct[name], member)
+            elif self.depends(member):
+                self.mark(struct[name])
 
     def marked(self, values: Iterable[Any]) -> Iterator[Any]:
         """The items of something that depends on numbers with tangents."""
@@ -84,7 +109,7 @@ class ActiveNumbers:
         """Whether an object, or an item of it, depends on numbers with tangents."""
         if id(value) in self._objects:
             return True
-        if isinstance(value, (float, *_NEVER)) or depth > 3:
+        if isinstance(value, _SIMPLE) or depth > 3:
             return False
         if isinstance(value, _SEQUENCES):
             return any(self.depends(v, depth + 1) for v in islice(value, _MOST_ITEMS))
@@ -94,14 +119,14 @@ class ActiveNumbers:
             return self.depends(value.to_list(), depth)  # which is read now
         if isinstance(value, (backend.Matrix, backend.Struct)):
             return self.depends(_parts(value), depth + 1)
-        array = self.memory_of(value)
+        array = memory_of(value)
         if array is None:
             return False
         return id(_owner(array)) in self._objects or (_is_real(array) and self._is_active_memory(array))
 
     def is_lost(self, value: Any) -> bool:
         """Whether a value that is stored or passed on depends on numbers with tangents, and does not carry them."""
-        if isinstance(value, (*_NEVER, *_HOLDERS)):
+        if isinstance(value, _NO_NUMBERS):
             return False
         if isinstance(value, backend.Matrix) and value.is_host_access:
             value = value.to_list()  # which is read now
@@ -111,19 +136,9 @@ class ActiveNumbers:
             value = list(value.values())
         if isinstance(value, (list, tuple)):
             return any(map(self.is_lost, value))
-        if _is_memory(value):
+        if is_memory(value):
             return _is_real(value) and id(_owner(value)) in self._objects and not self._is_active_memory(value)
         return id(value) in self._objects
-
-    def memory_of(self, value: Any) -> Any:
-        """The array behind a NumPy array, a tensor, or an object of Python's that stands for its numbers."""
-        if _is_memory(value):
-            return value
-        if isinstance(value, np.flatiter):
-            return value.base
-        if isinstance(value, memoryview):
-            return np.asarray(value)
-        return None
 
     def clear(self) -> None:
         """The run is over: no object depends on anything."""
@@ -146,10 +161,6 @@ def _is_no_value(value: Any) -> bool:
     if isinstance(value, (backend.Matrix, backend.Struct)):
         return False
     return isinstance(value, (types.FunctionType, types.ModuleType)) or backend.is_library(type(value))
-
-
-def _is_memory(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or backend.is_torch_tensor(value)
 
 
 def _is_real(array: Any) -> bool:

@@ -44,10 +44,10 @@ class ArrayStores:
         self._masks.clear()
 
 
-def index_of(index: Any) -> Any:
+def _index_of(index: Any) -> Any:
     """An index as NumPy takes it."""
     if isinstance(index, tuple):
-        return tuple(map(index_of, index))
+        return tuple(map(_index_of, index))
     return index.detach().cpu().numpy() if backend.is_torch_tensor(index) else index
 
 
@@ -56,18 +56,21 @@ def stores_of(
 ) -> list[tuple[Any, Callable[[Any], None]]]:
     """The arrays that a function of NumPy's, torch's or Python's stores to, and how it does to an array like each."""
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-    if owner is not None and is_memory(owner):
-        return _of_method(owner, name, args)
+    array = memory_of(owner)
+    if array is not None and name == "__setitem__":
+        return [(array, item_store(owner, args[0]))]
     where = keywords.get("where", True)
     outputs = [*_listed(keywords.get("out")), *(args[function.nin :] if isinstance(function, np.ufunc) else ())]
     found = [(a, lambda mask: np.copyto(mask, 1, where=where)) for a in outputs if is_memory(a)]
+    if array is not None:
+        return [*found, *_of_method(array, name, args)]
     first = args[0] if args and is_memory(args[0]) else None
     if first is None:
         return found
     if name == "at" and isinstance(owner, np.ufunc):
-        return [(first, lambda mask: mask.__setitem__(index_of(args[1]), 1))]
+        return [(first, lambda mask: mask.__setitem__(_index_of(args[1]), 1))]
     if name in _FUNCTIONS:
-        return [(first, lambda mask: _FUNCTIONS[name](mask, *map(index_of, args[1:]), **keywords))]
+        return [(first, lambda mask: _FUNCTIONS[name](mask, *map(_index_of, args[1:]), **keywords))]
     if getattr(function, "__module__", "") == "_operator":
         return _of_method(first, f"__{name}__", args[1:])
     is_torch = backend.is_torch_tensor(first) and name.endswith("_")
@@ -77,6 +80,23 @@ def stores_of(
 def is_memory(value: Any) -> bool:
     """Whether a value is a NumPy array or tensor."""
     return isinstance(value, np.ndarray) or backend.is_torch_tensor(value)
+
+
+def memory_of(value: Any) -> Any:
+    """The array behind a NumPy array, a tensor, or an object of Python's that stands for its numbers."""
+    if isinstance(value, np.flatiter):
+        return value.base
+    if isinstance(value, memoryview):
+        return np.asarray(value)
+    return value if is_memory(value) else None
+
+
+def item_store(target: Any, index: Any) -> Callable[[Any], None]:
+    """How ``target[index] = ...`` stores to the array behind the target."""
+    place = _index_of(index)
+    if isinstance(target, np.flatiter):
+        return lambda mask: mask.flat.__setitem__(place, 1)
+    return lambda mask: mask.__setitem__(place, 1)
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -94,9 +114,9 @@ _BY_INDEX = ("index_", "masked_", "scatter_", "put_")
 
 def _of_method(array: Any, name: str, args: tuple[Any, ...]) -> list[tuple[Any, Callable[[Any], None]]]:
     if name == "__setitem__":
-        return [(array, lambda mask: mask.__setitem__(index_of(args[0]), 1))]
+        return [(array, item_store(array, args[0]))]
     if name == "put":
-        return [(array, lambda mask: mask.put(index_of(args[0]), 1))]
+        return [(array, lambda mask: mask.put(_index_of(args[0]), 1))]
     if backend.is_torch_tensor(array):
         is_store = name.endswith("_") and not name.startswith("__") and name not in _SHAPES
         if is_store and name.startswith(_BY_INDEX):

@@ -17,12 +17,15 @@ from taichi_ext.record.python_source import compiled, definition, is_same_code
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
 _KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
-_PARTS = frozenset(("real", "imag", "T", "mT", "H", "flat", "data"))  # attributes that hold the numbers of their owner
+
+
+def rewritten_code(code: types.CodeType, qualname: str, watch: Any) -> types.CodeType | None:
+    """The code of a function, rewritten; None where its source cannot be found, or is another one by now."""
+    return _rewritten(code, code.co_filename, qualname, watch)  # codes of two files can be equal
 
 
 @lru_cache(maxsize=1024)
-def rewritten_code(code: types.CodeType, qualname: str, watch: Any) -> types.CodeType | None:
-    """The code of a function, rewritten; None where its source cannot be found, or is another one by now."""
+def _rewritten(code: types.CodeType, file: str, qualname: str, watch: Any) -> types.CodeType | None:
     node = definition(code, qualname)
     if node is None:
         return None
@@ -139,7 +142,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
-        if node.attr not in _PARTS or not isinstance(node.ctx, ast.Load):
+        is_private = node.attr.startswith("__") and not node.attr.endswith("__")
+        if is_private or not isinstance(node.ctx, ast.Load):
             return node
         return self._watched("part", node, node.value, self._text(node.attr, node))
 
@@ -175,17 +179,24 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         self._visit_call(node)
         if self._is_kept(node):
-            return node
+            return self._watched("unseen", node, node) if node.func.id == "eval" else node  # type: ignore[attr-defined]
         return self._watched("call", node, node.func, *node.args, keywords=node.keywords)
 
     def _is_kept(self, node: ast.Call) -> bool:
         return isinstance(node.func, ast.Name) and node.func.id in _KEPT
 
     def _visit_call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute):  # a method, whose owner is seen when it is called
+            node.func.value = self.visit(node.func.value)
+        else:
+            node.func = self.visit(node.func)
+        node.args = [self.visit(a) for a in node.args]
+        node.keywords = [self.visit(k) for k in node.keywords]
+
+    def visit_Starred(self, node: ast.Starred) -> Any:
         self.generic_visit(node)
-        for argument in node.args:
-            if isinstance(argument, ast.Starred):
-                argument.value = self._each(argument.value)
+        node.value = self._each(node.value) if isinstance(node.ctx, ast.Load) else node.value
+        return node
 
     # --- what is no code that runs
 

@@ -12,12 +12,13 @@ import operator
 import threading
 import types
 from collections.abc import Iterator
+from itertools import chain, cycle, islice, product
 from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.labels import is_library_module
-from taichi_ext.runtime.active_numbers import ActiveNumbers
-from taichi_ext.runtime.array_stores import index_of, stores_of
+from taichi_ext.runtime.active_numbers import KEEPING, ActiveNumbers
+from taichi_ext.runtime.array_stores import item_store, memory_of, stores_of
 from taichi_ext.runtime.python_code import rewritten_code
 
 _NAMES = {"Mult": "mul", "Div": "truediv", "MatMult": "matmul", "LShift": "lshift", "RShift": "rshift"}
@@ -29,7 +30,12 @@ _IN_PLACE = {
     for name in _SIMPLE
     if name not in ("Invert", "UAdd", "USub")
 }
-_ITSELF = (list, tuple, dict, range, set, frozenset, str, bytes)  # their items are objects that they keep
+# Callables that give the objects that they get, or containers and iterators of them.
+_STRUCTURE = (
+    *(list, tuple, set, frozenset, dict, zip, enumerate, iter, sorted, min, max),
+    *(chain, islice, cycle, product),
+)
+_ITSELF = (*KEEPING, backend.Struct, range, str, bytes)
 
 
 class Watch:
@@ -37,14 +43,16 @@ class Watch:
 
     def binary(self, name: str, a: Any, b: Any) -> Any:
         result = _OPERATORS[name](a, b)
-        run = _run()
+        if type(result) is int:
+            return result
+        run = current_run()
         if run is not None:
             run.numbers.derive(result, a, b)
         return result
 
     def unary(self, name: str, x: Any) -> Any:
         result = _OPERATORS[name](x)
-        run = _run()
+        run = current_run()
         if run is not None:
             run.numbers.derive(result, x)
         return result
@@ -52,17 +60,19 @@ class Watch:
     def augment(self, name: str, target: Any, value: Any) -> Any:
         """``target += value``."""
         result = _IN_PLACE[name](target, value)
-        run = _run()
+        if type(result) is int:
+            return result
+        run = current_run()
         if run is not None:
-            if result is target:
+            if result is target and not isinstance(result, float):
                 run.note_stores(stores_of(operator.iadd, (target, value), {}), value)
             run.numbers.derive(result, target, value)
         return result
 
     def item(self, base: Any, index: Any) -> Any:
         result = base[index]
-        if type(base) not in _ITSELF:
-            run = _run()
+        if type(base) not in _ITSELF and not isinstance(base, backend.Field):
+            run = current_run()
             if run is not None:
                 run.numbers.derive(result, base)
         return result
@@ -71,38 +81,46 @@ class Watch:
         return slice(start, stop, step)
 
     def part(self, owner: Any, name: str) -> Any:
+        run = None if isinstance(owner, backend.Struct) else current_run()
+        if run is None or run.is_exact(type(owner)):  # whose properties are rewritten
+            return getattr(owner, name)
         result = getattr(owner, name)
-        run = _run()
-        if run is not None:
-            run.numbers.derive(result, owner)
+        run.numbers.derive(result, owner)
         return result
+
+    def unseen(self, value: Any) -> Any:
+        """What code gives that is not rewritten."""
+        run = current_run()
+        if run is not None and run.numbers.reads:
+            run.numbers.mark(value)
+        return value
 
     def each(self, values: Any) -> Any:
         """What is iterated over."""
-        run = None if type(values) in _ITSELF else _run()
-        return values if run is None or not run.numbers.depends(values) else run.numbers.marked(values)
+        run = None if type(values) in _ITSELF else current_run()
+        return values if run is None else run.items(values)
 
     def stored(self, target: Any) -> Any:
         """An object of which an item is stored to next."""
-        run = None if type(target) in _ITSELF or isinstance(target, backend.Field) else _run()
-        array = None if run is None else run.numbers.memory_of(target)
+        run = None if type(target) in _ITSELF or isinstance(target, backend.Field) else current_run()
+        array = None if run is None else memory_of(target)
         return target if run is None or array is None else _Stored(run, target, array)
 
     def augmented(self, target: Any) -> Any:
         """The same for ``target[i] += value``."""
-        run = None if isinstance(target, backend.Field) else _run()
-        return target if run is None else _Stored(run, target, run.numbers.memory_of(target))
+        run = None if isinstance(target, backend.Field) else current_run()
+        return target if run is None else _Stored(run, target, memory_of(target))
 
     def operand(self, value: Any) -> Any:
         """The value of such a statement."""
-        run = _run()
+        run = current_run()
         if run is not None:
             run.operand = value
         return value
 
     def callee(self, function: Any) -> Any:
         """What is called in a statement of its own; where only its frame can matter, the thing itself."""
-        run = _run()
+        run = current_run()
         if run is None or run.is_exact(function):
             return function
         is_python = isinstance(getattr(function, "__func__", function), types.FunctionType)
@@ -111,7 +129,7 @@ class Watch:
         return functools.partial(self.call, function)
 
     def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
-        run = _run()
+        run = current_run()
         if run is None or run.is_exact(function):
             return function(*args, **keywords)
         return run.call(function, args, keywords)
@@ -137,10 +155,7 @@ class _Stored:
         self._target[index] = value
         if self._array is None:
             return
-        is_flat = self._array is not self._target and hasattr(self._target, "base")
-        place = index_of(index)
-        store = (lambda m: m.flat.__setitem__(place, 1)) if is_flat else (lambda m: m.__setitem__(place, 1))
-        self._run.note_stores([(self._array, store)], value)
+        self._run.note_stores([(self._array, item_store(self._target, index))], value)
 
 
 class PythonRun:
@@ -158,23 +173,38 @@ class PythonRun:
         self.operand: Any = None
         self._has_unseen_reads = False  # by functions that are not rewritten
         self._known: dict[int, tuple[Any, bool]] = {}  # functions and classes, kept alive, and whether they are exact
+        self._codes: dict[int, tuple[types.CodeType, bool]] = {}  # kept alive, and whether they are rewritten
         self._rewritten: list[types.FunctionType] = []
 
     def call(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call what is no code of the user's: what it gives depends on what it gets, and on what it reads."""
         numbers, before = self.numbers, self.numbers.reads
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, KEEPING):
+            return function(*args, **keywords)
+        if any(function is f for f in _STRUCTURE) or (function is map and self.is_exact(args[0])):
+            return function(*map(self.items, args), **keywords)
         stores = stores_of(function, args, keywords)
         result = function(*args, **keywords)
-        owner = getattr(function, "__self__", None)
         given = [*args, *keywords.values()]
         self.note_stores(stores, given)
-        if numbers.reads != before:
+        if isinstance(result, backend.Struct) and isinstance(function, backend.StructType):
+            members = {**dict(zip(result.keys, args, strict=False)), **keywords}
+            numbers.mark_members(result, members)
+        elif numbers.reads != before:
             numbers.mark(result)
         else:
             numbers.derive(result, owner, *given)
         if result is None and owner is not None and numbers.depends(given):
-            numbers.mark(owner)  # which may keep them
+            numbers.mark(owner)  # which may give them back as other objects
         return result
+
+    def items(self, values: Any) -> Any:
+        """Something that may be iterated over, whose items depend on what it does."""
+        is_known = isinstance(values, (*KEEPING, float)) or not hasattr(values, "__iter__")
+        if is_known or getattr(values, "ndim", 1) == 0 or not self.numbers.depends(values):
+            return values
+        return self.numbers.marked(values)
 
     def note_stores(self, stores: list[tuple[Any, Any]], value: Any) -> None:
         """Python has stored to arrays, perhaps numbers that depend on ones with tangents."""
@@ -186,8 +216,9 @@ class PythonRun:
 
     def read(self, value: Any) -> Any:
         """Something with a tangent is read, by code that may not be rewritten."""
-        frame = backend.user_frame()
-        self._has_unseen_reads |= frame is not None and not is_watched(frame.f_code)
+        if not self._has_unseen_reads:
+            frame = backend.user_frame()
+            self._has_unseen_reads = frame is not None and not self._is_watched(frame.f_code)
         self.numbers.reads += 1
         self.numbers.mark(value)
         return value
@@ -199,9 +230,15 @@ class PythonRun:
         if not self._has_unseen_reads or not isinstance(value, float):
             return False
         frame = backend.user_frame()
-        return (
-            frame is not None and not is_watched(frame.f_code) and all(value is not c for c in frame.f_code.co_consts)
-        )
+        if frame is None or self._is_watched(frame.f_code):
+            return False
+        return all(value is not constant for constant in frame.f_code.co_consts)
+
+    def _is_watched(self, code: types.CodeType) -> bool:
+        known = self._codes.get(id(code))
+        if known is None:
+            known = self._codes[id(code)] = (code, is_watched(code))
+        return known[1]
 
     # --- functions
 
@@ -286,7 +323,8 @@ _swapped: dict[types.FunctionType, _Swapped] = {}
 _runs: dict[int, PythonRun] = {}  # by thread
 
 
-def _run() -> PythonRun | None:
+def current_run() -> PythonRun | None:
+    """The run that this thread is in, if any."""
     return _runs.get(threading.get_ident())
 
 
