@@ -17,6 +17,7 @@ from taichi_ext.record.python_source import compiled, definition, is_same_code
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
 _KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
+_KEPT_OF = ("sys", "inspect")  # modules whose functions do
 
 
 def rewritten_code(code: types.CodeType, qualname: str, watch: Any) -> types.CodeType | None:
@@ -179,10 +180,13 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         self._visit_call(node)
         if self._is_kept(node):
-            return self._watched("unseen", node, node) if node.func.id == "eval" else node  # type: ignore[attr-defined]
+            is_eval = isinstance(node.func, ast.Name) and node.func.id == "eval"
+            return self._watched("unseen", node, node) if is_eval else node
         return self._watched("call", node, node.func, *node.args, keywords=node.keywords)
 
     def _is_kept(self, node: ast.Call) -> bool:
+        if isinstance(node.func, ast.Attribute):
+            return isinstance(node.func.value, ast.Name) and node.func.value.id in _KEPT_OF
         return isinstance(node.func, ast.Name) and node.func.id in _KEPT
 
     def _visit_call(self, node: ast.Call) -> None:

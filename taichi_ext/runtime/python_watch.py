@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -123,8 +124,10 @@ class Watch:
         run = current_run()
         if run is None or run.is_exact(function):
             return function
-        is_python = isinstance(getattr(function, "__func__", function), types.FunctionType)
-        if is_python and not function.__name__.endswith("_"):
+        inner, module = getattr(function, "__func__", function), backend.module_of(function)
+        is_python = isinstance(inner, types.FunctionType) and not inner.__name__.endswith("_")
+        is_standard = isinstance(function, types.BuiltinFunctionType) and module in sys.stdlib_module_names
+        if is_python or (is_standard and module != "_operator"):
             return function
         return functools.partial(self.call, function)
 

@@ -130,7 +130,7 @@ class RunRecord:
 def _parts(value: Any) -> Iterator[Any]:
     """What a run passes on, as numbers and objects."""
     if isinstance(value, backend.Matrix):
-        value = value.to_list() if value.is_host_access else value.entries
+        value = value.to_list()
     if isinstance(value, backend.Struct):
         value = {key: value[key] for key in value.keys}
     if isinstance(value, dict):
