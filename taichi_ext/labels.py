@@ -151,11 +151,13 @@ class _Function:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Every name that a piece of code uses: variables and attributes."""
+    """Every name that a piece of code uses: variables and attributes, which rewritten code has as texts."""
     names = {*code.co_names, *code.co_freevars, *code.co_varnames, *code.co_cellvars}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)
+        elif isinstance(constant, str):
+            names.add(constant)
     return names
 
 

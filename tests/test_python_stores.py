@@ -104,6 +104,7 @@ STORES = {
     "helper": (zero_in_a_helper, [0]),
     "method": (zero_in_a_method, [0]),
     "partial": (lambda t: functools.partial(zero_first, t)(), [0]),
+    "nested partial": (lambda t: functools.partial(functools.partial(operator.setitem, t), 0)(0.0), [0]),
     "slice": (lambda t: operator.setitem(t, slice(1, 3), 0.0), [1, 2]),
     "dunder": (lambda t: t.__setitem__(2, 0.0), [2]),
     "negative index": (lambda t: t.__setitem__(-1, 0.0), [3]),

@@ -22,6 +22,7 @@ SCOPE = "<py>"
 _NAME = "<function>"  # such as no function has, so that names within mean what they meant
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 _KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
+OWN_CODES: dict[types.CodeType, types.CodeType] = {}  # of functions that run with other code for a while, by that
 _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 
 
@@ -60,6 +61,7 @@ def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | Non
 
 def definition(code: types.CodeType, qualname: str) -> Any:
     """The ``def`` or ``lambda`` that a code object was compiled from, without what is evaluated where it stands."""
+    code = OWN_CODES.get(code, code)
     tree = _module(code)
     if tree is None:
         return None

@@ -13,7 +13,7 @@ import types
 from functools import lru_cache
 from typing import Any
 
-from taichi_ext.record.python_source import compiled, definition, is_same_code
+from taichi_ext.record.python_source import OWN_CODES, compiled, definition, is_same_code
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
 _KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
@@ -38,7 +38,9 @@ def _rewritten(code: types.CodeType, file: str, qualname: str, watch: Any) -> ty
         return None
     if made.co_freevars != code.co_freevars:
         return None
-    return _completed(made, watch, _path(made), qualname).replace(co_name=code.co_name)
+    made = _completed(made, watch, _path(made), qualname).replace(co_name=code.co_name)
+    OWN_CODES[made] = code
+    return made
 
 
 def _path(code: types.CodeType) -> str:

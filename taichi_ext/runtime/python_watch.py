@@ -12,7 +12,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, islice, product
 from typing import Any
 
@@ -204,10 +204,10 @@ class PythonRun:
 
     def items(self, values: Any) -> Any:
         """Something that may be iterated over, whose items depend on what it does."""
-        is_known = isinstance(values, (*KEEPING, float)) or not hasattr(values, "__iter__")
-        if is_known or getattr(values, "ndim", 1) == 0 or not self.numbers.depends(values):
+        if isinstance(values, (*KEEPING, float)) or getattr(values, "ndim", 1) == 0:
             return values
-        return self.numbers.marked(values)
+        is_some = isinstance(values, Iterable) and self.numbers.depends(values)
+        return self.numbers.marked(values) if is_some else values
 
     def note_stores(self, stores: list[tuple[Any, Any]], value: Any) -> None:
         """Python has stored to arrays, perhaps numbers that depend on ones with tangents."""
@@ -247,11 +247,12 @@ class PythonRun:
 
     def is_exact(self, function: Any) -> bool:
         """Whether a callable is a kernel, or the user's own, which has rewritten code from now on."""
-        if isinstance(function, types.MethodType):
-            self.is_exact(type(function.__self__))
-            function = function.__func__
-        while isinstance(function, (functools.partial, functools._lru_cache_wrapper)):
-            function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+        while isinstance(function, (types.MethodType, functools.partial, functools._lru_cache_wrapper)):
+            if isinstance(function, types.MethodType):
+                self.is_exact(type(function.__self__))
+                function = function.__func__
+            else:
+                function = function.func if isinstance(function, functools.partial) else function.__wrapped__
         known = self._known.get(id(function))
         if known is None:
             self._known[id(function)] = known = (function, False)  # while it is looked at
@@ -284,18 +285,19 @@ class PythonRun:
 
     def _rewrite(self, function: types.FunctionType) -> bool:
         """Let a function run with its code rewritten; False where that cannot be done."""
-        if is_watched(function.__code__):
-            with _lock:
-                if function in _swapped:
-                    _swapped[function].users += 1
-                    self._rewritten.append(function)
-            return True
-        code = rewritten_code(function.__code__, function.__qualname__, WATCH)
-        if code is None:
-            return False
         with _lock:
-            _swapped[function] = _Swapped(function.__code__, 1)
-            function.__code__ = code
+            swapped = _swapped.get(function)
+            own = function.__code__ if swapped is None else swapped.code
+            if is_watched(own):  # defined by rewritten code
+                return True
+            code = rewritten_code(own, function.__qualname__, WATCH)
+            if code is None:
+                return False
+            if swapped is None:
+                _swapped[function] = _Swapped(own, 1)
+                function.__code__ = code
+            else:
+                swapped.users += 1
         self._rewritten.append(function)
         return True
 
