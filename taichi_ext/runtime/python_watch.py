@@ -181,6 +181,9 @@ class PythonRun:
 
     def call(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call what is no code of the user's: what it gives depends on what it gets, and on what it reads."""
+        while isinstance(function, functools.partial):
+            args, keywords = (*function.args, *args), {**function.keywords, **keywords}
+            function = function.func
         numbers, before = self.numbers, self.numbers.reads
         owner = getattr(function, "__self__", None)
         if isinstance(owner, KEEPING):
