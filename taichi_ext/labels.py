@@ -160,11 +160,13 @@ class _Function:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Every name that a piece of code uses: variables and attributes."""
+    """Every name that a piece of code uses: variables and attributes, which rewritten code has as texts."""
     names = {*code.co_names, *code.co_freevars, *code.co_varnames, *code.co_cellvars}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names(constant)
+        elif isinstance(constant, str):
+            names.add(constant)
     return names
 
 
@@ -181,11 +183,12 @@ def _as_function(value: Any, owner: Any = None, owner_name: str = "self") -> _Fu
     func = backend.taichi_func(value)
     value = func.func if func is not None else value
     value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    is_own = inspect.isfunction(value) and not _is_library(backend.module_of(value))
+    is_own = inspect.isfunction(value) and not is_library_module(backend.module_of(value))
     return _Function(value, owner, owner_name) if is_own else None
 
 
-def _is_library(module: str) -> bool:
+def is_library_module(module: str) -> bool:
+    """Whether a module is no code of the user's."""
     name = module.split(".")[0]
     return name in _LIBRARIES or (name in sys.stdlib_module_names and name != "__main__")
 
@@ -222,7 +225,7 @@ def _in_frames(matches: Callable[[Any], str | None]) -> str:
     frame = backend.user_frame()
     while frame is not None:
         code = frame.f_code
-        if not _is_library(frame.f_globals.get("__name__") or ""):
+        if not is_library_module(frame.f_globals.get("__name__") or ""):
             names = _names(code)
             variables = {**frame.f_globals, **frame.f_locals}
             order = sorted(variables, key=lambda name: name not in names)  # those that the code uses come first

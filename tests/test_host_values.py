@@ -1,7 +1,6 @@
-"""Numbers that a pipeline reads from fields with tangents: they compute as others do, and know where they come from."""
+"""Numbers that a pipeline reads from fields with tangents: ordinary ones, of which a run knows what depends on them."""
 
-import json
-import math
+import importlib.util
 import warnings
 
 import devices
@@ -12,7 +11,7 @@ from differences import outputs, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import DerivativeWarning, jacobian
-from taichi_ext.runtime.host_values import is_active_on_host
+from taichi_ext.runtime.python_watch import current_run
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -21,22 +20,36 @@ MARKED = """Y[0]; Y[0].item(); Y.sum().item() / 0.5; round(Y.max(), 3); Y[0] / 0
 3 * y[0]; max(y[0], Y[1]); Y.reshape(2, 2)[1]; Y[1:3]; list(Y); y[0] ** 2; 2 ** y[0]; -Y; abs(Y); np.sum(Y, axis=0)
 np.sqrt(Y[0]); np.maximum(1.0, Y.sum()); np.exp(Z[0]); np.where(Y > 0.1, Y, 0.0); np.dot(Y, Y); np.linalg.norm(Y)
 np.linalg.eigh(np.outer(Y, Y)).eigenvalues.max(); np.concatenate([np.zeros(1), Y]); np.stack([Y, Y])[0]; np.clip(Y, 0, 1); np.einsum("i,i", Y, Y)
-Y.sum(axis=0, keepdims=True); Z[0] / 3; np.exp(Z); np.sin(y[0]); {"a": Y[0]}; Y.astype(np.float32); Y @ Y; 1 - Z[1]; Y.tolist()"""
+Y.sum(axis=0, keepdims=True); Z[0] / 3; np.exp(Z); np.sin(y[0]); {"a": Y[0]}; Y.astype(np.float32); Y @ Y; 1 - Z[1]; Y.tolist()
+math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]]); np.float64(y[0]); (y[0] * 1j).imag; list(Y.flat); np.clip(y[0], 0, 1); sum([y[0], 1.0])
+np.sum([y[0], 1.0]); np.linalg.norm([y[0], 1.0]); np.interp(y[0], [0, 1], [0, 1]); max(map(math.sqrt, Y)); [a * b for a, b in zip(Y, Z)]; (lambda v: -v)(y[0])
+divmod(y[0], 0.1)[1]; np.asarray(Y)[0]; {k: v for k, v in enumerate(Y)}[1]; functools.reduce(max, [y[0], y[1]]); eval("y[0]"); [*Y][1]; f(*Y[:2]); y[0] if Y.any() else 0.0"""
 OTHERS = """round(y[0]); hash(Y.sum()); json.dumps(Y.sum()); {Y.max(): 1}; Y.astype(int); Y > 0; (Y > 0).sum(); Y.argmax()
 f"{Y[0]:.3f} {Y.sum():.2f} {y[0]:.3e}"; int(Y[0] * 10); bool(Y.any()); Y.dtype; Z.sum().dtype; np.exp(Z[0]).dtype; np.allclose(Y, Y)
-np.shape(Y); np.argsort(Y); np.isnan(Y[0]); np.searchsorted(Y, 0.2)
+np.shape(Y); np.argsort(Y); np.isnan(Y[0]); np.searchsorted(Y, 0.2); max(y[0], 100.0); [y[0], 0.5][1]; 0.1 * Y.size; Y.shape[0] / 3; 0.5 if y[0] > 0 else 0.25
+float(f"{0.5}"); math.sqrt(len(Y)); np.zeros_like(Y).size * 0.5; sum(range(Y.size)) * 0.1; np.linspace(0, 1, Y.size)[1]
 isinstance(Y.sum(), float); y[0] > 0.1; Z[0] == Z[0] / 3 * 3; np.zeros(2)[0]"""
-# what NumPy and math make of marked numbers without asking them: the mark is lost, the value is right
-FORGOTTEN = "math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]]); np.float64(y[0]); (y[0] * 1j).imag; list(Y.flat)"
 
 
 def expressions(text):
     return [e.strip() for line in text.splitlines() for e in line.split(";")]
 
 
+def functions_of(texts, folder):
+    """A Python function of a file for each expression."""
+    lines = ["import functools, json, math", "import numpy as np", "def f(a, b):", "    return a * b"]
+    lines += [line for n, text in enumerate(texts) for line in (f"def f{n}(y, Y, Z):", f"    return {text}")]
+    path = folder / "expressions.py"
+    path.write_text("\n".join(lines))
+    spec = importlib.util.spec_from_file_location("expressions", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return {text: getattr(module, f"f{n}") for n, text in enumerate(texts)}
+
+
 @pytest.mark.cpu_only("two types of real numbers, one of which json writes")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_numbers_compute_as_without_a_derivative():
+def test_numbers_compute_as_without_a_derivative(tmp_path):
     x, y, z = scalars([0.3, 0.8, 0.5, 0.7]), outputs(4), outputs(4, dtype=ti.f32)
 
     @ti.kernel
@@ -45,28 +58,26 @@ def test_numbers_compute_as_without_a_derivative():
             y[i] = x[i] * x[0]
             z[i] = ti.cast(x[i], ti.f32)
 
-    everything = [*expressions(MARKED), *expressions(OTHERS), *expressions(FORGOTTEN)]
-    found = {}
+    functions = functions_of([*expressions(MARKED), *expressions(OTHERS)], tmp_path)
+    found, lost = {}, {}
 
     def run():
         k()
-        names = {"np": np, "json": json, "math": math, "y": y, "Y": y.to_numpy(), "Z": z.to_numpy()}
-        for text in everything:
-            found[text] = eval(text, names)
-
-    def shown(value):
-        text = repr(value)
-        for name in ("ActiveFloat64", "ActiveFloat32"):
-            text = text.replace(name, f"np.{name.removeprefix('Active').lower()}")
-        return text.replace("ActiveArray", "array")
+        Y, Z = y.to_numpy(), z.to_numpy()
+        for text, function in functions.items():
+            found[text] = function(y, Y, Z)
+            active = current_run()
+            lost[text] = active is not None and active.is_lost(found[text])
 
     run()
-    plain = {text: shown(value) for text, value in found.items()}
-    assert not any(is_active_on_host(value) for value in found.values())
+    plain = {text: (type(value), repr(value)) for text, value in found.items()}
+    assert not any(lost.values())
+    own = [function.__code__ for function in functions.values()]
     jacobian(run, x, [y, z])
-    for text in everything:
-        assert shown(found[text]) == plain[text], text
-        assert is_active_on_host(found[text]) == (text in expressions(MARKED)), text
+    assert [function.__code__ for function in functions.values()] == own
+    for text in functions:
+        assert (type(found[text]), repr(found[text])) == plain[text], text
+        assert lost[text] == (text in expressions(MARKED)), text
 
 
 def test_what_kernels_return_is_marked():
@@ -99,16 +110,17 @@ def test_what_kernels_return_is_marked():
         for i in y:
             y[i] = a * x[i]
 
-    found = {}
+    found, lost = {}, {}
 
     def run():
         found.update(number=number(), vector=vector(), sum=vector() + 1.0, several=several()[1], struct=struct().v)
         found.update(entry=vector()[1], member=struct().a, whole=struct().n, constant=constant())
         use(0.5)
 
+        lost.update((name, current_run().is_lost(value)) for name, value in found.items())
+
     jacobian(run, x, y)
-    unmarked = {name for name, value in found.items() if not is_active_on_host(value)}
-    assert unmarked == {"whole", "constant"}
+    assert {name for name in found if not lost[name]} == {"whole", "constant"}
     assert_allclose(float(found["number"]), 0.3 * 0.8, rtol=1e-15)
     assert_allclose(found["sum"].to_list(), [1.3, 2.0], rtol=1e-15)
 
@@ -131,7 +143,7 @@ def test_vectors_that_python_computes_are_marked():
 
     def run():
         values = [x[0], x[0] * 2, x[0] + x[1], ti.Vector([x[0][0], 1.0]), -x[0], ti.Vector([1.0, 2.0]) * 2]
-        found[:] = [(is_active_on_host(value), value.to_list()) for value in values]
+        found[:] = [(current_run().is_lost(value), value.to_list()) for value in values]
         use(values[-1])
 
     jacobian(run, x, y)
@@ -145,7 +157,7 @@ def test_values_of_types_are_marked():
     state = ti.types.struct(a=ti.f64, b=ti.f64, v=pair, n=ti.i32)
     nested = ti.types.struct(s=state, c=ti.f64)
     x, y = scalars([0.3, 0.8]), outputs(2)
-    found = {}
+    found, lost = {}, {}
 
     @ti.kernel
     def use(s: state, m: square):
@@ -160,17 +172,18 @@ def test_values_of_types_are_marked():
         )
         found.update(struct=s, a=s.a, v=s.v, norm=v.norm(), largest=m.max(), inverse=m.inverse(), inner=nested(s=s).s.a)
         found.update(plain=pair(1.0, 2.0), b=s.b, n=s.n, whole=state(a=1.0), c=nested(s=s, c=1.0).c)
+        lost.update((name, current_run().is_lost(value)) for name, value in found.items())
         use(s, m)
 
     with pytest.warns(DerivativeWarning, match="is passed to .*use: it counts as a constant"):
         jacobian(run, x, y)
-    assert {name for name, value in found.items() if not is_active_on_host(value)} == {"plain", "b", "n", "whole", "c"}
+    assert {name for name in found if not lost[name]} == {"plain", "b", "n", "whole", "c"}
     assert_allclose(found["struct"].v.to_list(), [0.3, 1.0], rtol=1e-15)
     assert_allclose(found["again"].to_list(), [0.8, 2.0], rtol=1e-15)
 
 
 class TestArraysThatPythonMakes:
-    """Arrays that kernels are given carry no mark; those that Python makes in between are noticed when they are passed."""
+    """Arrays that kernels are given carry their tangents; those that Python computes from them do not."""
 
     @pytest.fixture
     def multiply(self):
@@ -208,7 +221,7 @@ class TestArraysThatPythonMakes:
             multiply(between, b, c)
             multiply(between**2, b, c)
 
-        with pytest.warns(DerivativeWarning, match="Python has made in the pipeline is passed to .*multiply"):
+        with pytest.warns(DerivativeWarning, match="is passed to .*multiply: it counts as a constant"):
             J = jacobian(run, a, c, args=(a, c))
         assert_allclose(J, np.diag(b**2))
 

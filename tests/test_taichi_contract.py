@@ -38,7 +38,7 @@ from taichi.lang.expr import Expr
 from taichi.lang.field import ScalarField, SNodeHostAccess
 from taichi.lang.kernel_arguments import KernelArgument
 from taichi.lang.kernel_impl import Func, Kernel, _BoundedDifferentiableMethod, _get_global_vars
-from taichi.lang.matrix import Matrix, MatrixType, VectorType
+from taichi.lang.matrix import Matrix, MatrixType
 from taichi.lang.struct import Struct, StructField, StructType
 from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
 from taichi.types import ndarray_type, primitive_types
@@ -1216,23 +1216,6 @@ def test_structs_in_a_kernel_are_made_of_members_and_methods():
     assert isinstance(kind, StructType)
     assert list(kind.members) == ["a", "b"]
     assert kind.methods == {}
-
-
-def test_values_of_types_are_made_in_one_place(monkeypatch):
-    """``vec2(...)`` in Python goes through ``_instantiate_in_python_scope``, a struct through ``StructType.cast``."""
-    made = []
-    for kind, name in ((VectorType, "_instantiate_in_python_scope"), (MatrixType, "_instantiate_in_python_scope")):
-        plain = getattr(kind, name)
-        monkeypatch.setattr(kind, name, lambda self, entries, plain=plain: made.append(entries) or plain(self, entries))
-    plain_cast = StructType.cast
-    monkeypatch.setattr(StructType, "cast", lambda self, struct: made.append(struct) or plain_cast(self, struct))
-    pair, square = ti.types.vector(2, ti.f64), ti.types.matrix(2, 2, ti.f64)
-    pair(1.0, 2.0), pair([3.0, 4.0]), square([[1.0, 2.0], [3.0, 4.0]])
-    assert made == [[1.0, 2.0], [3.0, 4.0], [1.0, 2.0, 3.0, 4.0]]
-    made.clear()
-    state = ti.types.struct(a=ti.f64)(a=2.0)
-    assert [s._Struct__entries["a"] for s in made] == [2.0]
-    assert state._Struct__entries["a"] == 2.0
 
 
 def test_fields_can_be_destroyed():

@@ -22,11 +22,13 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused, container_key
-from taichi_ext.runtime.host_values import as_given, saying_once, warn_at_user
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.passed_numbers import NumberSeeds, PipelineRun, with_tangents
+from taichi_ext.runtime.python_watch import watching
+from taichi_ext.runtime.run_record import RunRecord
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.state import OverBudgetError, State
+from taichi_ext.runtime.warning import saying_once, warn_at_user
 from taichi_ext.stages import Stages
 
 
@@ -59,6 +61,7 @@ class Evaluation:
         self._runs = 0
         self._is_last_run = True
         self._findings = Findings()
+        self._record = RunRecord()
         self._said: set[Any] = set()  # warnings
         self._params = [call.current(target) for target in prepared.params]
         self._outputs = [call.current(target) for target in prepared.outputs]
@@ -258,6 +261,7 @@ class Evaluation:
         total = sum(math.prod(shape) for _, shape in columns)
         if first == 0:
             self._findings.begin()
+            self._record = RunRecord()
         session.first_column = first
         count = total - first if count is None else min(count, total - first)
         session.columns = max(1, count)  # without parameters' entries there is one that nothing carries
@@ -265,6 +269,9 @@ class Evaluation:
         self._is_last_run = first + session.columns >= total
         session.max_memory = self._max_memory()
         session.state = self._state
+        if self.call.kernel is None and session.columns < total:
+            self._record.begin()
+            session.record = self._record
         session.watch = self._watch
         session.strategy = self._prepared.strategy
         if self._directions is not None:
@@ -332,13 +339,11 @@ class Evaluation:
             session.before_launch = None  # which refers to the session: nothing of it waits for the garbage collector
         else:
             session.start(self.call.function, self.call.args)
-            given = {id(self.call.value(t)) for t in self._params if t.position >= 0}
-            args = [as_given(a) if id(a) in given else a for a in self.call.args]
-            run = PipelineRun(warn_at_user)
+            args, run = list(self.call.args), PipelineRun(warn_at_user)
             session.pipeline = run if self._passed else None
             for position, column in self._passed.items():
                 args[position] = with_tangents(args[position], self.call.names[position], column, run)
-            with backend.follow(session), run:
+            with backend.follow(session), watching(session.python, self.call.function), run:
                 self.returned = self.call.function(*args)
             session.read |= {("passed", name) for name in run.passed}
 

@@ -8,7 +8,7 @@ from typing import Any
 from taichi_ext.api.arguments import Target
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
-from taichi_ext.runtime.host_values import warn_at_user
+from taichi_ext.runtime.warning import warn_at_user
 
 
 class Findings:

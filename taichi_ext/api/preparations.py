@@ -12,7 +12,7 @@ from taichi_ext.api.by_identity import ByIdentity
 from taichi_ext.api.cache_keys import Origin
 from taichi_ext.api.plan import Plan
 from taichi_ext.record.variables import plain_function
-from taichi_ext.runtime.host_values import warn_at_user
+from taichi_ext.runtime.warning import warn_at_user
 
 EVERY = 8  # preparations of the same code for the same params and outputs give one warning
 _MOST_KEYS = 32  # of one piece of code

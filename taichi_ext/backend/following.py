@@ -8,13 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from taichi import Matrix, MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct, StructField
+from taichi import MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct, StructField
 from taichi.lang import impl, matrix, mesh
 from taichi.lang.enums import AutodiffMode
 from taichi.lang.field import SNodeHostAccess
 from taichi.lang.kernel_impl import Kernel
-from taichi.lang.matrix import MatrixType, VectorType
-from taichi.lang.struct import StructType
 
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
@@ -44,9 +42,6 @@ class _Stray:
         raise self._error("A field or array is written in")
 
     def host_read(self, obj: Any, value: Any) -> Any:
-        return value
-
-    def host_made(self, value: Any, parts: Any) -> Any:
         return value
 
     def _error(self, what: str) -> UnsupportedError:
@@ -234,39 +229,6 @@ def _followed_from_numpy(name: str) -> Callable[..., Any]:
     return from_numpy
 
 
-def _followed_matrix(self: Matrix, arr: Any, dt: Any = None) -> None:
-    _originals["matrix"](self, arr, dt)
-    follower = _follower()
-    if follower is not None and not self.is_host_access:
-        self.entries = follower.host_made(self.entries, arr)
-
-
-def _followed_matrix_to_numpy(self: Matrix) -> Any:
-    values = _originals["matrix to_numpy"](self)
-    follower = _follower()
-    return values if follower is None or not self.is_host_access else follower.host_made(values, self)
-
-
-def _followed_typed(name: str) -> Callable[..., Any]:
-    def instantiate(self: Any, entries: Any) -> Any:
-        made = _originals[name](self, entries)
-        follower = _follower()
-        return made if follower is None else follower.host_made(made, entries)
-
-    return instantiate
-
-
-def _followed_struct_cast(self: StructType, struct: Any) -> Any:
-    made = _originals["struct cast"](self, struct)
-    follower = _follower()
-    if follower is not None:
-        entries = made._Struct__entries  # vectors and structs in it are followed themselves
-        for key, number in struct._Struct__entries.items():
-            if isinstance(entries[key], float):
-                entries[key] = follower.host_made(entries[key], number)
-    return made
-
-
 # All that Python can do to a field or array.  What is not here ends in one of these, or in a kernel of Taichi's own,
 # whose launch is followed like any other:
 #
@@ -279,7 +241,7 @@ def _followed_struct_cast(self: StructType, struct: Any) -> Any:
 #   from_numpy, from_torch, from_paddle, copy_from             kernels; from_numpy warns of numbers with a tangent
 #   field.fill, S.fill, S.copy_from, S.from_numpy              kernels, for each member
 #   deactivate_all of a node, ti.deactivate_all_snodes         kernels, which clear tangents (Session._clear_under)
-#   NumPy arrays and tensors, changed in place                 compared at the next launch (ArrayTangents.clear_changed)
+#   NumPy arrays and tensors, changed in place                 seen by rewritten code (runtime.python_watch)
 #
 # (owner, attribute, what stands in for it while a pipeline is followed)
 _FOLLOWED = {
@@ -294,9 +256,6 @@ _FOLLOWED = {
     "proxy get": (mesh.MeshReorderedScalarFieldProxy, "__getitem__", _followed_proxy_get),
     "array set": (ScalarNdarray, "__setitem__", _followed_array_set),
     "array get": (ScalarNdarray, "__getitem__", _followed_array_get),
-    "matrix": (Matrix, "__init__", _followed_matrix),
-    "struct cast": (StructType, "cast", _followed_struct_cast),
-    "matrix to_numpy": (Matrix, "to_numpy", _followed_matrix_to_numpy),
     "fill": (Ndarray, "fill", _followed_fill),
     "thread start": (threading.Thread, "start", _followed_start),
 }
@@ -308,9 +267,6 @@ for _class in (ScalarField, MatrixField, ScalarNdarray, matrix.MatrixNdarray, ma
 for _class in (MatrixField, StructField):
     for _name in ("__getitem__", "__setitem__"):
         _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _existing(f"{_class.__name__}.{_name}"))
-for _class in (MatrixType, VectorType):
-    _name = f"{_class.__name__} of numbers"
-    _FOLLOWED[_name] = (_class, "_instantiate_in_python_scope", _followed_typed(_name))
 
 
 _originals: dict[str, Any] = {name: getattr(owner, attribute) for name, (owner, attribute, _) in _FOLLOWED.items()}

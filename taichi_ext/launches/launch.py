@@ -97,6 +97,7 @@ class KernelFacts:
     written: frozenset[Any]
     covered: frozenset[Any]  # containers of which all tangents are written, whatever they were
     other_fields: tuple[Any, ...] = ()  # integer fields that are written
+    read_arguments: frozenset[str] = frozenset()  # names of array arguments of which entries are read
     changed_nodes: tuple[Any, ...] = ()  # of the layout, cells of which are activated and deactivated by name
     has_random: bool = False
     returns_active: bool = False  # what it returns has a tangent

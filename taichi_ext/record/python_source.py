@@ -22,6 +22,7 @@ SCOPE = "<py>"
 _NAME = "<function>"  # such as no function has, so that names within mean what they meant
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 _KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
+OWN_CODES: dict[types.CodeType, types.CodeType] = {}  # of functions that run with other code for a while, by that
 _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 
 
@@ -54,26 +55,48 @@ def is_rewritten(function: types.FunctionType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | None:
-    definition = _definition(code, qualname)
-    return None if definition is None else _compiled(_Rewriter().visit_body(definition), code, (SCOPE,))
+    node = definition(code, qualname)
+    return None if node is None else compiled(_Rewriter().visit_body(node), code, (SCOPE,))
 
 
-def _definition(code: types.CodeType, qualname: str) -> Any:
+def definition(code: types.CodeType, qualname: str) -> Any:
     """The ``def`` or ``lambda`` that a code object was compiled from, without what is evaluated where it stands."""
-    try:
-        lines, _ = inspect.findsource(code)
-        tree = _parsed("".join(lines))
-    except (OSError, TypeError, IndexError, SyntaxError):
+    code = OWN_CODES.get(code, code)
+    tree = _module(code)
+    if tree is None:
         return None
     found = [_alone(node, qualname) for node in ast.walk(tree) if _may_be(node, code)]
     if len(found) > 1:  # several lambdas in one line
-        found = [node for node in found if _is_same(code, _compiled(node, code, ()))]
+        found = [node for node in found if is_same_code(code, compiled(node, code, ()))]
     return found[0] if found else None
+
+
+def _module(code: types.CodeType) -> ast.Module | None:
+    try:
+        lines, _ = inspect.findsource(code)
+        return _parsed("".join(lines))
+    except (OSError, TypeError, IndexError, SyntaxError):
+        return None
 
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
+
+
+@lru_cache(maxsize=64)
+def _imports(tree: ast.Module) -> list[Any]:
+    """The names that a module imports: attributes of these are compiled in another way."""
+    pending: list[Any] = list(tree.body)
+    names: dict[str, None] = {}
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update((alias.asname or alias.name.split(".")[0], None) for alias in node.names)
+        elif isinstance(node, (ast.If, ast.Try, ast.With, ast.For, ast.While, ast.ExceptHandler)):
+            pending += ast.iter_child_nodes(node)
+    names.pop("*", None)
+    return [ast.Import(names=[ast.alias(name=name)]) for name in names]
 
 
 def _may_be(node: ast.AST, code: types.CodeType) -> bool:
@@ -104,21 +127,23 @@ def _alone(node: Any, qualname: str) -> Any:
     return node
 
 
-def _compiled(definition: Any, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
+def compiled(node: Any, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
     """The code of a definition that stands where some names, and those that are free in ``code``, are known."""
-    is_lambda = isinstance(definition, ast.Lambda)
+    is_lambda = isinstance(node, ast.Lambda)
     names = [ast.arg(arg=name) for name in (*free, *code.co_freevars)]
     around: Any = ast.parse("def around(): pass").body[0]
     around.args.args = names
-    around.body = [ast.Expr(value=definition) if is_lambda else definition]
-    tree = ast.fix_missing_locations(ast.Module(body=[around], type_ignores=[]))
+    around.body = [ast.Expr(value=node) if is_lambda else node]
+    module = _module(code)
+    imports = [] if module is None else _imports(module)
+    tree = ast.fix_missing_locations(ast.Module(body=[*imports, around], type_ignores=[]))
     found = compile(tree, code.co_filename, "exec", flags=code.co_flags & _FUTURE, dont_inherit=True)
     for name in ("around", "<lambda>" if is_lambda else _NAME):
         found = next(c for c in found.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
     return found
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def is_same_code(a: Any, b: Any) -> bool:
     if isinstance(a, str) and isinstance(b, str) and ".<locals>." in b:
         return a.split(".")[-1] == b.split(".")[-1]  # before Python 3.11, paths of inner functions are constants
     if not isinstance(a, types.CodeType) or not isinstance(b, types.CodeType):
@@ -126,7 +151,7 @@ def _is_same(a: Any, b: Any) -> bool:
     attributes = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     is_alike = all(getattr(a, n) == getattr(b, n) for n in attributes)
     is_alike = is_alike and len(a.co_consts) == len(b.co_consts)
-    return is_alike and all(map(_is_same, a.co_consts, b.co_consts))
+    return is_alike and all(map(is_same_code, a.co_consts, b.co_consts))
 
 
 class _Rewriter(ast.NodeTransformer):

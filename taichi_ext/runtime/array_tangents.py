@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, Fused, Role
+from taichi_ext.runtime.array_stores import ArrayStores
 from taichi_ext.runtime.memory import Shadow, array_info, view_of
 from taichi_ext.runtime.regions import Region, Regions, View
 
@@ -71,7 +72,7 @@ class ArrayTangents:
         self.regions = Regions()
         self.infos: dict[Any, ContainerInfo] = {}  # of parameters and outputs, by key
         self._bindings: dict[Any, Binding] = {}
-        self._new: list[Given] = []  # arrays of the last launch whose memory had not been seen before
+        self.stores = ArrayStores()
         self._relatives: dict[Any, set[Any]] = {}  # the keys of parameters and outputs in the memory of an array
 
     # --- which array is which
@@ -108,7 +109,6 @@ class ArrayTangents:
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.clear()
             binding = self._bindings[name] = _array_arguments(kernel, args)
-        self._new = []
         for array in binding.given:
             if array.info is None:
                 self._refuse_other_type(array)
@@ -124,13 +124,10 @@ class ArrayTangents:
     def _include(self, array: Given, columns: Columns) -> None:
         if self.regions.find(array.view) is not None:
             return
-        if not self.regions.overlapping(array.view):
-            self._new.append(array)
-        else:
-            self._refuse_other_type(array)
-            for region in list(self.regions.overlapping(array.view)):
-                if not region.layout.fits(array.view):
-                    self.regions.forget(region)
+        self._refuse_other_type(array)
+        for region in list(self.regions.overlapping(array.view)):
+            if not region.layout.fits(array.view):
+                self.regions.forget(region)
         region, parts = self.regions.include(array.view, array.name, array.value)
         for part in parts:
             region.seeds.update(part.seeds)
@@ -241,40 +238,38 @@ class ArrayTangents:
 
     # --- what Python changes between launches
 
-    def perhaps_computed(self, fused: Fused) -> Iterator[Given]:
-        """New arrays that a launch reads, and that Python may have computed from others with tangents.
-
-        Those that hold one number everywhere are constants.
-        """
-        if not any(region.is_active and _memory(region) is not None for region in self.regions):
-            return
-        for array in self._new:
-            assert array.info is not None
-            key, memory = array.info.key, _memory(self._region(array.key))
-            if key in fused.facts.read and key not in fused.facts.covered and memory is not None:
-                numbers = memory.view(backend.to_numpy_type(array.info.dtype))
-                if (numbers != numbers[:1]).any():
-                    yield array
+    def is_active_memory(self, array: Any) -> bool:
+        """Whether a NumPy array or tensor has memory in common with one that may carry tangents."""
+        if not len(self.regions):
+            return False
+        space, start, end = backend.memory_span(array)
+        return any(region.is_active for region in self.regions.between(space, start, end))
 
     def remember(self) -> None:
         """Keep the numbers of the arrays that carry tangents and that Python can change unseen."""
+        self.stores.clear()
         for region in self.regions:
             if region.is_active:
                 memory = _memory(region)
                 region.copy = None if memory is None else memory.copy()
 
     def clear_changed(self, columns: Columns) -> list[tuple[Label | str, Any, int]]:
-        """Clear the tangents of entries that are not as the last launch left them: name, key and number of those."""
+        """Clear the tangents of entries that Python has stored to, or that are not as the last launch left them.
+
+        Gives name, key and number of those.
+        """
         found = []
         for region in self.regions:
             if region.copy is None or not region.is_active:
                 continue
-            memory = _memory(region)
-            if memory is None or np.array_equal(memory, region.copy):
+            memory, stored = _memory(region), self.stores.within(region.layout)
+            if memory is None or (stored is None and np.array_equal(memory, region.copy)):
                 continue
             dtype = backend.to_numpy_type(backend.named_type(region.layout.dtype))
             numbers, before = memory.view(dtype), region.copy.view(dtype)
             changed = (numbers != before) & ~((numbers != numbers) & (before != before))
+            if stored is not None:
+                changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
             if changed.any():
                 key = ("array", region.layout)
                 self.shadow(key, columns).clear_rows(region.changed_rows(changed))

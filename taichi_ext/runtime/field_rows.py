@@ -33,3 +33,10 @@ def rows_under(info: ContainerInfo, node: Any) -> np.ndarray:
     """The rows of the components that are placed in a node of the layout."""
     rows = np.arange(info.size).reshape(-1, math.prod(info.element_shape))
     return rows[:, backend.components_under(info.obj, node)].reshape(-1)
+
+
+def rows_of_index(array: Any, index: Any) -> np.ndarray:
+    """The rows of an entry of a ti.ndarray; the index of a component may follow."""
+    index = index if isinstance(index, tuple) else () if index is None else (index,)
+    shape = backend.full_shape(array)
+    return np.arange(math.prod(shape)).reshape(shape)[tuple(int(i) for i in index)].reshape(-1)

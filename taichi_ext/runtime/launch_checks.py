@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.record.variables import Variable, attribute_variable
-from taichi_ext.runtime.array_tangents import Given
-from taichi_ext.runtime.host_values import is_active_on_host, warn_at_user
-from taichi_ext.runtime.reachable import reachable_arrays
+from taichi_ext.runtime.warning import warn_at_user
 
 STORED = (
     "A number that was read from a field or array with a tangent is stored from Python: what is stored counts as a "
@@ -60,41 +58,25 @@ def _parameter_in(value: Any, keys: set[Any]) -> str:
     return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
 
 
-def warn_of_lost_tangents(kernel: Any, args: tuple[Any, ...]) -> None:
+def warn_of_lost_tangents(kernel: Any, args: tuple[Any, ...], is_lost: Callable[[Any], bool]) -> None:
     """Warn where a number that Python has read from something with a tangent is passed to a kernel."""
-    if backend.is_library_kernel(kernel):  # field.fill(value); copies of arrays are told where they are made
-        if any(is_active_on_host(a) for a in args if not backend.is_array(a)):
-            warn_at_user(STORED)
-    elif any(is_active_on_host(a) for a in args):
+    if not any(map(is_lost, args)):
+        return
+    if backend.is_library_kernel(kernel):  # field.fill(value), field.from_torch(tensor)
+        warn_at_user(STORED)
+    else:
         warn_at_user(
             f"A number that was read from a field or array with a tangent is passed to {kernel.func.__qualname__}: "
             "it counts as a constant, its tangent is lost. Read it in the kernel."
         )
 
 
-def warn_of_new_arrays(kernel: Any, arrays: Iterable[Given], pipeline: tuple[Any, Any] | None) -> None:
-    """Warn of arrays that Python has made in a pipeline, perhaps of others with tangents, and passes to a kernel.
-
-    ``pipeline`` is the function and its arguments; None outside of a pipeline.
-    """
-    if pipeline is None:
-        return
-    for array in arrays:
-        if is_active_on_host(array.value) or _is_part(array.value, reachable_arrays(*pipeline)):
-            continue  # the first is a warning of its own
-        use = "stored" if backend.is_library_kernel(kernel) else f"passed to {kernel.func.__qualname__}"
-        warn_at_user(
-            f"An array of shape {tuple(array.value.shape)} that Python has made in the pipeline is {use}: it counts as "
-            "a constant, also where it was computed from arrays with tangents. Compute it in a kernel; make an array "
-            "of constants before."
-        )
-
-
-def _is_part(array: Any, others: Iterable[Any]) -> bool:
-    """Whether an array lies in the memory of one of the others."""
-    space, start, end = backend.memory_span(array)
-    spans = map(backend.memory_span, others)
-    return any(found[0] == space and found[1] <= start and end <= found[2] for found in spans)
+def warn_of_changes(name: Any, count: int) -> None:
+    """Warn of entries of an array that Python has stored to."""
+    warn_at_user(
+        f"{count} entries of {name} were changed from Python between kernels: they count as constants, their tangents "
+        "are lost. Change them in a kernel."
+    )
 
 
 def refuse_other_fields(kernel: Any, before: Any, now: Any) -> None:

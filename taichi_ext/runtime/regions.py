@@ -127,12 +127,15 @@ class Regions:
         known = self._places.get(view)
         if known is not None:
             return [known]
-        regions = self._spaces.get(view.space)
+        return self.between(view.space, view.start, view.end)
+
+    def between(self, space: Any, start: int, end: int) -> list[Region]:
+        """The regions that have memory in common with a stretch of it."""
+        regions = self._spaces.get(space)
         if not regions:
             return []
-        first = bisect_right(regions, view.start, key=_end)
-        end = bisect_left(regions, view.end, key=_start)
-        return regions[first:end]
+        first = bisect_right(regions, start, key=_end)
+        return regions[first : bisect_left(regions, end, key=_start)]
 
     def include(self, view: View, name: Any, value: Any) -> tuple[Region, list[Region]]:
         """The region of an array, and those that it takes the place of, whose tangents have to move to it."""

@@ -14,24 +14,28 @@ from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.labels import Label
 from taichi_ext.launches import ContainerInfo, Fused, Launch, Role, container_key, rows_of
+from taichi_ext.runtime.active_numbers import ActiveNumbers
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
-from taichi_ext.runtime.field_rows import role_of, row_of_entry, rows_under
+from taichi_ext.runtime.field_rows import role_of, row_of_entry, rows_of_index, rows_under
 from taichi_ext.runtime.fused_kernels import find
-from taichi_ext.runtime.host_values import as_active, is_active_on_host, warn_at_user
 from taichi_ext.runtime.launch_checks import (
     STORED,
     refuse_arguments,
     refuse_other_fields,
     refuse_replaced_gradient,
     refuse_restart,
+    warn_of_changes,
     warn_of_lost_tangents,
-    warn_of_new_arrays,
 )
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.passed_numbers import NumberSeeds, PipelineRun, taken_out
+from taichi_ext.runtime.python_watch import PythonRun
 from taichi_ext.runtime.reachable import reachable_arrays
+from taichi_ext.runtime.repetitions import Repetitions
+from taichi_ext.runtime.run_record import RunRecord
 from taichi_ext.runtime.state import OverBudgetError, State
+from taichi_ext.runtime.warning import warn_at_user
 
 MOST_KERNELS = 256  # fused kernels kept for one prepared Jacobian, for each of its blocks of columns
 
@@ -48,6 +52,7 @@ class Session(LaunchHooks):
         self.max_memory = math.inf  # bytes for tangents other than J
         self.spent = 0
         self.state: State | None = None
+        self.record: RunRecord | None = None  # of a pipeline whose columns take several runs
         self.is_repeated = False  # whether everything is put back and run again afterwards
         self.watch: Any = None
         self.strategy = "auto"
@@ -55,6 +60,7 @@ class Session(LaunchHooks):
         self.seeds: dict[Any, dict[Any, int]] = {}  # of fields: first columns by key, of the field or components
         self.shadows: dict[Any, Shadow] = {}  # of fields
         self.arrays = ArrayTangents()
+        self.python = PythonRun(ActiveNumbers(self.arrays.is_active_memory), self.arrays.stores)
         self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
         self.numbers = NumberSeeds()  # arguments and Python numbers that are parameters
         self.pipeline: PipelineRun | None = None  # where its arguments are parameters
@@ -65,11 +71,10 @@ class Session(LaunchHooks):
         self.params: dict[Any, Label | str] = {}  # those that have columns in this run, and their names
         self.overwritten: set[Any] = set()  # of them, before anything read them
         self.has_launched = False
-        self._pipeline: tuple[Any, Any] | None = None  # the function and its arguments
         self._program = weakref.ref(backend.program())
         self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
         self._changes = 0  # of which shadows there are and whether they are zero
-        self._repeated: dict[Any, tuple[int, Fused, Callable[[], None], Any]] = {}  # launches as they were last made
+        self._repetitions = Repetitions()
 
     # --- containers
 
@@ -200,8 +205,10 @@ class Session(LaunchHooks):
             return self._launch(kernel, args)
 
     def _launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
+        if self.record is not None:
+            self.record.launch(kernel, args)
         name = (id(kernel), *map(id, args))
-        repeat = self._repetition(name)
+        repeat = self._repetitions.find(name, self._changes)
         if repeat is not None:
             return repeat()
         refuse_restart(self._program())
@@ -212,7 +219,7 @@ class Session(LaunchHooks):
         self.has_launched = True
         if not self.is_direct:
             self._follow_host_arrays()
-            warn_of_lost_tangents(kernel, args)
+            warn_of_lost_tangents(kernel, backend.leaf_values(kernel, args), self.python.is_lost)
         refuse_arguments(kernel, args, tuple(variable for variable, _ in self.numbers.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
         values, tangents = taken_out(kernel, backend.leaf_values(kernel, args), self.pipeline)
@@ -222,11 +229,12 @@ class Session(LaunchHooks):
         fused = self._fused_kernel(kernel, args, binding, self._roles(binding), numbers)
         fused.refuse_changed()
         refuse_overlaps(binding.given, fused.facts.written)
-        warn_of_new_arrays(kernel, self.arrays.perhaps_computed(fused), self._pipeline)
         if self.state is not None:
             self._save(self.state, fused, values)
             if self.is_repeated:
                 self.state.refuse_repetition()
+        if self.record is not None:
+            self.record.arrays(kernel, fused.facts.read_arguments, values)
         if numbers.tangents is not None:
             self.shadows[VALUES] = numbers.shadow(self.columns)
         passed, after = self._passed(fused, binding.outer)
@@ -236,21 +244,10 @@ class Session(LaunchHooks):
         if not self.is_direct:
             self.arrays.remember()  # before Python goes on
             if self._is_repeatable(kernel, fused):  # once nothing is fresh any more, the next launch is the same
-                repeat = backend.RepeatedLaunch(fused.kernel, fused.passed(passed))
-                self._repeated[name] = before, fused, repeat, args
+                self._repetitions.keep(name, before, fused, passed, args)
             if fused.facts.returns_active:
-                return as_active(result)
+                return self.python.read(result)
         return result
-
-    def _repetition(self, name: Any) -> Callable[[], None] | None:
-        """The launch as it was last made, where nothing has changed that it depends on."""
-        if name not in self._repeated or backend.is_gradient_replaced():
-            return None
-        changes, fused, repeat, _ = self._repeated[name]
-        if changes != self._changes or fused.rules_version != registry.version:
-            return None
-        fused.refuse_changed()
-        return repeat
 
     def _is_repeatable(self, kernel: Any, fused: Fused) -> bool:
         """Whether what it writes has been saved, and nothing of it depends on the call."""
@@ -260,6 +257,8 @@ class Session(LaunchHooks):
     def _runs_plainly(self, kernel: Any, args: tuple[Any, ...]) -> bool:
         """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
         if backend.is_reading_kernel(kernel):
+            for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
+                self.host_read(source, None)
             return True
         node = backend.deactivated_node(kernel, args)
         if node is not None:
@@ -355,8 +354,10 @@ class Session(LaunchHooks):
 
     def before_host_write(self, obj: Any, value: Any) -> None:
         """Something is about to be assigned from Python: a field or array, or a host accessor of a matrix field."""
-        if is_active_on_host(value):
+        if self.python.is_lost(value):
             warn_at_user(STORED)
+        if self.record is not None:
+            self.record.store(obj, value)
         if self.state is None:
             return
         if not isinstance(obj, backend.FieldEntry):
@@ -383,9 +384,7 @@ class Session(LaunchHooks):
 
     def host_write_array(self, array: Any, index: Any) -> None:
         """``ndarray[index] = value`` in Python; the index of a component may follow."""
-        index = index if isinstance(index, tuple) else () if index is None else (index,)
-        rows = np.arange(math.prod(backend.full_shape(array))).reshape(backend.full_shape(array))
-        self._clear_array(array, rows[tuple(int(i) for i in index)].reshape(-1))
+        self._clear_array(array, rows_of_index(array, index))
 
     def _clear_array(self, array: Any, rows: Any) -> None:
         key = ("array", view_of(array))
@@ -395,22 +394,19 @@ class Session(LaunchHooks):
                 self._note_overwritten(shared)
 
     def host_read(self, obj: Any, value: Any) -> Any:
-        """What Python reads: marked where it has a tangent."""
+        """What Python reads, which is remembered where it has a tangent."""
+        if self.record is not None:
+            self.record.note_read()
         if isinstance(obj, backend.Ndarray):
             is_active = self.carries_tangent(("array", view_of(obj)))
         else:
             found = self.fields.field(obj) if isinstance(obj, backend.Field) else self.fields.by_entry(obj)
             info = found[0] if isinstance(found, tuple) else found
             is_active = info is not None and self.carries_tangent(info.key)
-        return as_active(value) if is_active else value
-
-    def host_made(self, value: Any, parts: Any) -> Any:
-        """What Python puts together: marked where a part is."""
-        return as_active(value) if is_active_on_host(parts) else value
+        return self.python.read(value) if is_active else value
 
     def start(self, function: Any, args: tuple[Any, ...]) -> None:
         """Before a pipeline runs: remember what the arrays hold that it can change."""
-        self._pipeline = function, args
         if self.state is not None:
             for array in reachable_arrays(function, args):
                 self.state.save(array)
@@ -420,10 +416,7 @@ class Session(LaunchHooks):
         """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
         for name, key, count in self.arrays.clear_changed(self):
             if not self.overwritten:
-                warn_at_user(
-                    f"{count} entries of {name} were changed from Python between kernels: they count as constants, "
-                    "their tangents are lost. Change them in a kernel."
-                )
+                warn_of_changes(name, count)
             for shared in self.arrays.shared([key]):
                 self._note_overwritten(shared)
 
@@ -432,6 +425,8 @@ class Session(LaunchHooks):
         refuse_restart(self._program())
         if not self.is_direct:
             self._follow_host_arrays()
+        if self.record is not None:
+            self.record.end()
 
 
 backend.compile_with(engine.plain_kernel)

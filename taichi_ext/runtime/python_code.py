@@ -1,0 +1,228 @@
+"""The Python code of a pipeline, rewritten so that its operations and stores are made through ``python_watch.WATCH``.
+
+The code does what it did: operators, subscripts and calls are made by functions that then look at their operands.
+Names, control flow, attributes and positions in the source stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import sys
+import types
+from functools import lru_cache
+from typing import Any
+
+from taichi_ext.record.python_source import OWN_CODES, compiled, definition, is_same_code
+
+_WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
+_KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
+_KEPT_OF = ("sys", "inspect")  # modules whose functions do
+
+
+def rewritten_code(code: types.CodeType, qualname: str, watch: Any) -> types.CodeType | None:
+    """The code of a function, rewritten; None where its source cannot be found, or is another one by now."""
+    return _rewritten(code, code.co_filename, qualname, watch)  # codes of two files can be equal
+
+
+@lru_cache(maxsize=1024)
+def _rewritten(code: types.CodeType, file: str, qualname: str, watch: Any) -> types.CodeType | None:
+    node = definition(code, qualname)
+    if node is None:
+        return None
+    try:
+        if not is_same_code(code, compiled(copy.deepcopy(node), code, ())):
+            return None
+        made = compiled(_Rewriter().of_definition(node), code, ())
+    except SyntaxError:
+        return None
+    if made.co_freevars != code.co_freevars:
+        return None
+    made = _completed(made, watch, _path(made), qualname).replace(co_name=code.co_name)
+    OWN_CODES[made] = code
+    return made
+
+
+def _path(code: types.CodeType) -> str:
+    """What the paths of functions begin with that are defined in a definition which was compiled alone."""
+    return f"around.<locals>.{code.co_name}"
+
+
+def _completed(code: types.CodeType, watch: Any, path: str, qualname: str) -> types.CodeType:
+    """The code, and what is defined in it, with the watch itself among its constants and with paths as they were."""
+
+    def constant(value: Any) -> Any:
+        if isinstance(value, types.CodeType):
+            return _completed(value, watch, path, qualname)
+        if not isinstance(value, str):
+            return value
+        return watch if value == _WATCH else renamed(value)
+
+    def renamed(text: str) -> str:
+        return qualname + text[len(path) :] if text.startswith(path) else text
+
+    code = code.replace(co_consts=tuple(map(constant, code.co_consts)))
+    if sys.version_info >= (3, 11):
+        code = code.replace(co_qualname=renamed(code.co_qualname))
+    return code
+
+
+class _Rewriter(ast.NodeTransformer):
+    def __init__(self) -> None:
+        self._count = 0  # of names of its own
+
+    def of_definition(self, node: Any) -> Any:
+        if isinstance(node, ast.Lambda):
+            node.body = self.visit(node.body)
+        else:
+            node.body = self._statements(node.body)
+        return ast.fix_missing_locations(node)
+
+    def _statements(self, body: list[Any]) -> list[Any]:
+        visited = (self.visit(statement) for statement in body)
+        return [s for found in visited for s in (found if isinstance(found, list) else [found])]
+
+    def _watched(self, name: str, node: ast.AST, *args: Any, keywords: Any = ()) -> Any:
+        watch = ast.copy_location(ast.Constant(value=_WATCH), node)
+        function = ast.copy_location(ast.Attribute(value=watch, attr=name, ctx=ast.Load()), node)
+        return ast.copy_location(ast.Call(func=function, args=list(args), keywords=list(keywords)), node)
+
+    def _text(self, value: Any, node: ast.AST) -> Any:
+        return ast.copy_location(ast.Constant(value=value), node)
+
+    # --- operators
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        if isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant):
+            return node
+        name = self._text(type(node.op).__name__, node)
+        return self._watched("binary", node, name, self.visit(node.left), self.visit(node.right))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
+            return node
+        return self._watched("unary", node, self._text(type(node.op).__name__, node), node.operand)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        target, value = node.target, self.visit(node.value)
+        if isinstance(target, ast.Subscript):
+            self.generic_visit(target)
+            target.value = self._watched("augmented", node, target.value)
+            node.value = self._watched("operand", node, value)
+            return node
+        before: list[Any] = []
+        if isinstance(target, ast.Attribute) and not isinstance(target.value, ast.Name):
+            self._count += 1
+            name = f"<owner {self._count}>"
+            owner = ast.copy_location(ast.Name(id=name, ctx=ast.Store()), node)
+            before = [ast.copy_location(ast.Assign(targets=[owner], value=self.visit(target.value)), node)]
+            target.value = ast.copy_location(ast.Name(id=name, ctx=ast.Load()), node)
+        old = copy.deepcopy(target)
+        old.ctx = ast.Load()
+        new = self._watched("augment", node, self._text(type(node.op).__name__, node), old, value)
+        return [*before, ast.copy_location(ast.Assign(targets=[target], value=new), node)]
+
+    # --- parts, and stores to them
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        value = self.visit(node.value)
+        if isinstance(node.ctx, ast.Load):
+            return self._watched("item", node, value, self._index(node.slice))
+        node.slice = self.visit(node.slice)
+        node.value = self._watched("stored", node, value) if isinstance(node.ctx, ast.Store) else value
+        return node
+
+    def _index(self, node: Any) -> Any:
+        if isinstance(node, ast.Slice):
+            parts = [
+                self._text(None, node) if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)
+            ]
+            return self._watched("slice", node, *parts)
+        if isinstance(node, ast.Tuple):
+            return ast.copy_location(ast.Tuple(elts=[self._index(e) for e in node.elts], ctx=ast.Load()), node)
+        return self.visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        self.generic_visit(node)
+        is_private = node.attr.startswith("__") and not node.attr.endswith("__")
+        if is_private or not isinstance(node.ctx, ast.Load):
+            return node
+        return self._watched("part", node, node.value, self._text(node.attr, node))
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        self.generic_visit(node)
+        if len(node.targets) == 1 and isinstance(node.targets[0], (ast.Tuple, ast.List)):
+            node.value = self._each(node.value)
+        return node
+
+    def visit_For(self, node: ast.For) -> Any:
+        self.generic_visit(node)
+        node.iter = self._each(node.iter)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> Any:
+        self.generic_visit(node)
+        node.iter = node.iter if node.is_async else self._each(node.iter)
+        return node
+
+    def _each(self, node: Any) -> Any:
+        return node if isinstance(node, (ast.Tuple, ast.List)) else self._watched("each", node, node)
+
+    # --- calls
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        call = node.value
+        if not isinstance(call, ast.Call) or self._is_kept(call):
+            return self.generic_visit(node)
+        self._visit_call(call)
+        call.func = self._watched("callee", call, call.func)  # which may look at the frame that calls it
+        return node
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self._visit_call(node)
+        if self._is_kept(node):
+            is_eval = isinstance(node.func, ast.Name) and node.func.id == "eval"
+            return self._watched("unseen", node, node) if is_eval else node
+        return self._watched("call", node, node.func, *node.args, keywords=node.keywords)
+
+    def _is_kept(self, node: ast.Call) -> bool:
+        if isinstance(node.func, ast.Attribute):
+            return isinstance(node.func.value, ast.Name) and node.func.value.id in _KEPT_OF
+        return isinstance(node.func, ast.Name) and node.func.id in _KEPT
+
+    def _visit_call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute):  # a method, whose owner is seen when it is called
+            node.func.value = self.visit(node.func.value)
+        else:
+            node.func = self.visit(node.func)
+        node.args = [self.visit(a) for a in node.args]
+        node.keywords = [self.visit(k) for k in node.keywords]
+
+    def visit_Starred(self, node: ast.Starred) -> Any:
+        self.generic_visit(node)
+        node.value = self._each(node.value) if isinstance(node.ctx, ast.Load) else node.value
+        return node
+
+    # --- what is no code that runs
+
+    def visit_arg(self, node: ast.arg) -> Any:
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        node.target = self.visit(node.target)
+        node.value = None if node.value is None else self.visit(node.value)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        if node.decorator_list:  # perhaps a kernel, whose source Taichi reads itself
+            return node
+        node.args = self.visit(node.args)
+        node.body = self._statements(node.body)
+        return node
+
+    def visit_match_case(self, node: ast.match_case) -> Any:
+        node.guard = None if node.guard is None else self.visit(node.guard)
+        node.body = self._statements(node.body)
+        return node

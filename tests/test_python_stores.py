@@ -1,0 +1,308 @@
+"""What Python stores to NumPy arrays and tensors between kernels is a constant, also where it equals what was there."""
+
+import functools
+import operator
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import DerivativeWarning, jacobian
+
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("arrays of float64 in the host's memory")]
+
+N = 4
+ARRAY = ti.types.ndarray(ti.f64, ndim=1)
+VALUES = ([0.0, 0.0, 0.0, 0.0], [0.5, -1.0, 2.0, 3.0])  # 0 is what the stores below store
+
+
+def zero_first(t):
+    t[0] = 0.0
+
+
+def zero_by_number(t):
+    for i in range(2):
+        t[i] *= 0.0
+
+
+def zero_in_a_helper(t):
+    zero_first(t)
+
+
+def zero_in_a_method(t):
+    class Walls:
+        def __init__(self, values):
+            self.values = values
+
+        @property
+        def first(self):
+            self.values[0] = 0.0
+            return self.values
+
+        def __call__(self):
+            return self.first
+
+    Walls(t)()
+
+
+def by_iteration(t):
+    for entry in np.nditer(t, op_flags=["readwrite"]):
+        entry[...] = 0.0
+
+
+def unpacked(t):
+    t[0], t[3] = 0.0, 0.0
+
+
+def as_a_target(t):
+    for t[1] in (5.0, 0.0):
+        pass
+
+
+def swapped(t):
+    t[0], t[1] = t[1], t[0]
+
+
+def to_itself(t):
+    t[:] = t
+
+
+def added(t):
+    t += 0.0
+
+
+def kept_elsewhere(t):
+    box = {"views": [t.reshape(2, 2)]}
+    box["views"][0][1, 0] = 0.0
+
+
+def set_by_a_nested_function(t):
+    def inner(i):
+        t[i] = 0.0
+
+    list(map(inner, (1, 2)))
+
+
+def under_a_condition(t):
+    if t.size > 3:
+        t[3] = 0.0
+    else:
+        t[:] = 0.0
+
+
+def never(t):
+    if t.size > 5:
+        t[:] = 0.0
+
+
+EVERYWHERE = [0, 1, 2, 3]
+STORES = {
+    "entry": (zero_first, [0]),
+    "helper": (zero_in_a_helper, [0]),
+    "method": (zero_in_a_method, [0]),
+    "partial": (lambda t: functools.partial(zero_first, t)(), [0]),
+    "nested partial": (lambda t: functools.partial(functools.partial(operator.setitem, t), 0)(0.0), [0]),
+    "slice": (lambda t: operator.setitem(t, slice(1, 3), 0.0), [1, 2]),
+    "dunder": (lambda t: t.__setitem__(2, 0.0), [2]),
+    "negative index": (lambda t: t.__setitem__(-1, 0.0), [3]),
+    "mask": (lambda t: t.__setitem__(np.array([True, False, True, False]), 0.0), [0, 2]),
+    "indices": (lambda t: t.__setitem__([0, 3], [0.0, 0.0]), [0, 3]),
+    "ellipsis": (lambda t: t.__setitem__(..., 0.0), EVERYWHERE),
+    "augmented": (zero_by_number, [0, 1]),
+    "plus nothing": (added, EVERYWHERE),
+    "itself": (to_itself, EVERYWHERE),
+    "swap": (swapped, [0, 1]),
+    "unpacked": (unpacked, [0, 3]),
+    "loop variable": (as_a_target, [1]),
+    "condition": (under_a_condition, [3]),
+    "condition that does not hold": (never, []),
+    "nested function": (set_by_a_nested_function, [1, 2]),
+    "container": (kept_elsewhere, [2]),
+    "nditer": (by_iteration, EVERYWHERE),
+    "reshape": (lambda t: t.reshape(2, 2).__setitem__((1, 1), 0.0), [3]),
+    "transposed": (lambda t: t.reshape(2, 2).T.__setitem__((0, 1), 0.0), [2]),
+    "strided view": (lambda t: t[::2].__setitem__(slice(None), 0.0), [0, 2]),
+    "reversed view": (lambda t: t[::-1].__setitem__(0, 0.0), [3]),
+    "ravel": (lambda t: t.ravel().fill(0.0), EVERYWHERE),
+    "flat": (lambda t: t.flat.__setitem__(1, 0.0), [1]),
+    "bits": (lambda t: t.view(np.int64).__setitem__(1, t.view(np.int64)[1]), [1]),
+    "memoryview": (lambda t: memoryview(t).__setitem__(1, 0.0), [1]),
+    "fill": (lambda t: t.fill(0.0), EVERYWHERE),
+    "put": (lambda t: t.put([1, 2], 0.0), [1, 2]),
+    "np.put": (lambda t: np.put(t, [1, 5], 0.0, mode="wrap"), [1]),
+    "copyto": (lambda t: np.copyto(t, 0.0), EVERYWHERE),
+    "copyto where": (lambda t: np.copyto(t, 0.0, where=[True, False, False, True]), [0, 3]),
+    "place": (lambda t: np.place(t, np.arange(4) > 2, [0.0]), [3]),
+    "putmask": (lambda t: np.putmask(t, np.arange(4) < 1, [0.0]), [0]),
+    "fill_diagonal": (lambda t: np.fill_diagonal(t.reshape(2, 2), 0.0), [0, 3]),
+    "put_along_axis": (lambda t: np.put_along_axis(t, np.array([2]), 0.0, 0), [2]),
+    "out": (lambda t: np.multiply(t, 0.0, out=t), EVERYWHERE),
+    "out by place": (lambda t: np.multiply(t, 0.0, t), EVERYWHERE),
+    "out of a view": (lambda t: np.multiply(t[:2], 0.0, out=t[:2]), [0, 1]),
+    "out where": (lambda t: np.multiply(t, 0.0, out=t, where=np.arange(4) == 2), [2]),
+    "ufunc.at": (lambda t: np.multiply.at(t, [0, 1], 0.0), [0, 1]),
+    "imul": (lambda t: operator.imul(t, 0.0), EVERYWHERE),
+    "reduction": (lambda t: np.sum(np.zeros((3, 4)), axis=0, out=t), EVERYWHERE),
+    "clip": (lambda t: t.clip(0.0, 0.0, out=t), EVERYWHERE),
+    "list of arrays": (lambda t: [zero_first(a) for a in [t]], [0]),
+    "reads only": (lambda t: (t[0] + t.sum(), np.multiply(t, 0.0), t.copy().fill(0.0)), []),
+    "another array": (lambda t: np.zeros(4).__setitem__(0, 0.0), []),
+}
+
+
+class Scene:
+    def __init__(self, make=np.zeros):
+        self.x, self.y = scalars([0.0] * N), outputs(N)
+        self.t = make(N)
+        x, y = self.x, self.y
+
+        @ti.kernel
+        def load(t: ARRAY):
+            for i in t:
+                t[i] = 2.0 * x[i]
+
+        @ti.kernel
+        def read(t: ARRAY):
+            for i in t:
+                y[i] = 3.0 * t[i]
+
+        self.load, self.read = load, read
+
+    def check(self, store, cleared):
+        def pipeline(t):
+            self.load(t)
+            store(t)
+            self.read(t)
+
+        for values in VALUES:
+            self.x.from_numpy(np.array(values))
+            pipeline(self.t)
+            plain, left = self.y.to_numpy(), self.t.tolist()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                J = jacobian(pipeline, self.x, self.y, args=(self.t,))
+            expected = np.full(N, 6.0)
+            expected[cleared] = 0.0
+            assert_allclose(J, np.diag(expected), atol=1e-14)
+            assert_array_equal(self.y.to_numpy(), plain)
+            assert self.t.tolist() == left
+            messages = [str(w.message) for w in caught if issubclass(w.category, DerivativeWarning)]
+            changed = [m for m in messages if "changed from Python" in m]
+            assert [m.split(" entries")[0] for m in changed] == ([str(len(cleared))] if cleared else [])
+
+
+@pytest.fixture(scope="module")
+def scene(ti64):
+    return Scene()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", STORES)
+def test_stores_to_numpy_arrays(scene, name):
+    scene.check(*STORES[name])
+
+
+TENSOR_STORES = {
+    "entry": (zero_first, [0]),
+    "augmented": (zero_by_number, [0, 1]),
+    "plus nothing": (added, EVERYWHERE),
+    "view": (lambda t: t.view(2, 2).__setitem__((1, 0), 0.0), [2]),
+    "transposed": (lambda t: t.view(2, 2).t().__setitem__((0, 1), 0.0), [2]),
+    "mask": (lambda t: t.__setitem__(t > 100.0, 0.0), []),
+    "index": (lambda t: t.__setitem__(t.new_tensor([1, 3]).long(), 0.0), [1, 3]),
+    "zero_": (lambda t: t.zero_(), EVERYWHERE),
+    "zero_ of a part": (lambda t: t[1:3].zero_(), [1, 2]),
+    "fill_": (lambda t: t.fill_(0.0), EVERYWHERE),
+    "mul_": (lambda t: t.mul_(0.0), EVERYWHERE),
+    "copy_": (lambda t: t.copy_(t.new_zeros(4)), EVERYWHERE),
+    "masked_fill_": (lambda t: t.masked_fill_(t.new_tensor([1, 0, 0, 1]).bool(), 0.0), [0, 3]),
+    "index_fill_": (lambda t: t.index_fill_(0, t.new_tensor([2]).long(), 0.0), [2]),
+    "through NumPy": (lambda t: t.numpy().__setitem__(1, 0.0), [1]),
+    "detached": (lambda t: t.detach().__setitem__(1, 0.0), [1]),
+    "out": (lambda t: t.new_zeros(4).mul(0.0).add(0.0) is None, []),
+}
+
+
+@pytest.mark.parametrize("name", TENSOR_STORES)
+def test_stores_to_tensors(name):
+    torch = pytest.importorskip("torch")
+    Scene(functools.partial(torch.zeros, dtype=torch.float64)).check(*TENSOR_STORES[name])
+
+
+def test_functions_of_torch_that_store():
+    torch = pytest.importorskip("torch")
+    scene = Scene(functools.partial(torch.zeros, dtype=torch.float64))
+    scene.check(lambda t: torch.mul(t, 0.0, out=t), EVERYWHERE)
+    scene.check(lambda t: torch.nn.init.zeros_(t), EVERYWHERE)
+    scene.check(lambda t: torch.zero_(t[:2]), [0, 1])
+
+
+def test_a_parameter_that_is_stored_to():
+    """The numbers that the parameter held are no longer read: its columns there are zero."""
+    y = outputs(N)
+
+    @ti.kernel
+    def read(t: ARRAY):
+        for i in t:
+            y[i] = 3.0 * t[i]
+
+    def pipeline(t):
+        t[1:3] = 0.0
+        read(t)
+
+    t = np.zeros(N)
+    with pytest.warns(DerivativeWarning, match="2 entries of .* were changed from Python"):
+        J = jacobian(pipeline, t, y, args=(t,))
+    assert_allclose(J, np.diag([3.0, 0.0, 0.0, 3.0]))
+
+
+def test_a_store_after_the_last_kernel():
+    x, t = scalars([0.0] * N), np.zeros(N)
+
+    @ti.kernel
+    def load(t: ARRAY):
+        for i in t:
+            t[i] = 2.0 * x[i]
+
+    def pipeline(t):
+        load(t)
+        t[0] = 0.0
+
+    with pytest.warns(DerivativeWarning, match="1 entries of .* were changed from Python"):
+        J = jacobian(pipeline, x, t, args=(t,))
+    assert_allclose(J, np.diag([0.0, 2.0, 2.0, 2.0]))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_equal_stores_in_each_run(scene, chunk_size):
+    def pipeline(t):
+        scene.load(t)
+        t[0] = 0.0
+        scene.read(t)
+
+    scene.x.fill(0.0)
+    with pytest.warns(DerivativeWarning, match="changed from Python"):
+        J = jacobian(pipeline, scene.x, scene.y, args=(scene.t,), chunk_size=chunk_size)
+    assert_allclose(J, np.diag([0.0, 6.0, 6.0, 6.0]))
+
+
+def test_the_error_of_a_store_is_the_user_s_own(scene):
+    """Nothing is stored, and nothing is cleared."""
+
+    def pipeline(t):
+        scene.load(t)
+        try:
+            t[7] = 0.0
+        except IndexError:
+            t.setflags(write=False)
+            with pytest.raises(ValueError, match="read-only"):
+                t[0] = 0.0
+            t.setflags(write=True)
+        scene.read(t)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_allclose(jacobian(pipeline, scene.x, scene.y, args=(scene.t,)), 6.0 * np.eye(N))

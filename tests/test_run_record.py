@@ -1,0 +1,301 @@
+"""Columns in several runs: every run of the pipeline has to be the same program, or it raises."""
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import DerivativeWarning, InvalidArgumentError, jacobian
+
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.cpu_only("arrays of float64 in the host's memory"),
+    pytest.mark.filterwarnings("ignore::taichi_ext.DerivativeWarning"),
+]
+
+ARRAY = ti.types.ndarray(ti.f64, ndim=1)
+INDICES = ti.types.ndarray(ti.i32, ndim=1)
+PAIR = ti.types.vector(2, ti.f64)
+STATE = ti.types.struct(a=ti.f64, n=ti.i32)
+
+
+class Scene:
+    """Kernels that take what Python gives them, and a state of Python's that changes from run to run."""
+
+    def __init__(self):
+        self.x, self.y, self.c, self.d = scalars([1.0, 2.0, 3.0]), outputs(3), outputs(3), outputs(3)
+        self.swapped = [self.c, self.d]
+        self.array, self.out = np.ones(3), np.zeros(3)
+        self.draws, self.counter, self.time = np.random.default_rng(1), itertools.count(1), 0.0
+        x, y, c = self.x, self.y, self.c
+
+        @ti.kernel
+        def number(s: ti.f64):
+            for i in x:
+                y[i] = s * x[i]
+
+        @ti.kernel
+        def vector(v: PAIR):
+            for i in x:
+                y[i] = v[1] * x[i]
+
+        @ti.kernel
+        def struct(s: STATE):
+            for i in x:
+                y[i] = s.a * s.n * x[i]
+
+        @ti.kernel
+        def field():
+            for i in x:
+                y[i] = c[i] * x[i]
+
+        @ti.kernel
+        def fields(a: ti.template(), b: ti.template()):
+            for i in x:
+                y[i] = (a[i] + 2 * b[i]) * x[i]
+
+        @ti.kernel
+        def array(a: ARRAY):
+            for i in x:
+                y[i] = a[i] * x[i]
+
+        @ti.kernel
+        def indices(a: INDICES):
+            for i in x:
+                y[i] = x[a[i]]
+
+        @ti.kernel
+        def load(a: ARRAY):
+            for i in x:
+                a[i] = 2.0 * x[i]
+
+        self.number, self.vector, self.struct, self.field = number, vector, struct, field
+        self.fields, self.of_array, self.indices, self.load = fields, array, indices, load
+
+    def next(self):
+        return float(next(self.counter))
+
+    def advance(self, dt):
+        self.time += dt
+        return self.time
+
+    def entry(self, target, value):
+        target[1] = value
+        return target
+
+    def swap(self):
+        self.swapped.reverse()
+        return self.swapped
+
+
+DIFFERENT = {
+    "random number": lambda s: s.number(s.draws.random()),
+    "global random number": lambda s: s.number(np.random.rand()),
+    "counter": lambda s: s.number(s.next()),
+    "time": lambda s: s.number(s.advance(1e-4)),
+    "integer": lambda s: s.number(next(s.counter)),
+    "vector": lambda s: s.vector(ti.Vector([1.0, s.next()])),
+    "list": lambda s: s.vector([1.0, s.next()]),
+    "struct": lambda s: s.struct(STATE(a=1.0, n=next(s.counter))),
+    "entry of a field": lambda s: (s.entry(s.c, s.next()), s.field()),
+    "fill": lambda s: (s.c.fill(s.next()), s.field()),
+    "from_numpy": lambda s: (s.c.from_numpy(s.draws.random(3)), s.field()),
+    "new array": lambda s: s.of_array(s.draws.random(3)),
+    "array in place": lambda s: (s.entry(s.array, s.next()), s.of_array(s.array)),
+    "permutation": lambda s: s.indices(
+        s.draws.permutation(3).astype(np.int32) if s.next() > 1 else np.arange(3, dtype=np.int32)
+    ),
+    "swapped fields": lambda s: s.fields(*s.swap()),
+    "more launches": lambda s: [s.number(1.0) for _ in range(int(s.next()))],
+    "fewer launches": lambda s: [s.number(1.0) for _ in range(9 - int(s.next()))],
+    "another kernel": lambda s: s.number(1.0) if s.next() < 2 else s.vector([0.0, 1.0]),
+    "stored to an array with tangents": lambda s: (s.load(s.out), s.entry(s.out, s.next()), s.of_array(s.out)),
+    "after a read": lambda s: (s.number(1.0), s.number(s.y[0] + s.next())),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_runs_that_differ_raise(name):
+    """Nothing of the state is changed then; in one run, the same pipeline has its Jacobian."""
+    scene = Scene()
+    state = [f.to_numpy() for f in (scene.x, scene.y, scene.c, scene.d)]
+    arrays = [scene.array.copy(), scene.out.copy()]
+
+    def pipeline(array, out):
+        DIFFERENT[name](scene)
+
+    args = (scene.array, scene.out)
+    with pytest.raises(
+        InvalidArgumentError, match="Python's state differs between them: .*Prepare what changes before"
+    ):
+        jacobian(pipeline, scene.x, scene.y, args=args, chunk_size=1)
+    for field, values in zip((scene.x, scene.y, scene.c, scene.d), state, strict=True):
+        assert_array_equal(field.to_numpy(), values)
+    for array, values in zip(args, arrays, strict=True):
+        assert_array_equal(array, values)
+    jacobian(pipeline, scene.x, scene.y, args=args)
+
+
+def made_in_the_run(s):
+    t, u = ti.field(ti.f64, 3), np.empty(3)
+    t.fill(2.0)
+    t[1] = 3.0
+
+    @ti.kernel
+    def own():
+        for i in s.x:
+            s.y[i] = t[i] * s.x[i]
+
+    own()
+    s.load(u)
+    s.of_array(u)
+
+
+ALIKE = {
+    "constants": lambda s: (s.fields(s.c, s.d), s.fields(s.d, s.c), s.number(0.5), s.vector([1.0, 2.0])),
+    "seeded draws": lambda s: s.number(np.random.default_rng(3).random()),
+    "nan": lambda s: s.vector([float("nan"), 2.0]),
+    "made in the run": made_in_the_run,
+    "numbers of a kernel": lambda s: (s.load(s.out), s.number(float(s.out[0])), s.number(s.y[1])),
+    "uninitialised memory": lambda s: (out := np.empty(3), s.load(out), s.of_array(out)),
+}
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2])
+@pytest.mark.parametrize("name", ALIKE)
+def test_runs_that_do_the_same_do_not_raise(name, chunk_size):
+    scene = Scene()
+
+    def pipeline():
+        ALIKE[name](scene)
+
+    whole = jacobian(pipeline, scene.x, scene.y)
+    assert_array_equal(jacobian(pipeline, scene.x, scene.y, chunk_size=chunk_size), whole)
+    assert whole.any()
+
+
+def test_runs_for_a_limit_on_memory_are_compared():
+    scene = Scene()
+    z = outputs(3)
+
+    @ti.kernel
+    def last():
+        for i in z:
+            z[i] = scene.y[i]
+
+    def pipeline():
+        scene.number(scene.next())
+        last()
+
+    with pytest.raises(InvalidArgumentError, match="Python's state differs between them"):
+        jacobian(pipeline, scene.x, z, max_memory=48)
+
+
+class TestTheUsersOwnObjects:
+    """A pipeline gets, keeps and computes what it does in a plain run; nothing of a call outlives it."""
+
+    @pytest.fixture
+    def kernels(self):
+        y = outputs(3)
+
+        @ti.kernel
+        def square(s: ARRAY):
+            for i in s:
+                y[i] = s[i] ** 2
+
+        @ti.kernel
+        def scale(s: ARRAY, by: ti.f64):
+            for i in s:
+                y[i] = s[i] * by
+
+        return y, square, scale
+
+    @pytest.mark.parametrize("kind", ["numpy", "torch"])
+    def test_arrays(self, kernels, kind):
+        y, square, _ = kernels
+        front = np.array([1.0, 2.0, 3.0])
+        if kind == "torch":
+            front = pytest.importorskip("torch").from_numpy(front)
+        kept = []
+
+        def pipeline(a):
+            kept.append((a, type(a), id(a), a is front, a[1:], a * 2))
+            square(a)
+
+        J = jacobian(pipeline, front, y, args=(front,))
+        assert_allclose(J, np.diag(2 * np.array([1.0, 2.0, 3.0])))
+        found, own_type, own_id, is_front, part, double = kept[0]
+        assert found is front
+        assert is_front
+        assert own_id == id(front)
+        assert own_type is type(part) is type(double) is type(front)
+
+    def test_numbers_of_an_earlier_call_are_constants(self, kernels):
+        y, square, scale = kernels
+        a = np.array([1.0, 2.0, 3.0])
+        log = []
+
+        def first(a):
+            square(a)
+            log.extend([y[0], y.to_numpy(), y.to_numpy()[1], [y[2] * 2], a * 2, ti.Vector([y[1], 1.0])])
+
+        def second(a):
+            scale(log[4], log[0] + log[3][0])
+            scale(a, log[0])
+
+        jacobian(first, a, y, args=(a,))
+        assert [type(v) for v in log[:3]] == [float, np.ndarray, np.float64]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", DerivativeWarning)
+            assert_allclose(jacobian(second, a, y, args=(a,)), np.eye(3))
+
+    VIEWS = {
+        "squeeze": np.squeeze,
+        "einsum": lambda a: np.einsum("i->i", a),
+        "atleast_1d": np.atleast_1d,
+        "broadcast_to": lambda a: np.broadcast_to(a, (3,)),
+        "split": lambda a: np.split(a, 1)[0],
+        "ravel": np.ravel,
+        "transpose": lambda a: a.T,
+        "real": lambda a: a.real,
+        "asarray": np.asarray,
+        "view": lambda a: a.view(),
+        "rows": lambda a: [*a.reshape(1, 3)][0],
+        "memoryview": lambda a: np.asarray(memoryview(a)),
+        "frombuffer": np.frombuffer,
+        "moveaxis": lambda a: np.moveaxis(a[None], 0, 1)[:, 0],
+    }
+
+    @pytest.mark.parametrize("name", VIEWS)
+    def test_views_of_a_parameter_do_not_warn(self, kernels, name):
+        y, square, _ = kernels
+
+        def pipeline(a):
+            square(self.VIEWS[name](a))
+
+        a = np.array([1.0, 2.0, 3.0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_allclose(jacobian(pipeline, a, y, args=(a,)), np.diag(2 * a))
+
+    def test_constants_that_python_makes_do_not_warn(self, kernels):
+        """Also after active numbers were read, and where arrays of constants are made in the pipeline."""
+        y, square, scale = kernels
+
+        def pipeline(a):
+            square(a)
+            print(f"loss {y[0]:.3f}", end="")
+            for n in range(2):
+                if y[1] > 0:
+                    scale(a, 0.5 * n + len(a) / 3)
+            scale(np.linspace(0.0, 1.0, 3), 2.0)
+            square(a)
+
+        a = np.array([1.0, 2.0, 3.0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert_allclose(jacobian(pipeline, a, y, args=(a,)), np.diag(2 * a))
