@@ -254,6 +254,11 @@ class NumberSeeds:
         rows = None if self.tangents is None else len(self.tangents)
         return tuple(self.arguments.items()), tuple(first for _, first in self.constants), rows
 
+    @property
+    def shadow_type(self) -> tuple[Any, int]:
+        """The type of the rows in memory and their number; None where there are none."""
+        return (None, 0) if self.tangents is None else (backend.default_type(float), len(self.tangents))
+
     def shadow(self, columns: int) -> Shadow:
         """The rows in memory, as kernels take them."""
         assert self.tangents is not None

@@ -287,8 +287,7 @@ class Session(LaunchHooks):
             launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, *options)
             launch.is_repeated = not self.is_direct
             launch.is_block = is_block
-            if numbers.tangents is not None:
-                launch.values_dtype, launch.values_rows = backend.default_type(float), len(numbers.tangents)
+            launch.values_dtype, launch.values_rows = numbers.shadow_type
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
             keys = (fused.facts.read, fused.facts.written)
