@@ -306,7 +306,7 @@ def _plan(kernel, param, output, v, w):
     from taichi_ext.api.jacobian import prepared_form
 
     args = v.get_scalar_field(1), w.get_scalar_field(1)
-    return prepared_form(kernel, param, output, args, (None, "auto", None, None))
+    return prepared_form(kernel, param, output, args, (None, "auto", None, None))[0]
 
 
 class TestProducts:

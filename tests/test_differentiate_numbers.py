@@ -125,7 +125,7 @@ def test_what_is_not_finite_is_counted_by_its_place():
         Assign(at(y, Read(i)), op("add", Read(a), Read(s)), place=at_line(4)),
     ]
     made = made_from([For("field", (i,), (y,), tuple(body))])
-    program = watched(made, counts, lambda place: None if place is None else place.line)
+    program = watched(made, counts, lambda place, of_index=False: None if place is None or of_index else place.line)
     arrays = {x: X.copy(), y: np.zeros(P), counts: np.zeros(9, int)}
     arrays |= {shadow: np.zeros(P * P) for _, shadow in made.shadows}
     Interpreter(arrays).run(program.body)
