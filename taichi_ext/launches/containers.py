@@ -16,17 +16,20 @@ from taichi_ext.record.recording import field_container
 
 
 def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[Container, ContainerInfo]]:
-    """What is known outside of the kernel of its fields and arrays, each field being one container.
+    """What is known outside of the kernel of its fields and arrays, each field and array being one container.
 
     A component of a vector field that the kernel names by itself becomes an entry of the field. Loops over it stay: its
-    layout may be another than that of the field.
+    layout may be another than that of the field. An array that the kernel is given twice is the first of its arguments.
     """
     positions = {leaf.name: n for n, leaf in enumerate(backend.leaf_arguments(launch.kernel))}
-    arrays = ((c, launch.arrays.get(positions[c.name])) for c in program.containers if c.is_argument)
+    found = ((c, launch.arrays.get(positions[c.name])) for c in program.containers if c.is_argument)
+    arrays = [(c, info) for c, info in found if info is not None]
     wholes = _wholes(program)
+    first = {info.key: c for c, info in reversed(arrays)}
     fields = ((whole, launch.fields.field(c.object)) for c, (whole, _) in wholes.items())
-    infos = {c: info for c, info in (*arrays, *fields) if info is not None}
-    parts = {c: found for c, found in wholes.items() if found[0] is not c}
+    infos = {c: info for c, info in (*arrays, *fields) if info is not None and first.get(info.key, c) is c}
+    parts = {c: whole for c, whole in wholes.items() if whole[0] is not c}
+    parts |= {c: (first[info.key], ()) for c, info in arrays if first[info.key] is not c}
     return (_with_parts(program, parts) if parts else program), infos
 
 
