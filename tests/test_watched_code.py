@@ -267,7 +267,45 @@ def here(default=(1, 2)):
     return here.__doc__, default
 
 
-PROGRAMS = (classes, control, scopes, generators, augmented, order_of_evaluation, numbers)
+def depth(n):
+    return 0 if n == 0 else 1 + depth(n - 1)
+
+
+def keywords(function=1, self=2, **rest):
+    return function, self, rest
+
+
+class Proxy:
+    """An object whose class and attributes are looked up by its own code."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+    @property
+    def __class__(self):
+        return type(self._value)
+
+    def get(self):
+        return type(self).doubled(self)
+
+    def doubled(self):
+        return self._value * 2
+
+
+def caller():
+    return sys._getframe(1).f_code.co_name, inspect.currentframe().f_back.f_locals["secret"]
+
+
+def calls():
+    secret = "seen"  # noqa: F841
+    found = [depth(600), keywords(function=3, self=4, name=5), dict(function=1, self=2), caller()]
+    return [*found, isinstance(Proxy(1), int), Proxy(3).get()]
+
+
+PROGRAMS = (calls, classes, control, scopes, generators, augmented, order_of_evaluation, numbers)
 
 
 @pytest.fixture(scope="module")
@@ -327,6 +365,27 @@ def test_errors_are_the_user_s_own_with_their_lines(scene):
     lines = [entry.lineno for entry in caught.traceback if str(entry.path) == __file__]
     assert lines[-1] + 1 == own.co_firstlineno + 2  # pytest counts from 0
     assert failing.__code__ is own
+
+
+def warn_at_caller():
+    warnings.warn("above", UserWarning, stacklevel=2)
+    return 1
+
+
+def test_lines_of_helpers_and_of_long_expressions(scene):
+    x, y, square = scene
+
+    def failing():
+        square()
+        found = warn_at_caller()
+        return [1.0, found][7]
+
+    first = failing.__code__.co_firstlineno
+    with pytest.raises(IndexError) as caught, pytest.warns(UserWarning, match="above") as warned:
+        jacobian(failing, x, y)
+    assert [(w.filename, w.lineno) for w in warned if w.category is UserWarning] == [(__file__, first + 2)]
+    lines = [entry.lineno + 1 for entry in caught.traceback if str(entry.path) == __file__]
+    assert lines[-1] == first + 3
 
 
 def test_logs_and_warnings_name_the_user_s_line(scene, caplog):
