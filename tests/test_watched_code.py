@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import sys
@@ -416,3 +417,23 @@ def test_functions_without_a_source_run_as_they_are(scene):
     names = {}
     exec("def program(a=2):\n    return [i * a for i in range(3)]", names)
     assert run_under_watch(scene, names["program"]) == ([0, 2, 4], False)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="functions have type parameters from Python 3.12 on")
+def test_functions_with_type_parameters(scene, tmp_path, monkeypatch):
+    path = tmp_path / "generic_functions.py"
+    path.write_text(
+        "def program[T](a: T = 1.5) -> list:\n"
+        "    def inner[U](b: U) -> tuple:\n"
+        "        return T.__name__, U.__name__, b * 2\n"
+        "    return [inner(a), Box[int](2).doubled()]\n"
+        "class Box[T]:\n"
+        "    def __init__(self, value: T):\n"
+        "        self.value = value\n"
+        "    def doubled(self) -> T:\n"
+        "        return self.value * 2\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    program = importlib.import_module("generic_functions").program
+    assert run_under_watch(scene, program) == ([("T", "U", 3.0), 4], True)
