@@ -388,7 +388,7 @@ def _of_operation(facts: Facts, value: Value) -> Interval:
         return hull(facts.where(condition).interval(then), facts.where(condition, holds=False).interval(orelse))
     if value.name == "cast" and value.dtype == U1:
         return 0, 1
-    if any(a.dtype.is_real for a in value.args):
+    if not value.args or any(a.dtype.is_real for a in value.args):  # a random number has no operands
         return whole
     found = _of_intervals(value.name, [facts.interval(a) for a in value.args])
     return found if found is not None and _fits(found, value.dtype) else whole

@@ -103,7 +103,6 @@ from taichi_ext.backend.kernels import (
     RepeatedLaunch,
     argument_features,
     array_feature,
-    array_positions,
     as_function,
     careful_compilation,
     deactivated_node,
@@ -111,7 +110,6 @@ from taichi_ext.backend.kernels import (
     eig_function,
     fill_function,
     global_variables,
-    is_array_annotation,
     is_library,
     is_library_kernel,
     is_plain_call,
@@ -154,7 +152,15 @@ from taichi_ext.backend.layouts import (
     tree_number,
     tree_numbers,
 )
-from taichi_ext.backend.leaf_arguments import COMPOUND, LeafArgument, leaf_arguments, leaf_values, with_leaf_values
+from taichi_ext.backend.leaf_arguments import (
+    COMPOUND,
+    LeafArgument,
+    array_positions,
+    is_array_annotation,
+    leaf_arguments,
+    leaf_values,
+    with_leaf_values,
+)
 from taichi_ext.backend.lifetime import (
     Moment,
     Uses,

@@ -15,8 +15,8 @@ from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
 from taichi.types import primitive_types
 
 from taichi_ext.backend.field_memory import memory_of_field
-from taichi_ext.backend.kernels import is_array_annotation, is_scalar_type
-from taichi_ext.backend.leaf_arguments import COMPOUND, compound_problem
+from taichi_ext.backend.kernels import is_scalar_type
+from taichi_ext.backend.leaf_arguments import COMPOUND, compound_problem, is_array_annotation
 from taichi_ext.backend.lifetime import ended_problem, is_field_alive, refuse_ended
 
 

@@ -11,7 +11,6 @@ import inspect
 import sys
 import textwrap
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -34,7 +33,6 @@ from taichi.types import ndarray_type, primitive_types
 from taichi_ext.backend.calling import no_position
 from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import is_host_arch
-from taichi_ext.backend.leaf_arguments import leaf_arguments
 from taichi_ext.backend.lifetime import Uses
 from taichi_ext.backend.threads import exclusive
 
@@ -316,22 +314,6 @@ def program() -> Any:
 
 def process_args(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(kernel_impl._process_args(kernel, args, kwargs))
-
-
-def is_array_annotation(annotation: Any) -> bool:
-    return isinstance(annotation, ndarray_type.NdarrayType)
-
-
-_array_positions: weakref.WeakKeyDictionary[Kernel, tuple[int, ...]] = weakref.WeakKeyDictionary()
-
-
-def array_positions(kernel: Kernel) -> tuple[int, ...]:
-    """The positions of the arrays among the leaf arguments of a kernel."""
-    known = _array_positions.get(kernel)
-    if known is None:
-        known = tuple(n for n, leaf in enumerate(leaf_arguments(kernel)) if is_array_annotation(leaf.annotation))
-        _array_positions[kernel] = known
-    return known
 
 
 def return_shape(kernel: Kernel) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from taichi.lang.argpack import ArgPack, ArgPackType
 from taichi.lang.kernel_impl import Kernel
 from taichi.lang.struct import Struct, StructType
+from taichi.types import ndarray_type
 
 COMPOUND = (StructType, ArgPackType)
 
@@ -88,3 +89,19 @@ def compound_problem(annotation: Any, value: Any) -> str:
         found = f"{'struct' if isinstance(value, Struct) else 'argument pack'} with the members {', '.join(value.keys)}"
     article = "an" if found[0] in "aeiou" else "a"
     return f"is {article} {found}; expected the annotated {kind}, with the members {', '.join(annotation.members)}"
+
+
+def is_array_annotation(annotation: Any) -> bool:
+    return isinstance(annotation, ndarray_type.NdarrayType)
+
+
+_array_positions: weakref.WeakKeyDictionary[Kernel, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+
+def array_positions(kernel: Kernel) -> tuple[int, ...]:
+    """The positions of the arrays among the leaf arguments of a kernel."""
+    known = _array_positions.get(kernel)
+    if known is None:
+        known = tuple(n for n, leaf in enumerate(leaf_arguments(kernel)) if is_array_annotation(leaf.annotation))
+        _array_positions[kernel] = known
+    return known

@@ -47,8 +47,7 @@ class Session(LaunchHooks):
     def __init__(self, fields: FieldTable, fused: dict[Any, Fused], is_direct: bool) -> None:
         self.fields = fields
         self.fused = fused
-        self.first_column = 0
-        self.columns = 0
+        self.first_column = self.columns = 0
         self.blocks = 1  # into which the columns of J are divided
         self.max_memory = math.inf  # bytes for tangents other than J
         self.spent = 0
