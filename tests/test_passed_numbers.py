@@ -111,6 +111,7 @@ OPERATIONS = {
     "tests of values": lambda s: s if np.isfinite(s) and not np.isnan(s) else 2 * s,
     "truth": lambda s: s * (s > 0.5) + True * s - np.bool_(True) * s * 0.5,
     "quotients": lambda s: divmod(3 * s, 2)[1] + divmod(5.5, s)[1] + s.real,
+    "copies": lambda s: s * copy.copy(s) + copy.deepcopy({"s": [s]})["s"][0] + copy.deepcopy(ti.Vector([s, 1.0]))[0],
     "powers of zero": lambda s: s + 0.0**s + (-s) ** 2,
     "inverses": lambda s: np.arcsin(s) + np.arccos(s) + np.arctan(s) + np.deg2rad(s) + np.degrees(s),
     "numpy numbers": lambda s: np.float64(2.0) * s + s * np.float64(0.5) + np.float64(1.0) / s + s ** np.int32(2),
@@ -146,8 +147,9 @@ def test_operations_of_python_follow_the_chain_rule(operation):
     [
         *(math.sin, float, lambda s: np.array([s], float)[0], lambda s: float(f"{float(s)}")),
         *(lambda s: math.sqrt(2 * s), lambda s: np.hypot(s, 1.0), lambda s: (1j * s).imag, lambda s: s.hex() and 1.0),
+        lambda s: pickle.loads(pickle.dumps(s)),
     ],
-    ids=["math", "float", "numpy", "text", "derived", "ufunc", "complex", "method"],
+    ids=["math", "float", "numpy", "text", "derived", "ufunc", "complex", "method", "pickle"],
 )
 def test_a_conversion_to_float_warns(scene, convert):
     def pipeline(s):

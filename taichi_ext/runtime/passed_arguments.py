@@ -93,12 +93,13 @@ def _matrix(rows: list[Tangent], directions: np.ndarray | None, first: int, colu
 
 
 def taken_out(
-    kernel: Any, values: tuple[Any, ...], run: PipelineRun | None
-) -> tuple[tuple[Any, ...], dict[str, list[Tangent]]]:
-    """Leaf arguments of a launch as plain values; the tangents of the entries of those that have some, by name."""
+    kernel: Any, args: tuple[Any, ...], run: PipelineRun | None
+) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, list[Tangent]]]:
+    """The arguments of a launch as plain values, and its leaf arguments; the tangents of entries of these, by name."""
+    values = backend.leaf_values(kernel, args)
     found = tuple(map(_entries, values)) if run is not None else ()
     if run is None or not any(is_passed(n) for entries in found for n in entries):
-        return values, {}
+        return args, values, {}
     plain: list[Any] = []
     tangents: dict[str, list[Tangent]] = {}
     for leaf, value, entries in zip(backend.leaf_arguments(kernel), values, found, strict=True):
@@ -115,7 +116,7 @@ def taken_out(
             tangents[leaf.name] = [n.tangent if is_passed(n) and n.run is run else {} for n in entries]
         numbers = np.array([float(plain_number(n)) for n in entries])
         plain.append(_like(value, numbers))
-    return tuple(plain), tangents
+    return backend.with_leaf_values(kernel, tuple(plain)), tuple(plain), tangents
 
 
 def _check_passed(kernel: Any, leaf: Any, names: frozenset[str]) -> None:

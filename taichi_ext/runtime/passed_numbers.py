@@ -89,8 +89,14 @@ class PassedNumber:
         except (TypeError, AttributeError):
             return getattr(function, method)(*(float(x) if is_passed(x) else x for x in inputs), **options)
 
+    def __copy__(self) -> Any:
+        return self.value if self.run.is_over else self
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return self.__copy__()
+
     def __reduce__(self) -> Any:
-        return float, (self.value,)
+        return float, (float(self),)
 
     def __repr__(self) -> str:
         return repr(self.value)
