@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import sys
@@ -267,7 +268,45 @@ def here(default=(1, 2)):
     return here.__doc__, default
 
 
-PROGRAMS = (classes, control, scopes, generators, augmented, order_of_evaluation, numbers)
+def depth(n):
+    return 0 if n == 0 else 1 + depth(n - 1)
+
+
+def keywords(function=1, self=2, **rest):
+    return function, self, rest
+
+
+class Proxy:
+    """An object whose class and attributes are looked up by its own code."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+    @property
+    def __class__(self):
+        return type(self._value)
+
+    def get(self):
+        return type(self).doubled(self)
+
+    def doubled(self):
+        return self._value * 2
+
+
+def caller():
+    return sys._getframe(1).f_code.co_name, inspect.currentframe().f_back.f_locals["secret"]
+
+
+def calls():
+    secret = "seen"  # noqa: F841
+    found = [depth(600), keywords(function=3, self=4, name=5), dict(function=1, self=2), caller()]
+    return [*found, isinstance(Proxy(1), int), Proxy(3).get()]
+
+
+PROGRAMS = (calls, classes, control, scopes, generators, augmented, order_of_evaluation, numbers)
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +368,27 @@ def test_errors_are_the_user_s_own_with_their_lines(scene):
     assert failing.__code__ is own
 
 
+def warn_at_caller():
+    warnings.warn("above", UserWarning, stacklevel=2)
+    return 1
+
+
+def test_lines_of_helpers_and_of_long_expressions(scene):
+    x, y, square = scene
+
+    def failing():
+        square()
+        found = warn_at_caller()
+        return [1.0, found][7]
+
+    first = failing.__code__.co_firstlineno
+    with pytest.raises(IndexError) as caught, pytest.warns(UserWarning, match="above") as warned:
+        jacobian(failing, x, y)
+    assert [(w.filename, w.lineno) for w in warned if w.category is UserWarning] == [(__file__, first + 2)]
+    lines = [entry.lineno + 1 for entry in caught.traceback if str(entry.path) == __file__]
+    assert lines[-1] == first + 3
+
+
 def test_logs_and_warnings_name_the_user_s_line(scene, caplog):
     x, y, square = scene
 
@@ -357,3 +417,23 @@ def test_functions_without_a_source_run_as_they_are(scene):
     names = {}
     exec("def program(a=2):\n    return [i * a for i in range(3)]", names)
     assert run_under_watch(scene, names["program"]) == ([0, 2, 4], False)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="functions have type parameters from Python 3.12 on")
+def test_functions_with_type_parameters(scene, tmp_path, monkeypatch):
+    path = tmp_path / "generic_functions.py"
+    path.write_text(
+        "def program[T](a: T = 1.5) -> list:\n"
+        "    def inner[U](b: U) -> tuple:\n"
+        "        return T.__name__, U.__name__, b * 2\n"
+        "    return [inner(a), Box[int](2).doubled()]\n"
+        "class Box[T]:\n"
+        "    def __init__(self, value: T):\n"
+        "        self.value = value\n"
+        "    def doubled(self) -> T:\n"
+        "        return self.value * 2\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    program = importlib.import_module("generic_functions").program
+    assert run_under_watch(scene, program) == ([("T", "U", 3.0), 4], True)

@@ -143,8 +143,11 @@ class KernelCall:
     def _argument_names(self) -> list[str]:
         if self.kernel is not None:
             return [leaf.name for leaf in self._leaves]
+        return [p.name for p in self._parameters() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+    def _parameters(self) -> list[inspect.Parameter]:
         try:
-            return list(inspect.signature(self.function).parameters)
+            return list(inspect.signature(self.function).parameters.values())
         except (TypeError, ValueError):
             return []
 
@@ -229,10 +232,16 @@ class KernelCall:
         )
 
     def _resolve_name(self, place: str, name: str) -> Target:
-        if name not in self.names:
+        is_argument = name in self.names
+        if not is_argument and (self.kernel is not None or all(p.name != name for p in self._parameters())):
             return self._resolve_constant(place, name)
-        position = self.names.index(name)
-        value = self.args[position] if position < len(self.args) else None
+        position = self.names.index(name) if is_argument else len(self.args)
+        if position >= len(self.args):
+            raise InvalidArgumentError(
+                f"{place} is {name!r}, an argument of {self.name} that has no value in args. Give it one there; "
+                "args are passed by position, so make it an argument that takes its value by position."
+            )
+        value = self.args[position]
         if isinstance(value, backend.Field):
             return replace(_resolve_field(place, value, self.labels), position=position, argument=name)
         return Target("argument", f"{place} (argument {name!r})", None, position, name)

@@ -23,7 +23,8 @@ from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import Fused, container_key
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
-from taichi_ext.runtime.passed_numbers import NumberSeeds, PipelineRun, with_tangents
+from taichi_ext.runtime.passed_arguments import NumberSeeds
+from taichi_ext.runtime.passed_numbers import PipelineRun, with_tangents
 from taichi_ext.runtime.python_watch import watching
 from taichi_ext.runtime.run_record import RunRecord
 from taichi_ext.runtime.session import Session

@@ -117,6 +117,8 @@ def _alone(node: Any, qualname: str) -> Any:
             arg.annotation = None
     if isinstance(node, ast.FunctionDef):
         node.decorator_list, node.returns, node.name = [], None, _NAME
+        if hasattr(node, "type_params"):  # from Python 3.12 on; where they are used they are free names
+            node.type_params = []
     owner = qualname.split(".")[-2].lstrip("_") if "." in qualname else ""
     if owner and not owner.endswith(">"):  # a class
         for child in ast.walk(node):

@@ -285,6 +285,8 @@ def _array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
     for position in backend.array_positions(kernel):
         argument, value = leaves[position], args[position]
         name = f"array argument {argument.name!r}"
+        if not backend.is_array(value):
+            raise InvalidArgumentError(f"{name} {backend.argument_problem(argument.annotation, value)}.")
         view, element_shape = view_of(value, name), backend.array_element_shape(value, argument.annotation)
         local = first.setdefault((view, element_shape), ("argument", position))
         given = Given(name, ("array", view), value, array_info(local, name, value, argument.annotation))

@@ -16,8 +16,6 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.record.variables import Variable, number_shape
-from taichi_ext.runtime.memory import Shadow
 
 Tangent = dict[int, float]  # coefficients by column of J
 
@@ -67,16 +65,38 @@ class PassedNumber:
         raise TypeError("the class of a number cannot be changed")
 
     def __float__(self) -> float:
-        if not self.run.is_over:
-            self.run.warn(
-                f"{_quoted(self.names)} is a parameter, and Python converts it, or a number computed from it, to a "
-                "plain float: what is computed from that counts as a constant. Use operators or functions of NumPy, or "
-                "compute it in a kernel."
-            )
+        self._warn("converts it, or a number computed from it, to a plain float: what is computed from that")
         return self.value
 
+    def _warn(self, use: str) -> None:
+        if not self.run.is_over:
+            self.run.warn(
+                f"{quoted(self.names)} is a parameter, and Python {use} counts as a constant. "
+                "Use operators or functions of NumPy, or compute it in a kernel."
+            )
+
+    def __getattr__(self, name: str) -> Any:
+        """Other attributes of floats."""
+        return getattr(float(self) if hasattr(float, name) else self.value, name)
+
+    def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """NumPy's functions, by the operators and methods of this class; others take the floats."""
+        as_objects = [np.array(x, object) if is_passed(x) else x for x in inputs]
+        if function in _OF_VALUES:
+            return getattr(function, method)(*map(plain_number, inputs), **options)
+        try:
+            return getattr(function, method)(*as_objects, **options)
+        except (TypeError, AttributeError):
+            return getattr(function, method)(*(float(x) if is_passed(x) else x for x in inputs), **options)
+
+    def __copy__(self) -> Any:
+        return self.value if self.run.is_over else self
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return self.__copy__()
+
     def __reduce__(self) -> Any:
-        return float, (self.value,)
+        return float, (float(self),)
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -88,10 +108,17 @@ class PassedNumber:
         return format(self.value, spec)
 
     def __hash__(self) -> int:
+        self._warn("looks up by its value, or that of a number computed from it: what is found")
         return hash(self.value)
 
     def __bool__(self) -> bool:
         return bool(self.value)
+
+    def __index__(self) -> int:
+        raise UnsupportedError(
+            f"{quoted(self.names)} is a parameter, and Python uses it, or a number computed from it, as a count or an "
+            "index. Whole numbers have no derivative: leave it out of params, or convert it: int(...)."
+        )
 
     # of derivative 0, as in kernels
     def __int__(self) -> int:
@@ -112,6 +139,17 @@ class PassedNumber:
     def is_integer(self) -> bool:
         """Whether the value is a whole number."""
         return self.value.is_integer()
+
+    @property
+    def real(self) -> PassedNumber:
+        """The number itself."""
+        return self
+
+    def __divmod__(self, other: Any) -> Any:
+        return (self // other, self % other) if _is_scalar(other) else NotImplemented
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return (other // self, other % self) if _is_scalar(other) else NotImplemented
 
 
 def _combined(value: Any, parts: Sequence[tuple[PassedNumber, float]]) -> Any:
@@ -134,15 +172,18 @@ def is_passed(x: Any) -> bool:
 
 
 def _is_scalar(x: Any) -> bool:
-    return is_passed(x) or (isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool))
+    return is_passed(x) or isinstance(x, (int, float, np.integer, np.floating, np.bool_))
 
 
-def _plain(x: Any) -> Any:
+def plain_number(x: Any) -> Any:
+    """A number without its tangent."""
     return x.value if is_passed(x) else x
 
 
-def _log(x: float) -> float:
-    return math.log(x) if x > 0 else -math.inf
+def _by_exponent(a: float, b: float) -> float:
+    if a == 0:
+        return 0.0 if b > 0 else -math.inf
+    return a**b * math.log(a) if a > 0 else math.nan
 
 
 # by operator: the partials with respect to both operands, at them
@@ -152,7 +193,7 @@ _BINARY = {
     "sub": (operator.sub, lambda a, b: 1.0, lambda a, b: -1.0),
     "mul": (operator.mul, lambda a, b: b, lambda a, b: a),
     "truediv": (operator.truediv, lambda a, b: 1 / b, lambda a, b: -a / (b * b)),
-    "pow": (operator.pow, lambda a, b: b * a ** (b - 1) if b else 0.0, lambda a, b: a**b * _log(a)),
+    "pow": (operator.pow, lambda a, b: b * a ** (b - 1) if b else 0.0, _by_exponent),
     "mod": (operator.mod, lambda a, b: 1.0, lambda a, b: -float(a // b)),
     "floordiv": (operator.floordiv, lambda a, b: 0.0, lambda a, b: 0.0),
 }
@@ -167,7 +208,13 @@ _UNARY: dict[str, tuple[Callable[[float], float], Callable[[float, float], float
     "sin": (math.sin, lambda x, y: math.cos(x)),
     "cos": (math.cos, lambda x, y: -math.sin(x)),
     "tan": (math.tan, lambda x, y: 1 + y * y),
+    "sinh": (math.sinh, lambda x, y: math.cosh(x)),
+    "cosh": (math.cosh, lambda x, y: math.sinh(x)),
     "tanh": (math.tanh, lambda x, y: 1 - y * y),
+    "expm1": (math.expm1, lambda x, y: y + 1),
+    "log1p": (math.log1p, lambda x, y: 1 / (1 + x)),
+    "log2": (math.log2, lambda x, y: 1 / (x * math.log(2))),
+    "log10": (math.log10, lambda x, y: 1 / (x * math.log(10))),
     "arcsin": (math.asin, lambda x, y: 1 / math.sqrt(1 - x * x)),
     "arccos": (math.acos, lambda x, y: -1 / math.sqrt(1 - x * x)),
     "arctan": (math.atan, lambda x, y: 1 / (1 + x * x)),
@@ -177,7 +224,9 @@ _UNARY: dict[str, tuple[Callable[[float], float], Callable[[float, float], float
     "degrees": (math.degrees, lambda x, y: 180 / math.pi),
     "square": (lambda x: x * x, lambda x, y: 2 * x),
     "conjugate": (operator.pos, lambda x, y: 1.0),
+    "rint": (lambda x: float(round(x)), lambda x, y: 0.0),
 }
+_OF_VALUES = (np.isfinite, np.isinf, np.isnan, np.signbit)
 
 
 def _binary(name: str) -> Callable[[Any, Any], Any]:
@@ -185,8 +234,10 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
 
     def apply(a: Any, b: Any) -> Any:
         if not (_is_scalar(a) and _is_scalar(b)):
-            return NotImplemented
-        x, y = _plain(a), _plain(b)
+            other = b if is_passed(a) else a
+            is_other = isinstance(other, complex) or backend.is_torch_tensor(other)
+            return function(*(float(n) if is_passed(n) else n for n in (a, b))) if is_other else NotImplemented
+        x, y = plain_number(a), plain_number(b)
         value = function(x, y)
         parts = [(n, p(float(x), float(y))) for n, p in ((a, by_first), (b, by_second)) if is_passed(n)]
         return _combined(value, parts)
@@ -205,7 +256,7 @@ def _unary(name: str) -> Callable[[PassedNumber], Any]:
 
 
 def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda self, other: function(self.value, _plain(other)) if _is_scalar(other) else NotImplemented
+    return lambda self, other: function(self.value, plain_number(other)) if _is_scalar(other) else NotImplemented
 
 
 for _name in _BINARY:
@@ -231,126 +282,6 @@ def with_tangents(value: Any, name: str, column: int, run: PipelineRun) -> Any:
     return type(value)(*numbers) if hasattr(value, "_fields") else type(value)(numbers)
 
 
-# --- the arguments of a launch
-
-
-@dataclass(frozen=True)
-class NumberSeeds:
-    """The numbers that depend on parameters where a kernel is launched.
-
-    Attributes:
-        arguments: leaf arguments by name, each with its first column, or row of ``tangents``.
-        constants: Python numbers that kernels read, each with its first column or row.
-        tangents: a row for each entry, where these are not columns of J.
-    """
-
-    arguments: dict[str, int] = field(default_factory=dict)
-    constants: tuple[tuple[Variable, int], ...] = ()
-    tangents: np.ndarray | None = None
-
-    @property
-    def key(self) -> Any:
-        """Equal for two launches that one kernel can do."""
-        rows = None if self.tangents is None else len(self.tangents)
-        return tuple(self.arguments.items()), tuple(first for _, first in self.constants), rows
-
-    @property
-    def shadow_type(self) -> tuple[Any, int]:
-        """The type of the rows in memory and their number; None where there are none."""
-        return (None, 0) if self.tangents is None else (backend.default_type(float), len(self.tangents))
-
-    def shadow(self, columns: int) -> Shadow:
-        """The rows in memory, as kernels take them."""
-        assert self.tangents is not None
-        made = Shadow("the numbers", len(self.tangents), columns, backend.default_type(float))
-        made.set_rows(slice(None), self.tangents)
-        return made
-
-    def with_passed(
-        self, passed: dict[str, list[Tangent]], directions: np.ndarray | None, first: int, columns: int
-    ) -> NumberSeeds:
-        """The same for a launch that is given numbers with tangents, by the names of its leaf arguments.
-
-        The run computes the columns from the first on, or the products with directions.
-        """
-        if not passed:
-            return self
-        starts = {name: next(iter(entries[0]), 0) for name, entries in passed.items()}
-        if (
-            directions is None
-            and self.tangents is None
-            and all(
-                entry == {starts[name] + n: 1.0} for name, entries in passed.items() for n, entry in enumerate(entries)
-            )
-        ):
-            return NumberSeeds(starts, self.constants)  # the parameters themselves
-        rows: list[Tangent] = []
-        constants, given = self.constants, self.tangents
-        if given is None:
-            given, at = np.zeros((0, columns)), self.constants
-            constants = ()
-            for variable, column in at:
-                constants += ((variable, first + len(rows)),)
-                rows += [{column + n: 1.0} for n in range(math.prod(number_shape(variable.read()) or ()))]
-        arguments: dict[str, int] = {}
-        for name, entries in passed.items():
-            arguments[name] = first + len(given) + len(rows)
-            rows += entries
-        return NumberSeeds(arguments, constants, np.concatenate([given, _matrix(rows, directions, first, columns)]))
-
-
-def _matrix(rows: list[Tangent], directions: np.ndarray | None, first: int, columns: int) -> np.ndarray:
-    """Tangents as rows: the columns of J from the first on, or the products with directions."""
-    made = np.zeros((len(rows), columns))
-    for row, tangent in zip(made, rows, strict=True):
-        for column, coefficient in tangent.items():
-            if directions is not None:
-                row += coefficient * directions[column]
-            elif first <= column < first + columns:
-                row[column - first] += coefficient
-    return made
-
-
-def taken_out(
-    kernel: Any, values: tuple[Any, ...], run: PipelineRun | None
-) -> tuple[tuple[Any, ...], dict[str, list[Tangent]]]:
-    """Leaf arguments of a launch as plain values; the tangents of the entries of those that have some, by name."""
-    if run is None:
-        return values, {}
-    plain: list[Any] = []
-    tangents: dict[str, list[Tangent]] = {}
-    for leaf, value in zip(backend.leaf_arguments(kernel), values, strict=True):
-        entries = _entries(value)
-        names = frozenset().union(*(n.names for n in entries if is_passed(n) and n.run is run))
-        if not any(map(is_passed, entries)):
-            plain.append(value)
-            continue
-        if names and isinstance(leaf.annotation, backend.ti.template):
-            raise UnsupportedError(
-                f"{_quoted(names)} is a parameter, and is passed to {backend.short_name(kernel)} as the template "
-                f"{leaf.name!r}, which is compiled into the kernel. Give the argument a type, such as ti.f32."
-            )
-        if names:
-            run.passed |= names
-            tangents[leaf.name] = [n.tangent if is_passed(n) and n.run is run else {} for n in entries]
-        numbers = np.array([float(_plain(n)) for n in entries])
-        plain.append(float(numbers[0]) if is_passed(value) else _like(value, numbers))
-    return tuple(plain), tangents
-
-
-def _entries(value: Any) -> list[Any]:
-    if isinstance(value, backend.Matrix) and not value.is_host_access:
-        return list(np.asarray(value.entries, object).flat)
-    if isinstance(value, (list, tuple)):
-        return [entry for part in value for entry in _entries(part)]
-    return list(value.flat) if isinstance(value, np.ndarray) and value.dtype == object else [value]
-
-
-def _like(value: Any, numbers: np.ndarray) -> Any:
-    """A vector, matrix or list of numbers of the shape of another."""
-    shape = np.shape(value.entries if isinstance(value, backend.Matrix) else np.array(value, object))
-    return backend.Matrix(numbers.reshape(shape).tolist())
-
-
-def _quoted(names: frozenset[str]) -> str:
+def quoted(names: frozenset[str]) -> str:
+    """Names as messages show them."""
     return ", ".join(map(repr, sorted(names)))

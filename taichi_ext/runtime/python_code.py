@@ -82,10 +82,14 @@ class _Rewriter(ast.NodeTransformer):
         visited = (self.visit(statement) for statement in body)
         return [s for found in visited for s in (found if isinstance(found, list) else [found])]
 
-    def _watched(self, name: str, node: ast.AST, *args: Any, keywords: Any = ()) -> Any:
+    def _watched(self, name: str, node: ast.AST, *args: Any) -> Any:
         watch = ast.copy_location(ast.Constant(value=_WATCH), node)
-        function = ast.copy_location(ast.Attribute(value=watch, attr=name, ctx=ast.Load()), node)
-        return ast.copy_location(ast.Call(func=function, args=list(args), keywords=list(keywords)), node)
+        function: Any = ast.copy_location(ast.Attribute(value=watch, attr=name, ctx=ast.Load()), node)
+        function.end_lineno, function.end_col_offset = (
+            function.lineno,
+            function.col_offset,
+        )  # whose last line a call has
+        return ast.copy_location(ast.Call(func=function, args=list(args), keywords=[]), node)
 
     def _text(self, value: Any, node: ast.AST) -> Any:
         return ast.copy_location(ast.Constant(value=value), node)
@@ -175,29 +179,31 @@ class _Rewriter(ast.NodeTransformer):
         call = node.value
         if not isinstance(call, ast.Call) or self._is_kept(call):
             return self.generic_visit(node)
-        self._visit_call(call)
-        call.func = self._watched("callee", call, call.func)  # which may look at the frame that calls it
+        self._visit_call(call, "stated")
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
+        if not self._is_kept(node):
+            return self._visit_call(node, "callee")
         self._visit_call(node)
-        if self._is_kept(node):
-            is_eval = isinstance(node.func, ast.Name) and node.func.id == "eval"
-            return self._watched("unseen", node, node) if is_eval else node
-        return self._watched("call", node, node.func, *node.args, keywords=node.keywords)
+        is_eval = isinstance(node.func, ast.Name) and node.func.id == "eval"
+        return self._watched("unseen", node, node) if is_eval else node
 
     def _is_kept(self, node: ast.Call) -> bool:
         if isinstance(node.func, ast.Attribute):
             return isinstance(node.func.value, ast.Name) and node.func.value.id in _KEPT_OF
         return isinstance(node.func, ast.Name) and node.func.id in _KEPT
 
-    def _visit_call(self, node: ast.Call) -> None:
+    def _visit_call(self, node: ast.Call, callee: str = "") -> ast.Call:
         if isinstance(node.func, ast.Attribute):  # a method, whose owner is seen when it is called
             node.func.value = self.visit(node.func.value)
         else:
             node.func = self.visit(node.func)
         node.args = [self.visit(a) for a in node.args]
         node.keywords = [self.visit(k) for k in node.keywords]
+        if callee:  # what is called may look at the frame that calls it
+            node.func = self._watched(callee, node.func, node.func)
+        return node
 
     def visit_Starred(self, node: ast.Starred) -> Any:
         self.generic_visit(node)

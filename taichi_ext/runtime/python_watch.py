@@ -36,6 +36,7 @@ _STRUCTURE = (
     *(list, tuple, set, frozenset, dict, zip, enumerate, iter, sorted, min, max),
     *(chain, islice, cycle, product),
 )
+_LOOKED_UP = ("__getattribute__", "__class__")  # which looking at an object runs
 _ITSELF = (*KEEPING, backend.Struct, range, str, bytes)
 
 
@@ -120,22 +121,19 @@ class Watch:
         return value
 
     def callee(self, function: Any) -> Any:
-        """What is called in a statement of its own; where only its frame can matter, the thing itself."""
+        """What is called: a function of the user's itself, with no frame of ours between it and its caller."""
         run = current_run()
-        if run is None or run.is_exact(function):
+        return function if run is None or run.is_exact(function) else functools.partial(run.call, function)
+
+    def stated(self, function: Any) -> Any:
+        """What is called in a statement of its own; where only its frame can matter, the thing itself."""
+        found = self.callee(function)
+        if found is function:
             return function
         inner, module = getattr(function, "__func__", function), backend.module_of(function)
         is_python = isinstance(inner, types.FunctionType) and not inner.__name__.endswith("_")
         is_standard = isinstance(function, types.BuiltinFunctionType) and module in sys.stdlib_module_names
-        if is_python or (is_standard and module != "_operator"):
-            return function
-        return functools.partial(self.call, function)
-
-    def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
-        run = current_run()
-        if run is None or run.is_exact(function):
-            return function(*args, **keywords)
-        return run.call(function, args, keywords)
+        return function if is_python or (is_standard and module != "_operator") else found
 
 
 class _Stored:
@@ -179,7 +177,7 @@ class PythonRun:
         self._codes: dict[int, tuple[types.CodeType, bool]] = {}  # kept alive, and whether they are rewritten
         self._rewritten: list[types.FunctionType] = []
 
-    def call(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def call(self, function: Any, /, *args: Any, **keywords: Any) -> Any:
         """Call what is no code of the user's: what it gives depends on what it gets, and on what it reads."""
         while isinstance(function, functools.partial):
             args, keywords = (*function.args, *args), {**function.keywords, **keywords}
@@ -278,7 +276,9 @@ class PythonRun:
         return True
 
     def _look_at_members(self, kind: type) -> None:
-        for member in list(vars(kind).values()):
+        for name, member in list(vars(kind).items()):
+            if name in _LOOKED_UP:
+                continue
             inner = (member.fget, member.fset) if isinstance(member, property) else (member,)
             for function in inner:
                 function = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function

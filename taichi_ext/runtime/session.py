@@ -29,7 +29,8 @@ from taichi_ext.runtime.launch_checks import (
 )
 from taichi_ext.runtime.launch_hooks import LaunchHooks
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
-from taichi_ext.runtime.passed_numbers import NumberSeeds, PipelineRun, taken_out
+from taichi_ext.runtime.passed_arguments import NumberSeeds, taken_out
+from taichi_ext.runtime.passed_numbers import PipelineRun
 from taichi_ext.runtime.python_watch import PythonRun
 from taichi_ext.runtime.reachable import reachable_arrays
 from taichi_ext.runtime.repetitions import Repetitions
@@ -221,8 +222,7 @@ class Session(LaunchHooks):
             warn_of_lost_tangents(kernel, backend.leaf_values(kernel, args), self.python.is_lost)
         refuse_arguments(kernel, args, tuple(variable for variable, _ in self.numbers.constants))
         args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
-        values, tangents = taken_out(kernel, backend.leaf_values(kernel, args), self.pipeline)
-        args = backend.with_leaf_values(kernel, values) if tangents else args
+        args, values, tangents = taken_out(kernel, args, self.pipeline)
         numbers = self.numbers.with_passed(tangents, self.directions, self.first_column, self.columns)
         binding = self.arrays.bind(kernel, values, self)
         fused = self._fused_kernel(kernel, args, binding, self._roles(binding), numbers)
