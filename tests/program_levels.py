@@ -21,6 +21,16 @@ UPDATES = (
     ("m = ti.max(m, e) * 0.8", "l = ti.min(l, m + x * 0.1)"),
     ("for q in range(2):", "    l = ti.max(l * 0.95, e + 0.3 * q - 0.1 * y)"),
 )
+# Updates whose tangents add up to a row: loops that only they change are accumulated backwards.
+MIXTURES = (
+    ("l = l * 0.8 + ti.max(l, e) * 0.2",),
+    ("l = l * 0.7 + 0.2 * e",),
+    ("l = ti.max(l * 0.9 + m * 0.05, e - 0.3 * m)", "m = m * 0.5 + 0.1 * e"),
+    ("l, m = m * 0.6 + 0.3 * e, l * 0.9 - 0.02 * x",),
+    ("if e > l:", "    l = l * 0.5 + e * 0.5", "else:", "    l = l * 0.9 + 0.05 * e + 0.02 * y"),
+    ("m = ti.min(m, e) * 0.5 + m * 0.4", "l = l * 0.9 + ti.max(m, e) * 0.1"),
+    ("for q in range(2):", "    l = l * 0.9 + 0.05 * e - 0.1 * y"),
+)
 ARGUMENTS = (
     "{0}",
     "{0}",
@@ -46,6 +56,7 @@ class Levels:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.count = rng.choice([1, 3, 7, 9, 12, 20, 20, 25])
+        self.is_mixed = self.count > 8 and self.chance(0.7)
 
     def program(self) -> LevelProgram:
         lines = [*self.rule(), *self.level(), "@ti.kernel", "def run():", "    for i, j in image:"]
@@ -60,27 +71,38 @@ class Levels:
         return ["@ti.func", "def bent(u, v):", "    return u + 0.3 * v", "@rule", "def _(d_u, d_v):", *loop]
 
     def bound(self) -> str:
+        if self.is_mixed:
+            return str(self.count)
         return self.rng.choice([*[str(self.count)] * 5, "n[None]"])
 
     def level(self) -> list[str]:
         k = self.rng.choice(["k", "k", "k", "k", "order[k]"])
-        body = ["if k % 3 == 1:", "    continue"] * self.chance(0.1) + [f"e = a[{k}] * x + b[{k}] * y - p[{k}]"]
-        body += ["e = bent(e, p[0] + 0.2 * x)"] * self.chance(0.1)
-        for update in self.rng.sample(UPDATES, self.rng.choice([1, 1, 2])):
-            body += update
-        body += ["if l > 4.0:", "    break"] * self.chance(0.1)
+        plane = [f"e = a[{k}] * x + b[{k}] * y - p[{k}]"]
+        body = plane + [line for update in self.updates() for line in update]
+        if not self.is_mixed:
+            bent = ["e = bent(e, p[0] + 0.2 * x)"] * self.chance(0.1)
+            skips = ["if k % 3 == 1:", "    continue"] * self.chance(0.1)
+            body = [*skips, *plane, *bent, *body[1:], *(["if l > 4.0:", "    break"] * self.chance(0.1))]
         start = self.rng.choice(["-9.0", "9.0", "0.3 * x - p[0]", "0.0"])
         end = self.rng.choice(["", "", " + m * 0.3", " - 1.0"])
         first = ["@ti.func", "def level(x, y):", f"    l = {start}", "    m = 0.2 * y"]
         return [*first, f"    for k in range({self.bound()}):", *(f"        {s}" for s in body), f"    return l{end}"]
 
+    def updates(self) -> list[tuple[str, ...]]:
+        """What an iteration does with the half-plane ``e``."""
+        first = [self.rng.choice(MIXTURES)] if self.is_mixed else []
+        others = self.rng.sample(UPDATES, self.rng.choice([0, 0, 1]) if first else self.rng.choice([1, 1, 2]))
+        return [*first, *others]
+
     def uses(self) -> list[str]:
         """What becomes of the level ``l`` of a pixel."""
-        if self.chance(0.15):
+        if self.chance(0.05 if self.is_mixed else 0.15):
             loop = ["t = 0.0", "for q in range(2):", f"    t += {self.use('l + 0.4 * q')}"]
             return [*loop, f"image[i, j] = t * {self.value()} + 0.1 * t"]
         operator = self.rng.choice([" + ", " * "])
-        return [f"image[i, j] = {operator.join(self.use('l') for _ in range(self.rng.randint(1, 2)))}"]
+        return [
+            f"image[i, j] = {operator.join(self.use('l') for _ in range(self.rng.choice([1, 1, 2] if self.is_mixed else [1, 2])))}"
+        ]
 
     def use(self, level: str) -> str:
         level = self.rng.choice(ARGUMENTS).format(level)

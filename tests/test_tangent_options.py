@@ -10,7 +10,10 @@ from differences import central_differences, outputs, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
-from taichi_ext.differentiate.storage import STRATEGIES
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.forms import Seed
+from taichi_ext.differentiate.storage import STRATEGIES, StorageFacts
+from taichi_ext.program import I32, Local
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -108,7 +111,50 @@ def make_pipeline():
     return run, x, y
 
 
-PROGRAMS = [make_sum_of_blobs, make_nearest, make_transmittance, make_constants, make_pipeline]
+def make_handed_on():
+    """Two numbers that a loop hands on to each other, one with a term more."""
+    x, y = scalars(np.linspace(0.3, 1.2, N)), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            a, b = x[0], x[1] * i
+            for n in range(N):
+                a, b = b * 0.5 + 0.3 * x[(n + i) % N], a
+            y[i] = a + 0.1 * b
+
+    return k, x, y
+
+
+def make_ring():
+    """Three numbers that are handed on in a ring, in two loops, under a condition."""
+    x, y = scalars(np.linspace(0.3, 1.2, N)), outputs(4)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            a, b, c = x[0], 0.2, x[2]
+            for n in range(N):
+                for m in range(2):
+                    first = a
+                    a = b * 0.9
+                    if n % 2 == m:
+                        b = c + 0.1 * x[(n * m + i) % N]
+                    c = first * 0.5
+            y[i] = a + 0.1 * b - 0.3 * c
+
+    return k, x, y
+
+
+PROGRAMS = [
+    make_sum_of_blobs,
+    make_nearest,
+    make_transmittance,
+    make_constants,
+    make_pipeline,
+    make_handed_on,
+    make_ring,
+]
 
 
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda f: f.__name__.removeprefix("make_"))
@@ -129,6 +175,29 @@ def test_what_was_chosen_is_told():
         plan = Jacobian(k, x, y, tangents=tangents)
         plan()
         assert text in plan.explain()
+
+
+def test_slots_that_grow_with_each_walk_become_a_row():
+    """The bound on growth alone, for columns of which it is not known where they come from."""
+    facts, limits = StorageFacts(), STRATEGIES["sparse"]
+    column = Local("column", I32)
+    for n in range(limits.slots):
+        facts.begin_walk()
+        form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
+        facts.add(form, lambda seed: False, limits, loop=None, grows=False)
+    assert facts.has_row
+    assert facts.slots <= limits.slots
+
+
+def test_slots_of_one_walk_stay_slots():
+    facts, limits = StorageFacts(), STRATEGIES["sparse"]
+    column = Local("column", I32)
+    for _ in range(20):
+        facts.begin_walk()
+        for n in range(limits.slots):
+            form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
+            facts.add(form, lambda seed: False, limits, loop=None, grows=False)
+    assert not facts.has_row
 
 
 @pytest.mark.chosen_only("the operations are those on 40 columns", "--chunk-size")

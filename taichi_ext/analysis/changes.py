@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taichi_ext.program import Assign, Atomic, Body, Container, Effect, Load, Local, Statement, Update, statements
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Container,
+    Effect,
+    For,
+    If,
+    Load,
+    Local,
+    Read,
+    Statement,
+    Update,
+    While,
+    bodies,
+    declared,
+    statements,
+)
 from taichi_ext.simplify.usage import assigned_locals
 
 
@@ -23,3 +40,29 @@ def written(body: Body | Iterable[Statement]) -> set[Local | Container]:
     """The locals and containers that change."""
     kept = tuple(body)
     return assigned_locals(kept) | written_containers(kept)
+
+
+def varying_locals(loop: For | While) -> set[Local]:
+    """The locals that may have other values in other iterations of a loop."""
+    inner = {local for s in loop.within for local in declared(s)}
+    found = assigned_locals((loop,)) - inner
+    found.update(loop.variables if isinstance(loop, For) else ())
+    stored, count = written_containers(loop.body), -1
+    while count != len(found):
+        count = len(found)
+        _spread_variation(loop.body, found, stored, is_chosen=False)
+    return found
+
+
+def _spread_variation(body: Body, found: set[Local], stored: set[Container], *, is_chosen: bool) -> None:
+    """Add the locals that are given what varies, or that change where what varies decides about it."""
+    for s in body:
+        contents = s.contents
+        is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
+        if is_chosen or not is_same or isinstance(s, Atomic):
+            found.update(declared(s))
+            if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read):
+                found.add(s.target.local)
+        for block in bodies(s):
+            is_chosen_here = is_chosen or (not is_same and isinstance(s, (If, For, While)))
+            _spread_variation(block, found, stored, is_chosen=is_chosen_here)

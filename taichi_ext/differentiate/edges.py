@@ -13,12 +13,13 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from taichi_ext.analysis.stored_positions import find_stored_position
 from taichi_ext.differentiate.build import cast
 from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient, settled
 from taichi_ext.differentiate.formula import Formula, Term
 from taichi_ext.differentiate.pixel import Pixel, segment_partials
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Boundary, Const, Declare, Local, Read, Statement, Value, entries
+from taichi_ext.program import Body, Boundary, Const, Declare, Local, Read, Statement, Value, entries, statements
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -125,7 +126,7 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
     for s in everything:
         if not isinstance(s, Boundary):
             continue
-        if "at" in s.given and (takes_derivative or s.kind == "gradient" or s.options.get("antialias")):
+        if takes_position(s, takes_derivative=takes_derivative):
             found.update(dict.fromkeys(position_entries(s)))
         if s.kind == "sqrt_edge":
             found[s.results[0], 0] = None
@@ -138,6 +139,35 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
+
+
+def takes_position(s: Boundary, *, takes_derivative: bool) -> bool:
+    """Whether the derivative of a level by the position is taken: antialiased values need it, too."""
+    return "at" in s.given and bool(takes_derivative or s.kind == "gradient" or s.options.get("antialias"))
+
+
+def refuse_stored_positions(body: Body, *, takes_derivative: bool) -> None:
+    """Raise where a level reads from memory what was computed from the same position.
+
+    Raises:
+        UnsupportedError: the gradient of the level would lack what a field or array holds.
+    """
+    boundaries = [s for s in statements(body) if isinstance(s, Boundary)]
+    using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
+    found = find_stored_position(body, {s: frozenset(position_entries(s)) for s in using})
+    if found is None:
+        return
+    name, what = found.load.container.name, found.use.options.get("what", found.use.kind)
+    place = found.load.place or found.use.place
+    start = "" if place is None else place.message() + "\n"
+    stored, reader = "a value that depends on the position of the pixel", "level"
+    if found.is_root:
+        stored, reader = "a sqrt_edge of the same level", "inside or outside"
+    raise UnsupportedError(
+        f"{start}{what}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
+        "keep such a dependence, so the derivative would be wrong. Keep the value in a local variable, and use that "
+        f"variable here instead of {name}."
+    )
 
 
 def position_entries(s: Boundary) -> list[tuple[Local, int]]:

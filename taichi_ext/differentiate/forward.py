@@ -22,7 +22,7 @@ from taichi_ext.differentiate.branches import with_branches
 from taichi_ext.differentiate.build import Builder
 from taichi_ext.differentiate.column_blocks import Blocks
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
-from taichi_ext.differentiate.edges import OwnSeeds, own_seeds
+from taichi_ext.differentiate.edges import OwnSeeds, own_seeds, refuse_stored_positions
 from taichi_ext.differentiate.forms import Form, OwnSeed, Seed
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
@@ -72,6 +72,8 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes what ``program`` does, and its tangents."""
     decisions = Decisions(Blocks(seeds.columns, seeds.first_column))
     own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
+    if own:
+        refuse_stored_positions(program.body, takes_derivative=seeds.takes_derivative)
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     special.refuse_bits(program.body, activity)

@@ -10,9 +10,10 @@ from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
 from taichi_ext.differentiate.guards import clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.linearize import Deferred
 from taichi_ext.differentiate.own_registers import OwnRegisters
+from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, ScratchRow
 from taichi_ext.differentiate.row_terms import FILLED
 from taichi_ext.differentiate.sparse_sums import LocalSum
-from taichi_ext.differentiate.storage import LocalRow, PlacedRow, ScratchRow, Storage, StorageFacts
+from taichi_ext.differentiate.storage import Storage, StorageFacts
 from taichi_ext.program import I32, Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 if TYPE_CHECKING:

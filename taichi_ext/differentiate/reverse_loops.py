@@ -38,7 +38,8 @@ from taichi_ext.differentiate.forms import (
 )
 from taichi_ext.differentiate.naming import Block
 from taichi_ext.differentiate.own_registers import OwnRegisters
-from taichi_ext.differentiate.storage import LocalRow, ScratchRow, Storage, StorageFacts
+from taichi_ext.differentiate.row_places import LocalRow, ScratchRow
+from taichi_ext.differentiate.storage import Storage, StorageFacts
 from taichi_ext.program import (
     I32,
     Assign,

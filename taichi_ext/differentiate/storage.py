@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from taichi_ext.analysis.affine import Affine, atom_value
-from taichi_ext.differentiate.build import Builder, add, cast, is_number, literal, multiply
+from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
 from taichi_ext.differentiate.forms import (
     Form,
     Row,
@@ -32,16 +31,16 @@ from taichi_ext.differentiate.forms import (
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_terms import STORED, Terms
 from taichi_ext.differentiate.sparse_sums import takes_sum
-from taichi_ext.program import I32, Load, Local, Read, Statement, Type, Value
+from taichi_ext.program import I32, Local, Read, Statement, Type, Value
 from taichi_ext.program.statements import Target
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
     from taichi_ext.differentiate.naming import Naming
-    from taichi_ext.differentiate.shadows import Tangents
     from taichi_ext.differentiate.sparse_numbering import Numbering
 
 MAX_LOCAL_ARRAY = 512
+MOST_GROWTHS = 8  # walks that find more slots than the one before: where each adds some, there is no end to it
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,14 @@ class StorageFacts:
     owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
     register_owners: dict[Seed, frozenset[Any]] = field(default_factory=dict)  # and those of which registers are
     in_loops: dict[Statement | None, int] = field(default_factory=dict)  # slots written in loops that start later
+    sources: set[Local] = field(default_factory=set)  # whose slots hold the columns that have been written to this one
+    begun_with: int = 0  # slots at the start of the last walk
+    growths: int = 0  # walks that started with more slots than the one before
+
+    def begin_walk(self) -> None:
+        """The local is declared once more."""
+        self.growths += self.slots > self.begun_with
+        self.begun_with = self.slots
 
     def add(
         self, form: Form, visible: Callable[[Seed], bool], limits: Limits, *, loop: Statement | None, grows: bool
@@ -83,7 +90,8 @@ class StorageFacts:
             else:
                 inner += 1
         self.slots = max(self.slots, inner)
-        if self.slots > limits.slots or (grows and inner) or self.is_full(limits):
+        is_long = self.slots > limits.slots or self.growths > MOST_GROWTHS
+        if is_long or (grows and inner) or self.is_full(limits):
             self.has_row = True
         if loop is not None:
             self.in_loops[loop] = max(self.in_loops.get(loop, 0), inner)
@@ -114,6 +122,7 @@ class Storage:
         self.is_array = bool(local.shape)
         self.facts = facts
         self.limits: Limits = forward.limits
+        facts.begin_walk()
         self.version = 0
         self.is_zero = True
         self.changed: set[int | None] = set()  # elements, by their numbers; None for one that is only known at run time
@@ -126,7 +135,6 @@ class Storage:
         self.zeros: set[Seed] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.slots: list[tuple[Read, Read]] = []
         self.used = 0  # slots that may hold something by now
-        self.sources: set[Storage] = set()  # whose slots hold the columns that have been written to this one
         self.sparse = forward.sparse and forward.sparse.numbering
         self.owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
         self.no_column = 0 if self.sparse is None else self.sparse.no_column(self.owner)
@@ -249,8 +257,8 @@ class Storage:
         """Whether a form refers to what this held before, also through others, and to other index expressions."""
         inner = [s for s in columns_of(form) if not s.is_constant]
         sources = [_sources(self.forward.naming, s) for s in inner]
-        self.sources.update(*sources)
-        own = [found for found in sources if self in found]
+        self.facts.sources.update(*sources)
+        own = [found for found in sources if self.local in found]
         return bool(own) and len(own) < len(inner)
 
     def _write_registers(self, form: dict[Seed, Any], index: Any) -> None:
@@ -352,77 +360,11 @@ class Storage:
         self.builder.loop(self.forward.columns, add_column)
 
 
-def _sources(naming: Naming, seed: Seed) -> set[Storage]:
-    """The storages whose slots a column comes from, directly or through others."""
+def _sources(naming: Naming, seed: Seed) -> set[Local]:
+    """The locals whose slots a column comes from, directly or through others, in this walk or in one before."""
     owners = {naming.slot_owner(atom) for atom, _ in seed.column.terms} - {None}
-    return owners.union(*(owner.sources for owner in owners))
+    return {owner.local for owner in owners}.union(*(owner.facts.sources for owner in owners))
 
 
 def _number(index: Any) -> int | None:
     return index if isinstance(index, int) else None
-
-
-class LocalRow:
-    """A row in a local array: the fastest to reach, slow to compile when it is long."""
-
-    is_local = True
-
-    def __init__(self, builder: Builder, name: str, size: int, dtype: Type) -> None:
-        self.builder = builder
-        self.array = builder.array(name, size, dtype)
-
-    def entry(self, index: Any) -> Read:
-        return Read(self.array, (index,))
-
-    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
-        target = self.entry(index)
-        if is_shared:
-            self.builder.update(target, value)
-        else:
-            self.builder.assign(target, add(target, value))
-
-
-class ScratchRow:
-    """A row in an extra argument of the kernel: a part of its own for each thread or iteration of a parallel loop."""
-
-    is_local = False
-
-    def __init__(self, forward: Forward, size: int, dtype: Type, *, is_filled: bool) -> None:
-        self.builder = forward.builder
-        self.array, start = forward.arguments.reserve_scratch(size, dtype, forward)
-        self.start = self.builder.keep(start, "start") if isinstance(start, Value) else start
-        if not is_filled:
-            self.builder.loop(size, lambda k: self.builder.assign(self.entry(k), literal(0, dtype)))
-
-    def entry(self, index: Any) -> Load:
-        place = add(self.start, index)
-        return Load(self.array, (place if isinstance(place, Value) else literal(place, I32),))
-
-    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
-        target = self.entry(index)
-        if is_shared:
-            self.builder.update(target, value)
-        else:
-            self.builder.assign(target, add(target, value))
-
-
-class PlacedRow:
-    """A row of J itself, which an iteration of the parallel loop over all of an output writes to as it goes."""
-
-    is_local = False
-
-    def __init__(self, forward: Forward, tangents: Tangents, *, is_filled: bool) -> None:
-        self.builder = forward.builder
-        self.tangents = tangents
-        row = tangents.row_number(tuple(map(atom_value, forward.loops[0].atoms)), Affine())[1]
-        self.number = self.builder.keep(row, "row")
-        if not is_filled:
-            zero = literal(0, tangents.container.dtype)
-            self.builder.loop(forward.columns, lambda k: self.builder.assign(self.entry(k), zero))
-
-    def entry(self, index: Any) -> Load:
-        return self.tangents.place(self.number, index)
-
-    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
-        target = self.entry(index)
-        self.builder.assign(target, add(target, value))

@@ -1,0 +1,373 @@
+"""Whether a level reads from a field or array what was computed from the position of its pixel.
+
+Tangents by positions are kept with locals. Fields and arrays have none, so what is read from them is constant for the
+gradient of a level. That is right for what was stored at other positions: by other kernels, loops or iterations.
+What was stored at the same position would be missing.
+
+The statements are walked in their order, loops until nothing changes. An entry is known by the normal forms of its
+indices. A store to the same entry takes the place of what was there; entries whose indices differ by a number do not
+meet. Where a loop begins its next iteration at another position, what was stored depends on a position that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from taichi_ext.analysis.accesses import read_containers
+from taichi_ext.analysis.activity import CONSTANT
+from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.changes import varying_locals, written_containers
+from taichi_ext.analysis.same_values import SameValues
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Call,
+    Container,
+    Declare,
+    Effect,
+    For,
+    Group,
+    If,
+    Jump,
+    Known,
+    Load,
+    Local,
+    Op,
+    Read,
+    Statement,
+    Update,
+    Value,
+    While,
+    declared,
+    entries,
+    values_of,
+)
+
+Position = frozenset[tuple[Local, int]]  # entries of locals; a ``sqrt_edge`` counts as one
+Key = tuple[Affine | None, ...]  # the indices of an entry, None where they are not known
+_SIDES = ("inside", "outside")
+
+
+@dataclass(frozen=True)
+class StoredPosition:
+    """A level, or a side of an edge, that reads what was stored at the same position."""
+
+    use: Boundary
+    load: Load
+    is_root: bool  # a ``sqrt_edge`` was stored
+
+
+class _Sources(NamedTuple):
+    """The positions that a value depends on, and from where it has those that it was read with."""
+
+    positions: frozenset[Position] = frozenset()
+    loads: frozenset[tuple[Position, Load]] = frozenset()
+
+    def union(self, other: _Sources) -> _Sources:
+        return _Sources(self.positions | other.positions, self.loads | other.loads)
+
+    def without(self, gone: frozenset[Position]) -> _Sources:
+        return _Sources(self.positions - gone, frozenset(pair for pair in self.loads if pair[0] not in gone))
+
+
+_NOTHING = _Sources()
+_State = dict[Local | Container, dict[Key, _Sources]]
+
+
+def find_stored_position(body: Body, positions: Mapping[Boundary, Position]) -> StoredPosition | None:
+    """The first level that reads what depends on its own position, None where there is none.
+
+    Args:
+        body: the statements of a kernel.
+        positions: of the statements that take a derivative by one.
+    """
+    stored = {c for c in written_containers(body) if c.dtype.is_real}
+    if not positions or stored.isdisjoint(read_containers(body)):
+        return None
+    walk = _Walk(body, positions)
+    walk.block(body)
+    return walk.found
+
+
+class _Walk:
+    """One walk over a kernel; ``state`` is what memory and locals depend on."""
+
+    def __init__(self, body: Body, positions: Mapping[Boundary, Position]) -> None:
+        self.positions = positions
+        self.indices = Indices(body)
+        self.body = body
+        self.found: StoredPosition | None = None
+        self.state: _State = {}
+        self.own: dict[Local, dict[int, set[Position]]] = {}  # the positions that a local is part of, by entry
+        for position in positions.values():
+            for local, n in position:
+                self.own.setdefault(local, {}).setdefault(n, set()).add(position)
+        self.roots: list[dict[Position, Value]] = []  # of the blocks around, each with its level
+        self.stopped: list[set[Container]] = []
+        self.jumps: list[list[_State]] = [[]]
+
+    # --- values
+
+    def sources(self, value: Value, known: dict[Value, _Sources] | None = None) -> _Sources:
+        """What a value depends on through real numbers."""
+        known = {} if known is None else known
+        if value not in known:
+            known[value] = self._found(value, known)
+        return known[value]
+
+    def _found(self, value: Value, known: dict[Value, _Sources]) -> _Sources:
+        if isinstance(value, Known):
+            return self.sources(value.source, known)
+        if not value.dtype.is_real:
+            return _NOTHING
+        if isinstance(value, Read):
+            return self._at(value).union(_Sources(frozenset(self._own(value))))
+        if isinstance(value, Load):
+            if any(value.container in stopped for stopped in self.stopped):
+                return _NOTHING
+            found = self._at(value).positions
+            return _Sources(found, frozenset((position, value) for position in found))
+        if isinstance(value, Op) and value.name not in CONSTANT:
+            return self._joined(value.args, known)
+        return _NOTHING
+
+    def _joined(self, values: Iterable[Value], known: dict[Value, _Sources] | None = None) -> _Sources:
+        known = {} if known is None else known
+        total = _NOTHING
+        for value in values:
+            total = total.union(self.sources(value, known))
+        return total
+
+    def _own(self, read: Read) -> set[Position]:
+        """The positions that an entry of a local is part of, or may be part of."""
+        known = self.own.get(read.local, {})
+        if not known or not all(isinstance(i, int) for i in read.index):
+            return set().union(*known.values())
+        flat = 0
+        for i, n in zip(read.index, read.local.shape, strict=True):
+            flat = flat * n + i  # type: ignore[operator]  # all are numbers
+        return known.get(flat, set())
+
+    # --- memory
+
+    def _key(self, place: Read | Load) -> Key:
+        index = place.index if isinstance(place, Read) else (*place.indices, *place.component)
+        return tuple(map(self.indices.form, index))
+
+    def _at(self, place: Read | Load) -> _Sources:
+        """What an entry that is read may depend on."""
+        total, key = _NOTHING, self._key(place)
+        for other, held in self.state.get(_memory(place), {}).items():
+            if not _differ(key, other):
+                total = total.union(held)
+        return total
+
+    def _store(self, place: Read | Load, sources: _Sources, *, replaces: bool) -> None:
+        if not place.dtype.is_real:
+            return
+        self._put(_memory(place), self._key(place), sources, replaces=replaces)
+
+    def _put(self, memory: Local | Container, key: Key, sources: _Sources, *, replaces: bool) -> None:
+        """Only what depends on a position is kept."""
+        if replaces and None not in key:
+            self.state.get(memory, {}).pop(key, None)
+        if sources.positions:
+            held = self.state.setdefault(memory, {})
+            held[key] = held.get(key, _NOTHING).union(sources)
+
+    # --- statements
+
+    def block(self, body: Body) -> None:
+        self.roots.append({})
+        self.stopped.append(set())
+        for s in body:
+            self.statement(s)
+        self.roots.pop()
+        self.stopped.pop()
+
+    def statement(self, s: Statement) -> None:
+        match s:
+            case Declare(local=local, values=values):
+                known = [self.sources(value) for value in values]
+                self.state.pop(local, None)
+                for n, sources in enumerate(known):
+                    self._store(_entry(local, n), sources, replaces=True)
+            case Assign(target=target, value=value):
+                self._store(target, self.sources(value), replaces=True)
+            case Update(target=target, value=value):
+                self._store(target, self.sources(value), replaces=False)
+            case Atomic(target=target, value=value, result=result):
+                before = self.sources(target)
+                self._store(target, self.sources(value), replaces=False)
+                self._give([] if result is None else [result], before)
+            case Call(results=results):
+                self._give(results, self._joined(values_of(s)))
+            case Boundary():
+                self._boundary(s)
+            case Effect():
+                self._effect(s)
+            case If(then=then, orelse=orelse):
+                self._branches(then, orelse)
+            case For() | While():
+                self._loop(s)
+            case Jump():
+                self.jumps[-1].append(_copied(self.state))
+            case _:
+                pass
+
+    def _give(self, results: Iterable[Local], sources: _Sources) -> None:
+        for local in results:
+            self.state.pop(local, None)
+            if local.dtype.is_real:
+                self._put(local, (None,) * len(local.shape), sources, replaces=False)
+
+    def _effect(self, s: Effect) -> None:
+        if s.function == "stop_grad":
+            self.stopped[-1].update(a for a in s.args if isinstance(a, Container))
+        sources = self._joined(values_of(s))
+        for container in s.writes:
+            if container.dtype.is_real:
+                key = (None,) * (container.ndim + len(container.element_shape))
+                self._put(container, key, sources, replaces=False)
+
+    def _branches(self, then: Body, orelse: Body) -> None:
+        before = _copied(self.state)
+        self.block(then)
+        after, self.state = self.state, before
+        self.block(orelse)
+        self.state = _union(self.state, after)
+
+    def _loop(self, s: For | While) -> None:
+        varying = varying_locals(s)
+        inner = {local for statement in s.within for local in declared(statement)}
+        inner.update(s.variables if isinstance(s, For) else ())
+        gone = frozenset(p for p in {*self.positions.values()} if any(e[0] in varying and e[0] in inner for e in p))
+        before = _copied(self.state)
+        while True:
+            self.jumps.append([])
+            self.block(s.body)
+            ends = [self.state, *self.jumps.pop()]
+            last = before
+            for end in ends:
+                last = _union(last, _forgotten(end, inner))
+            again = before
+            for end in ends:
+                again = _union(again, _without(_forgotten(end, inner), gone))
+            if again == before:
+                self.state = last
+                return
+            before, self.state = again, _copied(again)
+
+    # --- boundaries
+
+    @cached_property
+    def levels(self) -> SameValues:
+        return SameValues(self.body)
+
+    def _boundary(self, s: Boundary) -> None:
+        position = self.positions.get(s)
+        if position is not None:
+            self._check(s, [s.given[name] for name in ("level", "value") if name in s.given], position, is_root=False)
+            self._check_roots(s)
+        for result, sources in zip(s.results, self._results(s), strict=True):
+            self._give([result], sources)
+        if s.kind == "sqrt_edge":
+            level, root = s.given["level"], frozenset(((s.results[0], 0),))
+            assert isinstance(level, Value)
+            self.roots[-1][root] = level
+            self._give(s.results, self.sources(Read(s.results[0])).union(_Sources(frozenset((root,)))))
+
+    def _results(self, s: Boundary) -> list[_Sources]:
+        """What the tangents of the results depend on."""
+        count = len(s.results)
+        match s.kind:
+            case "replace_gradient":
+                return [self.sources(value) for value in s.sources("surrogate")]
+            case "rule":
+                own = self._joined(value for name in s.inner for value in s.sources(name))
+                kept = s.numbers if s.options["keeps_automatic"] else [None] * count
+                return [own if value is None else own.union(self.sources(value)) for value in kept]
+            case "edge" | "step" | "coverage" | "sqrt_edge" | "segment_edge":
+                names = ("level", *_SIDES) if s.kind != "segment_edge" else ("start", "end")
+                return [self._joined(e for name in names if name in s.given for e in entries(s.given[name]))] * count
+        return [_NOTHING] * count
+
+    def _check_roots(self, s: Boundary) -> None:
+        """An edge looks for the roots of its own level in its sides."""
+        level = s.given.get("level")
+        for root, of in [pair for block in self.roots for pair in block.items()]:
+            if isinstance(level, Value) and self.levels.may_be_equal(level, of):
+                self._check(s, [s.given[name] for name in _SIDES if name in s.given], root, is_root=True)
+
+    def _check(self, s: Boundary, groups: Iterable[Group], position: Position, *, is_root: bool) -> None:
+        loads = self._joined(e for group in groups for e in entries(group)).loads
+        found = next((load for of, load in loads if of == position), None)
+        if found is not None and self.found is None:
+            self.found = StoredPosition(s, found, is_root)
+
+
+def _memory(place: Read | Load) -> Local | Container:
+    return place.local if isinstance(place, Read) else place.container
+
+
+def _entry(local: Local, n: int) -> Read:
+    """The entry of a local with a number, in C order."""
+    index: list[int] = []
+    for size in reversed(local.shape):
+        index.insert(0, n % size)
+        n //= size
+    return Read(local, tuple(index))
+
+
+def _differ(a: Key, b: Key) -> bool:
+    """Whether two entries are certainly not the same."""
+    return any(
+        i is not None and j is not None and i.terms == j.terms and i.constant != j.constant
+        for i, j in zip(a, b, strict=True)
+    )
+
+
+def _copied(state: _State) -> _State:
+    return {memory: dict(held) for memory, held in state.items()}
+
+
+def _union(a: _State, b: _State) -> _State:
+    """What holds after either."""
+    result = _copied(a)
+    for memory, held in b.items():
+        own = result.setdefault(memory, {})
+        for key, sources in held.items():
+            own[key] = own.get(key, _NOTHING).union(sources)
+    return result
+
+
+def _forgotten(state: _State, inner: set[Local]) -> _State:
+    """The state where locals are no longer what they were: indices made of them are not known."""
+
+    def key_of(key: Key) -> Key:
+        return tuple(None if i is None or not inner.isdisjoint(_locals(i)) else i for i in key)
+
+    result: _State = {}
+    for memory, held in state.items():
+        own = result.setdefault(memory, {})
+        for key, sources in held.items():
+            new = key_of(key)
+            own[new] = own.get(new, _NOTHING).union(sources)
+    return result
+
+
+def _locals(index: Affine) -> Iterator[Local]:
+    for atom, _ in index.terms:
+        first = atom[0] if isinstance(atom, tuple) else atom
+        if isinstance(first, Local):
+            yield first
+
+
+def _without(state: _State, gone: frozenset[Position]) -> _State:
+    left = {m: {key: sources.without(gone) for key, sources in held.items()} for m, held in state.items()}
+    return {m: {key: sources for key, sources in held.items() if sources.positions} for m, held in left.items()}
