@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.analysis.intervals import Expressions, Facts, range_of
+from taichi_ext.analysis.expressions import Expressions
+from taichi_ext.analysis.interval_arithmetic import range_of
+from taichi_ext.analysis.intervals import Facts
 from taichi_ext.program import I8, I32, U1, U8, Const, Local, Op, Read
 
 FUNCTIONS = {

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.changes import written
-from taichi_ext.analysis.intervals import Expressions, Facts, Interval, range_of
+from taichi_ext.analysis.expressions import Expressions
+from taichi_ext.analysis.interval_arithmetic import Interval, range_of
+from taichi_ext.analysis.intervals import Facts
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.program import (
     Assign,

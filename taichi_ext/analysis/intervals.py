@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom
-from taichi_ext.analysis.loops import Extents
-from taichi_ext.program import I8, I16, I32, U1, U8, U16, Const, Container, Load, Local, Op, Read, Size, Type, Value
+from taichi_ext.analysis.expressions import Expressions
+from taichi_ext.analysis.interval_arithmetic import RANGE, Interval, common, fits, hull, interval_of, range_of
+from taichi_ext.program import U1, Const, Local, Op, Read, Value
 
-Interval = tuple[int, int]  # the least and the greatest number
-NARROW = frozenset((U1, I8, I16, U8, U16, I32))  # types of which an i32 holds every number
 COMPARISONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 _SWAPPED = {"gt": "lt", "ge": "le"}
@@ -23,124 +22,6 @@ _BOTH = ("logical_and", "bit_and")
 _JOINED = (*_BOTH, "logical_or", "bit_or")
 _MOST_CHAINED = 2  # relations that are used one after the other
 _MOST_RELATIONS = 12  # the latest ones
-
-
-def range_of(dtype: Type) -> Interval:
-    """The numbers that an integer type has."""
-    if not dtype.is_signed:
-        return 0, 2**dtype.bits - 1
-    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
-
-
-_RANGE = range_of(I32)
-
-
-def _fits(interval: Interval, dtype: Type = I32) -> bool:
-    least, most = range_of(dtype)
-    return least <= interval[0] and interval[1] <= most
-
-
-def _common(a: Interval, b: Interval) -> Interval:
-    return max(a[0], b[0]), min(a[1], b[1])
-
-
-def hull(a: Interval, b: Interval) -> Interval:
-    """The least interval that has two others in it."""
-    return min(a[0], b[0]), max(a[1], b[1])
-
-
-class Expressions:
-    """Integer expressions of one program in normal form; expressions that are written alike and do not change are one.
-
-    Args:
-        changing: the locals and containers that the program changes.
-        extents: the shapes of its containers.
-    """
-
-    def __init__(self, changing: Iterable[Local | Container], extents: Extents) -> None:
-        self.changing = frozenset(changing)
-        self.extents = extents
-        self.definitions: dict[Local, Affine] = {}  # of locals that do not change
-        self.conditions: dict[Local, Value] = {}
-        self._atoms: dict[Any, Value] = {}
-        self._lasting: set[Value] = set()
-        self.pending: set[Value] = set()  # operations that are being looked at
-
-    def define(self, local: Local, value: Value) -> None:
-        """Take note of the definition of a local; only what never changes can stand for it later."""
-        if local in self.changing or local.shape:
-            return
-        if local.dtype == U1 and self._key(value) is not None:
-            self.conditions[local] = value
-        form = self.linear(value) if local.dtype == I32 == value.dtype else None
-        if form is not None and all(map(self.is_lasting, (atom for atom, _ in form.terms))):
-            self.definitions[local] = form
-
-    def is_lasting(self, atom: Atom) -> bool:
-        """Whether an atom is the same wherever it stands."""
-        if isinstance(atom, tuple):
-            return atom[0] not in self.changing
-        return atom not in self.changing if isinstance(atom, Local) else atom in self._lasting
-
-    def linear(self, value: Value | int) -> Affine | None:
-        """The normal form of an expression of the type i32, or of what is converted to that without loss."""
-        if isinstance(value, int):
-            return Affine((), value)
-        if value.dtype not in NARROW:
-            return None
-        match value:
-            case Const(value=number):
-                return Affine((), int(number))
-            case Size(container=container, axis=axis) if container in self.extents:
-                return Affine((), self.extents[container].shape[axis])
-            case Read(local=local, index=()):
-                return self.definitions.get(local, Affine(((local, 1),)))
-            case Read(local=local, index=index) if all(isinstance(i, int) for i in index):
-                return Affine((((local, *index), 1),))
-            case Op(name="add" | "sub" as name, args=(a, b), dtype=dtype) if dtype == I32:
-                left, right = self.linear(a), self.linear(b)
-                if left is None or right is None:
-                    return self._atom(value)
-                return left + (right if name == "add" else right * -1)
-            case Op(name="mul", args=(a, b), dtype=dtype) if dtype == I32:
-                left, right = self.linear(a), self.linear(b)
-                if left is not None and right is not None and (left.is_constant or right.is_constant):
-                    return right * left.constant if left.is_constant else left * right.constant
-            case Op(name="neg", args=(a,), dtype=dtype) if dtype == I32:
-                form = self.linear(a)
-                return self._atom(value) if form is None else form * -1
-            case Op(name="cast", args=(a,), dtype=dtype) if dtype == I32 and a.dtype in NARROW:
-                return self.linear(a)
-        return self._atom(value)
-
-    def _atom(self, value: Value) -> Affine:
-        """An expression without normal form; one for all that are written alike."""
-        key = self._key(value)
-        if key is None:
-            return Affine(((value, 1),))
-        known = self._atoms.setdefault(key, value)
-        self._lasting.add(known)
-        return Affine(((known, 1),))
-
-    def _key(self, value: Value | int) -> Any:
-        """What is equal for expressions that are written alike; None where their values may differ all the same."""
-        match value:
-            case int():
-                return value
-            case Const(value=number, dtype=dtype):
-                return ("constant", number, dtype.name)
-            case Read(local=local, index=parts) if local not in self.changing:
-                name: tuple[Any, ...] = ("local", local)
-            case Load(container=container, indices=indices, component=component) if container not in self.changing:
-                name, parts = ("entry", container), (*indices, *component)
-            case Op(name=operation, args=parts, dtype=dtype) if operation != "random":
-                name = (operation, dtype.name)
-            case Size(container=container, axis=axis):
-                return ("size", container, axis)
-            case _:
-                return None
-        keys = tuple(map(self._key, parts))
-        return None if None in keys else (*name, keys)
 
 
 class Facts:
@@ -175,18 +56,18 @@ class Facts:
         assert isinstance(value, Value)
         if isinstance(value, Read) and not value.index:
             return self._of_atom(value.local)
-        return _common(_of_operation(self, value), range_of(value.dtype))
+        return common(_of_operation(self, value), range_of(value.dtype))
 
     def of(self, form: Affine) -> Interval:
         """Between which numbers a sum lies, as computed in i32."""
         exact = self._exact_sum(form)
-        found = exact if _fits(exact) else _RANGE
+        found = exact if fits(exact) else RANGE
         for terms, sign in ((form.terms, 1), ((form * -1).terms, -1)):
             for constant, (low, high) in self._intervals.get(terms, {}).items():
                 ends = (low, high) if sign > 0 else (-high, -low)
                 shift = form.constant - sign * constant
                 moved = ends[0] + shift, ends[1] + shift
-                found = _common(found, moved) if _fits(moved) else found
+                found = common(found, moved) if fits(moved) else found
         return found
 
     def _exact_sum(self, form: Affine) -> Interval:
@@ -212,7 +93,7 @@ class Facts:
             base = self._of_value(atom)
         else:
             base = range_of((atom[0] if isinstance(atom, tuple) else atom).dtype)
-        return base if known is None else _common(base, known)
+        return base if known is None else common(base, known)
 
     def _of_value(self, atom: Value) -> Interval:
         """What is known of an operation; what is known of its arguments may rest on it again, and ends there."""
@@ -221,7 +102,7 @@ class Facts:
             return self._known[atom]
         if atom not in pending:
             pending.add(atom)
-            found = _common(_of_operation(self, atom), found)
+            found = common(_of_operation(self, atom), found)
             pending.remove(atom)
             if not pending:
                 self._known[atom] = found
@@ -236,7 +117,7 @@ class Facts:
         for atom, factor in form.terms:
             ends = sorted(factor * end for end in self.exact[atom])
             low, high = low + ends[0], high + ends[1]
-        return (low, high) if _fits((low, high)) else None
+        return (low, high) if fits((low, high)) else None
 
     # --- what becomes known
 
@@ -244,12 +125,12 @@ class Facts:
         """A sum, as computed, lies in an interval."""
         if form.is_constant or not all(map(self._can_be_noted, (atom for atom, _ in form.terms))):
             return
-        interval = _common(self.of(form), interval)
+        interval = common(self.of(form), interval)
         moved = interval[0] - form.constant, interval[1] - form.constant
-        constant = 0 if _fits(moved) else form.constant
+        constant = 0 if fits(moved) else form.constant
         interval = moved if constant == 0 else interval
         known = dict(self._intervals.get(form.terms, {}))
-        known[constant] = _common(known[constant], interval) if constant in known else interval
+        known[constant] = common(known[constant], interval) if constant in known else interval
         self._intervals[form.terms] = known
         self._known.clear()
 
@@ -259,9 +140,9 @@ class Facts:
     def relate(self, low: Affine, high: Affine, distance: int = 0) -> None:
         """``low + distance <= high`` for two sums as computed."""
         a, b = self.of(low), self.of(high)
-        self.note(low, (_RANGE[0], b[1] - distance))
-        self.note(high, (a[0] + distance, _RANGE[1]))
-        is_exact = all(_fits(self._exact_sum(form)) for form in (low, high))
+        self.note(low, (RANGE[0], b[1] - distance))
+        self.note(high, (a[0] + distance, RANGE[1]))
+        is_exact = all(fits(self._exact_sum(form)) for form in (low, high))
         relation = high + low * -1 + Affine((), -distance)
         can_be_noted = all(self._can_be_noted(atom) for atom, _ in relation.terms)
         if is_exact and can_be_noted and not (low.is_constant or high.is_constant):
@@ -390,39 +271,5 @@ def _of_operation(facts: Facts, value: Value) -> Interval:
         return 0, 1
     if not value.args or any(a.dtype.is_real for a in value.args):  # a random number has no operands
         return whole
-    found = _of_intervals(value.name, [facts.interval(a) for a in value.args])
-    return found if found is not None and _fits(found, value.dtype) else whole
-
-
-def _of_intervals(name: str, args: list[Interval]) -> Interval | None:
-    (low, high), (first, last) = args[0], args[-1]
-    match name:
-        case "cast":
-            return low, high
-        case "min":
-            return min(a[0] for a in args), min(a[1] for a in args)
-        case "max":
-            return max(a[0] for a in args), max(a[1] for a in args)
-        case "abs":
-            return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
-        case "mul":
-            products = [a * b for a in args[0] for b in args[1]]
-            return min(products), max(products)
-        case "mod" if first > 0:
-            return (low, high) if 0 <= low and high < first else (0, last - 1)
-        case "raw_mod" if first > 0:
-            return (1 - last if low < 0 else 0), (min(high, last - 1) if high > 0 else 0)
-        case "floordiv" if first > 0:
-            quotients = [a // b for a in args[0] for b in args[1]]
-            return min(quotients), max(quotients)
-        case "raw_div" if first > 0 and low >= 0:
-            return low // last, high // first
-        case "bit_and" if low >= 0 or first >= 0:
-            return 0, min(end for start, end in args if start >= 0)
-        case "bit_or" | "bit_xor" if low >= 0 and first >= 0:
-            return 0, 2 ** max(high, last).bit_length() - 1
-        case "shift_right" | "bit_sar" | "bit_shr" if first >= 0 and last < 64 and (low >= 0 or name != "bit_shr"):
-            return min(low >> first, low >> last), max(high >> first, high >> last)
-        case "shift_left" | "bit_shl" if first == last and 0 <= first < 32 and low >= 0:
-            return low << first, high << first
-    return None
+    found = interval_of(value.name, [facts.interval(a) for a in value.args])
+    return found if found is not None and fits(found, value.dtype) else whole

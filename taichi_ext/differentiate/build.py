@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeGuard, overload
@@ -182,6 +183,7 @@ class Builder:
         self.body: list[Statement] = []
         self.place: Place | None = None  # in the user's source
         self.frozen: set[Local] = set()  # locals that are never assigned to
+        self.evaluated: ChainMap[Any, Value] = ChainMap()  # what a local of this block, or one around it, holds
 
     def emit(self, statement: Statement) -> None:
         self.body.append(statement)
@@ -204,10 +206,11 @@ class Builder:
     @contextlib.contextmanager
     def collecting(self) -> Iterator[list[Statement]]:
         before, self.body = self.body, []
+        self.evaluated = self.evaluated.new_child()
         try:
             yield self.body
         finally:
-            self.body = before
+            self.body, self.evaluated = before, self.evaluated.parents
 
     def declare(self, name: str, x: Value | Number, dtype: Type | None = None) -> Read:
         """A local that may be assigned to."""

@@ -60,6 +60,7 @@ class Row:
     version: int = 0  # of the source when this was read
     loops: tuple[Loop, ...] = ()  # around the place where this was read
     owner: Any = None  # the local whose tangent this is
+    condition: Value | None = field(compare=False, default=None)  # where it does not hold, there is no tangent
 
     def __hash__(self) -> int:
         return hash((self.source, self.key))
@@ -207,11 +208,15 @@ def settled(builder: Builder, form: Form) -> Form:
 
 def row_sum(form: Form, column: Coefficient) -> Any:
     """One column of the rows of a form, None when it has no rows."""
-    total = None
+    sums: dict[Value | None, Coefficient] = {}  # of the rows that are there by the same condition
     for leaf, c in form.items():
         if is_row(leaf):
             term = times_entry(c, leaf.entry(column))
-            total = term if total is None else add(total, term)
+            sums[leaf.condition] = add(sums[leaf.condition], term) if leaf.condition in sums else term
+    total = sums.pop(None, None)
+    for condition, term in sums.items():  # whatever a row and its coefficient are elsewhere
+        term = select(condition, term, 0) if condition is not None else term
+        total = term if total is None else add(total, term)
     return total
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taichi_ext.differentiate.build import cast, literal, operation, select
-from taichi_ext.differentiate.forms import Form, Guarded, is_row, times
+from taichi_ext.differentiate.forms import Form, is_row, times
 from taichi_ext.differentiate.naming import Block
-from taichi_ext.program import I32, U1, U32, Check, Const, If, Load, Op, Read, Type, Value
+from taichi_ext.program import I32, U1, U32, Check, Const, Declare, If, Load, Local, Op, Read, Type, Value
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -33,13 +34,14 @@ def is_inside(f: Forward, entry: Load | Read) -> Condition:
         f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
         return False  # a constant has a check only where it is outside
     name = tuple((f.naming.normal(n), check.first, check.end) for n, check in zip(values, entry.checks, strict=True))
-    known = f.linearizer.conditions.get(name)
+    known = f.builder.evaluated.get(name)
     if known is None:
         parts = (
             _lies_within(f.naming.value_of(form), check) for (form, *_), check in zip(name, entry.checks, strict=True)
         )
-        condition = functools.reduce(_both, parts)
-        known = f.linearizer.conditions[name] = f.builder.keep(condition, INSIDE)
+        known = f.builder.evaluated[name] = f.builder.keep(functools.reduce(_both, parts), INSIDE)
+    else:
+        f.builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=f.builder.place))  # for a watch, too
     return known
 
 
@@ -67,8 +69,10 @@ def where(condition: Condition, form: Form, dtype: Type) -> Form:
     if isinstance(condition, bool):
         return form if condition else {}
     weight = select(condition, literal(1, dtype), literal(0, dtype))
-    guard = Guarded(weight, is_chosen=True, may_be_infinite=False)
-    return {leaf: times(guard if is_row(leaf) else weight, c) for leaf, c in form.items()}
+    return {
+        replace(leaf, condition=condition) if is_row(leaf) else leaf: c if is_row(leaf) else times(weight, c)
+        for leaf, c in form.items()
+    }
 
 
 @contextlib.contextmanager

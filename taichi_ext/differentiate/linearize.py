@@ -49,7 +49,6 @@ class Linearizer:
         self.kept: dict[Value, Value] = {}  # operations of the current statement that are in temporaries
         self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
         self.tapes: dict[Value, list[tuple[Value, Any]]] = {}
-        self.conditions: dict[Any, Value] = {}  # of the current statement: whether indices lie within
         self.lasting: dict[Value, Any] = {}  # tapes and forms within the definitions of deferred locals
         self.sweeps = 0
 
@@ -58,7 +57,6 @@ class Linearizer:
         self.kept.clear()
         self.forms.clear()
         self.tapes.clear()
-        self.conditions.clear()
 
     def prepare(self, root: Value) -> bool:
         """Evaluate the partials of a definition; False where they depend on what may change before they are used."""

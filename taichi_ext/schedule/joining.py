@@ -2,6 +2,8 @@
 
 A loop moves down to the next one over the same columns, if nothing in between touches what it writes or changes what it
 reads. Both may store to the same array where all they access of it, in iteration k, is in column k.
+
+Likewise what runs where the indices of an entry lie within: one branch, where several statements access it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from taichi_ext.program import (
     Container,
     Effect,
     For,
+    If,
     Jump,
     Load,
     Local,
@@ -55,6 +58,34 @@ def with_joined_columns(body: Body) -> Body:
         last = columns or last
         made.append(s)
     return tuple(made)
+
+
+def with_joined_guards(body: Body) -> Body:
+    """The block with fewer branches on whether indices lie within."""
+    made: list[Statement] = []
+    last: If | None = None  # a branch that can still move down
+    for s in body:
+        if bodies(s):
+            s = with_bodies(s, tuple(map(with_joined_guards, bodies(s))))
+        guard = s if isinstance(s, If) and _is_guard(s) else None
+        if last is not None and guard is not None and _guard_of(last) is _guard_of(guard):
+            made.remove(last)
+            s = guard = replace(guard, then=(*last.then, *guard.then), place=last.place)
+        elif last is not None and not _are_apart(*_memory(statements((last,))), s):
+            last = None
+        last = guard or last
+        made.append(s)
+    return tuple(made)
+
+
+def _is_guard(s: If) -> bool:
+    return _guard_of(s) is not None and not s.orelse
+
+
+def _guard_of(s: If) -> Local | None:
+    """The local that says whether indices lie within; it does not change."""
+    condition = s.condition
+    return condition.local if isinstance(condition, Read) and condition.local.kind == "inside" else None
 
 
 @dataclass(frozen=True)
@@ -98,11 +129,16 @@ class _Columns:
 
     def is_apart(self, s: Statement) -> bool:
         """Whether it makes no difference which of the two comes first."""
-        inner = tuple(statements((s,)))
-        if any(isinstance(x, (Jump, Return, Effect, Boundary, Call, While)) for x in inner):
-            return False
-        written, touched = _memory(inner)
-        return not (self.written & touched or self.touched & written)
+        return _are_apart(self.written, self.touched, s)
+
+
+def _are_apart(written: Set[Local | Container], touched: Set[Local | Container], s: Statement) -> bool:
+    """Whether what writes and touches some memory can as well come after a statement."""
+    inner = tuple(statements((s,)))
+    if any(isinstance(x, (Jump, Return, Effect, Boundary, Call, While)) for x in inner):
+        return False
+    others = _memory(inner)
+    return not (others[0] & touched or others[1] & written)
 
 
 def _memory(body: Iterable[Statement]) -> tuple[set[Local | Container], set[Local | Container]]:

@@ -34,7 +34,7 @@ from taichi_ext.program import (
     Value,
 )
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
-from taichi_ext.schedule.joining import with_joined_columns
+from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.pieces import Pieces, as_pairs, find_pieces, in_pieces, touched
 
@@ -88,7 +88,9 @@ def schedule(
         else:
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
     arguments = tuple(_paired(a, pairs) for a in program.arguments)
-    scheduled = replace(program, body=with_counted_columns(with_joined_columns(tuple(body))), arguments=arguments)
+    scheduled = replace(
+        program, body=with_counted_columns(with_joined_columns(with_joined_guards(tuple(body)))), arguments=arguments
+    )
     return Scheduled(scheduled, tuple(choices), frozenset(pairs))
 
 

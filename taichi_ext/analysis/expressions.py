@@ -1,0 +1,106 @@
+"""Integer expressions of a program in normal form, and which of them are the same wherever they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.loops import Extents
+from taichi_ext.program import I8, I16, I32, U1, U8, U16, Const, Container, Load, Local, Op, Read, Size, Value
+
+NARROW = frozenset((U1, I8, I16, U8, U16, I32))  # types of which an i32 holds every number
+
+
+class Expressions:
+    """Integer expressions of one program in normal form; expressions that are written alike and do not change are one.
+
+    Args:
+        changing: the locals and containers that the program changes.
+        extents: the shapes of its containers.
+    """
+
+    def __init__(self, changing: Iterable[Local | Container], extents: Extents) -> None:
+        self.changing = frozenset(changing)
+        self.extents = extents
+        self.definitions: dict[Local, Affine] = {}  # of locals that do not change
+        self.conditions: dict[Local, Value] = {}
+        self._atoms: dict[Any, Value] = {}
+        self._lasting: set[Value] = set()
+        self.pending: set[Value] = set()  # operations that are being looked at
+
+    def define(self, local: Local, value: Value) -> None:
+        """Take note of the definition of a local; only what never changes can stand for it later."""
+        if local in self.changing or local.shape:
+            return
+        if local.dtype == U1 and self._key(value) is not None:
+            self.conditions[local] = value
+        form = self.linear(value) if local.dtype == I32 == value.dtype else None
+        if form is not None and all(map(self.is_lasting, (atom for atom, _ in form.terms))):
+            self.definitions[local] = form
+
+    def is_lasting(self, atom: Atom) -> bool:
+        """Whether an atom is the same wherever it stands."""
+        if isinstance(atom, tuple):
+            return atom[0] not in self.changing
+        return atom not in self.changing if isinstance(atom, Local) else atom in self._lasting
+
+    def linear(self, value: Value | int) -> Affine | None:
+        """The normal form of an expression of the type i32, or of what is converted to that without loss."""
+        if isinstance(value, int):
+            return Affine((), value)
+        if value.dtype not in NARROW:
+            return None
+        match value:
+            case Const(value=number):
+                return Affine((), int(number))
+            case Size(container=container, axis=axis) if container in self.extents:
+                return Affine((), self.extents[container].shape[axis])
+            case Read(local=local, index=()):
+                return self.definitions.get(local, Affine(((local, 1),)))
+            case Read(local=local, index=index) if all(isinstance(i, int) for i in index):
+                return Affine((((local, *index), 1),))
+            case Op(name="add" | "sub" as name, args=(a, b), dtype=dtype) if dtype == I32:
+                left, right = self.linear(a), self.linear(b)
+                if left is None or right is None:
+                    return self._atom(value)
+                return left + (right if name == "add" else right * -1)
+            case Op(name="mul", args=(a, b), dtype=dtype) if dtype == I32:
+                left, right = self.linear(a), self.linear(b)
+                if left is not None and right is not None and (left.is_constant or right.is_constant):
+                    return right * left.constant if left.is_constant else left * right.constant
+            case Op(name="neg", args=(a,), dtype=dtype) if dtype == I32:
+                form = self.linear(a)
+                return self._atom(value) if form is None else form * -1
+            case Op(name="cast", args=(a,), dtype=dtype) if dtype == I32 and a.dtype in NARROW:
+                return self.linear(a)
+        return self._atom(value)
+
+    def _atom(self, value: Value) -> Affine:
+        """An expression without normal form; one for all that are written alike."""
+        key = self._key(value)
+        if key is None:
+            return Affine(((value, 1),))
+        known = self._atoms.setdefault(key, value)
+        self._lasting.add(known)
+        return Affine(((known, 1),))
+
+    def _key(self, value: Value | int) -> Any:
+        """What is equal for expressions that are written alike; None where their values may differ all the same."""
+        match value:
+            case int():
+                return value
+            case Const(value=number, dtype=dtype):
+                return ("constant", number, dtype.name)
+            case Read(local=local, index=parts) if local not in self.changing:
+                name: tuple[Any, ...] = ("local", local)
+            case Load(container=container, indices=indices, component=component) if container not in self.changing:
+                name, parts = ("entry", container), (*indices, *component)
+            case Op(name=operation, args=parts, dtype=dtype) if operation != "random":
+                name = (operation, dtype.name)
+            case Size(container=container, axis=axis):
+                return ("size", container, axis)
+            case _:
+                return None
+        keys = tuple(map(self._key, parts))
+        return None if None in keys else (*name, keys)

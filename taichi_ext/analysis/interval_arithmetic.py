@@ -1,0 +1,68 @@
+"""Arithmetic on intervals of integers."""
+
+from __future__ import annotations
+
+from taichi_ext.program import I32, Type
+
+Interval = tuple[int, int]  # the least and the greatest number
+
+
+def range_of(dtype: Type) -> Interval:
+    """The numbers that an integer type has."""
+    if not dtype.is_signed:
+        return 0, 2**dtype.bits - 1
+    return -(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1
+
+
+RANGE = range_of(I32)
+
+
+def fits(interval: Interval, dtype: Type = I32) -> bool:
+    """Whether a type has all numbers of an interval."""
+    least, most = range_of(dtype)
+    return least <= interval[0] and interval[1] <= most
+
+
+def common(a: Interval, b: Interval) -> Interval:
+    """The numbers that two intervals share."""
+    return max(a[0], b[0]), min(a[1], b[1])
+
+
+def hull(a: Interval, b: Interval) -> Interval:
+    """The least interval that has two others in it."""
+    return min(a[0], b[0]), max(a[1], b[1])
+
+
+def interval_of(name: str, args: list[Interval]) -> Interval | None:
+    """Between which numbers the result of an operation lies if it does not wrap; None where that is not known."""
+    (low, high), (first, last) = args[0], args[-1]
+    match name:
+        case "cast":
+            return low, high
+        case "min":
+            return min(a[0] for a in args), min(a[1] for a in args)
+        case "max":
+            return max(a[0] for a in args), max(a[1] for a in args)
+        case "abs":
+            return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+        case "mul":
+            products = [a * b for a in args[0] for b in args[1]]
+            return min(products), max(products)
+        case "mod" if first > 0:
+            return (low, high) if 0 <= low and high < first else (0, last - 1)
+        case "raw_mod" if first > 0:
+            return (1 - last if low < 0 else 0), (min(high, last - 1) if high > 0 else 0)
+        case "floordiv" if first > 0:
+            quotients = [a // b for a in args[0] for b in args[1]]
+            return min(quotients), max(quotients)
+        case "raw_div" if first > 0 and low >= 0:
+            return low // last, high // first
+        case "bit_and" if low >= 0 or first >= 0:
+            return 0, min(end for start, end in args if start >= 0)
+        case "bit_or" | "bit_xor" if low >= 0 and first >= 0:
+            return 0, 2 ** max(high, last).bit_length() - 1
+        case "shift_right" | "bit_sar" | "bit_shr" if first >= 0 and last < 64 and (low >= 0 or name != "bit_shr"):
+            return min(low >> first, low >> last), max(high >> first, high >> last)
+        case "shift_left" | "bit_shl" if first == last and 0 <= first < 32 and low >= 0:
+            return low << first, high << first
+    return None
