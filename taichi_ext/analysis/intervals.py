@@ -54,6 +54,8 @@ class Facts:
         if form is not None:
             return self.of(form)
         assert isinstance(value, Value)
+        if isinstance(value, Const):  # of another type than i32, such as that of default_ip
+            return int(value.value), int(value.value)
         if isinstance(value, Read) and not value.index:
             return self._of_atom(value.local)
         return common(_of_operation(self, value), range_of(value.dtype))

@@ -29,20 +29,27 @@ def is_inside(f: Forward, entry: Load | Read) -> Condition:
         return True
     indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
     numbers = [i.value if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
-    values = [number for number in numbers if isinstance(number, Value)]
-    if len(values) < len(numbers):
+    checked = list(zip(numbers, entry.checks, strict=True))
+    if not all(isinstance(n, Value) or _is_within(n, check) for n, check in checked):
         f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
-        return False  # a constant has a check only where it is outside
-    name = tuple((f.naming.normal(n), check.first, check.end) for n, check in zip(values, entry.checks, strict=True))
+        return False
+    checked = [(n, check) for n, check in checked if isinstance(n, Value)]
+    if not checked:
+        return True
+    name = tuple((f.naming.normal(n), check.first, check.end) for n, check in checked)
     known = f.builder.evaluated.get(name)
     if known is None:
         parts = (
-            _lies_within(f.naming.value_of(form), check) for (form, *_), check in zip(name, entry.checks, strict=True)
+            _lies_within(f.naming.value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True)
         )
         known = f.builder.evaluated[name] = f.builder.keep(functools.reduce(_both, parts), INSIDE)
     else:
         f.builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=f.builder.place))  # for a watch, too
     return known
+
+
+def _is_within(index: int, check: Check) -> bool:
+    return (check.first is None or index >= check.first) and (check.end is None or index < check.end)
 
 
 def _both(a: Value, b: Value) -> Value:

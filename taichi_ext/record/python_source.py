@@ -118,7 +118,7 @@ def _alone(node: Any, qualname: str) -> Any:
     if isinstance(node, ast.FunctionDef):
         node.decorator_list, node.returns, node.name = [], None, _NAME
         if hasattr(node, "type_params"):  # from Python 3.12 on; where they are used they are free names
-            node.type_params = []
+            node.type_params = []  # pyright: ignore[reportAttributeAccessIssue]  # from Python 3.12 on
     owner = qualname.split(".")[-2].lstrip("_") if "." in qualname else ""
     if owner and not owner.endswith(">"):  # a class
         for child in ast.walk(node):
