@@ -28,7 +28,7 @@ def is_inside(f: Forward, entry: Load | Read) -> Condition:
     if not entry.checks:
         return True
     indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
-    numbers = [i.value if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
+    numbers = [int(i.value) if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
     checked = list(zip(numbers, entry.checks, strict=True))
     if not all(isinstance(n, Value) or _is_within(n, check) for n, check in checked):
         f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
