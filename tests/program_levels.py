@@ -30,6 +30,7 @@ MIXTURES = (
     ("if e > l:", "    l = l * 0.5 + e * 0.5", "else:", "    l = l * 0.9 + 0.05 * e + 0.02 * y"),
     ("m = ti.min(m, e) * 0.5 + m * 0.4", "l = l * 0.9 + ti.max(m, e) * 0.1"),
     ("for q in range(2):", "    l = l * 0.9 + 0.05 * e - 0.1 * y"),
+    ("l = l * 0.9 - 0.05 * p[k]",),
 )
 ARGUMENTS = (
     "{0}",

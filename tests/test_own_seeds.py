@@ -198,12 +198,26 @@ def make_levels(planes):
             both = ti.Vector([ti.max(both[0], one), both[1] + one * 0.01])
         return both[0] + both[1] - 1.5
 
+    @ti.func
+    def only_at_the_start(x, y):
+        level = 0.3 * x - y * 0.2
+        for k in range(n):
+            level = level * 0.9 - 0.02 * d[k]
+        return level + 0.1
+
+    @ti.func
+    def turned(x, y):
+        at = ti.Vector([x, y])
+        for k in range(n):
+            at = ti.Matrix([[0.9, 0.1], [-0.1, 0.8]]) @ at - 0.05 * d[k]
+        return at[0] - 0.3 * at[1] + 0.4
+
     return {name: f for name, f in locals().items() if name not in ("plane", "planes") and callable(f)}
 
 
 LEVELS = """
     union polygon from_a_start sums two_numbers two_loops nested repeated branches counted until interrupted looked_up
-    local_array vectors
+    local_array vectors only_at_the_start turned
 """.split()
 
 
@@ -379,6 +393,24 @@ def deep_shape(n, x, y):
 def distance(q):
     return ti.max(-level_at(q[0], q[1]), ti.abs(q[2] - 4.0) - 1.0)
 
+@ti.func
+def roots_over_each_other(x, y):
+    seen = 0.0
+    for k in LOOP:
+        level = p[k, 2] - ti.sqrt((x - p[k, 0]) ** 2 + (y - p[k, 1]) ** 2 + 0.01)
+        seen = edge(level, sqrt_edge(level, at=(x, y)) + 0.1 * k, seen * 0.9, at=(x, y))
+    return seen
+
+@ti.func
+def at_moved_positions(x, y):
+    level, seen = 0.1 * x, 0.0
+    for k in LOOP:
+        u = x + 0.2 * k
+        v = y - 0.1 * k
+        level = level * 0.5 + level_at(u, v)
+        seen += coverage(level, at=(u, v)) * p[k, 2]
+    return seen
+
 @ti.kernel
 def run():
     for i, j in image:
@@ -396,6 +428,8 @@ USES = {
     "ray": "coverage(ray_level(distance, ti.Vector([x, y, 0.0]), ti.Vector([0.0, 0.0, 1.0]), 0.0, 9.0), at=(x, y))",
     "flattened": "coverage(ti.log(1.0 + ti.exp(level_at(x, y))) - 0.7, at=(x, y))",
     "replaced": "coverage(replace_gradient(ti.round(level_at(x, y)), level_at(x, y) * 1.5) + 0.3, at=(x, y))",
+    "roots over each other": "roots_over_each_other(x, y)",
+    "moved positions": "at_moved_positions(x, y)",
     "segment": "segment_edge(ti.Vector([p[0, 0], p[0, 1]]), ti.Vector([p[1, 0], p[1, 1]]), level_at(x, y), at=(i, j))",
 }
 TEXTS = iter(range(1000))
