@@ -112,9 +112,17 @@ class LocalTangents:
             return forms
         return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
 
+    def _begin_own(self, local: Local) -> None:
+        """The seeds that are a local's own begin with its declaration: in a loop, those of each iteration are others."""
+        own = self.forward.own_seeds.get(local)
+        if own is not None:
+            for storage in self.storages.values():
+                storage.own.forget(own.values())
+
     def declare_form(self, s: Declare, form: Form) -> None:
         """A local that does not change, of a value that is evaluated and a given tangent."""
         local = s.local
+        self._begin_own(local)
         self.builder.frozen.add(local)
         if local.dtype.is_integer:
             self.forward.block.declared.add(local)
@@ -128,6 +136,7 @@ class LocalTangents:
     def declare(self, s: Declare) -> None:
         """A new local."""
         local = s.local
+        self._begin_own(local)
         if local not in self.forward.changed and not local.shape:
             self.builder.frozen.add(local)
             self.definitions[local] = s.values[0]

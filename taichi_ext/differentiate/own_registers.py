@@ -6,6 +6,7 @@ Jacobian could be found by. There are few of them, so each has a register of its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class OwnRegisters:
         self.forward, self.local = forward, local
         self._builder = forward.builder
         self._block = forward.block
+        self._loops = forward.loop_sites()
         self._known = known
         self._zeros: set[Unnumbered] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.registers: dict[Unnumbered, Local] = {}
@@ -47,9 +49,12 @@ class OwnRegisters:
     def _new(self, seed: Unnumbered) -> Local:
         name = f"d_{self.local.name}_by_{_name(seed)}"
         if self.local.shape:
-            size = self.local.shape[0] * (self.local.shape[1] if len(self.local.shape) > 1 else 1)
-            return self._builder.array(name, size, self.local.dtype)
+            return self._builder.array(name, self._size, self.local.dtype)
         return self._builder.declare(name, literal(0, self.local.dtype)).local
+
+    @property
+    def _size(self) -> int:
+        return math.prod(self.local.shape)
 
     def _register(self, seed: Unnumbered, index: Any) -> Read:
         return Read(self.registers[seed], (index,) if self.local.shape else ())
@@ -60,6 +65,20 @@ class OwnRegisters:
         if new:
             self._known.update(new)
             self.forward.found_news()
+
+    @property
+    def own_seeds(self) -> list[OwnSeed]:
+        """The seeds that reach the local, but what a loop carries."""
+        return [seed for seed in self._known if isinstance(seed, OwnSeed)]
+
+    def forget(self, seeds: Iterable[OwnSeed]) -> None:
+        """What has these seeds is declared anew, in a loop: what the local has by those of another iteration is gone."""
+        if self._loops == self.forward.loop_sites() or not self.forward.block.is_within(self._block):
+            return
+        for seed in seeds:
+            if seed in self.registers:
+                for index in range(self._size):
+                    self._builder.assign(self._register(seed, index), literal(0, self.local.dtype))
 
     def form(self, index: Any = 0) -> Form:
         """The tangent of one element as it is now."""

@@ -220,7 +220,7 @@ class Reversals:
         for v in tape.carried:
             facts = f.decisions.storages.setdefault((v, tape.statement), StorageFacts())
             seeds = () if v in tape.sums else (Carried(v),)
-            facts.own.update(dict.fromkeys(seeds))
+            facts.own.update(dict.fromkeys((*seeds, *tape.own[v].own_seeds)))
             tape.own[v].note(seed for seed in facts.own if isinstance(seed, OwnSeed))
             storage = f.locals.storages[v] = Storage(f, v, facts, tape.own[v])
             for seed in seeds:
