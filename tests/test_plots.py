@@ -4,9 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-from numpy.testing import assert_array_equal
+import taichi as ti
+from conftest import end_program
+from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, plot_jacobian, plot_sparsity
+from taichi_ext import InvalidArgumentError, Jacobian, plot_jacobian, plot_sparsity
 
 
 @pytest.fixture(autouse=True)
@@ -24,31 +26,124 @@ def pictures(figure):
     return {a.get_title(): np.asarray(a.images[0].get_array()) for a in figure.axes if a.images and a.get_title()}
 
 
+@pytest.fixture
+def scene():
+    """Two outputs, an image of vectors and a list, and two params: points in the plane and a number."""
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    image, points = ti.Vector.field(3, ti.f64, shape=(12, 9)), ti.Vector.field(2, ti.f64, shape=2)
+    scale, sums = ti.field(ti.f64, shape=()), ti.field(ti.f64, shape=5)
+
+    @ti.kernel
+    def draw():
+        for i, j in image:
+            image[i, j] = scale[None] * ti.Vector([points[0].x * i, points[1].y * j, points[0].y])
+        for i in sums:
+            sums[i] = scale[None] * points[1].x * i
+
+    points.fill(2.0), scale.fill(3.0)
+    plan = Jacobian(draw, {"points": points, "scale": scale}, [image, sums])
+    yield plan, plan(), {"points": points, "scale": scale}, [image, sums]
+    end_program()
+
+
+def test_images_have_a_row_for_each_component_and_a_column_for_each_entry(scene):
+    plan, J, params, outputs = scene
+    figure = plot_jacobian(J, plan, units="m")
+    found = pictures(figure)
+    entries = ["points[0].x", "points[0].y", "points[1].x", "points[1].y"]
+    wanted = [f"∂image.{c} / ∂{e}" for c in "xyz" for e in entries]
+    assert [t for t in found if t.startswith("∂image") and "points" in t] == wanted
+    for c, e in np.ndindex(3, 4):
+        assert_array_equal(found[wanted[4 * c + e]], J[0]["points"].reshape(12, 9, 3, 4)[:, :, c, e].T)
+    assert_array_equal(found["∂image.y / ∂scale"], J[0]["scale"][..., 1].T)
+    assert_array_equal(found["∂sums / ∂points"], J[1]["points"].reshape(5, 4))
+    matrix = next(a for a in figure.axes if a.get_title() == "∂sums / ∂points")
+    assert [t.get_text() for t in matrix.get_xticklabels()] == entries
+    assert [t.get_text() for t in matrix.get_yticklabels()] == [f"sums[{i}]" for i in range(5)]
+    assert all(i.get_interpolation() == "nearest" for a in figure.axes if a.get_title() for i in a.images)
+    bars = [inner for a in figure.axes for inner in a.child_axes]
+    assert {a.get_ylabel() for a in bars} == {"m"}
+    figure.draw_without_rendering()
+    for a in figure.axes:
+        for bar in a.child_axes:  # is as high as its panel
+            assert_allclose(bar.get_window_extent().height, a.get_window_extent().height)
+
+
+def test_params_or_outputs_are_enough(scene):
+    plan, J, params, outputs = scene
+    known = pictures(plot_jacobian(J, plan))
+    for given in ({"params": params, "outputs": outputs}, {"outputs": outputs}, {"params": params}):
+        found = pictures(plot_jacobian(J, **given))
+        if "outputs" in given:  # which has the components of the image
+            assert len(found) == len(known)
+        if len(given) == 2:
+            names = [
+                t.replace("outputs[0]", "image").replace("outputs[1]", "sums") for t in found
+            ]  # as they are called here
+            assert [t.replace("params['points']", "points").replace("params['scale']", "scale") for t in names] == list(
+                known
+            )
+    sparse = pictures(plot_sparsity(J, params=params))
+    assert (
+        list(sparse)[1] == "∂output 0 / ∂params['scale']: 324 x 1, 303 entries (93.5 %)"
+    )  # not image.x at i = 0, image.y at j = 0
+
+
+def test_params_of_another_jacobian(scene):
+    plan, J, params, outputs = scene
+    with pytest.raises(InvalidArgumentError, match="J has 2 blocks; 2 outputs and 2 params have 4"):
+        plot_jacobian(J[0], plan)
+    wanted = r"J\['points'\] has shape \(12, 9, 3, 2, 2\); for outputs\[1\] and params\['points'\] it is \(5, 2, 2\)"
+    with pytest.raises(InvalidArgumentError, match=wanted):
+        plot_jacobian({"points": J[0]["points"]}, params=params["points"], outputs=outputs[1])
+    with pytest.raises(InvalidArgumentError, match="plan is 3; expected the Jacobian"):
+        plot_jacobian(J, 3)
+    with pytest.raises(InvalidArgumentError, match=r"params is 2.0; expected what was given to jacobian"):
+        plot_jacobian(J[1]["scale"], params=2.0)
+    with pytest.raises(InvalidArgumentError, match="units is .* one for each of J's 4 blocks"):
+        plot_jacobian(J, plan, units=["m"])
+
+
+def test_an_array_alone_does_not_tell_its_axes():
+    for shape in [(400, 3, 2, 3, 2), (96, 72, 3, 5, 3), (50, 50, 3)]:
+        for plot in (plot_jacobian, plot_sparsity):
+            with pytest.raises(InvalidArgumentError, match="does not say which axes belong to the output"):
+                plot(np.ones(shape))
+    figure = plot_jacobian(np.ones((50, 50, 3)), output_axes=1)  # 50 outputs by 50 points
+    assert len(pictures(figure)) == 1
+
+
 def test_images():
     J = np.random.default_rng(0).standard_normal((12, 9, 3))
     J[2, 3, 1] = np.nan
-    found = pictures(plot_jacobian({"pose": J, "light": J[..., 0]}))
-    assert list(found) == ["['pose'] by entry 0", "['pose'] by entry 1", "['pose'] by entry 2", "['light']"]
-    assert_array_equal(found["['pose'] by entry 2"], J[..., 2].T)
-    assert_array_equal(found["['light']"], J[..., 0])
+    found = pictures(plot_jacobian({"pose": J, "light": J[..., 0]}, output_axes=2))
+    assert list(found)[2:] == ["∂output['pose'] / ∂parameter[2]", "∂output['light'] / ∂parameter"]
+    assert_array_equal(found["∂output['pose'] / ∂parameter[1]"], J[..., 1].T)
+    assert_array_equal(found["∂output['light'] / ∂parameter"], J[..., 0].T)
 
 
 def test_only_some_images():
-    found = pictures(plot_jacobian(np.ones((8, 8, 2, 5)), columns=3))
-    assert list(found) == ["by entry 0", "by entry 1", "by entry 2 of 10"]
+    found = list(pictures(plot_jacobian(np.ones((8, 8, 2, 5)), columns=3, output_axes=2)))
+    assert found[0] == "∂output / ∂parameter[0, 0]"
+    assert found[2:] == ["∂output / ∂parameter[0, 2]\n(3 of 10 entries)"]
 
 
 def test_matrices():
-    J = np.arange(24.0).reshape(4, 3, 2)
+    J = np.arange(24.0).reshape(4, 6)
     (found,) = pictures(plot_jacobian(J)).values()
-    assert_array_equal(found, J.reshape(4, 6))
+    assert_array_equal(found, J)
     (found,) = pictures(plot_jacobian(np.float32(2.0))).values()
     assert_array_equal(found, [[2.0]])
-    assert len(pictures(plot_jacobian(J, output_axes=2))) == 2
+
+
+def test_pyplot_keeps_no_figure(pyplot):
+    for _ in range(21):
+        plot_jacobian(np.eye(2))
+    assert pyplot.get_fignums() == []
 
 
 def test_figure_is_saved(tmp_path):
-    plot_jacobian([np.zeros((9, 9, 2)), np.eye(3)]).savefig(tmp_path / "J.png")
+    plot_jacobian([np.zeros((9, 9)), np.eye(3)]).savefig(tmp_path / "J.png")
     assert (tmp_path / "J.png").stat().st_size > 1000
 
 

@@ -15,87 +15,113 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.interop.plot_axes import Block, Side, blocks_of
 
-_LEAST_IMAGE = 8  # entries of both axes, from which on they are taken for those of an image
+_LEAST_IMAGE = 8  # entries of both axes of an output, from which on it is drawn as an image
 _MOST_PIXELS = 512  # of a side of a pattern
 _MOST_COLUMNS = 8  # images of one block
+_MOST_NAMES = 16  # entries of an axis that are named one by one
 _MOST_ENTRIES = 2**26  # of a sparse block that is drawn entry by entry
 
 
-def plot_jacobian(J: Any, *, output_axes: int | None = None, columns: int = _MOST_COLUMNS) -> Any:
-    """Draw a Jacobian: a row of pictures for each block of output and parameter, red above and blue below zero.
+def plot_jacobian(
+    J: Any,
+    plan: Any = None,
+    *,
+    params: Any = None,
+    outputs: Any = None,
+    output_axes: int | None = None,
+    columns: int = _MOST_COLUMNS,
+    units: Any = None,
+) -> Any:
+    """Draw a Jacobian: a row of pictures for each pair of output and parameter, red above and blue below zero.
 
-    A block whose output is an image is drawn as images, one for each entry of the parameter.  Any other block is drawn
-    as a matrix, with a row for each entry of the output and a column for each entry of the parameter.  Entries that are
-    not finite are left blank.
+    An output with two axes of at least 8 entries each is drawn as images: one column for each entry of the parameter,
+    and one row for each component of the output.  Any other block is drawn as a matrix, with a row for each entry of
+    the output and a column for each entry of the parameter.  Entries that are not finite are left blank.
+
+    An array does not say which of its axes belong to the output.  Give the Jacobian that computed it, or its params and
+    outputs; one of the two is enough.  Without them, arrays with up to two axes are drawn as they are, and arrays with
+    more raise an error.
 
     Args:
         J: what ``jacobian`` returns: an array or tensor, a sparse array, or a structure of those.
-        output_axes: how many axes of each block belong to the output.  By default 2 where a block has at least three
-            axes and the first two have at least 8 entries each, else 1.
-        columns: the largest number of images drawn for a block.
+        plan: the ``Jacobian`` that computed J.
+        params: instead of ``plan``, what was given to ``jacobian``.
+        outputs: likewise.
+        output_axes: instead of these, how many axes of each block belong to the output.
+        columns: the largest number of images drawn for a block, in each direction.
+        units: the unit of the entries of J, a text for the colour bars; or a structure of texts like that of J.
 
     Returns:
-        The matplotlib figure.
+        The matplotlib figure, which pyplot does not keep: ``figure.savefig("J.png")``; a notebook shows it as the value
+        of a cell.
 
     Raises:
         ImportError: matplotlib is not installed (the extra ``plot``).
-        InvalidArgumentError: J is no Jacobian, or an option is invalid.
+        InvalidArgumentError: J is no Jacobian of these params and outputs, or an option is invalid.
 
     Example:
         >>> import numpy as np
         >>> from taichi_ext import plot_jacobian
-        >>> figure = plot_jacobian({"pose": np.ones((32, 24, 4))})
+        >>> figure = plot_jacobian(np.ones((32, 24, 4)), output_axes=2)
         >>> [axes.get_title() for axes in figure.axes[:2]]
-        ["['pose'] by entry 0", "['pose'] by entry 1"]
+        ['∂output / ∂parameter[0]', '∂output / ∂parameter[1]']
     """
-    plt = _pyplot("plot_jacobian")
+    figure = _new_figure("plot_jacobian")
     if not isinstance(columns, int) or columns < 1:
         raise InvalidArgumentError(f"columns is {shown(columns)}; expected a positive whole number of images.")
-    if output_axes is not None and (not isinstance(output_axes, int) or output_axes < 0):
-        raise InvalidArgumentError(f"output_axes is {shown(output_axes)}; expected a whole number of axes, or None.")
-    rows = [_pictures(path, _dense(block, path), output_axes, columns) for path, block in _blocks(J)]
-    width = max(len(pictures) for pictures in rows)
-    figure = plt.figure(figsize=(2.0 + 2.4 * width, 2.6 * len(rows)), layout="constrained")
-    grid = figure.add_gridspec(len(rows), width)
-    for n, pictures in enumerate(rows):
-        finite = [np.abs(p[np.isfinite(p)]).max(initial=0.0) for _, p, _ in pictures]
-        largest = max(finite) or 1.0
-        drawn: Any = None
-        axes: list[Any] = []
-        for k, (title, picture, is_image) in enumerate(pictures):
-            place = (n, k) if len(pictures) > 1 else (n, slice(None))
-            axes.append(figure.add_subplot(grid[place]))
-            # images as Taichi shows them: the first index to the right, the second one up
-            layout = {"origin": "lower", "aspect": "equal"} if is_image else {"aspect": "auto"}
-            colours = {"cmap": "RdBu_r", "vmin": -largest, "vmax": largest}
-            drawn = axes[-1].imshow(picture.T if is_image else picture, **layout, **colours)
-            axes[-1].set_title(title, fontsize="small")
-            if is_image:
-                axes[-1].set_axis_off()
-            else:
-                axes[-1].set(xlabel="parameter", ylabel="output")
-        figure.colorbar(drawn, ax=axes, shrink=0.8)
+    blocks = blocks_of(J, plan, params, outputs, output_axes)
+    texts = _units(units, blocks)
+    drawn = [_pictures(block, _dense(block), columns) for block in blocks]
+    width = max(len(row) for rows in drawn for row in rows)
+    height = sum(map(len, drawn))
+    figure.set_size_inches(2.0 + 2.6 * width, 2.8 * height)
+    grid, at = figure.add_gridspec(height, width), 0
+    for block, rows, unit in zip(blocks, drawn, texts, strict=True):
+        finite = [np.abs(p[np.isfinite(p)]).max(initial=0.0) for row in rows for _, p, _ in row]
+        colours = {"cmap": "RdBu_r", "vmin": -(max(finite) or 1.0), "vmax": max(finite) or 1.0}
+        for row in rows:
+            for k, (title, picture, is_image) in enumerate(row):
+                axes = figure.add_subplot(grid[at, k if len(row) > 1 else slice(None) if not is_image else 0])
+                # images as Taichi shows them: the first index to the right, the second one up
+                layout = {"origin": "lower", "aspect": "equal"} if is_image else {"aspect": "auto"}
+                shown_image = axes.imshow(
+                    picture.T if is_image else picture, **layout, **colours, interpolation="nearest"
+                )
+                axes.set_title(title, fontsize="small")
+                if is_image:
+                    axes.set_axis_off()
+                else:
+                    _label(axes, block)
+                if k == len(row) - 1:
+                    bar = figure.colorbar(shown_image, cax=axes.inset_axes((1.04, 0.0, 0.05, 1.0)))
+                    bar.set_label(unit)
+            at += 1
     return figure
 
 
-def plot_sparsity(J: Any) -> Any:
-    """Draw which entries of a Jacobian are not zero: a picture for each block of output and parameter.
+def plot_sparsity(
+    J: Any, plan: Any = None, *, params: Any = None, outputs: Any = None, output_axes: int | None = None
+) -> Any:
+    """Draw which entries of a Jacobian are not zero: a picture for each pair of output and parameter.
 
     Rows are the entries of the output, columns those of the parameter, both in C order; of a sparse array, all stored
     entries count.  A block larger than 512 x 512 is drawn coarser: a pixel is filled if anything in it is.
 
     Args:
-        J: what ``jacobian`` returns: an array or tensor, a sparse array, or a structure of those.  A dense block is
-            taken as a matrix with a row for each index of its first axis (of its first two if it looks like an image,
-            see ``plot_jacobian``).
+        J: what ``jacobian`` returns: an array or tensor, a sparse array, or a structure of those.
+        plan: as for ``plot_jacobian``: a dense array of more than two axes needs one of these four.
+        params: likewise.
+        outputs: likewise.
+        output_axes: likewise.
 
     Returns:
         The matplotlib figure; the title of each picture has the shape and the number of entries.
 
     Raises:
         ImportError: matplotlib is not installed (the extra ``plot``).
-        InvalidArgumentError: J is no Jacobian.
+        InvalidArgumentError: J is no Jacobian of these params and outputs.
 
     Example:
         >>> import numpy as np
@@ -104,54 +130,87 @@ def plot_sparsity(J: Any) -> Any:
         >>> figure.axes[0].get_title()
         '[0]: 4 x 4, 4 entries (25 %)'
     """
-    plt = _pyplot("plot_sparsity")
-    blocks = _blocks(J)
+    figure = _new_figure("plot_sparsity")
+    blocks = blocks_of(J, plan, params, outputs, output_axes)
     across = math.ceil(math.sqrt(len(blocks)))
-    figure = plt.figure(figsize=(4.0 * across, 4.0 * math.ceil(len(blocks) / across)), layout="constrained")
-    for n, (path, block) in enumerate(blocks):
-        (height, width), rows, columns = _pattern(block, path)
-        axes = figure.add_subplot(math.ceil(len(blocks) / across), across, n + 1)
+    down = math.ceil(len(blocks) / across)
+    figure.set_size_inches(4.0 * across, 4.0 * down)
+    for n, block in enumerate(blocks):
+        height, width = block.matrix_shape
+        rows, columns = _pattern(block)
+        axes = figure.add_subplot(down, across, n + 1)
         size = (min(height, _MOST_PIXELS), min(width, _MOST_PIXELS))
         picture = np.zeros(size, bool)
         picture[rows * size[0] // max(1, height), columns * size[1] // max(1, width)] = True
         extent = (-0.5, width - 0.5, height - 0.5, -0.5)
         axes.imshow(picture, cmap="binary", vmin=0, vmax=1, aspect="auto", extent=extent, interpolation="nearest")
         share = 100 * len(rows) / max(1, height * width)
-        name = f"{path}: " if path else ""
+        name = f"{block.title}: " if block.path or block.output else ""
         axes.set_title(f"{name}{height} x {width}, {len(rows)} entries ({share:.3g} %)", fontsize="small")
-        axes.set(xlabel="parameter", ylabel="output")
+        _label(axes, block)
     return figure
 
 
-def _pyplot(user: str) -> Any:
+def _new_figure(user: str) -> Any:
+    """A figure that pyplot does not manage: it is not shown twice in a notebook, and freed when it is dropped."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError(
             f"{user} needs matplotlib, which is not installed: python -m pip install 'taichi-ext[plot]'"
         ) from error
-    return plt
+    plt.get_backend()  # in a notebook, this sets up how figures are displayed
+    return plt.Figure(layout="constrained")
 
 
-def _blocks(J: Any) -> list[tuple[str, Any]]:
-    blocks = flatten(J, "J")[0]
-    if not blocks:
-        raise InvalidArgumentError("J is empty; give what jacobian returns.")
-    return blocks
+def _units(units: Any, blocks: list[Block]) -> list[str]:
+    found = [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
+    if len(found) != len(blocks) or not all(isinstance(unit, str) for _, unit in found):
+        raise InvalidArgumentError(
+            f"units is {shown(units)}; expected a text, or one for each of J's {len(blocks)} blocks."
+        )
+    return [unit for _, unit in found]
+
+
+def _label(axes: Any, block: Block) -> None:
+    """Name the entries of a matrix as the user does; an axis with many has the name of the output or parameter."""
+    if block.output is None or block.param is None:
+        count = min(2, len(block.values.shape) if hasattr(block.values, "shape") else 0)
+        is_sparse = hasattr(block.values, "tocoo")
+        names = (
+            ("parameter", "output")
+            if is_sparse
+            else (f"axis {count - 1}" if count else "", "axis 0" if count > 1 else "")
+        )
+        axes.set(xlabel=names[0], ylabel=names[1])
+        return
+    for axis, side in ((axes.xaxis, block.param), (axes.yaxis, block.output)):
+        count = math.prod(side.full_shape)
+        if 1 < count <= _MOST_NAMES:
+            axis.set_ticks(range(count), [side.entry(k) for k in range(count)], fontsize="x-small")
+        else:
+            axis.set_label_text(f"entries of {side.name}" if count > 1 else side.entry(0))
+            if count > 1:
+                axis.get_major_locator().set_params(integer=True)
+            else:
+                axis.set_ticks([])
+    if 1 < math.prod(block.param.full_shape) <= _MOST_NAMES:
+        axes.tick_params(axis="x", rotation=90)
 
 
 def _is_sparse(block: Any) -> bool:
     return hasattr(block, "tocoo")
 
 
-def _dense(block: Any, path: str) -> np.ndarray:
-    """A block as a NumPy array of real numbers."""
-    if _is_sparse(block) and math.prod(block.shape) > _MOST_ENTRIES:
+def _dense(block: Block) -> np.ndarray:
+    """A block as a NumPy matrix of real numbers."""
+    path, values = block.path, block.values
+    if _is_sparse(values) and math.prod(values.shape) > _MOST_ENTRIES:
         raise InvalidArgumentError(
-            f"J{path} has shape {tuple(block.shape)}, too large to be drawn entry by entry; use plot_sparsity."
+            f"J{path} has shape {tuple(values.shape)}, too large to be drawn entry by entry; use plot_sparsity."
         )
-    refuse_ended(f"J{path}", block)
-    values = block.toarray() if _is_sparse(block) else block
+    refuse_ended(f"J{path}", values)
+    values = values.toarray() if _is_sparse(values) else values
     values = values.to_dense() if hasattr(values, "to_dense") else values
     values = backend.as_numpy(values)
     try:
@@ -159,46 +218,36 @@ def _dense(block: Any, path: str) -> np.ndarray:
     except (ValueError, TypeError):
         found = np.empty(0, object)
     if found.dtype.kind not in "fiu":
-        raise InvalidArgumentError(f"J{path} is {shown(block)}; expected an array of real numbers.")
-    return found.astype(np.float64)
+        raise InvalidArgumentError(f"J{path} is {shown(block.values)}; expected an array of real numbers.")
+    return found.astype(np.float64).reshape(block.matrix_shape)
 
 
-def _is_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) >= 3 and min(shape[:2]) >= _LEAST_IMAGE
+def _is_image(output: Side | None) -> bool:
+    return output is not None and len(output.shape or ()) == 2 and min(output.shape or ()) >= _LEAST_IMAGE
 
 
-def _output_axes(shape: tuple[int, ...], given: int | None, path: str) -> int:
-    if given is None:
-        return 2 if _is_image(shape) else min(1, len(shape))
-    if given > len(shape):
-        raise InvalidArgumentError(f"output_axes is {given}, and J{path} has shape {shape}.")
-    return given
+def _pictures(block: Block, matrix: np.ndarray, most: int) -> list[list[tuple[str, np.ndarray, bool]]]:
+    """The pictures of a block, in rows: title, numbers, and whether it is an image of the output."""
+    output, param = block.output, block.param
+    if output is None or param is None or not _is_image(output):
+        return [[(block.title, matrix, False)]]
+    components: list[tuple[int, ...]] = list(np.ndindex(*output.element))
+    images = matrix.reshape(*(output.shape or ()), len(components), -1)
+    total = images.shape[3]
+    rows: list[list[tuple[str, np.ndarray, bool]]] = []
+    for c, index in enumerate(components[:most]):
+        name = f"∂{output.name}{output.component(list(index))}"
+        more = f"\n({most} of {total} entries)" if total > most else ""
+        titles = [f"{name} / ∂{param.entry(k)}" for k in range(min(most, total))]
+        titles[-1] += more
+        rows.append([(title, images[:, :, c, k], True) for k, title in enumerate(titles)])
+    return rows
 
 
-def _pictures(path: str, block: np.ndarray, output_axes: int | None, most: int) -> list[tuple[str, np.ndarray, bool]]:
-    """The pictures of a block: title, numbers, and whether it is an image of the output."""
-    count = _output_axes(block.shape, output_axes, path)
-    rows = math.prod(block.shape[:count])
-    matrix = block.reshape(rows, math.prod(block.shape[count:]))
-    if count != 2 or min(block.shape[:2], default=0) < 2:
-        return [(path or "J", matrix, False)]
-    images = matrix.reshape(*block.shape[:2], -1)
-    total = images.shape[2]
-    name = f"{path} " if path else ""
-    found = [(f"{name}by entry {k}", images[:, :, k], True) for k in range(min(most, total))]
-    if total > most:
-        title, image, _ = found[-1]
-        found[-1] = (f"{title} of {total}", image, True)
-    return found
-
-
-def _pattern(block: Any, path: str) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
-    """The shape of a block as a matrix, and the rows and columns of its entries."""
-    if _is_sparse(block):
-        found = block.tocoo()
-        return tuple(found.shape), found.row.astype(np.int64), found.col.astype(np.int64)
-    values = _dense(block, path)
-    count = _output_axes(values.shape, None, path)
-    matrix = values.reshape(math.prod(values.shape[:count]), math.prod(values.shape[count:]))
-    rows, columns = np.nonzero(matrix)
-    return matrix.shape, rows, columns
+def _pattern(block: Block) -> tuple[np.ndarray, np.ndarray]:
+    """The rows and columns of the entries of a block as a matrix."""
+    if _is_sparse(block.values):
+        found = block.values.tocoo()
+        return found.row.astype(np.int64), found.col.astype(np.int64)
+    rows, columns = np.nonzero(_dense(block))
+    return rows, columns
