@@ -113,7 +113,7 @@ class LocalTangents:
         return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
 
     def _begin_own(self, local: Local) -> None:
-        """The seeds that are a local's own begin with its declaration: in a loop, those of each iteration are others."""
+        """The seeds that are a local's own begin with its declaration: in a loop, each iteration has others."""
         own = self.forward.own_seeds.get(local)
         if own is not None:
             for storage in self.storages.values():

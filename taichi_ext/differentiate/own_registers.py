@@ -72,7 +72,7 @@ class OwnRegisters:
         return [seed for seed in self._known if isinstance(seed, OwnSeed)]
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
-        """What has these seeds is declared anew, in a loop: what the local has by those of another iteration is gone."""
+        """What has these seeds is declared anew in a loop: what the local has by those of another iteration goes."""
         if self._loops == self.forward.loop_sites() or not self.forward.block.is_within(self._block):
             return
         for seed in seeds:
