@@ -155,12 +155,13 @@ def _new_figure(user: str) -> Any:
     """A figure that pyplot does not manage: it is not shown twice in a notebook, and freed when it is dropped."""
     try:
         import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             f"{user} needs matplotlib, which is not installed: python -m pip install 'taichi-ext[plot]'"
         ) from error
     plt.get_backend()  # in a notebook, this sets up how figures are displayed
-    return plt.Figure(layout="constrained")
+    return Figure(layout="constrained")
 
 
 def _units(units: Any, blocks: list[Block]) -> list[str]:
