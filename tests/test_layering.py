@@ -41,7 +41,7 @@ DISTRICTS = (
 LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
-    "plots": {"matplotlib", "matplotlib.pyplot"},
+    "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure", "matplotlib.pyplot"},
     "progress": {"rich", "rich.console", "rich.progress"},
     "sparse_results": {"torch"},
     "sparse_matrices": {"scipy.sparse", "scipy"},
