@@ -67,7 +67,8 @@ def run_batch(generator: str, first: int, count: int, is_reducing: bool, is_vary
         program = generate(seed)
         drawn = drawn_options(seed) if is_varying else {}
         program_check.OPTIONS.update(drawn)
-        kind, message = judge(program, seed, workshop, runs_alone=seed % 4 == 0)
+        runs_alone = program_check.IS_PLAIN or seed % 4 == 0
+        kind, message = judge(program, seed, workshop, runs_alone=runs_alone)
         if is_reducing and kind not in (RIGHT, REJECTED) and generator != "levels":
             message += "\n" + show(reduced(program, seed, workshop, judge=judge))
         print(json.dumps({"seed": seed, "kind": kind, "message": message, **drawn}), flush=True)
@@ -85,7 +86,9 @@ def run_process(first: int, count: int, how: list[str]) -> list[dict[str, Any]]:
     verdicts = [line for line in lines if "kind" in line]
     if len(verdicts) < count:
         seed = lines[-1]["seed"] if lines else first
-        verdicts.append({"seed": seed, "kind": "died", "message": f"{end}\n{errors[-3000:]}"})
+        is_plain = "--plain" not in how and run_process(seed, 1, [*how, "--plain"])[0]["kind"] == "died"
+        kind = "plain crash" if is_plain else "died"
+        verdicts.append({"seed": seed, "kind": kind, "message": f"{end}\n{errors[-3000:]}"})
     return verdicts
 
 
@@ -132,8 +135,10 @@ def main() -> int:
         "--limit", action="append", default=[], metavar="MODULE.NAME=VALUE", help="a constant of taichi_ext"
     )
     parser.add_argument("--here", action="store_true", help="one batch in this process")
+    parser.add_argument("--plain", action="store_true", help="only what Taichi does by itself, after a process died")
     options = parser.parse_args()
     STRATEGIES["auto"] = STRATEGIES[options.tangents]
+    program_check.IS_PLAIN = options.plain
     program_check.FORMAT = None if options.format == "dense" else options.format
     kernels.SETTINGS.update({n: ast.literal_eval(value) for n, value in (s.split("=") for s in options.setting)})
     for limit in options.limit:
