@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import taichi as ti
 
 _LONGEST = 100  # characters of a value that a message shows
+_INNER = ("taichi_ext", "taichi", "contextlib")  # packages whose frames say nothing to users
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 
 class UnsupportedError(ti.TaichiCompilationError):
@@ -40,6 +46,27 @@ class CheckError(AssertionError):
 
 class DerivativeWarning(UserWarning):
     """A derivative is well defined but probably not intended, for example a Jacobian that is zero."""
+
+
+def with_short_traceback(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+    """A public function whose errors show the user's frames alone, without those of this package and of Taichi."""
+
+    @functools.wraps(function)
+    def call(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except (UnsupportedError, InvalidArgumentError, CheckError) as error:
+            raise error.with_traceback(_users_frames(error.__traceback__)) from error.__cause__
+
+    return call
+
+
+def _users_frames(trace: TracebackType | None) -> TracebackType | None:
+    if trace is None:
+        return None
+    rest, frame = _users_frames(trace.tb_next), trace.tb_frame
+    is_inner = str(frame.f_globals.get("__name__")).split(".")[0] in _INNER
+    return rest if is_inner else TracebackType(rest, frame, trace.tb_lasti, trace.tb_lineno)
 
 
 def shown(value: Any) -> str:

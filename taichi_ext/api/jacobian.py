@@ -13,10 +13,12 @@ from taichi_ext.api.plan import Plan, prepare
 from taichi_ext.api.plan_table import PlanTable
 from taichi_ext.api.preparations import Preparations
 from taichi_ext.api.progress import check_progress
+from taichi_ext.errors import with_short_traceback
 
 _plans, _preparations = PlanTable(), Preparations()
 
 
+@with_short_traceback
 def jacobian(
     kernel: Callable[..., Any],
     params: Any,
@@ -93,6 +95,7 @@ def jacobian(
     return plan.start(call, out, progress=progress).jacobian()
 
 
+@with_short_traceback
 def value_and_jacobian(
     kernel: Callable[..., Any],
     params: Any,

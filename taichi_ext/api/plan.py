@@ -20,7 +20,7 @@ from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import check_progress
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError, with_short_traceback
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.state import State
 
@@ -186,6 +186,7 @@ class Jacobian:
         [4. 4.]
     """
 
+    @with_short_traceback
     def __init__(
         self,
         kernel: Callable[..., Any],
@@ -220,6 +221,7 @@ class Jacobian:
     def _prepared(self) -> Prepared:
         return self._plan.prepared
 
+    @with_short_traceback
     def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
         self._plan.refuse_ended()

@@ -20,7 +20,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Plan
 from taichi_ext.api.results import as_torch
-from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.sparse_matrices import scipy_sparse
 
 BLOCK = 2**26  # bytes of J that a product of its rows keeps at a time, where they hold a column or more
@@ -28,6 +28,7 @@ LARGE = 2**22  # bytes of a dense J from which on products with the transpose of
 DENSE_TO_SPARSE = 8  # what an entry of sparse rows costs, over one of dense rows
 
 
+@with_short_traceback
 def jvp(
     kernel: Callable[..., Any],
     params: Any,
@@ -86,6 +87,7 @@ def jvp(
     )
 
 
+@with_short_traceback
 def vjp(
     kernel: Callable[..., Any],
     params: Any,

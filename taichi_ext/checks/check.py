@@ -1,8 +1,8 @@
 """check_jacobian: the Jacobian compared with central differences, and the line where a NaN or an infinity arises.
 
-The differences are taken in the precision of the parameter, ``(y(x + h) - y(x - h)) / 2 h`` with
-``h = eps ** (1/3) * max(abs(x), s)``, s being the root mean square of the parameter: the step that balances truncation
-against rounding (Nocedal and Wright, Numerical Optimization, section 8.1).
+The first step is ``h = eps ** (1/3) * abs(x)``, which balances truncation against the rounding of outputs (Nocedal and
+Wright, Numerical Optimization, section 8.1).  Where J does not agree with that difference, ``differences.judge``
+compares it with those at smaller and larger steps.
 """
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
@@ -16,6 +16,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,18 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import check_number, checked_options, is_whole
 from taichi_ext.api.plan import Plan
 from taichi_ext.api.progress import check_progress, progress_bar
-from taichi_ext.checks.reports import Block, Entry, JacobianReport, index_text
+from taichi_ext.checks.differences import ComparedColumns, MovedEntry
+from taichi_ext.checks.reports import Block, JacobianReport, index_text
 from taichi_ext.checks.watch import Watch
-from taichi_ext.errors import CheckError, InvalidArgumentError, shown
+from taichi_ext.errors import CheckError, InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.record.variables import Variable, with_entries
 from taichi_ext.runtime.state import State
 
 _RTOL = {2: 0.2, 4: 2e-2, 8: 1e-6}  # by bytes of the type; central differences are no better
 _FEW = 20  # entries of parameters that are tried without a progress bar
-_ROUNDING = 16.0  # roundings that an output is allowed, in units of its last place
 
 
+@with_short_traceback
 def check_jacobian(
     kernel: Callable[..., Any],
     params: Any,
@@ -49,22 +51,26 @@ def check_jacobian(
     most_entries: int | None = 200,
     raise_on_failure: bool = False,
     progress: bool | None = None,
+    format: str | None = None,
 ) -> JacobianReport:
     """Compare ``jacobian(kernel, params, outputs, args=args)`` with central differences.
 
-    The kernel runs once for J and twice for each checked entry of a parameter.  Afterwards, every field and array that
-    it changes is restored.  A NaN never agrees with anything.  The report names the entries that are not finite and the
-    line of the kernel where the first of them arose.
+    The kernel runs once for J and twice for each checked entry of a parameter.  Where J does not agree, it runs at more
+    steps, from 256 times smaller ones up to a quarter of the entry (or of 1), to tell a wrong J from a difference that
+    truncation or rounding spoils.  Afterwards, every field and array that it changes is restored.  A NaN never agrees
+    with anything.  The report names the entries that are not finite and the line of the kernel where the first of them
+    arose.
 
-    Differences are wrong where an output jumps.  For example, at a silhouette, J with its boundary term does not agree
-    with differences of single samples.
+    An entry is undecided where differences cannot tell: where the output has a jump or a kink at the parameter, is not
+    finite next to it, or changes by less than its rounding error.  For example, at a silhouette, differences of single
+    samples say nothing about J with its boundary term.
 
     Args:
         kernel: see ``jacobian``.
         params: see ``jacobian``.
         outputs: see ``jacobian``.
         args: see ``jacobian``.
-        step: the step of the differences, relative to the magnitude of an entry; by default the cube root of the
+        step: the first step of the differences, relative to the magnitude of an entry; by default the cube root of the
             precision, 6e-6 for float64 and 5e-3 for float32.
         rtol: relative tolerance of an entry; by default 1e-6 for float64 and 2e-2 for float32.
         atol: absolute tolerance; by default 0.1 rtol times the largest entry of the same column.  An allowance for the
@@ -73,12 +79,14 @@ def check_jacobian(
             reproducible.  None checks all entries.
         raise_on_failure: raise ``CheckError`` if the check fails.
         progress: whether to show a progress bar if more than 20 entries are checked; see ``jacobian``.
+        format: the format in which J is computed; see ``jacobian``.
 
     Returns:
-        The report: ``bool(report)``, ``print(report)``, and the numbers in ``report.blocks``.
+        The report, which is true if all checked entries agree: ``bool(report)``, ``print(report)``,
+        ``report.verdict``, and the numbers in ``report.blocks``.
 
     Raises:
-        CheckError: the check fails, and ``raise_on_failure`` is set.
+        CheckError: the report is not true, and ``raise_on_failure`` is set.
         InvalidArgumentError: an argument is invalid; or the kernel cannot run again from the same state, because it
             draws random numbers.
         UnsupportedError: the derivative of a construct is not known.
@@ -110,7 +118,7 @@ def check_jacobian(
             f"most_entries is {shown(most_entries)}; expected a positive whole number of entries, or None for all."
         )
     check_progress(progress)
-    run = _Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, None)))
+    run = _Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
     try:
         blocks, wrong, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
     finally:
@@ -142,8 +150,8 @@ class _Run:
             if backend.is_array(value):
                 self.state.save(value)
 
-    def jacobian(self, watch: Watch | None = None) -> list[list[np.ndarray]]:
-        """J as ``[output][parameter]``, in the types that ``jacobian`` gives them."""
+    def jacobian(self, watch: Watch | None = None) -> list[list[Any]]:
+        """J as ``[output][parameter]``, in the types that ``jacobian`` gives them; SciPy's arrays with a format."""
         self.state.restore()
         blocks = self.plan.start(self.call, state=self.state, watch=watch).blocks()
         if self.state.has_random:
@@ -245,21 +253,22 @@ def _compare(
     dtypes = [*(run.values(param).dtype for param in run.params), *(row[0].dtype for row in J)]
     precision = max(float(np.finfo(dtype).eps) for dtype in dtypes)
     tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
+    steps = precision ** (1 / 3) if step is None else step
     blocks: dict[tuple[int, int], Block] = {}
     chosen = [list(_chosen(run.values(param).shape, most_entries)) for param in run.params]
     entries = sum(map(len, chosen))
     with progress_bar(progress if entries > _FEW else False, f"Differences, {run.name}", entries) as advance:
         for m, param in enumerate(run.params):
-            columns = [_Columns(str(run.output_targets[n].name), str(param.name), row[m]) for n, row in enumerate(J)]
             run.state.restore()
             values = run.values(param)
+            columns = [ComparedColumns(row[m], y, values.shape) for row, y in zip(J, centre, strict=True)]
             for index in chosen[m]:
-                ends, width = _differences(run, param, values, index, step, precision)
-                for column, high, low in zip(columns, *ends, strict=True):
-                    column.compare(index, high, low, width, tolerance, atol, precision)
+                entry = MovedEntry(partial(run.outputs, param, index), values, index, steps, precision)
+                for n, column in enumerate(columns):
+                    column.compare(entry, n, tolerance, atol)
                 advance(1)
             for n, column in enumerate(columns):
-                blocks[n, m] = column.block(_remark(run, param, values, n, column, step, precision))
+                blocks[n, m] = column.block(str(run.output_targets[n].name), str(param.name))
     ordered = [blocks[n, m] for n in range(len(run.output_targets)) for m in range(len(run.params))]
     return ordered, _wrong(run, _not_finite(run, J, centre)), tolerance
 
@@ -273,91 +282,10 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
             yield tuple(int(i) for i in np.unravel_index(flat, shape))
 
 
-def _differences(
-    run: _Run,
-    param: Target,
-    values: np.ndarray,
-    index: tuple[int, ...],
-    step: float | None,
-    precision: float,
-    fraction: float = 1.0,
-) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], float]:
-    """The outputs on both sides of an entry, and how far apart the sides are."""
-    x = float(values[index])
-    sizes = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
-    typical = float(np.median(sizes)) if sizes.size else 1.0
-    size = max(abs(x), math.sqrt(precision) * typical) if x else typical  # entries may be of very different sizes
-    h = fraction * (precision ** (1 / 3) if step is None else step) * size
-    high, low = (float(values.dtype.type(x + sign * h)) for sign in (1, -1))
-    return (run.outputs(param, index, high), run.outputs(param, index, low)), high - low
-
-
-class _Columns:
-    """The columns of one block that have been compared."""
-
-    def __init__(self, output: str, param: str, jacobian: np.ndarray) -> None:
-        self.output = output
-        self.param = param
-        self.jacobian = jacobian
-        self.compared = 0
-        self.failed = 0
-        self.worst: Entry | None = None
-        self._largest = -1.0
-
-    def compare(
-        self,
-        index: tuple[int, ...],
-        high: np.ndarray,
-        low: np.ndarray,
-        width: float,
-        rtol: float,
-        atol: float | None,
-        precision: float,
-    ) -> None:
-        """Compare the column of one entry of the parameter."""
-        J = self.jacobian[(..., *index)].astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            D = (high - low) / width
-            rounding = _ROUNDING * precision * np.maximum(np.abs(high), np.abs(low)) / abs(width)
-            finite = np.abs(D[np.isfinite(D)])
-            floor = 0.1 * rtol * (finite.max() if finite.size else 0.0) if atol is None else atol
-            bound = floor + rounding + rtol * np.maximum(np.abs(J), np.abs(D))
-            excess = np.where(bound > 0, np.abs(J - D) / np.where(bound > 0, bound, 1.0), np.where(J == D, 0.0, np.inf))
-        excess = np.where(np.isfinite(J) & np.isfinite(D), excess, np.inf)
-        self.compared += excess.size
-        self.failed += int((excess > 1).sum())
-        if excess.size and float(excess.max()) > self._largest:
-            self._largest = float(excess.max())
-            at = np.unravel_index(int(excess.argmax()), excess.shape) if excess.ndim else ()
-            self.worst = Entry(tuple(int(i) for i in at), index, float(J[at]), float(D[at]))
-
-    def block(self, remark: str) -> Block:
-        return Block(self.output, self.param, self.compared, self.jacobian.size, self.failed, self.worst, remark)
-
-
-def _remark(
-    run: _Run, param: Target, values: np.ndarray, n: int, column: _Columns, step: float | None, precision: float
-) -> str:
-    """A remark about the differences of the worst entry, if it fails."""
-    worst = column.worst
-    if column.failed == 0 or worst is None or not math.isfinite(worst.jacobian):
-        return ""
-    if not math.isfinite(worst.differences):
-        return "the output is not finite on one side of the entry, so there are no differences to compare with."
-    (high, low), width = _differences(run, param, values, worst.param, step, precision, 0.25)
-    finer = float((high[n][worst.output] - low[n][worst.output]) / width)
-    if abs(finer - worst.differences) > 0.3 * max(abs(finer), abs(worst.differences)):
-        return (
-            f"differences are {worst.differences:.6g} with this step and {finer:.6g} with a quarter of it: the output "
-            "jumps or has a kink within the step."
-        )
-    return ""
-
-
 # --- what is not finite -----------------------------------------------------------------------------------------------
 
 
-def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) -> list[str]:
+def _not_finite(run: _Run, J: list[list[Any]], centre: list[np.ndarray]) -> list[str]:
     run.state.restore()
     found = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
     found += [
@@ -365,10 +293,10 @@ def _not_finite(run: _Run, J: list[list[np.ndarray]], centre: list[np.ndarray]) 
         for output, values in zip(run.output_targets, centre, strict=True)
         for text in _first(values)
     ]
-    for output, row in zip(run.output_targets, J, strict=True):
+    for output, row, y in zip(run.output_targets, J, centre, strict=True):
         for param, block in zip(run.params, row, strict=True):
-            outer = len(block.shape) - len(run.values(param).shape)
-            found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, outer)]
+            shape = (y.shape, run.values(param).shape)
+            found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, *shape)]
     return found
 
 
@@ -393,11 +321,20 @@ def _wrong(run: _Run, not_finite: list[str]) -> _Wrong:
         watch.close()
 
 
-def _first(values: np.ndarray, outer: int | None = None) -> Iterator[str]:
-    """The first entry that is not finite, and how many there are; its index is that of an output and a parameter."""
-    wrong = np.argwhere(~np.isfinite(values))
-    if len(wrong):
-        at = tuple(int(i) for i in wrong[0])
-        place = index_text(at) if outer is None else f"{index_text(at[:outer])} by {index_text(at[outer:])}"
-        more = f" ({len(wrong)} entries in all)" if len(wrong) > 1 else ""
-        yield f"{values[at]} at {place}{more}"
+def _first(values: Any, *shape: tuple[int, ...]) -> Iterator[str]:
+    """The first entry that is not finite, and how many there are; for J, with the shapes of output and parameter."""
+    data = values.ravel() if isinstance(values, np.ndarray) else values.data
+    wrong = np.flatnonzero(~np.isfinite(data))
+    if not wrong.size:
+        return
+    at = int(wrong[0])
+    if isinstance(values, np.ndarray):
+        places = np.unravel_index(at, sum(shape, ()) or values.shape)
+    else:
+        row = int(np.searchsorted(values.indptr, at, side="right")) - 1
+        places = (*np.unravel_index(row, shape[0]), *np.unravel_index(int(values.indices[at]), shape[1]))
+    index = tuple(int(i) for i in places)
+    outer = len(shape[0]) if shape else 0
+    place = f"{index_text(index[:outer])} by {index_text(index[outer:])}" if shape else index_text(index)
+    more = f" ({len(wrong)} entries in all)" if len(wrong) > 1 else ""
+    yield f"{data[at]} at {place}{more}"

@@ -26,13 +26,25 @@ class Entry:
 
 @dataclass(frozen=True)
 class Block:
-    """The comparison for one output and one parameter."""
+    """The comparison for one output and one parameter.
+
+    Attributes:
+        output: its place in ``outputs``, and what it is.
+        param: likewise.
+        compared: how many entries of J were compared.
+        total: how many entries it has.
+        failed: how many of those compared disagree.
+        undecided: for how many of them differences cannot tell.
+        worst: one of those that disagree; else one that is undecided; else the one with the largest error.
+        remark: why differences cannot tell.
+    """
 
     output: str
     param: str
     compared: int
     total: int
     failed: int
+    undecided: int
     worst: Entry | None
     remark: str
 
@@ -59,21 +71,30 @@ class JacobianReport:
     @property
     def is_ok(self) -> bool:
         """Whether every checked entry agrees, and J and the outputs are finite."""
-        return not self.not_finite and all(block.failed == 0 for block in self.blocks)
+        return self.verdict == "agrees"
+
+    @property
+    def verdict(self) -> str:
+        """``"agrees"``, ``"disagrees"``, or ``"cannot tell"`` where nothing disagrees but something is undecided."""
+        if self.not_finite or any(block.failed for block in self.blocks):
+            return "disagrees"
+        return "cannot tell" if any(block.undecided for block in self.blocks) else "agrees"
 
     def __bool__(self) -> bool:
         return self.is_ok
 
     def __str__(self) -> str:
-        verdict = "agrees with" if self.is_ok else "DISAGREES with"
-        lines = [f"J of {self.name} {verdict} central differences (relative tolerance {self.rtol:.0e})"]
-        rows = [("output", "parameter", "compared", "failed", "largest error", "worst entry")]
+        verdict = {"agrees": "agrees with", "disagrees": "DISAGREES with", "cannot tell": "CANNOT BE TOLD from"}
+        start = f"J of {self.name} {verdict[self.verdict]} central differences"
+        lines = [f"{start} (relative tolerance {self.rtol:.0e})"]
+        rows = [("output", "parameter", "compared", "failed", "undecided", "largest error", "worst entry")]
         rows += [
             (
                 block.output,
                 block.param,
                 f"{block.compared} of {block.total}",
                 str(block.failed),
+                str(block.undecided),
                 "" if block.worst is None else f"{block.worst.error:.2g}",
                 "" if block.worst is None else str(block.worst),
             )

@@ -1,0 +1,242 @@
+"""Central differences at one step or at several, how far each may be off, and what they say about J.
+
+The error of ``D(h) = (y(x + h) - y(x - h)) / 2 h`` has two parts: truncation, which grows as ``h ** 2``, and the
+rounding of ``y`` and its intermediates, divided by ``h``.  Steps grow by a factor of 4.  Two neighbours give
+Richardson's ``R(h) = D(h) + (D(h) - D(4 h)) / 15``.  ``R(h) - R(4 h)`` estimates its truncation error.  The rounding is
+measured, also where an intermediate is far larger than ``y``: it is the distance of the changes of ``y`` at smaller
+steps from ``2 h R``.  The smallest step whose error is small enough decides (compare Ridders, Accurate computation of
+F'(x) and F'(x) F''(x), Advances in Engineering Software 4, 1982).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.checks.reports import Block, Entry
+
+_FACTOR = 4.0  # from step to step
+_LEAST = 256.0  # roundings of the entry: the smallest step
+_WIDEST = 0.25  # the largest step, relative to the entry, to the others of the parameter, or to 1
+_MOST_STUDIED = 8  # entries of a parameter that are tried with all steps and still do not agree
+_ROUNDING = 16.0  # how much larger a rounding error may be than those that were seen, or than an output's last place
+_NOISE = 1e-2  # of an output: what is larger is no rounding, but an output that varies within the step
+_SAFETY = 4.0  # how much larger an error may be than its estimate
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An output at both sides of an entry.
+
+    Attributes:
+        up: how far the upper side is from the entry.
+        down: how far the lower side is.
+        high: the output there.
+        low: the output at the lower side.
+    """
+
+    up: float
+    down: float
+    high: np.ndarray
+    low: np.ndarray
+
+    def of(self, entries: np.ndarray) -> Sample:
+        """The same for some entries of the output."""
+        return Sample(self.up, self.down, self.high[entries], self.low[entries])
+
+
+_AGREES, _UNDECIDED, _DISAGREES = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What differences say about the entries of a column of J, and the derivatives that they give."""
+
+    rank: np.ndarray
+    derivative: np.ndarray
+
+
+def judge(
+    J: np.ndarray, centre: np.ndarray, samples: Sequence[Sample], rtol: float, floor: float, precision: float
+) -> Verdict:
+    """Compare a column of J with differences at steps that grow by 4.
+
+    Args:
+        J: the entries of the column, one for each entry of the output.
+        centre: the output at the entry itself.
+        samples: at least four, the smallest step first.
+        rtol: relative tolerance.
+        floor: absolute tolerance.
+        precision: the relative rounding of a number.
+    """
+    with np.errstate(all="ignore"):
+        up, down = (np.array([getattr(s, side) for s in samples])[:, None] for side in ("up", "down"))
+        high, low = (np.stack([getattr(s, side) for s in samples]) for side in ("high", "low"))
+        width, change = up + down, high - low
+        D = change / width
+        R = D[:-1] + (D[:-1] - D[1:]) / ((width[1:] / width[:-1]) ** 2 - 1)
+        bend = np.abs((high - centre) / up - (centre - low) / down)
+        rank, is_open = np.full(J.shape, _UNDECIDED), np.full(J.shape, True)
+        derivative = np.zeros(J.shape)
+        has_changed = np.logical_or.accumulate(change != 0)  # smaller steps may be lost in rounding
+        for k in range(1, len(R) - 1):
+            seen = np.abs(change[:k] - width[:k] * R[k]).max(0)
+            size = np.maximum(np.abs(high[k]), np.abs(low[k]))
+            rounding = _ROUNDING * (seen + precision * size) / width[k]
+            error = np.abs(R[k] - R[k + 1]) + rounding
+            bound, distance = floor + rtol * np.maximum(np.abs(J), np.abs(R[k])), np.abs(J - R[k])
+            is_right = (distance <= bound) & (error <= _SAFETY * bound) & (has_changed[k] | ~has_changed[-1])
+            is_wrong = (distance > bound + _SAFETY * error) & has_changed[k] & (seen <= _NOISE * size)
+            # the slopes of the two sides differ at every step: J may be either, or between them
+            is_kink = (bend[k] > _SAFETY * error) & (bend[k - 1] > 0.5 * bend[k]) & (distance <= 0.5 * bend[k] + bound)
+            is_decided = is_open & (is_right | is_wrong)
+            derivative[is_decided] = R[k, is_decided]
+            rank[is_decided & is_right] = _AGREES
+            rank[is_decided & is_wrong & ~is_kink] = _DISAGREES
+            is_open &= ~is_decided
+        return Verdict(rank, derivative)
+
+
+class MovedEntry:
+    """One entry of a parameter, moved by steps to both sides.
+
+    Args:
+        outputs: gives the outputs where the entry has another value.
+        values: the parameter.
+        index: of the entry.
+        step: the first step, relative to the magnitude of the entry.
+        precision: the relative rounding of a number.
+    """
+
+    def __init__(
+        self,
+        outputs: Callable[[float], list[np.ndarray]],
+        values: np.ndarray,
+        index: tuple[int, ...],
+        step: float,
+        precision: float,
+    ) -> None:
+        self.index = index
+        self.precision = precision
+        self._outputs = outputs
+        self._kind = values.dtype.type
+        self._x = float(values[index])
+        sizes = np.abs(values[np.isfinite(values) & (values != 0)].astype(np.float64))
+        typical = float(np.median(sizes)) if sizes.size else 1.0  # entries may be of very different sizes
+        self._step = step * (max(abs(self._x), math.sqrt(precision) * typical) if self._x else typical)
+        self._smaller = max(2, math.floor(math.log(step / (_LEAST * precision), _FACTOR)))
+        self._widest = _WIDEST * max(abs(self._x), typical, 1.0)
+        self._samples: dict[int, list[Sample]] = {}
+
+    def samples(self, power: int) -> list[Sample]:
+        """The outputs ``4 ** power`` of the first step away."""
+        if power not in self._samples:
+            h = _FACTOR**power * self._step
+            high, low = (float(self._kind(self._x + sign * h)) for sign in (1, -1))
+            sides = zip(self._outputs(high), self._outputs(low), strict=True)
+            self._samples[power] = [Sample(high - self._x, self._x - low, a.ravel(), b.ravel()) for a, b in sides]
+        return self._samples[power]
+
+    def powers(self) -> Iterator[range]:
+        """The powers to try: a few of them, then all."""
+        if math.isfinite(self._x):
+            highest = max(3, math.floor(math.log(self._widest / self._step, _FACTOR)))
+            yield range(-2, 4)
+            yield range(-self._smaller, highest + 1)
+
+
+class ComparedColumns:
+    """The columns of a block of J that have been compared.
+
+    Args:
+        jacobian: the block: an array of the shape of the output and the parameter, or a CSR array.
+        centre: the output.
+        shape: of the parameter.
+    """
+
+    def __init__(self, jacobian: Any, centre: np.ndarray, shape: tuple[int, ...]) -> None:
+        self._size = math.prod(jacobian.shape)
+        is_sparse = hasattr(jacobian, "tocsc")
+        self._jacobian: Any = jacobian.tocsc() if is_sparse else jacobian.reshape(centre.size, math.prod(shape))
+        self._centre = centre
+        self._shape = shape
+        self._counts = np.zeros(3, int)
+        self._studied = 0
+        self._worst = (-1, 0.0)
+        self._entry: Entry | None = None
+        self._remark = ""
+
+    def compare(self, entry: MovedEntry, n: int, rtol: float, atol: float | None) -> None:
+        """Compare the column of one entry of the parameter with differences of output ``n``."""
+        J, first = self._column(entry.index), entry.samples(0)[n]
+        width = first.up + first.down
+        with np.errstate(all="ignore"):
+            D = (first.high - first.low) / width
+            finite = np.abs(D[np.isfinite(D)])
+            floor = 0.1 * rtol * (finite.max() if finite.size else 0.0) if atol is None else atol
+            bound = floor + rtol * np.maximum(np.abs(J), np.abs(D))
+            rank = np.where(np.isfinite(J), np.where(np.abs(J - D) <= bound, _AGREES, _UNDECIDED), _DISAGREES)
+            rounding = _ROUNDING * entry.precision * np.maximum(np.abs(first.high), np.abs(first.low)) / width
+            is_rounding = np.abs(J - D) <= bound + rounding
+        doubtful = np.flatnonzero(rank == _UNDECIDED)
+        if doubtful.size and self._studied >= _MOST_STUDIED:
+            rank[doubtful] = _DISAGREES if self._counts[_DISAGREES] else _UNDECIDED
+        elif doubtful.size:
+            found = self._study(entry, n, doubtful, J[doubtful], rtol, floor)
+            rank[doubtful] = found.rank
+            D[doubtful] = np.where(found.rank == _UNDECIDED, D[doubtful], found.derivative)
+        rank[(rank == _UNDECIDED) & is_rounding] = _AGREES
+        self._counts += np.bincount(rank, minlength=3)
+        self._keep_worst(entry, n, J, D, rank)
+
+    def block(self, output: str, param: str) -> Block:
+        """The comparison so far."""
+        failed, undecided = (int(self._counts[rank]) for rank in (_DISAGREES, _UNDECIDED))
+        compared = int(self._counts.sum())
+        return Block(output, param, compared, self._size, failed, undecided, self._entry, self._remark)
+
+    def _study(self, entry: MovedEntry, n: int, at: np.ndarray, J: np.ndarray, rtol: float, floor: float) -> Verdict:
+        """What differences at more steps say about some entries of a column."""
+        found = Verdict(np.full(at.size, _UNDECIDED), J)
+        for powers in entry.powers():
+            samples = [entry.samples(power)[n].of(at) for power in powers]
+            found = judge(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision)
+            if not found.rank.any():
+                break
+        else:
+            self._studied += 1
+        return found
+
+    def _keep_worst(self, entry: MovedEntry, n: int, J: np.ndarray, D: np.ndarray, rank: np.ndarray) -> None:
+        if not rank.size:
+            return
+        with np.errstate(all="ignore"):
+            error = np.nan_to_num(np.abs(J - D), nan=np.inf)
+        at = int(np.lexsort((error, rank))[-1])
+        if (int(rank[at]), float(error[at])) > self._worst:
+            self._worst = (int(rank[at]), float(error[at]))
+            place = tuple(int(i) for i in np.unravel_index(at, self._centre.shape))
+            self._entry = Entry(place, entry.index, float(J[at]), float(D[at]))
+            self._remark = _remark(entry, n, at) if rank[at] == _UNDECIDED else ""
+
+    def _column(self, index: tuple[int, ...]) -> np.ndarray:
+        column = int(np.ravel_multi_index(index, self._shape)) if index else 0
+        found = self._jacobian[:, [column]]
+        return np.asarray(found.toarray() if hasattr(found, "toarray") else found, np.float64).ravel()
+
+
+def _remark(entry: MovedEntry, n: int, at: int) -> str:
+    """Why differences cannot tell."""
+    first, finer = entry.samples(0)[n], entry.samples(-1)[n]
+    ends = first.high[at], first.low[at]
+    if not np.isfinite(ends).all():
+        return "the output is not finite on one side of the entry, so there are no differences to compare with."
+    steps = [(s.high[at] - s.low[at]) / (s.up + s.down) for s in (first, finer)]
+    return (
+        f"differences cannot tell: they are {steps[0]:.6g} with a step of {first.up:.2g} and {steps[1]:.6g} with "
+        f"{finer.up:.2g}. The output jumps or has a kink within the step, or changes by less than its rounding error."
+    )
