@@ -151,7 +151,7 @@ def test_sparse_jacobians():
 
     try:
         report = check_jacobian(kernel, q, y, format="csr")
-        assert report.blocks[0].failed == 2
+        assert report.blocks[0].failed == 3
         assert report.blocks[0].worst.output == (0, 1)
         assert report.blocks[0].worst.param == (0, 1)
     finally:

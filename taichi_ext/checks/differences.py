@@ -81,7 +81,7 @@ def judge(
         R = D[:-1] + (D[:-1] - D[1:]) / ((width[1:] / width[:-1]) ** 2 - 1)
         bend = np.abs((high - centre) / up - (centre - low) / down)
         rank, is_open = np.full(J.shape, _UNDECIDED), np.full(J.shape, True)
-        derivative = np.zeros(J.shape)
+        derivative, least = np.zeros(J.shape), np.full(J.shape, np.inf)
         has_changed = np.logical_or.accumulate(change != 0)  # smaller steps may be lost in rounding
         for k in range(1, len(R) - 1):
             seen = np.abs(change[:k] - width[:k] * R[k]).max(0)
@@ -94,7 +94,8 @@ def judge(
             # the slopes of the two sides differ at every step: J may be either, or between them
             is_kink = (bend[k] > _SAFETY * error) & (bend[k - 1] > 0.5 * bend[k]) & (distance <= 0.5 * bend[k] + bound)
             is_decided = is_open & (is_right | is_wrong)
-            derivative[is_decided] = R[k, is_decided]
+            derivative = np.where(error < least, R[k], derivative)
+            least = np.fmin(least, error)
             rank[is_decided & is_right] = _AGREES
             rank[is_decided & is_wrong & ~is_kink] = _DISAGREES
             is_open &= ~is_decided

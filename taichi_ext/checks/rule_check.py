@@ -27,14 +27,7 @@ from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.boundary.rule_points import PointKernel, Slot, make_slots, result_shapes
 from taichi_ext.checks.reports import table
-from taichi_ext.errors import (
-    CheckError,
-    InvalidArgumentError,
-    InvalidRuleError,
-    UnsupportedError,
-    shown,
-    with_short_traceback,
-)
+from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
 from taichi_ext.record.rules import check_shapes
 from taichi_ext.runtime.memory import numpy_dtype
 
@@ -96,7 +89,6 @@ class RuleReport:
         return "\n".join(lines)
 
 
-@with_short_traceback
 def check_rule(
     rule: str | Callable[..., Any], inputs: dict[str, Any], *, rtol: float | None = None, raise_on_failure: bool = False
 ) -> RuleReport:
