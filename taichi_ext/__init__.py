@@ -15,15 +15,19 @@ from taichi_ext.errors import CheckError, DerivativeWarning, InvalidArgumentErro
 from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers.least_squares import least_squares
+from taichi_ext.solvers.levenberg import Iteration
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
 from taichi_ext.solvers.operator import linear_operator
+from taichi_ext.solvers.results import LeastSquaresResult
 
 __all__ = [
     "CheckError",
     "DerivativeWarning",
     "InvalidArgumentError",
     "InvalidRuleError",
+    "Iteration",
     "Jacobian",
+    "LeastSquaresResult",
     "NormalEquations",
     "UnsupportedError",
     "boundary_gradient",

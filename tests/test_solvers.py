@@ -56,6 +56,10 @@ def fit(ti64):
 
 @pytest.fixture(autouse=True)
 def start(fit):
+    start_at(fit)
+
+
+def start_at(fit):
     fit.decay.from_numpy(np.array([1.0, 0.5]))
     fit.shift.from_numpy(np.array([0.3]))
     fit.r.fill(0.0)
@@ -161,7 +165,9 @@ class TestNormalEquations:
 
 
 class TestLeastSquares:
-    @pytest.mark.parametrize("options", [{}, {"method": "lm"}, {"format": "csr", "tr_solver": "lsmr"}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{}, {"format": "csr"}, {"method": "trf", "format": "csr", "tr_solver": "lsmr"}], ids=str
+    )
     def test_solution(self, fit, options):
         wanted = optimize.least_squares(fit.residuals, [1.0, 0.5, 0.3], fit.jacobian)
         result = least_squares(fit.kernel, fit.params, fit.r, **options)
@@ -173,13 +179,13 @@ class TestLeastSquares:
 
     def test_bounds_and_losses(self, fit):
         start = [1.0, 0.5, 0.3]
-        wanted = optimize.least_squares(
-            fit.residuals, start, fit.jacobian, bounds=([-np.inf, -np.inf, 0.1], [2.0, 2.0, 1.0]), loss="soft_l1"
-        )
+        options = {"loss": "soft_l1", "ftol": 1e-13, "xtol": 1e-13}
+        limits = ([-np.inf, -np.inf, 0.1], [2.0, 2.0, 1.0])
+        wanted = optimize.least_squares(fit.residuals, start, fit.jacobian, bounds=limits, **options)
         bounds = ([-np.inf, np.array([0.1])], [np.array([2.0, 2.0]), 1.0])
-        result = least_squares(fit.kernel, fit.params, fit.r, bounds=bounds, loss="soft_l1")
-        assert_allclose(result.x, wanted.x, rtol=1e-6)
-        assert result.active_mask.any()
+        result = least_squares(fit.kernel, fit.params, fit.r, bounds=bounds, **options)
+        assert_allclose(result.x, wanted.x, rtol=1e-5)
+        assert result.x[0] == 2.0  # which trf does not reach
 
     def test_start_on_a_bound_that_is_rounded(self):
         x, r = ti.field(ti.f32, shape=2), ti.field(ti.f32, shape=3)
@@ -199,11 +205,12 @@ class TestLeastSquares:
     def test_scales_like_parameters(self, fit):
         flat = optimize.least_squares(fit.residuals, [1.0, 0.5, 0.3], fit.jacobian, x_scale=[2.0, 0.5, 10.0])
         params = dict(zip("ab", fit.params, strict=True))
-        result = least_squares(fit.kernel, params, fit.r, x_scale={"a": np.array([2.0, 0.5]), "b": 10.0})
+        options = {"method": "trf", "x_scale": {"a": np.array([2.0, 0.5]), "b": 10.0}}
+        result = least_squares(fit.kernel, params, fit.r, **options)
         assert result.nfev == flat.nfev
         assert_allclose(result.x, flat.x, rtol=1e-9)
-        least_squares(fit.kernel, params, fit.r, x_scale=[2.0, 0.5, 10.0])  # as SciPy takes them
-        least_squares(fit.kernel, params, fit.r, x_scale="jac")
+        least_squares(fit.kernel, params, fit.r, method="trf", x_scale=[2.0, 0.5, 10.0])  # as SciPy takes them
+        least_squares(fit.kernel, params, fit.r, method="dogbox", x_scale="jac")
 
     @pytest.mark.chosen_only("counts the runs", "--chunk-size")
     def test_each_point_is_one_run(self, fit):
@@ -240,20 +247,102 @@ class TestLeastSquares:
         assert_array_equal(np.concatenate([read(p) for p in fit.params]), result.x)
         assert format is not None or len(runs) > result.nfev + 1
 
-    def test_progress(self, fit, capsys, caplog):
+    @pytest.mark.parametrize("method", ["lm", "trf"])
+    def test_progress(self, fit, capsys, caplog, method):
+        """The cost is the robust one; of SciPy's methods, only points that are accepted are told."""
         told = []
-        result = least_squares(fit.kernel, fit.params, fit.r, progress=lambda n, cost: told.append((n, cost)))
-        assert [n for n, _ in told] == list(range(result.njev))
-        assert_allclose(told[-1][1], result.cost, rtol=1e-6)
-        start_values = [np.array([1.0, 0.5]), np.array([0.3])]
-        for field, values in zip(fit.params, start_values):
-            field.from_numpy(values)
-        fit.r.fill(0.0)
-        least_squares(fit.kernel, fit.params, fit.r, progress=True)
-        assert "iteration 0: cost" in capsys.readouterr().err
+        options = {"method": method, "loss": "cauchy", "f_scale": 0.1}
+        result = least_squares(fit.kernel, fit.params, fit.r, callback=told.append, progress=True, **options)
+        rho = 0.01 * np.log1p((result.fun / 0.1) ** 2)
+        assert_allclose(told[-1].cost, 0.5 * rho.sum(), rtol=1e-12)
+        assert_array_equal(told[-1].x, result.x)
+        assert [line.number for line in told] == list(range(len(told))) and told == result.history
+        accepted = [line.cost for line in told if line.change > 0 or line.number == 0]
+        assert (np.diff(accepted) < 0).all() and len(accepted) == result.njev
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[0].split()[:4] == ["iter", "cost", "cost_change", "|gradient|"] and len(lines) == len(told) + 1
+        assert lines[1].split()[1] == f"{told[0].cost:.8e}" and lines[-1] == str(told[-1])
+        assert result.message in str(result)
         with caplog.at_level(logging.INFO, "taichi_ext"):
-            least_squares(fit.kernel, fit.params, fit.r)
-        assert "iteration 0: cost" in caplog.text
+            least_squares(fit.kernel, fit.params, fit.r, method=method, max_nfev=1)
+        assert str(result.history[0])[:4] == caplog.messages[-1][:4] == "   0"
+
+    @pytest.mark.parametrize("method", ["lm", "trf"])
+    def test_the_best_point_stays(self, fit, method):
+        """After the callback's end, and after its exception, the fields hold the best point, run once."""
+
+        def stop(line):
+            seen.append(line.x)
+            return len(seen) == 4
+
+        def interrupt(line):
+            if stop(line):
+                raise KeyboardInterrupt
+
+        for callback in (stop, interrupt):
+            start_at(fit)
+            seen = []
+            if callback is stop:
+                result = least_squares(fit.kernel, fit.params, fit.r, method=method, callback=callback)
+                assert (result.status, result.success) == (-1, False) and "callback" in result.message
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    least_squares(fit.kernel, fit.params, fit.r, method=method, callback=callback)
+            assert len(seen) == 4
+            assert_array_equal(np.concatenate([read(p) for p in fit.params]), seen[-1])
+            assert_allclose(read(fit.r), fit.residuals(seen[-1]), atol=1e-13)
+            assert float(fit.runs[None]) == 1.0
+
+    @pytest.mark.parametrize("format", [None, "csr"])
+    @pytest.mark.parametrize("loss", ["linear", "soft_l1", "huber", "cauchy", "arctan", "tukey", "mixed"])
+    def test_losses_and_weights(self, fit, loss, format):
+        """The minimum of the cost that the documentation states, by another program."""
+        w, s = np.linspace(0.5, 2.0, 12), 0.02
+        rho = {
+            "linear": lambda z: z,
+            "soft_l1": lambda z: 2 * (np.sqrt(1 + z) - 1),
+            "huber": lambda z: np.where(z <= 1, z, 2 * np.sqrt(z) - 1),
+            "cauchy": np.log1p,
+            "arctan": np.arctan,
+            "tukey": lambda z: (1 - np.maximum(1 - z, 0) ** 3) / 3,
+            "mixed": lambda z: z + 0.5 * z**2,
+        }
+
+        def cost(x):
+            return 0.5 * (s**2 * rho[loss](w * fit.residuals(x) ** 2 / s**2)).sum()
+
+        def own(z):
+            return np.stack([z + 0.5 * z**2, 1 + z, np.ones_like(z)])
+
+        for p, values in zip(fit.params, [[2.4, 1.2], [0.02]]):
+            p.from_numpy(np.array(values))
+        given = [own] if loss == "mixed" else [loss]
+        options = {"loss": given, "f_scale": [s], "weights": [w], "ftol": 1e-15, "format": format}
+        result = least_squares(fit.kernel, fit.params, [fit.r], **options)
+        assert_allclose(result.cost, cost(result.x), rtol=1e-12)
+        h = 1e-5
+        slopes = [(cost(result.x + h * e) - cost(result.x - h * e)) / (2 * h) for e in np.eye(3)]
+        assert_allclose(slopes, 0, atol=1e-6 * np.abs(result.jacobian).sum() * s)
+        assert result.success and result.cost < result.history[0].cost
+
+    def test_losses_of_norms(self):
+        """A vector counts by its norm: the minimum is the same in turned coordinates."""
+        points = np.array([[0.0, 0.0], [0.2, 0.1], [0.1, -0.1], [-0.1, 0.2], [7.0, 5.0]])
+        turned = points @ np.array([[0.6, -0.8], [0.8, 0.6]])
+        found = []
+        for given in (points, turned):
+            data, x, r = vectors(given), scalars([1.0, 1.0]), vectors(np.zeros((5, 2)))
+
+            @ti.kernel
+            def k():
+                for i in r:
+                    r[i] = ti.Vector([x[0], x[1]]) - data[i]
+
+            options = {"loss": "cauchy", "f_scale": 0.2, "ftol": 1e-15}
+            found.append(least_squares(k, x, r, loss_over="last axis", **options))
+            z = (found[-1].fun.reshape(5, 2) ** 2).sum(axis=1) / 0.04
+            assert_allclose(found[-1].cost, 0.5 * 0.04 * np.log1p(z).sum())
+        assert_allclose(found[0].x @ np.array([[0.6, -0.8], [0.8, 0.6]]), found[1].x, atol=1e-6)
 
     def test_parameters_that_the_kernel_changes(self):
         x, target = scalars([0.5, 0.2]), scalars([4.0, 9.0])
@@ -318,9 +407,21 @@ class TestLeastSquares:
                 r"entry \[0\] of params\[1\] .* bounds gives 0 to 0; expected less to more",
             ),
             ({"diff_step": 0.1}, "'diff_step' is no option of least_squares"),
-            ({"jac": "2-point"}, "'jac' is no option of least_squares"),
+            ({"x0": [1.0, 2.0, 3.0]}, "no x0=: it starts at what the params hold; store it in them"),
+            ({"x_scale": 1.0}, "x_scale is an option of SciPy's methods; give method='trf'"),
+            ({"method": "gn"}, "method is 'gn'; expected one of 'lm', 'trf', 'dogbox'"),
             ({"progress": "yes"}, "progress is 'yes'"),
+            ({"callback": 3}, "callback is 3; expected a function"),
             ({"format": "bsr"}, "format is 'bsr'"),
+            ({"ftol": -1.0}, "ftol is -1.0; expected a number"),
+            ({"max_nfev": 0}, "max_nfev is 0; expected a positive whole number"),
+            ({"loss": "l1"}, "loss is 'l1'; expected one of 'linear', 'soft_l1'"),
+            ({"loss": ["huber", "huber"]}, "loss has another structure than residuals"),
+            ({"loss": lambda z: z}, r"loss returns an array of shape \(12,\) for 12 squares; expected \(3, 12\)"),
+            ({"f_scale": 0.0}, "f_scale is 0.0; expected positive numbers"),
+            ({"loss_over": "rows"}, "loss_over is 'rows'"),
+            ({"loss_over": "last axis", "method": "trf"}, "loss_over='last axis' needs method='lm'"),
+            ({"weights": np.ones(5)}, r"weights has shape \(5,\)"),
         ]:
             with pytest.raises(InvalidArgumentError, match=words):
                 least_squares(fit.kernel, fit.params, fit.r, **kwargs)
@@ -373,5 +474,6 @@ class TestLeastSquares:
 
     def test_scipy_is_missing(self, fit, monkeypatch):
         monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-        with pytest.raises(ImportError, match=r"least_squares needs SciPy.*taichi-ext\[sparse\]"):
-            least_squares(fit.kernel, fit.params, fit.r)
+        with pytest.raises(ImportError, match=r"least_squares with method='trf' needs SciPy.*taichi-ext\[sparse\]"):
+            least_squares(fit.kernel, fit.params, fit.r, method="trf")
+        assert least_squares(fit.kernel, fit.params, fit.r).success

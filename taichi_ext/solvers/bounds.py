@@ -69,7 +69,7 @@ def start_within(start: np.ndarray, low: Any, high: Any, parts: list[Part]) -> n
     """The start, moved by no more than the rounding to its type; raises where it is not within the bounds."""
     refuse_not_finite(start, parts, "; start at finite numbers.")
     low, high = np.broadcast_to(low, start.shape), np.broadcast_to(high, start.shape)
-    is_outside = ~((_rounded(low, parts) <= start) & (start <= _rounded(high, parts)))
+    is_outside = ~((rounded(low, parts) <= start) & (start <= rounded(high, parts)))
     for is_wrong, advice in [
         (~(low < high), "expected less to more. To keep a parameter as it is, leave it out of params."),
         (is_outside, "start within the bounds."),
@@ -100,7 +100,7 @@ def refuse_rows_not_finite(J: Any, parts: list[Part], advice: str) -> None:
         raise InvalidArgumentError(f"J of {_entry(int(row), parts)} has the entry {values.reshape(-1)[n]:g}{advice}")
 
 
-def _rounded(values: np.ndarray, parts: list[Part]) -> np.ndarray:
+def rounded(values: np.ndarray, parts: list[Part]) -> np.ndarray:
     """Numbers as the parameters hold them."""
     pieces = np.split(values, np.cumsum([math.prod(part.shape) for part in parts])[:-1])
     with np.errstate(over="ignore"):

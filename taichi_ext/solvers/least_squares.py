@@ -1,9 +1,7 @@
-"""``least_squares``: SciPy's solver on a kernel's residuals, with value and J from one launch per point."""
+"""``least_squares``: residuals of a kernel, minimised with value and J from one launch per point."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# The parts of a Jacobian are private to the package, not to its module.
-# pyright: reportPrivateUsage=false
 # J is the Jacobian, and no constant.
 # pyright: reportConstantRedefinition=false
 
@@ -12,34 +10,24 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from taichi_ext import backend
-from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import checked_options
-from taichi_ext.api.plan import Plan
+from taichi_ext.api.options import checked_options, is_real, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.runtime.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.bounds import (
-    Part,
-    bounds_of,
-    is_complex,
-    refuse_not_finite,
-    refuse_rows_not_finite,
-    scale_of,
-    start_within,
-)
-from taichi_ext.solvers.extra import require_scipy
-from taichi_ext.solvers.stacked import residual_vector, stacked
+from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
+from taichi_ext.solvers.levenberg import History, Iteration, Limits, Space, minimize, print_line
+from taichi_ext.solvers.losses import Robust
+from taichi_ext.solvers.normal_equations import weights_of
+from taichi_ext.solvers.problem import Problem, Weighted
+from taichi_ext.solvers.results import LeastSquaresResult
+from taichi_ext.solvers.scipy_methods import by_scipy
 
-_OWN = ("fun", "x0", "jac", "kwargs", "jac_sparsity", "diff_step", "workers")  # of SciPy's: given here by the kernel
-_ADVICE = "; check_jacobian names the line where it arises."
+_METHODS = ("lm", "trf", "dogbox")
+_OF_SCIPY = ("x_scale", "tr_solver", "tr_options", "verbose")
 
 
 def least_squares(
@@ -48,42 +36,71 @@ def least_squares(
     residuals: Any = None,
     *,
     args: tuple[Any, ...] = (),
+    method: str = "lm",
     bounds: tuple[Any, Any] = (-np.inf, np.inf),
-    loss: str | Callable[..., Any] = "linear",
+    loss: Any = "linear",
+    f_scale: Any = 1.0,
+    loss_over: str = "entries",
+    weights: Any = None,
+    ftol: float = 1e-8,
+    xtol: float = 1e-8,
+    gtol: float = 1e-8,
+    max_nfev: int | None = None,
     format: str | None = None,
-    progress: bool | Callable[[int, float], None] | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    progress: bool | None = None,
     **options: Any,
-) -> Any:
-    """Minimise half the sum of the squares of a kernel's residuals by ``scipy.optimize.least_squares``.
+) -> LeastSquaresResult:
+    """Minimise half the sum of the squares of a kernel's residuals, or of robust losses of them.
 
     It starts at what the parameters hold.  Each point costs one launch, which gives the residuals and J.  Every run
     begins at the state in which the call began.  Afterwards, the solution is in the parameters, and everything else is
-    as after one plain run there.
+    as after one plain run there; after an exception or an interrupt, this holds for the best point so far.
+
+    ``method="lm"`` is the method of Levenberg and Marquardt, with a damping that does not depend on the units of the
+    parameters (Nielsen's, as in Ceres).  It solves the normal equations, or with up to 2**18 numbers in a dense J those
+    of its QR decomposition.  It needs NumPy alone, or SciPy for a sparse J.  ``"trf"`` and ``"dogbox"`` are those of
+    ``scipy.optimize.least_squares``.
 
     Args:
         kernel: see ``jacobian``.
         params: fields and arrays, see ``jacobian``; no names of numbers.
         residuals: see ``outputs`` of ``jacobian``; None means the kernel's return value.
         args: see ``jacobian``.
+        method: "lm", "trf" or "dogbox".
         bounds: the least and the largest values: two numbers, or two structures like ``params`` with, for each
             parameter, a number or an array of its shape, up to rounding to its type.  The start is within them.
-            SciPy's method ``"lm"`` takes none.
-        loss: see SciPy: ``"linear"``, ``"soft_l1"``, ``"huber"``, ``"cauchy"``, ``"arctan"`` or a function.
-        format: "csr" for a sparse J, see ``jacobian``.
-        progress: True prints a line for each iteration on stderr: its number, half the sum of the squares, and the
-            seconds since the start.  A function is called with the first two.  None logs the line at level INFO.
-        **options: others of SciPy's: ``method``, ``ftol``, ``xtol``, ``gtol``, ``max_nfev``, ``x_scale``, ``f_scale``,
-            ``tr_solver``, ``tr_options``, ``verbose``, ``callback`` (SciPy 1.16).  ``x_scale`` may be structured like
-            ``params``, as bounds are.
+        loss: rho in the cost ``0.5 * sum(s**2 * rho((r / s)**2))``, where s is ``f_scale``: "linear", "soft_l1",
+            "huber", "cauchy", "arctan" (see SciPy) or "tukey" (of no influence where ``|r| > s``); or a function of an
+            array z of shape (m,) that returns rho and its first two derivatives as an array of shape (3, m); or a
+            structure of those like ``residuals``.
+        f_scale: a positive number, or a structure of those like ``residuals``.
+        loss_over: "entries", or "last axis": the loss is one of the squared norm of residuals that share all indices
+            but the last, such as the two of an observation in an image.  For ``method="lm"``.
+        weights: the weight of each residual, not negative, structured like ``residuals``; None for 1.  Residuals are
+            multiplied by their square roots, before the loss.
+        ftol: it ends where a step lowers the cost by a smaller share.
+        xtol: it ends where a step is a smaller share of the parameters.  In "lm", both are weighted with the column
+            norms of J.
+        gtol: it ends where the gradient is smaller: in "lm", the largest cosine of a column of J and the residuals; in
+            SciPy's methods, the largest entry.
+        max_nfev: the largest number of points; by default 100 for each number in the params.
+        format: "csr" for a sparse J, see ``jacobian`` (extra ``sparse``).
+        callback: is given each ``Iteration``, the start included; if it returns True, the best point so far is the
+            result.
+        progress: True prints a line for each iteration on stderr: cost, change, gradient, step, ratio, radius, seconds.
+            None logs it at level INFO.
+        **options: of SciPy's methods: ``x_scale``, ``tr_solver``, ``tr_options``, ``verbose``.  ``x_scale`` may be
+            structured like ``params``, as bounds are.
 
     Returns:
-        SciPy's result: ``x`` (all parameters as one vector), ``cost``, ``fun``, ``jac``, ``nfev``, ``success``, ...
+        The result: ``x`` (all parameters as one vector), ``cost``, ``history``, ``summary()``, ...
 
     Raises:
-        ImportError: SciPy is not installed (the extra ``sparse``).
+        ImportError: SciPy is needed and not installed (the extra ``sparse``).
         InvalidArgumentError: an argument is invalid; or the start is outside of the bounds; or the residuals are not
-            finite there, or J at any point; or the kernel draws random numbers or changes a field in a sparse layout,
-            so that it cannot run again from the same state.
+            finite there, or J at a point that is accepted; or the kernel draws random numbers or changes a field in a
+            sparse layout, so that it cannot run again from the same state.
         UnsupportedError: the derivative of a construct is not known.
         ValueError: SciPy refuses an option.
 
@@ -100,149 +117,94 @@ def least_squares(
         >>> result = least_squares(compare, line, r)
         >>> line.to_numpy().round(6).tolist()
         [1.0, 2.0]
-        >>> bool(result.success)
+        >>> result.success
         True
     """
-    scipy_optimize = require_scipy("optimize", "least_squares")
-    known = set(inspect.signature(scipy_optimize.least_squares).parameters) - {*_OWN, "args", "bounds", "loss"}
-    for name in options:
-        if name not in known:
-            raise InvalidArgumentError(
-                f"{name!r} is no option of least_squares; expected one of {', '.join(sorted(known))}."
-            )
-        if is_complex(options[name]):  # of which SciPy drops the imaginary part
-            raise InvalidArgumentError(f"{name} is {shown(options[name])}; expected real numbers.")
-    if not (progress is None or isinstance(progress, bool) or callable(progress)):
-        raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False, None or a function.")
-    if format not in (None, "csr"):
-        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+    tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
+    _check(method, options, tolerances, max_nfev, callback, progress, format, loss_over)
     options_of_J = checked_options(None, "auto", None, format)
-    problem = _Problem(*prepared_form(kernel, params, residuals, args, options_of_J), progress)
+    problem = Problem(*prepared_form(kernel, params, residuals, args, options_of_J))
+    shapes = [part.shape for part in problem.rows]
+    robust = Robust(loss, f_scale, loss_over, residuals, shapes)
+    weighted = Weighted(problem, robust, weights_of(weights, residuals, shapes))
     low, high = bounds_of(bounds, params, problem.shapes)
     start = start_within(problem.start, low, high, problem.parts)
+    low, high = np.broadcast_to(low, start.shape), np.broadcast_to(high, start.shape)
     if "x_scale" in options:
         options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
+
+    def tell(line: Iteration) -> Any:
+        problem.best = line.x
+        if progress is True:
+            print_line(line)
+        elif progress is None:
+            logging.getLogger("taichi_ext").info(str(line))
+        return callback(line) if callback is not None else None
+
+    history, most = History(tell), max_nfev or 100 * len(start)
     try:
-        result = scipy_optimize.least_squares(
-            problem.residuals, start, problem.jacobian, bounds=(low, high), loss=loss, **options
-        )
-    except BaseException:
-        problem.give_up()
-        raise
-    problem.finish(result.x)
-    return result
+        if method == "lm":
+            noise = 64 * max(float(np.finfo(part.dtype).eps) for part in problem.rows)
+            space = Space(low, high, lambda x, step: np.clip(rounded(x + step, problem.parts), low, high))
+            limits = Limits(ftol, xtol, gtol, most - 1, noise)
+            ended = minimize(weighted.point, start, space, limits, history)
+        else:
+            options |= {**tolerances, "max_nfev": max_nfev, "method": method, "bounds": (low, high)}
+            ended = by_scipy(weighted, robust, start, history, options)
+    finally:
+        problem.close()
+    r, J = ended.point.data
+    return LeastSquaresResult(
+        x=ended.point.x,
+        cost=ended.point.cost,
+        fun=r,
+        jacobian=J,
+        grad=ended.gradient,
+        success=ended.status > 0,
+        status=ended.status,
+        message=ended.message,
+        nfev=ended.evaluations,
+        njev=1 + sum(line.change > 0 for line in history.lines),
+        history=history.lines,
+        method=method,
+        seconds=ended.seconds,
+    )
 
 
-class _StateAtPoint(State):
-    """The state at the start, but for the parameters, which are those of a point."""
-
-    def __init__(self, store_point: Callable[[], None]) -> None:
-        super().__init__()
-        self._store_point = store_point
-
-    def restore(self) -> None:
-        """Put everything back, also before J is computed in another run."""
-        super().restore()
-        self._store_point()
-
-
-class _Problem:
-    """The residuals and J as functions of one vector, each point computed once."""
-
-    def __init__(self, plan: Plan, call: KernelCall, progress: bool | Callable[[int, float], None] | None) -> None:
-        self._plan = plan
-        self._call = call
-        self._targets = [call.current(t) for t in plan.prepared.params]
-        for target in self._targets:
-            if self._call.is_value(target):
-                raise InvalidArgumentError(
-                    f"{target.name} is a number that is passed or captured by value, in which no solution can be "
-                    "stored; put it in a field."
-                )
-        self._state = _StateAtPoint(self._store_point)
-        self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", RANDOM_BEFORE
-        for target in self._targets:
-            self._state.save(self._container(target))
-        self.shapes = plan.start(call).parameter_shapes()
-        values = [self._values(t) for t in self._targets]
-        self.parts = [Part(str(t.name), s, v.dtype) for t, s, v in zip(self._targets, self.shapes, values, strict=True)]
-        self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
-        self._progress = progress
-        self._began = time.perf_counter()
-        self._iterations = 0
-        self._x = self.start
-        self._point: np.ndarray | None = None
-        self._r = np.empty(0)
-        self._J: Any = None
-        self._rows: list[Part] = []
-
-    def residuals(self, x: np.ndarray) -> np.ndarray:
-        self._evaluate(x)
-        return self._r
-
-    def jacobian(self, x: np.ndarray) -> Any:
-        self._evaluate(x)
-        refuse_rows_not_finite(self._J, self._rows, _ADVICE)
-        self._tell(0.5 * float(self._r @ self._r))
-        return self._J
-
-    def finish(self, x: np.ndarray) -> None:
-        """One plain run at the solution, which is in the parameters afterwards."""
-        self._set(x)
-        self._call.function(*self._call.given)
-        self._store(x)
-
-    def give_up(self) -> None:
-        """Everything as it was."""
-        self._state.undo()
-
-    def _evaluate(self, x: np.ndarray) -> None:
-        if self._point is not None and np.array_equal(x, self._point):
-            return
-        self._set(x)
-        evaluation = self._plan.start(self._call, state=self._state)
-        blocks = evaluation.blocks()
-        self._r = residual_vector(evaluation)
-        J = stacked(evaluation, blocks)
-        self._J = J.astype(np.float64, copy=False)
-        if self._point is None:
-            names = [str(self._call.current(t).name) for t in self._plan.prepared.outputs]
-            self._rows = [Part(n, *s) for n, s in zip(names, evaluation.output_shapes(), strict=True)]
-            refuse_not_finite(self._r, self._rows, " at the start" + _ADVICE)
-        self._point = x.copy()
-
-    def _set(self, x: np.ndarray) -> None:
-        self._x = x
-        self._state.restore()
-
-    def _store_point(self) -> None:
-        for target in self._targets:
-            self._state.save(self._container(target))  # while it holds what it did: it is changed now
-        self._store(self._x)
-
-    def _store(self, x: np.ndarray) -> None:
-        at = 0
-        for target, shape in zip(self._targets, self.shapes, strict=True):
-            size = math.prod(shape)
-            container, values = self._container(target), x[at : at + size].reshape(shape)
-            values = np.array(values, self._values(target).dtype, order="C")  # a copy, of no axes too
-            is_torch = backend.is_torch_tensor(container)
-            backend.put_back(container, backend.torch_from_numpy(values, container.device) if is_torch else values)
-            at += size
-
-    def _container(self, target: Target) -> Any:
-        return target.field if target.kind == "field" else self._call.value(target)
-
-    def _values(self, target: Target) -> np.ndarray:
-        copy = backend.copy_of(self._container(target))
-        return copy.cpu().numpy() if backend.is_torch_tensor(copy) else np.asarray(copy)
-
-    def _tell(self, cost: float) -> None:
-        line = f"iteration {self._iterations}: cost {cost:.6e}, {time.perf_counter() - self._began:.2f} s"
-        if self._progress is True:
-            print(line, file=sys.stderr, flush=True)
-        elif callable(self._progress):
-            self._progress(self._iterations, cost)
-        elif self._progress is None:
-            logging.getLogger("taichi_ext").info(line)
-        self._iterations += 1
+def _check(
+    method: Any,
+    options: dict[str, Any],
+    tolerances: dict[str, Any],
+    max_nfev: Any,
+    callback: Any,
+    progress: Any,
+    format: Any,
+    loss_over: Any,
+) -> None:
+    """Raise for options that cannot be used."""
+    if method not in _METHODS:
+        raise InvalidArgumentError(f"method is {shown(method)}; expected one of {', '.join(map(repr, _METHODS))}.")
+    for name in options:
+        if name == "x0":
+            raise InvalidArgumentError("least_squares has no x0=: it starts at what the params hold; store it in them.")
+        if name not in _OF_SCIPY:
+            known = inspect.signature(least_squares).parameters
+            names = sorted({*known, *_OF_SCIPY} - {"kernel", "params", "residuals", "options"})
+            raise InvalidArgumentError(f"{name!r} is no option of least_squares; expected one of {', '.join(names)}.")
+        if method == "lm":
+            raise InvalidArgumentError(f"{name} is an option of SciPy's methods; give method='trf', or leave it out.")
+        if is_complex(options[name]):  # of which SciPy drops the imaginary part
+            raise InvalidArgumentError(f"{name} is {shown(options[name])}; expected real numbers.")
+    for name, value in tolerances.items():
+        if not (is_real(value) and 0 <= value < math.inf):
+            raise InvalidArgumentError(f"{name} is {shown(value)}; expected a number, not negative.")
+    if loss_over != "entries" and method != "lm":
+        raise InvalidArgumentError(f"loss_over={loss_over!r} needs method='lm'.")
+    if max_nfev is not None and not (is_whole(max_nfev) and max_nfev > 0):
+        raise InvalidArgumentError(f"max_nfev is {shown(max_nfev)}; expected a positive whole number of points.")
+    if callback is not None and not callable(callback):
+        raise InvalidArgumentError(f"callback is {shown(callback)}; expected a function of an Iteration.")
+    if not (progress is None or isinstance(progress, bool)):
+        raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False or None; callback= calls.")
+    if format not in (None, "csr"):
+        raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")

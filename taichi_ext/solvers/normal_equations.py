@@ -111,7 +111,7 @@ def normal_equations(
     plan, call = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
-    w = _weights(weights, residuals, [shape for shape, _ in shapes])
+    w = weights_of(weights, residuals, [shape for shape, _ in shapes])
     kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
     if format is None:
         _refuse_too_large(evaluation.column_count(), kind)
@@ -128,7 +128,8 @@ def normal_equations(
     return NormalEquations(JtJ, Jtr, rtr, split)
 
 
-def _weights(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
+def weights_of(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
+    """Weights as one vector, checked."""
     if weights is None:
         return None
     parts, _ = matrices(weights, residuals, "weights", shapes, are_several=False)

@@ -1,0 +1,131 @@
+"""Robust losses: functions of squared residuals, and what they make of residuals and rows of J."""
+
+# pyright knows no types of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.api.arguments import flatten
+from taichi_ext.api.options import is_positive
+from taichi_ext.errors import InvalidArgumentError, shown
+
+_LEAST_CURVATURE = 0.1  # of a loss, as a share of its slope
+Values = tuple[np.ndarray, np.ndarray, np.ndarray]  # rho(z), rho'(z), rho''(z)
+
+
+def _soft_l1(z: np.ndarray) -> Values:
+    t = 1 + z
+    return 2 * (np.sqrt(t) - 1), t**-0.5, -0.5 * t**-1.5
+
+
+def _huber(z: np.ndarray) -> Values:
+    t = np.maximum(z, 1.0)
+    return np.where(z <= 1, z, 2 * np.sqrt(t) - 1), t**-0.5, np.where(z <= 1, 0.0, -0.5 * t**-1.5)
+
+
+def _cauchy(z: np.ndarray) -> Values:
+    t = 1 / (1 + z)
+    return np.log1p(z), t, -(t**2)
+
+
+def _arctan(z: np.ndarray) -> Values:
+    t = 1 / (1 + z**2)
+    return np.arctan(z), t, -2 * z * t**2
+
+
+def _tukey(z: np.ndarray) -> Values:
+    t = np.maximum(1 - z, 0.0)
+    return (1 - t**3) / 3, t**2, -2 * t
+
+
+# As in SciPy; Tukey's biweight as in Ceres, where residuals past the scale have no influence.
+LOSSES: dict[str, Callable[[np.ndarray], Values]] = {
+    "linear": lambda z: (z, np.ones_like(z), np.zeros_like(z)),
+    "soft_l1": _soft_l1,
+    "huber": _huber,
+    "cauchy": _cauchy,
+    "arctan": _arctan,
+    "tukey": _tukey,
+}
+
+
+class Robust:
+    """The cost of residuals u: half the sum of ``s**2 rho(z / s**2)``, where z are their squares and s the scales.
+
+    Args:
+        loss: a name or a function, or a structure of those like the residuals.
+        scale: a positive number, or such a structure.
+        over: "entries", or "last axis" for the squared norms along the last axis of each output.
+        residuals: the structure of the residuals.
+        shapes: of the outputs.
+    """
+
+    def __init__(self, loss: Any, scale: Any, over: str, residuals: Any, shapes: list[tuple[int, ...]]) -> None:
+        if over not in ("entries", "last axis"):
+            raise InvalidArgumentError(f"loss_over is {shown(over)}; expected 'entries' or 'last axis'.")
+        losses, scales = _for_each(loss, residuals, "loss"), _for_each(scale, residuals, "f_scale")
+        for given in losses:
+            if not callable(given) and not (isinstance(given, str) and given in LOSSES):
+                names = ", ".join(map(repr, LOSSES))
+                raise InvalidArgumentError(f"loss is {shown(given)}; expected one of {names}, or a function.")
+        for given in scales:
+            if not (is_positive(given) and given < math.inf):
+                raise InvalidArgumentError(f"f_scale is {shown(given)}; expected positive numbers.")
+        self.is_linear = all(given == "linear" for given in losses)
+        widths = [shape[-1] if over == "last axis" and shape else 1 for shape in shapes]
+        self._is_single = all(width == 1 for width in widths)
+        sizes = [math.prod(shape) // max(1, width) for shape, width in zip(shapes, widths, strict=True)]
+        self._ends = np.cumsum(sizes)
+        self._width = np.repeat(widths, sizes)
+        self._losses = [LOSSES[given] if isinstance(given, str) else given for given in losses]
+        self._scales = [float(given) ** 2 for given in scales]
+
+    def rho(self, z: np.ndarray) -> np.ndarray:
+        """The loss of squares, with its first two derivatives, of shape (3, m)."""
+        parts = np.split(z, self._ends[:-1])
+        return np.concatenate([_of(*p) for p in zip(self._losses, self._scales, parts, strict=True)], axis=1)
+
+    def apply(self, u: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | None]:
+        """The cost of residuals; residuals and factors of rows of J that have its gradient, and nearly its curvature.
+
+        The second derivative of the loss counts as in B. Triggs et al., Bundle adjustment: a modern synthesis, 2000,
+        section 4.3, with a least curvature; that of norms does not, as in Ceres for losses that are concave.
+        """
+        if self.is_linear:
+            return 0.5 * float(u @ u), u, None
+        starts = np.cumsum(self._width) - self._width
+        z = u * u if self._is_single else np.add.reduceat(u * u, starts)
+        rho, slope, curvature = self.rho(z)
+        weight = np.maximum(slope + 2 * z * curvature, _LEAST_CURVATURE * slope) if self._is_single else slope
+        factor = np.sqrt(weight)
+        share = np.divide(slope, factor, out=np.zeros_like(slope), where=factor > 0)
+        if not self._is_single:
+            share, factor = np.repeat(share, self._width), np.repeat(factor, self._width)
+        return 0.5 * float(rho.sum()), share * u, factor
+
+
+def _of(loss: Callable[[np.ndarray], Any], scale: float, z: np.ndarray) -> np.ndarray:
+    found = np.asarray(loss(z / scale), np.float64)
+    if found.shape != (3, len(z)):
+        raise InvalidArgumentError(
+            f"loss returns an array of shape {found.shape} for {len(z)} squares; expected (3, {len(z)}): the loss and "
+            "its first and second derivative."
+        )
+    return found * [[scale], [1.0], [1 / scale]]
+
+
+def _for_each(given: Any, residuals: Any, what: str) -> list[Any]:
+    """What belongs to each output: one thing for all of them, or a structure like that of the residuals."""
+    outputs = flatten(residuals)[0]
+    if not isinstance(given, (list, tuple, dict)):
+        return [given] * len(outputs)
+    found, places = flatten(given, what)[0], [path for path, _ in outputs]
+    if [path for path, _ in found] != places:
+        raise InvalidArgumentError(f"{what} has another structure than residuals, {what}{places[0]} to {places[-1]}.")
+    return [value for _, value in found]

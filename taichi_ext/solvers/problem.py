@@ -1,0 +1,164 @@
+"""A kernel's residuals and J as functions of one vector, each point computed once."""
+
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# J is the Jacobian, and no constant.
+# pyright: reportConstantRedefinition=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.plan import Plan
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.state import RANDOM_BEFORE, State
+from taichi_ext.solvers.bounds import Part, refuse_not_finite, refuse_rows_not_finite
+from taichi_ext.solvers.levenberg import Point, System
+from taichi_ext.solvers.losses import Robust
+from taichi_ext.solvers.stacked import residual_vector, stacked
+from taichi_ext.solvers.systems import rows_times, system_of
+
+_ADVICE = "; check_jacobian names the line where it arises."
+
+
+class _StateAtPoint(State):
+    """The state at the start, but for the parameters, which are those of a point."""
+
+    def __init__(self, store_point: Callable[[], None]) -> None:
+        super().__init__()
+        self._store_point = store_point
+
+    def restore(self) -> None:
+        """Put everything back, also before J is computed in another run."""
+        super().restore()
+        self._store_point()
+
+
+class Problem:
+    """The residuals and J of a plan.
+
+    Attributes:
+        shapes: of the parameters, those of their elements included.
+        parts: the parameters as parts of a vector.
+        rows: the residuals as parts of a vector.
+        start: what the parameters hold, as one vector.
+        best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
+    """
+
+    def __init__(self, plan: Plan, call: KernelCall) -> None:
+        self._plan = plan
+        self._call = call
+        self._targets = [call.current(t) for t in plan.prepared.params]
+        for target in self._targets:
+            if self._call.is_value(target):
+                raise InvalidArgumentError(
+                    f"{target.name} is a number that is passed or captured by value, in which no solution can be "
+                    "stored; put it in a field."
+                )
+        self._state = _StateAtPoint(lambda: self._save_and_store())
+        self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", RANDOM_BEFORE
+        for target in self._targets:
+            self._state.save(self._container(target))
+        evaluation = plan.start(call)
+        self.shapes = evaluation.parameter_shapes()
+        values = [self._values(t) for t in self._targets]
+        self.parts = [Part(str(t.name), s, v.dtype) for t, s, v in zip(self._targets, self.shapes, values, strict=True)]
+        names = [str(call.current(t).name) for t in plan.prepared.outputs]
+        self.rows = [Part(name, *shape) for name, shape in zip(names, evaluation.output_shapes(), strict=True)]
+        self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
+        self.best: np.ndarray | None = None
+        self._x = self.start
+        self._is_first = True
+
+    def compute(self, x: np.ndarray) -> tuple[np.ndarray, Any]:
+        """The residuals in float64, and J as one matrix; raises where residuals are not finite at the first point."""
+        self._x = x
+        self._state.restore()
+        evaluation = self._plan.start(self._call, state=self._state)
+        blocks = evaluation.blocks()
+        r, J = residual_vector(evaluation), stacked(evaluation, blocks)
+        if self._is_first:
+            refuse_not_finite(r, self.rows, " at the start" + _ADVICE)
+            self._is_first = False
+        return r, J
+
+    def refuse_not_finite(self, J: Any) -> None:
+        """Raise where an entry of J is not finite."""
+        refuse_rows_not_finite(J, self.rows, _ADVICE)
+
+    def close(self) -> None:
+        """One plain run at the best point, which is in the parameters afterwards; before that, everything as it was."""
+        if self.best is None:
+            self._state.undo()
+            return
+        self._x = self.best
+        self._state.restore()
+        self._call.function(*self._call.given)
+        self._store(self.best)
+
+    def _save_and_store(self) -> None:
+        for target in self._targets:
+            self._state.save(self._container(target))  # while it holds what it did: it is changed now
+        self._store(self._x)
+
+    def _store(self, x: np.ndarray) -> None:
+        at = 0
+        for target, shape in zip(self._targets, self.shapes, strict=True):
+            size = math.prod(shape)
+            container, values = self._container(target), x[at : at + size].reshape(shape)
+            values = np.array(values, self._values(target).dtype, order="C")  # a copy, of no axes too
+            is_torch = backend.is_torch_tensor(container)
+            backend.put_back(container, backend.torch_from_numpy(values, container.device) if is_torch else values)
+            at += size
+
+    def _container(self, target: Target) -> Any:
+        return target.field if target.kind == "field" else self._call.value(target)
+
+    def _values(self, target: Target) -> np.ndarray:
+        copy = backend.copy_of(self._container(target))
+        return copy.cpu().numpy() if backend.is_torch_tensor(copy) else np.asarray(copy)
+
+
+class Weighted:
+    """A problem with weights and a robust cost; the data of its points are the residuals and J, without weights.
+
+    Attributes:
+        roots: the square roots of the weights; None where all are 1.
+    """
+
+    def __init__(self, problem: Problem, robust: Robust, weights: np.ndarray | None) -> None:
+        self._problem, self._robust = problem, robust
+        self.roots = None if weights is None else np.sqrt(weights)
+
+    def point(self, x: np.ndarray) -> Point:
+        """See ``minimize``."""
+        r, J = self._problem.compute(x)
+        cost, scaled, factors = self._scaled(r) if np.isfinite(r).all() else (np.inf, r, None)
+
+        def system() -> System:
+            self._problem.refuse_not_finite(J)
+            return system_of(J, scaled, factors)
+
+        return Point(x, cost, system, (r, J))
+
+    def _scaled(self, r: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | None]:
+        """The cost of residuals; residuals and factors of the rows of J with its gradient and curvature."""
+        if self.roots is None:
+            return self._robust.apply(r)
+        cost, scaled, factors = self._robust.apply(self.roots * r)
+        return cost, scaled, self.roots if factors is None else self.roots * factors
+
+    def rows_and_gradient(self, point: Point) -> tuple[Any, np.ndarray]:
+        """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
+        r, J = point.data
+        self._problem.refuse_not_finite(J)
+        J = J.astype(np.float64, copy=False)
+        _, scaled, factors = self._scaled(r)
+        gradient = J.T @ (scaled if factors is None else factors * scaled)
+        return J if self.roots is None else rows_times(self.roots, J), gradient

@@ -1,0 +1,117 @@
+"""Normal equations that are solved: by QR decomposition of a small J, by Cholesky, or by SciPy's LU of sparse ones."""
+
+# pyright knows no types of SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# J is the Jacobian, and no constant.
+# pyright: reportConstantRedefinition=false
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.solvers.extra import require_scipy
+
+_FEW_NUMBERS = 2**18  # of a J that is decomposed
+_ROWS = 2**14  # of a dense J that are multiplied at a time
+
+
+def system_of(J: Any, r: np.ndarray, factors: np.ndarray | None) -> Any:
+    """The system of a J, dense or CSR, whose rows are multiplied by factors, and residuals r in float64."""
+    if not isinstance(J, np.ndarray):
+        scaled = rows_times(factors, J.astype(np.float64, copy=False))
+        return NormalSystem((scaled.T @ scaled).tocsr(), scaled.T @ r)
+    if J.size <= _FEW_NUMBERS:
+        return JacobianSystem(rows_times(factors, J.astype(np.float64, copy=False)), r)
+    JtJ, Jtr = np.zeros((J.shape[1], J.shape[1])), np.zeros(J.shape[1])
+    for first in range(0, len(J), _ROWS):
+        rows = slice(first, first + _ROWS)
+        part = rows_times(None if factors is None else factors[rows], J[rows].astype(np.float64, copy=False))
+        JtJ += part.T @ part
+        Jtr += part.T @ r[rows]
+    return NormalSystem(JtJ, Jtr)
+
+
+def rows_times(factors: np.ndarray | None, J: Any) -> Any:
+    """J, dense or CSR, with its rows multiplied by factors; None stands for 1."""
+    if factors is None:
+        return J
+    if isinstance(J, np.ndarray):
+        return factors[:, None] * J
+    scaled = J.copy()
+    scaled.data *= np.repeat(factors, np.diff(J.indptr))
+    return scaled
+
+
+class NormalSystem:
+    """JtJ, dense or CSR, and Jtr; see ``System``."""
+
+    def __init__(self, JtJ: Any, gradient: np.ndarray) -> None:
+        self.JtJ, self.gradient = JtJ, gradient
+        self.diagonal: np.ndarray = JtJ.diagonal().astype(np.float64)
+
+    def solve(self, damping: np.ndarray, fixed: np.ndarray) -> np.ndarray | None:
+        """See ``System``."""
+        return solve_symmetric(self.JtJ, damping, -(self.gradient + self.JtJ @ fixed))
+
+    def times(self, step: np.ndarray) -> np.ndarray:
+        """See ``System``."""
+        return self.JtJ @ step
+
+
+class JacobianSystem:
+    """A dense J and r; see ``System``.  A QR decomposition keeps the digits that JtJ loses."""
+
+    def __init__(self, J: np.ndarray, r: np.ndarray) -> None:
+        self._J, self._r = J, r
+        self.gradient: np.ndarray = J.T @ r
+        self.diagonal: np.ndarray = (J * J).sum(axis=0)
+
+    def solve(self, damping: np.ndarray, fixed: np.ndarray) -> np.ndarray | None:
+        """See ``System``: the least squares of ``J s + r + J fixed`` and ``sqrt(damping) s``."""
+        scale = 1 / np.sqrt(self.diagonal + damping)
+        Q, R = np.linalg.qr(np.concatenate([self._J * scale, np.diag(np.sqrt(damping) * scale)]))
+        b = self._r + self._J @ fixed
+        try:
+            return scale * np.linalg.solve(R, -Q[: len(b)].T @ b)
+        except np.linalg.LinAlgError:
+            return None
+
+    def times(self, step: np.ndarray) -> np.ndarray:
+        """See ``System``."""
+        return self._J.T @ (self._J @ step)
+
+
+def solve_symmetric(A: Any, damping: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    """The solution of ``(A + diag(damping)) x = b``; None where the matrix is not positive definite."""
+    diagonal = A.diagonal() + damping
+    if not ((diagonal > 0) & np.isfinite(diagonal)).all():
+        return None
+    scale = 1 / np.sqrt(diagonal)
+    if isinstance(A, np.ndarray):
+        matrix = A * scale * scale[:, None]
+        np.fill_diagonal(matrix, 1.0)
+        try:
+            np.linalg.cholesky(matrix)  # which raises where the matrix is not positive definite
+            return scale * np.linalg.solve(matrix, scale * b)
+        except np.linalg.LinAlgError:
+            return None
+    sparse = require_scipy("sparse", "least_squares with format='csr'")
+    D = sparse.diags_array(scale)
+    factor = symmetric_factor(D @ (A + sparse.diags_array(damping)) @ D)
+    return None if factor is None else scale * factor.solve(scale * b)
+
+
+def symmetric_factor(matrix: Any) -> Any:
+    """SciPy's LU of a sparse matrix in symmetric mode; None where the matrix is not positive definite."""
+    splu = require_scipy("sparse.linalg", "least_squares with format='csr'").splu
+    options = {"SymmetricMode": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            factor = splu(matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
+        except RuntimeError:  # exactly singular
+            return None
+    return factor if (factor.U.diagonal() > 0).all() else None

@@ -1,0 +1,120 @@
+"""The Levenberg-Marquardt iteration on functions in NumPy, without Taichi."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext.solvers.levenberg import History, Limits, Point, Space, minimize
+from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, system_of
+
+
+def everywhere(n, low=-np.inf, high=np.inf):
+    return Space(np.full(n, low, float), np.full(n, high, float), lambda x, s: x + s)
+
+
+def run(residuals, jacobian, start, space=None, system=system_of, **limits):
+    """The end of the iteration, and the lines of its report."""
+    lines = []
+
+    def evaluate(x):
+        r, J = residuals(x), jacobian(x)
+        return Point(x, 0.5 * float(r @ r), lambda: system(J, r, None))
+
+    start = np.array(start, float)
+    options = {"ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15, **limits}
+    history = History(lines.append)
+    return minimize(evaluate, start, space or everywhere(len(start)), Limits(**options), history), lines
+
+
+def banana(x):
+    return np.array([10 * (x[1] - x[0] ** 2), 1 - x[0]])
+
+
+def banana_rows(x):
+    return np.array([[-20 * x[0], 10.0], [-1.0, 0.0]])
+
+
+def as_csr(J, r, factors):
+    sparse = pytest.importorskip("scipy.sparse")
+    return system_of(sparse.csr_array(J), r, factors)
+
+
+SYSTEMS = {"QR": system_of, "Cholesky": lambda J, r, _: NormalSystem(J.T @ J, J.T @ r), "sparse LU": as_csr}
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+def test_solution(system):
+    ended, lines = run(banana, banana_rows, [-1.2, 1.0], system=system)
+    assert_allclose(ended.point.x, [1.0, 1.0], rtol=1e-12)
+    assert ended.status > 0 and ended.evaluations <= 40
+    costs = [line.cost for line in lines]
+    assert costs == sorted(costs, reverse=True)
+    assert [line.number for line in lines] == list(range(len(lines)))
+    assert_array_equal(lines[-1].x, ended.point.x)
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+def test_a_step_with_parts_held(system):
+    """The minimum of the damped quadratic over the entries that are not fixed, from the full system of equations."""
+    rng = np.random.default_rng(0)
+    J, r, damping = rng.standard_normal((7, 4)), rng.standard_normal(7), np.array([0.1, 1e40, 0.3, 0.4])
+    fixed = np.array([0.0, 0.7, 0.0, 0.0])
+    found = system(J, r, None).solve(damping, fixed)
+    free = [0, 2, 3]
+    A = J[:, free].T @ J[:, free] + np.diag(damping[free])
+    assert_allclose(found[free], np.linalg.solve(A, -J[:, free].T @ (r + J @ fixed)), rtol=1e-10)
+    assert abs(found[1]) < 1e-30
+
+
+@pytest.mark.parametrize("high", [0.5, 0.9])
+def test_bounds(high):
+    """At the bound of the first parameter, the second one is its square."""
+    ended, _ = run(banana, banana_rows, [-1.2, 1.0], everywhere(2, -2.0, high))
+    assert_allclose(ended.point.x, [high, high**2], rtol=1e-7)
+    assert ended.point.x[0] == high and ended.status > 0
+
+
+def test_units_of_parameters_do_not_matter():
+    """In other units, the points are the same; powers of two are exact."""
+    unit = np.array([2.0**40, 2.0**-30])
+    plain, lines = run(banana, banana_rows, [-1.2, 1.0], ftol=1e-8, xtol=1e-8, gtol=1e-8)
+    scaled, others = run(
+        lambda x: banana(x * unit), lambda x: banana_rows(x * unit) * unit, [-1.2, 1.0] / unit,
+        ftol=1e-8, xtol=1e-8, gtol=1e-8,
+    )  # fmt: skip
+    assert_allclose(scaled.point.x * unit, plain.point.x, rtol=1e-6)
+    assert len(lines) == len(others)
+
+
+def test_values_that_are_not_finite():
+    """A trial where residuals are NaN is rejected."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ended, lines = run(lambda x: np.log(x) + 3.0, lambda x: 1 / x[:, None], [4.0])
+    assert_allclose(ended.point.x, np.exp(-3.0))
+    assert any(line.change == -np.inf for line in lines)
+
+
+def test_a_parameter_that_nothing_depends_on():
+    ended, _ = run(lambda x: x[:1] - 3.0, lambda x: np.array([[1.0, 0.0]]), [1.0, 5.0])
+    assert_allclose(ended.point.x, [3.0, 5.0])
+
+
+def test_all_ends_have_words():
+    for options, status, words in [
+        ({"max_iterations": 3}, 0, "largest number of iterations, 3"),
+        ({"ftol": 0.9}, 2, "cost changes little"),
+        ({"xtol": 10.0}, 3, "step is small"),
+        ({"gtol": 1.0}, 1, "gradient is small"),
+    ]:
+        ended, _ = run(banana, banana_rows, [-1.2, 1.0], **options)
+        assert ended.status == status and words in ended.message
+    ended, lines = run(banana, lambda x: -banana_rows(x), [-1.2, 1.0], xtol=0.0)
+    assert ended.status == -2 and "check_jacobian" in ended.message
+    assert_array_equal(ended.point.x, [-1.2, 1.0])
+
+
+def test_qr_keeps_digits():
+    """Columns that differ by 1e-9: the solution is right with QR, while JtJ is singular to rounding."""
+    J = np.array([[1.0, 1.0], [1.0, 1.0 + 1e-9], [0.0, 1e-9]])
+    step = JacobianSystem(J, -J @ [2.0, 3.0]).solve(np.full(2, 1e-40), np.zeros(2))
+    assert_allclose(step, [2.0, 3.0], rtol=1e-5)
