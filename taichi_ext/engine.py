@@ -192,6 +192,7 @@ def with_schedule(
         {c: backend.tree_number(c.object) for c in fields},
         seeds.extents,
         free_loops(program, seeds.extents),
+        backend.is_fast(),
     )
     shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
     return schedule(program, result, shadows, seeds.columns, machine)

@@ -281,9 +281,9 @@ def kernels_that_stay(x, y, z, count):
     p = ti.field(ti.i32, shape=3)
 
     @ti.kernel
-    def exponential():
+    def sine():
         for i, j in y:
-            y[i, j] = ti.exp(x[0] * j) + x[1]
+            y[i, j] = ti.sin(x[0] * j) + x[1]
 
     @ti.kernel
     def inner_loop():
@@ -366,7 +366,7 @@ def kernels_that_stay(x, y, z, count):
 
 
 STAY = """
-    exponential inner_loop while_loop skipped conditional added turned read_again looked_up counted
+    sine inner_loop while_loop skipped conditional added turned read_again looked_up counted
     power another_sum a_vector_indexed_at_run_time over_a_range_of_another_length
 """.split()
 

@@ -208,6 +208,11 @@ def is_debug() -> bool:
     return bool(impl.current_cfg().debug)
 
 
+def is_fast() -> bool:
+    """Whether the compiler may reorder what real numbers are computed by."""
+    return bool(impl.current_cfg().fast_math)
+
+
 def thread_count() -> int:
     """How many threads can run iterations of a parallel loop at the same time; 0 where threads have no number."""
     config = impl.current_cfg()

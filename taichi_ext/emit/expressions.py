@@ -11,6 +11,7 @@ import taichi as ti
 from taichi_ext.emit.names import Names
 from taichi_ext.program import U1, Const, Container, Known, Load, Op, Program, Read, Size, Struct, Tensor, Type, Value
 from taichi_ext.program.values import Format
+from taichi_ext.schedule.elementary import ELEMENTARY, Elementary
 
 # name: sign and how strongly it binds
 INFIX = {
@@ -34,6 +35,7 @@ class Expressions:
         self.program = program
         self.names = names
         self.shared: dict[Value, str] = {}  # values of the current statement that have names
+        self.elementary: dict[str, Elementary] = {}  # the functions of the package that are called
 
     def text(self, value: Value, level: int = 0) -> str:
         """An expression, in parentheses where something that binds as strongly as ``level`` is around it."""
@@ -112,6 +114,9 @@ class Expressions:
         return f"{self._function(op.name)}({', '.join(texts)})", _ATOM
 
     def _function(self, name: str) -> str:
+        if name in ELEMENTARY:
+            self.elementary[name] = ELEMENTARY[name]
+            return name
         if name in _BUILTIN:
             return name
         return f"ti.math.{name}" if name in _IN_MATH else f"ti.{name}"

@@ -28,7 +28,7 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
 
 
 def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
-    """The text of ``make(...)`` alone, see ``emit``."""
+    """The text of ``make(...)`` and of the functions that it calls, see ``emit``."""
     names = Names({name for a in program.arguments if a.value is not None for name in _taken(a.name, a.annotation)})
     for container in program.containers:
         names.container(container)
@@ -38,6 +38,7 @@ def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[s
     lines.block(program.body)
     arrow = f" -> {returns[0]}" if len(returns) == 1 else f" -> ({', '.join(returns)})" if returns else ""
     text = [
+        *(f"{e.text}\n" for _, e in sorted(lines.expressions.elementary.items())),
         f"def make({', '.join(names.objects)}):",
         "    @ti.kernel",
         f"    def {program.name}({', '.join(f'{name}: {kind}' for name, kind in annotated)}){arrow}:",

@@ -7,8 +7,9 @@ import keyword
 from typing import Any
 
 from taichi_ext.program import Container, Local
+from taichi_ext.schedule.elementary import ELEMENTARY
 
-RESERVED = frozenset((*keyword.kwlist, *dir(builtins), "ti", "inf", "nan"))
+RESERVED = frozenset((*keyword.kwlist, *dir(builtins), "ti", "inf", "nan", *ELEMENTARY))
 
 
 class Names:

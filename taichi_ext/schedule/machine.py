@@ -24,6 +24,7 @@ class Machine:
             the order of memory.
         trees: the number of the tree of fields that a field is in.
         extents: the indices of fields and arrays.
+        is_fast: ``fast_math``: functions of the library may differ in their last bits.
         free: the first variables of the loops with loops in them that give the same in any order of their iterations.
     """
 
@@ -33,6 +34,7 @@ class Machine:
     trees: Mapping[Container, int] = field(default_factory=dict)
     extents: Mapping[Container, Extent] = field(default_factory=dict)
     free: frozenset[Local] = frozenset()
+    is_fast: bool = False
 
     @property
     def least(self) -> int:

@@ -43,6 +43,7 @@ from taichi_ext.program import (
     statements,
     with_values,
 )
+from taichi_ext.schedule.elementary import as_arithmetic, elementary_of
 from taichi_ext.schedule.machine import ARRAYS, Machine
 from taichi_ext.simplify.usage import all_values
 
@@ -160,8 +161,9 @@ class _Survey:
 
     def _note(self, value: Value) -> None:
         if isinstance(value, Op):
-            self.is_arithmetic &= value.name in WORK or value.name in FREE
-            self.work += WORK.get(value.name, 0) * value.dtype.is_real
+            known = elementary_of(value) if self.machine.is_fast else None
+            self.is_arithmetic &= known is not None or value.name in WORK or value.name in FREE
+            self.work += (WORK.get(value.name, 0) if known is None else known.work) * value.dtype.is_real
         elif isinstance(value, Read):
             self.is_arithmetic &= not value.index or not value.local.shape
         elif isinstance(value, Load):
@@ -278,7 +280,7 @@ class _Piece:
 
         def read(value: Value) -> Value:
             is_fixed = isinstance(value, Load) and all(isinstance(i, Const) for i in value.indices)
-            return Read(self.loads[place_of(value)], place=value.place) if is_fixed else value  # type: ignore[arg-type]
+            return Read(self.loads[place_of(value)], place=value.place) if is_fixed else as_arithmetic(value)  # type: ignore[arg-type]
 
         def change(s: Statement) -> Statement:
             new = with_values(s, lambda v: rebuilt(v, read, memo))

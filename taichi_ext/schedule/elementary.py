@@ -1,0 +1,191 @@
+"""Elementary functions as arithmetic, which LLVM puts into vectors; the library takes one number at a time.
+
+One line of the table for a function of a type: the coefficients of its polynomials, highest powers first, and the lines
+of a ``ti.func``. ``bench/elementary.py`` computes the coefficients. Results are within 2 units in the last place; the
+largest error of a million points was 1.7. With ``fast_math``, for which these functions are, Taichi takes numbers below
+the least normal one for zero; so do they.
+
+* ``exp(x) = 2**n * exp(r)``, ``r = x - n * log(2)`` in two steps (Cody and Waite, Software Manual for the Elementary
+  Functions, 1980).
+* ``log(2**n * (1 + f)) = n * log(2) + log(1 + f)``, for float64 with ``s = f / (2 + f)`` and the series of
+  ``2 * atanh(s)``, as in fdlibm.
+* ``tanh`` is a series near 0, else ``1 - 2 / (exp(2 * x) + 1)`` or ``m / (m + 2)`` with ``m = exp(2 * x) - 1``.
+
+With ``fast_math`` LLVM reorders sums and knows neither NaN nor infinity. So ``max`` with what is always less stands
+between steps that must not be joined, and special values are chosen by their bits.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from taichi_ext.program import F32, F64, Op, Type, Value
+
+_BITS = {
+    F32: {"SIGN": "-0x80000000", "REST": "0x7fffffff", "INF": "0x7f800000", "NAN": "0x7fc00000", "TINY": "0x00800000"},
+    F64: {
+        "SIGN": "-0x8000000000000000",
+        "REST": "0x7fffffffffffffff",
+        "INF": "0x7ff0000000000000",
+        "NAN": "0x7ff8000000000000",
+        "TINY": "0x0010000000000000",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Elementary:
+    """One function of one type: R, I and BITS stand for the types of its numbers and of their bits, and how many."""
+
+    name: str
+    dtype: Type
+    work: int  # in additions
+    lines: str
+    polynomials: dict[str, tuple[float, ...]]  # each with the variable behind its name: "p r"
+
+    @property
+    def function(self) -> str:
+        """What it is called in emitted text."""
+        return f"{self.name}_{self.dtype.name}"
+
+    @property
+    def text(self) -> str:
+        """Its definition in Taichi's language."""
+        found = self.lines
+        for name, coefficients in self.polynomials.items():
+            letter, variable = name.split()
+            found = re.sub(rf"\b{letter.upper()}\b", _horner(coefficients, variable), found)
+        for name, bits in _BITS[self.dtype].items():
+            found = re.sub(rf"\b{name}\b", f"I({bits})", found)
+        bits = str(self.dtype.bits)
+        found = re.sub(r"\bR\b", f"ti.f{bits}", re.sub(r"\bI\b", f"ti.i{bits}", found))
+        return f"@ti.func\ndef {self.function}(x):\n{found}"
+
+
+def _horner(coefficients: tuple[float, ...], variable: str) -> str:
+    first, *rest = coefficients
+    text = f"R({first!r})"
+    for c in rest:
+        text = f"({text} * {variable} + R({c!r}))"
+    return text
+
+
+_REDUCED = """\
+    n = ti.floor(t * R(1.4426950408889634) + R({half}))
+    r = max(t - n * R({high}), R(-1.0)) - n * R({low})
+"""
+_LOG2 = {
+    F32: {"high": 0.693359375, "low": -2.12194440e-4},
+    F64: {"high": 0.6931471803691238, "low": 1.90821492927059e-10},
+}
+
+
+def _reduced(dtype: Type, half: float = 0.5) -> str:
+    return _REDUCED.format(half=half, **_LOG2[dtype])
+
+
+_EXP = """\
+    t = max(R({low}), min(x, R({high})))
+{reduced}    k = ti.cast(n, ti.i32)
+    h = k >> 1
+    y = max((r * r * P + r + R(1.0)) * {first}, R(0.0)) * {second}
+    return ti.bit_cast(ti.select((ti.bit_cast(x, I) & REST) > INF, ti.bit_cast(x, I), ti.bit_cast(y, I)), R)
+"""
+
+
+def _exp(dtype: Type, low: float, high: float, bias: int, mantissa: int) -> str:
+    """With a power of 2 in two factors, since it may be too large itself."""
+    first, second = (f"ti.bit_cast(ti.cast({n} + {bias}, I) << I({mantissa}), R)" for n in ("h", "k - h"))
+    return _EXP.format(low=low, high=high, reduced=_reduced(dtype), first=first, second=second)
+
+
+_LOG_END = """\
+    b = ti.bit_cast(max(y, R(-1.0)) + ti.cast(n, R) * R(0.6931471805599453), I)
+    b = ti.select(bits >= INF, bits, ti.select(bits < 0, NAN, b))
+    b = ti.select((bits & REST) < TINY, SIGN | INF, ti.select((bits & REST) > INF, bits, b))
+    return ti.bit_cast(b, R)
+"""
+_LOG32 = f"""\
+    bits = ti.bit_cast(x, I)
+    n = (bits - I(0x3f3504f3)) >> I(23)
+    f = ti.bit_cast(bits - (n << I(23)), R) - R(1.0)
+    y = f * f * f * P - R(0.5) * f * f + f
+{_LOG_END}"""
+_LOG64 = f"""\
+    bits = ti.bit_cast(x, I)
+    n = (ti.cast(bits >> 32, ti.i32) - 0x3fe6a09e) >> 20
+    f = ti.bit_cast(bits - (ti.cast(n, I) << I(52)), R) - R(1.0)
+    s = f / (f + R(2.0))
+    z = s * s
+    h = R(0.5) * f * f
+    y = s * (z * P + h) - h + f
+{_LOG_END}"""
+_TANH = """\
+    bits = ti.bit_cast(x, I)
+    t = R(2.0) * min(ti.bit_cast(bits & REST, R), R({largest}))
+    z = R(0.25) * t * t
+    near = R(0.5) * t * z * Q + R(0.5) * t
+{reduced}{far}    b = ti.bit_cast(ti.select(t < R({least}), near, far), I) | (bits & SIGN)
+    return ti.bit_cast(ti.select((bits & REST) > INF, bits, b), R)
+"""
+_FAR32 = """\
+    y = (r * r * P + r + R(1.0)) * ti.bit_cast((ti.cast(n, I) + I(127)) << I(23), R)
+    far = R(1.0) - R(2.0) / (y + R(1.0))
+"""
+_FAR64 = """\
+    s = ti.bit_cast(ti.cast(ti.cast(n, ti.i32) + 1023, I) << I(52), R)
+    m = (r * r * P + r) * s + max(s - R(1.0), R(0.0))
+    far = m / (m + R(2.0))
+"""
+
+_EXP32 = (0.0013926184, 0.008363179, 0.041666556, 0.16666576, 0.5)
+_EXP64 = (
+    *(2.510038549551032e-08, 2.7620088445409746e-07, 2.7557268459997064e-06, 2.4801521295954376e-05),
+    *(0.00019841269863053618, 0.0013888888917213717, 0.008333333333330062, 0.04166666666662413),
+    *(0.16666666666666669, 0.5000000000000001),
+)
+_EXP64_UP_TO_HALF = (  # r from -0.2 to 0.8 log(2), where exp(r) - 1 doubles later
+    *(2.494390367500303e-09, 2.467552592106369e-08, 2.757352751148636e-07, 2.7557047575831834e-06),
+    *(2.4801585094392507e-05, 0.00019841269964495688, 0.0013888888888281027, 0.008333333333319525),
+    *(0.04166666666666751, 0.1666666666666667, 0.5),
+)
+_LOG32_SERIES = (
+    *(0.06971612, -0.11479734, 0.1168542, -0.12425687),
+    *(0.14249058, -0.16667803, 0.20000716, -0.24999997),
+    0.3333333,
+)
+_LOG64_SERIES = (
+    *(0.14616449685043406, 0.15331721600556042, 0.18182889125261723, 0.2222221113479508),
+    *(0.28571428625975487, 0.39999999999899505, 0.666666666666667),
+)
+_TANH32 = (0.0022927448, -0.008343945, 0.021768918, -0.053959258, 0.13333304, -0.33333334)
+_TANH64 = (
+    *(-0.0013334287579797762, 0.003581791786990957, -0.008862798753789404, 0.02186947902594781),
+    *(-0.053968253869450214, 0.1333333333329479, -0.3333333333333331),
+)
+_tanh32 = _TANH.format(largest=10.0, least=1.25, reduced=_reduced(F32), far=_FAR32)
+_tanh64 = _TANH.format(largest=22.0, least=0.5, reduced=_reduced(F64, 0.2), far=_FAR64)
+
+_TABLE = [
+    Elementary("exp", F32, 25, _exp(F32, -88.0, 89.0, 127, 23), {"p r": _EXP32}),
+    Elementary("exp", F64, 30, _exp(F64, -709.0, 710.0, 1023, 52), {"p r": _EXP64}),
+    Elementary("log", F32, 25, _LOG32, {"p f": _LOG32_SERIES}),
+    Elementary("log", F64, 30, _LOG64, {"p z": _LOG64_SERIES}),
+    Elementary("tanh", F32, 35, _tanh32, {"p r": _EXP32, "q z": _TANH32}),
+    Elementary("tanh", F64, 45, _tanh64, {"p r": _EXP64_UP_TO_HALF, "q z": _TANH64}),
+]
+ELEMENTARY = {e.function: e for e in _TABLE}
+
+
+def elementary_of(op: Op) -> Elementary | None:
+    """The line for an operation, None where there is none."""
+    known = ELEMENTARY.get(f"{op.name}_{op.dtype.name}")
+    return known if known is not None and op.args[0].dtype == op.dtype else None
+
+
+def as_arithmetic(value: Value) -> Value:
+    """The operation of the table in the place of a call of the library."""
+    if not isinstance(value, Op) or (known := elementary_of(value)) is None:
+        return value
+    return Op(known.function, value.args, value.dtype, place=value.place)
