@@ -1,0 +1,211 @@
+"""Write what the engine makes of many kernels to a folder, so that two versions of the package can be compared.
+
+    python tests/emitted_texts.py FOLDER                       # benchmarks and 300 random programs
+    python tests/emitted_texts.py FOLDER --programs 1000       # more of them
+    python tests/emitted_texts.py FOLDER --cases cases.py      # constructs of a file with a list CASES, too
+    python -m pytest -p emitted_texts --emitted-texts FOLDER tests/test_edges.py   # the kernels of tests
+    diff -r BEFORE AFTER
+
+There is one file for each program or test: the text of its kernels with tangents and the lines of ``explain()``. A
+single kernel is not compiled: its text is written and its launch given up. The seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import linecache
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import taichi as ti
+import taichi.math as tm
+
+from taichi_ext import Jacobian, engine
+
+HERE = Path(__file__).resolve().parent
+PER_START = 50  # programs in one Taichi program
+FORMATS = {"dense": {}, "slots": {"tangents": "sparse"}, "rows": {"tangents": "dense"}, "csr": {"format": "csr"}}
+FORMATS["blocks"] = {"chunk_size": 3}
+
+
+class StoppedError(BaseException):
+    """The text is known; nothing else is wanted."""
+
+
+class Texts:
+    """What has been emitted since the last file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parts: list[str] = []
+        self.stops = False  # at the first text
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Take down what the engine differentiates and emits in the meantime."""
+        differentiate, build = engine.differentiate, engine.build
+
+        def noted(program: Any, seeds: Any) -> Any:
+            found = differentiate(program, seeds)
+            lines = found.report.lines(seeds.columns, lambda c: getattr(c, "name", str(c)))
+            sites = () if found.sparse is None else found.sparse.sites
+            self.parts += [f"# {line}\n" for line in (*lines, *map(_of_site, sites))]
+            self.parts.append(f"# relied {sorted(c.name for c in found.relied)}, {found.first_columns}\n")
+            self.parts.append(f"# covered {sorted(c.name for c in found.covered)}, {found.scratch_sizes}\n")
+            return found
+
+        def written(program: Any) -> Any:
+            emitted = build(program)
+            self.parts.append(emitted.text)
+            if self.stops:
+                raise StoppedError
+            return emitted
+
+        engine.differentiate, engine.build = noted, written
+        try:
+            yield
+        finally:
+            engine.differentiate, engine.build = differentiate, build
+
+    def write(self, name: str) -> None:
+        """A file of what came since the last one."""
+        text = re.sub(r" at 0x[0-9a-f]+", "", "".join(self.parts)).replace(str(HERE.parent), ".")
+        if text:
+            (self.folder / re.sub(r"[^\w.=,-]+", "_", name)[:200]).with_suffix(".txt").write_text(text)
+        self.parts.clear()
+
+    def take(self, name: str, run: Callable[[], object], *, stops: bool = True) -> None:
+        """A file of the kernels that a call makes; of the error, if it ends in one."""
+        self.stops = stops
+        try:
+            with self.watching():
+                run()
+        except StoppedError:
+            pass
+        except Exception as error:
+            self.parts.append(f"{type(error).__name__}: {error}\n")
+        self.write(name)
+
+
+def _of_site(site: Any) -> str:
+    axes = [(str(axis.variable), axis.first, axis.end) for axis in site.axes]
+    groups = [(str(g.owner), [(e.part, str(e.column)) for e in g.entries]) for g in site.groups]
+    flags = site.is_sum, site.is_conditional, site.is_injective, site.has_rows, site.opened, site.counter
+    return f"site {site.number} {site.stage} {list(map(str, site.rows))} {axes} {groups} {flags}"
+
+
+def start() -> None:
+    """A new Taichi program."""
+    ti.init(arch=ti.cpu, default_fp=ti.f64, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=1)
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def benchmarks(texts: Texts) -> None:
+    """The programs that are timed, of their full size."""
+    sys.path.insert(0, str(HERE.parent / "bench"))
+    from programs import CASES
+    from sparse_programs import make_bundle_adjustment, make_fluid, make_springs
+
+    sparse = {"ba": partial(make_bundle_adjustment, sizes=(5, 40, 90)), "lattice": make_springs, "fluid": make_fluid}
+    for name, make in {**CASES, **sparse}.items():
+        start()
+        made = make()
+        for how, options in FORMATS.items() if name in CASES else [("csr", FORMATS["csr"])]:
+            texts.take(f"bench {name} {how}", Jacobian(made.kernel, made.params, made.outputs, **options))
+
+
+def random_programs(texts: Texts, count: int) -> None:
+    """The programs that ``program_grammar`` and ``program_lists`` write, each with options drawn in turn."""
+    import program_grammar
+    import program_lists
+    from program_check import Fields, Loaded, values_of
+    from program_model import Field
+
+    for seed in range(count):
+        if seed % PER_START == 0:
+            start()
+            fields = Fields()
+        generator = program_lists if seed % 3 == 2 else program_grammar
+        program = generator.generate(seed)
+        loaded = Loaded(program, fields, f"<program {seed}>")
+        args = loaded.prepare(values_of(program, seed))
+        given = {a.name: v if isinstance(a, Field) else a.name for a, v in zip(program.args, args, strict=True)}
+        targets = {**loaded.fields, **given}
+        outputs = None if program.returns else {n: targets[n] for n in program.outputs}
+        params = {n: targets[n] for n in program.params}
+        how = [*FORMATS][seed // 2 % len(FORMATS)]
+
+        def run(loaded=loaded, params=params, outputs=outputs, args=args, how=how) -> None:
+            Jacobian(loaded.entry, params, outputs, args=args, **FORMATS[how])()
+
+        texts.take(f"program {seed} {how}", run)
+        loaded.close()
+
+
+def constructs(texts: Texts, path: Path) -> None:
+    """The cases of a file: dictionaries with ``name``, ``x0``, ``m``, ``pre``, ``body``, ``pipeline`` and ``extra``."""
+    spec = importlib.util.spec_from_file_location("cases", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for number, case in enumerate(module.CASES):
+        start()
+        body = case["body"]
+        if not case["pipeline"]:
+            returns = " -> ti.f64" if "return x[0]" in body else ""
+            body = f"@ti.kernel\ndef run(){returns}:\n{textwrap.indent(body, '  ')}\n"
+        text, name = f"{case['pre']}\n{body}\n{case['extra']}\n", f"<case {number}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        x, y = ti.field(ti.f64, len(case["x0"])), ti.field(ti.f64, case["m"])
+        scope = {"__name__": "case", "ti": ti, "tm": tm, "np": importlib.import_module("numpy"), "x": x, "y": y}
+        exec(compile(text, name, "exec", dont_inherit=True), scope)
+        for n, value in enumerate(case["x0"]):
+            x[n] = value
+        texts.take(f"case {number} {case['name']}", Jacobian(scope["run"], x, y), stops=not case["pipeline"])
+
+
+# --- kernels of tests -------------------------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: Any) -> None:
+    """Where the texts of each test go."""
+    parser.addoption("--emitted-texts", metavar="FOLDER", type=Path, required=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: Any) -> Iterator[None]:
+    """A file for each test."""
+    texts = Texts(item.config.getoption("--emitted-texts"))
+    with texts.watching():
+        result = yield
+    texts.write(item.nodeid.rpartition("/")[2])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--programs", type=int, default=300, metavar="N", help="random programs, default 300")
+    parser.add_argument("--cases", type=Path, metavar="FILE", help="a Python file with a list CASES")
+    options = parser.parse_args()
+    texts = Texts(options.folder)
+    benchmarks(texts)
+    random_programs(texts, options.programs)
+    if options.cases is not None:
+        constructs(texts, options.cases)
+
+
+if __name__ == "__main__":
+    main()
