@@ -49,6 +49,17 @@ OPTIONAL = {
     "torch_products": {"torch"},
 }
 
+# Imports for types alone that close a circle. The list only ever gets shorter.
+STILL_CIRCULAR = {
+    *((f"differentiate.{name}", "differentiate.forward") for name in (
+        "arguments", "boundaries", "edges", "guards", "linearize", "local_tangents", "own_registers", "report",
+        "reverse_loops", "row_places", "rules", "shadows", "sparse_counts", "sparse_sink", "sparse_sums",
+        "sparse_tangents", "special", "storage",
+    )),
+    ("differentiate.row_terms", "differentiate.shadows"),
+    ("differentiate.row_terms", "differentiate.storage"),
+}  # fmt: skip
+
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda path: name_of(path))
 
 
@@ -116,6 +127,17 @@ def test_imports_go_one_way():
     named = {name_of(module): own_imports(module) for module in MODULES}
     assert all(name.startswith(f"{PRIVATE}.") or name == "errors" for m in INSIDE for name in named[name_of(m)])
     assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in named[name_of(m)])
+
+
+def test_imports_for_types_go_one_way():
+    """A module is understood without those that use it: also the types in its signatures come from below."""
+    graph = {name_of(module): own_imports(module) for module in MODULES}
+    assert all(imported in graph[name] for name, imported in STILL_CIRCULAR), "no longer imported: take it off the list"
+    rest = {name: found - {to for of, to in STILL_CIRCULAR if of == name} for name, found in graph.items()}
+    try:
+        TopologicalSorter(rest).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
 
 
 def internal_names(module):
