@@ -11,7 +11,14 @@ from taichi_ext.boundary.rays import ray_level
 from taichi_ext.boundary.registry import boundary_gradient, registry
 from taichi_ext.checks.check import check_jacobian
 from taichi_ext.checks.rule_check import check_rule
-from taichi_ext.errors import CheckError, DerivativeWarning, InvalidArgumentError, InvalidRuleError, UnsupportedError
+from taichi_ext.errors import (
+    CheckError,
+    DerivativeWarning,
+    InvalidArgumentError,
+    InvalidRuleError,
+    ShardError,
+    UnsupportedError,
+)
 from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers.least_squares import least_squares
@@ -19,6 +26,7 @@ from taichi_ext.solvers.levenberg import Iteration
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
 from taichi_ext.solvers.operator import linear_operator
 from taichi_ext.solvers.results import LeastSquaresResult
+from taichi_ext.solvers.shards import map_jacobian
 
 __all__ = [
     "CheckError",
@@ -29,6 +37,7 @@ __all__ = [
     "Jacobian",
     "LeastSquaresResult",
     "NormalEquations",
+    "ShardError",
     "UnsupportedError",
     "boundary_gradient",
     "check_jacobian",
@@ -40,6 +49,7 @@ __all__ = [
     "layers",
     "least_squares",
     "linear_operator",
+    "map_jacobian",
     "mark",
     "mesh_edges",
     "nearest",

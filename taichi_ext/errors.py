@@ -44,6 +44,20 @@ class CheckError(AssertionError):
     """A check with ``raise_on_failure=True`` has failed; the message is its report."""
 
 
+class ShardError(RuntimeError):
+    """A shard could not be computed; the message names it, and says what its worker raised or how it ended.
+
+    Attributes:
+        shard: its number.
+        best: the best params so far, in ``least_squares``, structured like ``start``; None elsewhere.
+    """
+
+    def __init__(self, message: str, shard: int = -1) -> None:
+        super().__init__(message)
+        self.shard = shard
+        self.best: Any = None
+
+
 class DerivativeWarning(UserWarning):
     """A derivative is well defined but probably not intended, for example a Jacobian that is zero."""
 

@@ -135,7 +135,7 @@ def value_and_jacobian(
 
 
 def prepared_form(
-    kernel: Callable[..., Any],
+    kernel: Any,
     params: Any,
     outputs: Any,
     args: tuple[Any, ...],

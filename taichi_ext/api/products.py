@@ -241,7 +241,7 @@ def matrices(
     found: list[np.ndarray] = []
     counts: set[int | None] = set()
     for path, shape in zip(paths, shapes, strict=True):
-        values = _as_array(leaves[path], f"{what}{path}")
+        values = real_array(leaves[path], f"{what}{path}")
         if values.shape == shape:
             counts.add(None)
         elif are_several and values.shape[1:] == shape and values.ndim == len(shape) + 1:
@@ -268,7 +268,8 @@ def _is_structure(tree: Any) -> bool:
     return isinstance(tree, (list, tuple, dict)) or len(flatten(tree)[0]) > 1
 
 
-def _as_array(value: Any, place: str) -> np.ndarray:
+def real_array(value: Any, place: str) -> np.ndarray:
+    """A value as an array; raises for what is no array of real numbers."""
     refuse_ended(place, value)
     try:
         found = np.asarray(backend.as_numpy(value))

@@ -25,14 +25,15 @@ from taichi_ext.solvers.normal_equations import weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
 from taichi_ext.solvers.results import LeastSquaresResult
 from taichi_ext.solvers.scipy_methods import by_scipy
+from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, refuse_with_shards, refuse_without_shards
 
 _METHODS = ("lm", "trf", "dogbox")
 _OF_SCIPY = ("x_scale", "tr_solver", "tr_options", "verbose")
 
 
 def least_squares(
-    kernel: Callable[..., Any],
-    params: Any,
+    kernel: Callable[..., Any] | str,
+    params: Any = None,
     residuals: Any = None,
     *,
     args: tuple[Any, ...] = (),
@@ -49,6 +50,10 @@ def least_squares(
     format: str | None = None,
     callback: Callable[[Iteration], Any] | None = None,
     progress: bool | None = None,
+    shards: list[tuple[Any, ...]] | None = None,
+    start: Any = None,
+    executor: AnyExecutor = None,
+    init: dict[str, Any] | None = None,
     **options: Any,
 ) -> LeastSquaresResult:
     """Minimise half the sum of the squares of a kernel's residuals, or of robust losses of them.
@@ -62,8 +67,12 @@ def least_squares(
     of its QR decomposition.  It needs NumPy alone, or SciPy for a sparse J.  ``"trf"`` and ``"dogbox"`` are those of
     ``scipy.optimize.least_squares``.
 
+    With ``shards``, workers compute residuals and J, see ``map_jacobian``: ``kernel`` is the factory, ``start`` has the
+    values of the params to start from, and the solution is in the result alone: ``result.split(result.x)``.  All sums
+    are added in the order of the shards, so that points and steps do not depend on the executor, nor on lost workers.
+
     Args:
-        kernel: see ``jacobian``.
+        kernel: see ``jacobian``; with ``shards``, the factory.
         params: fields and arrays, see ``jacobian``; no names of numbers.
         residuals: see ``outputs`` of ``jacobian``; None means the kernel's return value.
         args: see ``jacobian``.
@@ -90,6 +99,10 @@ def least_squares(
             result.
         progress: True prints a line for each iteration on stderr: cost, change, gradient, step, ratio, radius, seconds.
             None logs it at level INFO.
+        shards: the arguments of the factory, a tuple for each shard; with ``method="lm"``.
+        start: with ``shards``: the values of the params to start from, structured like them.
+        executor: with ``shards``: see ``map_jacobian``.
+        init: with ``shards``: see ``map_jacobian``.
         **options: of SciPy's methods: ``x_scale``, ``tr_solver``, ``tr_options``, ``verbose``.  ``x_scale`` may be
             structured like ``params``, as bounds are.
 
@@ -101,6 +114,7 @@ def least_squares(
         InvalidArgumentError: an argument is invalid; or the start is outside of the bounds; or the residuals are not
             finite there, or J at a point that is accepted; or the kernel draws random numbers or changes a field in a
             sparse layout, so that it cannot run again from the same state.
+        ShardError: a shard could not be computed; its ``best`` are the best params so far.
         UnsupportedError: the derivative of a construct is not known.
         ValueError: SciPy refuses an option.
 
@@ -122,16 +136,20 @@ def least_squares(
     """
     tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     _check(method, options, tolerances, max_nfev, callback, progress, format, loss_over)
-    options_of_J = checked_options(None, "auto", None, format)
-    problem = Problem(*prepared_form(kernel, params, residuals, args, options_of_J))
-    shapes = [part.shape for part in problem.rows]
-    robust = Robust(loss, f_scale, loss_over, residuals, shapes)
-    weighted = Weighted(problem, robust, weights_of(weights, residuals, shapes))
-    low, high = bounds_of(bounds, params, problem.shapes)
-    start = start_within(problem.start, low, high, problem.parts)
-    low, high = np.broadcast_to(low, start.shape), np.broadcast_to(high, start.shape)
-    if "x_scale" in options:
-        options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
+    points: Weighted | ShardedProblem
+    if shards is None:
+        refuse_without_shards(start=start, executor=executor, init=init)
+        problem = Problem(*prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format)))
+        shapes = [part.shape for part in problem.rows]
+        points = Weighted(
+            problem, Robust(loss, f_scale, loss_over, residuals, shapes), weights_of(weights, residuals, shapes)
+        )
+    else:
+        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
+        if method != "lm":
+            raise InvalidArgumentError(f"method is {method!r}; with shards, expected 'lm'.")
+        params, losses = start, (loss, f_scale, loss_over)
+        problem = points = ShardedProblem(Shards(kernel, shards, start, "start", init, format), executor, losses)
 
     def tell(line: Iteration) -> Any:
         problem.best = line.x
@@ -141,16 +159,20 @@ def least_squares(
             logging.getLogger("taichi_ext").info(str(line))
         return callback(line) if callback is not None else None
 
-    history, most = History(tell), max_nfev or 100 * len(start)
+    history = History(tell)
     try:
-        if method == "lm":
-            noise = 64 * max(float(np.finfo(part.dtype).eps) for part in problem.rows)
+        low, high = bounds_of(bounds, params, problem.shapes)
+        first = start_within(problem.start, low, high, problem.parts)
+        low, high = np.broadcast_to(low, first.shape), np.broadcast_to(high, first.shape)
+        if isinstance(points, ShardedProblem) or method == "lm":
             space = Space(low, high, lambda x, step: np.clip(rounded(x + step, problem.parts), low, high))
-            limits = Limits(ftol, xtol, gtol, most - 1, noise)
-            ended = minimize(weighted.point, start, space, limits, history)
+            limits = Limits(ftol, xtol, gtol, (max_nfev or 100 * len(first)) - 1, problem.noise)
+            ended = minimize(points.point, first, space, limits, history)
         else:
+            if "x_scale" in options:
+                options["x_scale"] = scale_of(options["x_scale"], params, problem.shapes)
             options |= {**tolerances, "max_nfev": max_nfev, "method": method, "bounds": (low, high)}
-            ended = by_scipy(weighted, robust, start, history, options)
+            ended = by_scipy(points, first, history, options)
     finally:
         problem.close()
     r, J = ended.point.data
@@ -168,6 +190,7 @@ def least_squares(
         history=history.lines,
         method=method,
         seconds=ended.seconds,
+        _split=problem.split,
     )
 
 

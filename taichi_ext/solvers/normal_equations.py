@@ -19,9 +19,12 @@ from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options, is_positive
 from taichi_ext.api.products import block_size, matrices
+from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory import available_memory
+from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.shards import AnyExecutor, Shards, refuse_with_shards, refuse_without_shards
 from taichi_ext.solvers.stacked import residual_vector, stacked
 
 _MEMORY = 2**28  # bytes of J that are kept at a time
@@ -52,8 +55,8 @@ class NormalEquations:
 
 
 def normal_equations(
-    kernel: Callable[..., Any],
-    params: Any,
+    kernel: Callable[..., Any] | str,
+    params: Any = None,
     residuals: Any = None,
     weights: Any = None,
     *,
@@ -61,6 +64,11 @@ def normal_equations(
     dtype: DTypeLike | None = None,
     format: str | None = None,
     max_memory: float | None = None,
+    shards: list[tuple[Any, ...]] | None = None,
+    at: Any = None,
+    executor: AnyExecutor = None,
+    init: dict[str, Any] | None = None,
+    progress: bool | None = False,
 ) -> NormalEquations:
     """J^T W J, J^T W r and r^T W r of residuals r, without keeping J.
 
@@ -68,8 +76,12 @@ def normal_equations(
     P columns in B blocks take about B * B / 2 runs of a B-th of the columns.  What the kernels wrote is restored
     between the runs, so that the call has the side effects of one plain run.
 
+    With ``shards``, workers compute them, see ``map_jacobian``: ``kernel`` is the factory, and the sums over the shards
+    are added in their order, in float64.  They are the same to the last bit as with ``executor=None``, whatever was
+    lost and computed again, if the kernels have no parallel atomic sums.
+
     Args:
-        kernel: see ``jacobian``.
+        kernel: see ``jacobian``; with ``shards``, the factory.
         params: see ``jacobian``.
         residuals: see ``outputs`` of ``jacobian``; None means the kernel's return value.
         weights: the weight of each residual, not negative, structured like ``residuals``; None for 1.
@@ -77,6 +89,11 @@ def normal_equations(
         dtype: the type in which products are added up: by default that of the residuals, ``np.float64`` on request.
         format: "csr" computes J and J^T W J as sparse arrays (extra ``sparse``); None computes them dense.
         max_memory: bytes of a dense J that are kept at a time, by default 256 MiB.
+        shards: the arguments of the factory, a tuple for each shard.
+        at: with ``shards``: the values of the params.
+        executor: with ``shards``: see ``map_jacobian``.
+        init: with ``shards``: see ``map_jacobian``.
+        progress: with ``shards``: True draws a progress bar.
 
     Returns:
         The equations: ``JtJ``, ``Jtr``, ``rtr``, and ``split(vector)``, which gives a step the shapes of the params.
@@ -84,6 +101,7 @@ def normal_equations(
     Raises:
         InvalidArgumentError: an argument is invalid, or ``format`` is given and SciPy is not installed; or J^T J does
             not fit into memory.
+        ShardError: a shard could not be computed, or has a residual that is not finite.
         UnsupportedError: the derivative of a construct is not known.
 
     Example:
@@ -108,6 +126,10 @@ def normal_equations(
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
     if format not in (None, "csr"):
         raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
+    if shards is not None:
+        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None, dtype=dtype)
+        return _of_shards(Shards(kernel, shards, at, "at", init, format), executor, progress)
+    refuse_without_shards(at=at, executor=executor, init=init)
     plan, call = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
@@ -126,6 +148,17 @@ def normal_equations(
         return plan.prepared.rebuild_params([p.reshape(s) for p, (s, _) in zip(parts, sizes, strict=True)])
 
     return NormalEquations(JtJ, Jtr, rtr, split)
+
+
+def _of_shards(shards: Shards, executor: AnyExecutor, progress: bool | None) -> NormalEquations:
+    check_progress(progress)
+    with Workers(executor) as workers, progress_bar(progress, "shards", len(shards)) as advance:
+        totals = shards.sums(workers, ("linear", 1.0, "entries"), shards.x, is_finite=True)
+        total = next(totals)
+        advance(1)
+        for total in totals:  # noqa: B007
+            advance(1)
+    return NormalEquations(total.JtJ, total.Jtr, 2 * total.cost, shards.split)
 
 
 def weights_of(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> np.ndarray | None:

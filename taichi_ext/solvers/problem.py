@@ -15,6 +15,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.plan import Plan
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
@@ -48,6 +49,7 @@ class Problem:
         parts: the parameters as parts of a vector.
         rows: the residuals as parts of a vector.
         start: what the parameters hold, as one vector.
+        noise: the relative rounding error of the cost.
         best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
     """
 
@@ -73,24 +75,37 @@ class Problem:
         self.rows = [Part(name, *shape) for name, shape in zip(names, evaluation.output_shapes(), strict=True)]
         self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
         self.best: np.ndarray | None = None
+        self.noise = 64 * max(float(np.finfo(part.dtype).eps) for part in self.rows)
         self._x = self.start
-        self._is_first = True
 
     def compute(self, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """The residuals in float64, and J as one matrix; raises where residuals are not finite at the first point."""
+        """The residuals in float64, and J as one matrix."""
+        evaluation = self._start(x)
+        blocks = evaluation.blocks()
+        return residual_vector(evaluation), stacked(evaluation, blocks)
+
+    def jacobian(self, x: np.ndarray) -> Any:
+        """J in the structure of the outputs and parameters."""
+        return self._plan.prepared.result(self._start(x).blocks())
+
+    def _start(self, x: np.ndarray) -> Evaluation:
         self._x = x
         self._state.restore()
-        evaluation = self._plan.start(self._call, state=self._state)
-        blocks = evaluation.blocks()
-        r, J = residual_vector(evaluation), stacked(evaluation, blocks)
-        if self._is_first:
-            refuse_not_finite(r, self.rows, " at the start" + _ADVICE)
-            self._is_first = False
-        return r, J
+        return self._plan.start(self._call, state=self._state)
 
-    def refuse_not_finite(self, J: Any) -> None:
+    def refuse_residuals(self, r: np.ndarray, where: str = "") -> None:
+        """Raise where a residual is not finite."""
+        refuse_not_finite(r, self.rows, where + _ADVICE)
+
+    def refuse_rows(self, J: Any) -> None:
         """Raise where an entry of J is not finite."""
         refuse_rows_not_finite(J, self.rows, _ADVICE)
+
+    def split(self, x: np.ndarray) -> Any:
+        """A vector as arrays of the shapes of the parameters, in their structure."""
+        parts = np.split(x, np.cumsum([math.prod(shape) for shape in self.shapes])[:-1])
+        rebuild = self._plan.prepared.rebuild_params
+        return rebuild([part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)])
 
     def close(self) -> None:
         """One plain run at the best point, which is in the parameters afterwards; before that, everything as it was."""
@@ -129,20 +144,23 @@ class Weighted:
     """A problem with weights and a robust cost; the data of its points are the residuals and J, without weights.
 
     Attributes:
+        robust: the losses.
         roots: the square roots of the weights; None where all are 1.
     """
 
     def __init__(self, problem: Problem, robust: Robust, weights: np.ndarray | None) -> None:
-        self._problem, self._robust = problem, robust
+        self._problem, self.robust = problem, robust
         self.roots = None if weights is None else np.sqrt(weights)
 
     def point(self, x: np.ndarray) -> Point:
         """See ``minimize``."""
         r, J = self._problem.compute(x)
+        if self._problem.best is None:
+            self._problem.refuse_residuals(r, " at the start")
         cost, scaled, factors = self._scaled(r) if np.isfinite(r).all() else (np.inf, r, None)
 
         def system() -> System:
-            self._problem.refuse_not_finite(J)
+            self._problem.refuse_rows(J)
             return system_of(J, scaled, factors)
 
         return Point(x, cost, system, (r, J))
@@ -150,14 +168,14 @@ class Weighted:
     def _scaled(self, r: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | None]:
         """The cost of residuals; residuals and factors of the rows of J with its gradient and curvature."""
         if self.roots is None:
-            return self._robust.apply(r)
-        cost, scaled, factors = self._robust.apply(self.roots * r)
+            return self.robust.apply(r)
+        cost, scaled, factors = self.robust.apply(self.roots * r)
         return cost, scaled, self.roots if factors is None else self.roots * factors
 
     def rows_and_gradient(self, point: Point) -> tuple[Any, np.ndarray]:
         """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
         r, J = point.data
-        self._problem.refuse_not_finite(J)
+        self._problem.refuse_rows(J)
         J = J.astype(np.float64, copy=False)
         _, scaled, factors = self._scaled(r)
         gradient = J.T @ (scaled if factors is None else factors * scaled)

@@ -14,7 +14,6 @@ import numpy as np
 
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.levenberg import Ended, History, Point
-from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.problem import Weighted
 
 
@@ -22,10 +21,10 @@ class _CallbackEndedError(Exception):
     pass
 
 
-def by_scipy(weighted: Weighted, robust: Robust, start: np.ndarray, history: History, options: dict[str, Any]) -> Ended:
+def by_scipy(weighted: Weighted, start: np.ndarray, history: History, options: dict[str, Any]) -> Ended:
     """The minimum by ``scipy.optimize.least_squares``, each point computed once."""
     optimize = require_scipy("optimize", f"least_squares with method={options['method']!r}")
-    points = _Points(weighted, history)
+    points, robust = _Points(weighted, history), weighted.robust
     loss = "linear" if robust.is_linear else robust.rho
     try:
         result = optimize.least_squares(points.residuals, start, points.jacobian, loss=loss, **options)

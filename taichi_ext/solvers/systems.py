@@ -15,23 +15,28 @@ import numpy as np
 from taichi_ext.solvers.extra import require_scipy
 
 _FEW_NUMBERS = 2**18  # of a J that is decomposed
-_ROWS = 2**14  # of a dense J that are multiplied at a time
+_ROWS = 2**10  # of a dense J that are multiplied at a time: few, so that threads do not change the order of sums
 
 
 def system_of(J: Any, r: np.ndarray, factors: np.ndarray | None) -> Any:
     """The system of a J, dense or CSR, whose rows are multiplied by factors, and residuals r in float64."""
+    if isinstance(J, np.ndarray) and J.size <= _FEW_NUMBERS:
+        return JacobianSystem(rows_times(factors, J.astype(np.float64, copy=False)), r)
+    return NormalSystem(*products_of(J, r, factors))
+
+
+def products_of(J: Any, r: np.ndarray, factors: np.ndarray | None) -> tuple[Any, np.ndarray]:
+    """JtJ and Jtr of a J, dense or CSR, whose rows are multiplied by factors, in float64."""
     if not isinstance(J, np.ndarray):
         scaled = rows_times(factors, J.astype(np.float64, copy=False))
-        return NormalSystem((scaled.T @ scaled).tocsr(), scaled.T @ r)
-    if J.size <= _FEW_NUMBERS:
-        return JacobianSystem(rows_times(factors, J.astype(np.float64, copy=False)), r)
-    JtJ, Jtr = np.zeros((J.shape[1], J.shape[1])), np.zeros(J.shape[1])
+        return (scaled.T @ scaled).tocsr(), scaled.T @ r
+    sums = np.zeros((J.shape[1] + 1, J.shape[1] + 1))
     for first in range(0, len(J), _ROWS):
         rows = slice(first, first + _ROWS)
         part = rows_times(None if factors is None else factors[rows], J[rows].astype(np.float64, copy=False))
-        JtJ += part.T @ part
-        Jtr += part.T @ r[rows]
-    return NormalSystem(JtJ, Jtr)
+        part = np.column_stack([part, r[rows]])
+        sums += part.T @ part
+    return sums[:-1, :-1].copy(), sums[:-1, -1].copy()
 
 
 def rows_times(factors: np.ndarray | None, J: Any) -> Any:

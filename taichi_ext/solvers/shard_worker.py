@@ -1,0 +1,183 @@
+"""What a worker does with a shard: it builds its program once, and computes its J or its normal equations."""
+
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import pickle
+import threading
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import flatten
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.options import checked_options
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown
+from taichi_ext.solvers.losses import Robust
+from taichi_ext.solvers.problem import Problem
+from taichi_ext.solvers.systems import products_of
+
+_KEPT = 256  # shards whose programs a process keeps, the last ones that were used
+
+
+class Task(NamedTuple):
+    """A part of the work, as it is sent to a worker.
+
+    Attributes:
+        shard: its number.
+        factory: the import path of the function that makes the shard's program.
+        arguments: those of the factory, pickled.
+        init: options of ``ti.init``.
+        places: where the params stand in their structure.
+        shapes: of the params.
+        x: their values, as one vector.
+        loss: the arguments ``loss``, ``f_scale`` and ``loss_over`` of the normal equations; None where J is wanted.
+        format: of J.
+        is_finite: whether residuals that are not finite are an error.
+        neighbours: how many workers share the machine.
+        driver: the process that wants the answer, if a worker has to be another one.
+        attempt: how often workers were lost with this task.
+    """
+
+    shard: int
+    factory: str
+    arguments: bytes
+    init: dict[str, Any]
+    places: list[str]
+    shapes: list[tuple[int, ...]]
+    x: np.ndarray
+    loss: tuple[Any, Any, str] | None
+    format: str | None
+    is_finite: bool
+    neighbours: int = 1
+    driver: tuple[str, int] | None = None
+    attempt: int = 0
+
+
+class Sums(NamedTuple):
+    """What a shard, or several, add to the normal equations; without matrices where a residual is not finite."""
+
+    cost: float
+    JtJ: Any
+    Jtr: Any
+    param_types: list[np.dtype]
+    noise: float
+
+    def plus(self, other: Sums) -> Sums:
+        """The sum of two."""
+        cost, noise = self.cost + other.cost, max(self.noise, other.noise)
+        if not np.isfinite(cost):
+            return Sums(cost, None, None, self.param_types, noise)
+        return Sums(cost, self.JtJ + other.JtJ, self.Jtr + other.Jtr, self.param_types, noise)
+
+
+class Failure(NamedTuple):
+    """What went wrong in a worker, in words."""
+
+    text: str
+
+
+class Worker:
+    """The programs of shards, which are kept, by their factory and its arguments."""
+
+    def __init__(self) -> None:
+        self._built: OrderedDict[bytes, tuple[Problem, Any]] = OrderedDict()
+
+    def answer(self, task: Task) -> Any:
+        """J or ``Sums``; a ``Failure`` where something raises."""
+        try:
+            problem, residuals = self._shard(task)
+            if task.loss is None:
+                return problem.jacobian(task.x)
+            return _sums(problem, residuals, task)
+        except (InvalidArgumentError, UnsupportedError) as error:
+            return Failure(f"{type(error).__name__}: {error}")
+        except Exception:
+            return Failure(f"its worker raised\n{traceback.format_exc()}")
+
+    def _shard(self, task: Task) -> tuple[Problem, Any]:
+        key = hashlib.sha256(repr((task.factory, task.format)).encode() + task.arguments).digest()
+        if key not in self._built:
+            if backend.program() is None:
+                threads = max(1, (os.cpu_count() or 1) // task.neighbours)
+                options: dict[str, Any] = {"arch": ti.cpu, "cpu_max_num_threads": threads, "log_level": ti.ERROR}
+                ti.init(**{**options, **task.init})
+            made = imported(task.factory)(*pickle.loads(task.arguments))
+            if not (isinstance(made, tuple) and len(made) in (3, 4)):
+                raise InvalidArgumentError(
+                    f"the factory returns {shown(made)}; expected (kernel, params, outputs) or these and args."
+                )
+            kernel, params, outputs = made[:3]
+            args = made[3] if len(made) == 4 else ()
+            places = [place for place, _ in flatten(params)[0]]
+            if places != task.places:
+                raise InvalidArgumentError(
+                    f"its params have the structure {places}; that of the values: {task.places}."
+                )
+            plan, call = prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, task.format))
+            self._built[key] = Problem(plan, call), outputs
+        self._built.move_to_end(key)
+        if len(self._built) > _KEPT:
+            self._built.popitem(last=False)
+        problem = self._built[key][0]
+        if problem.shapes != task.shapes:
+            raise InvalidArgumentError(f"its params have the shapes {problem.shapes}; the values: {task.shapes}.")
+        return self._built[key]
+
+
+def _sums(problem: Problem, residuals: Any, task: Task) -> Sums:
+    assert task.loss is not None
+    robust = Robust(*task.loss, residuals, [part.shape for part in problem.rows])
+    r, J = problem.compute(task.x)
+    if task.is_finite:
+        problem.refuse_residuals(r)
+    types = [part.dtype for part in problem.parts]
+    if not np.isfinite(r).all():
+        return Sums(np.inf, None, None, types, problem.noise)
+    problem.refuse_rows(J)
+    cost, scaled, factors = robust.apply(r)
+    return Sums(cost, *products_of(J, scaled, factors), types, problem.noise)
+
+
+def imported(path: str) -> Callable[..., Any]:
+    """The function that an import path ``package.module:function`` names."""
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"factory {path!r} cannot be imported here: {error}. Give a function of a module that workers can import."
+        ) from error
+    if not callable(found):
+        raise InvalidArgumentError(f"factory {path!r} is {shown(found)}; expected a function.")
+    return found
+
+
+_worker = Worker()
+_thread = ThreadPoolExecutor(1)  # Taichi lays out fields only in the thread that has started it
+
+
+def run(task: Task, host: str) -> Any:
+    """The answer to a task in a worker process, one at a time."""
+    if task.driver == (host, os.getpid()):
+        return Failure(
+            "the executor computes in this process. A Taichi program cannot be shared by threads that build shards; "
+            "give an executor of processes."
+        )
+    if threading.current_thread() is threading.main_thread():
+        return _worker.answer(task)
+    return _thread.submit(_worker.answer, task).result()

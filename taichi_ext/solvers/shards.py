@@ -1,0 +1,222 @@
+"""Data in shards, each computed by a worker: J of one after the other, and sums over them."""
+
+# pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.api.arguments import flatten
+from taichi_ext.api.options import checked_options
+from taichi_ext.api.products import real_array
+from taichi_ext.api.progress import check_progress, progress_bar
+from taichi_ext.errors import InvalidArgumentError, ShardError, shown
+from taichi_ext.solvers.bounds import Part, refuse_not_finite, rounded
+from taichi_ext.solvers.executors import Workers
+from taichi_ext.solvers.levenberg import Point
+from taichi_ext.solvers.shard_worker import Sums, Task, imported
+from taichi_ext.solvers.systems import NormalSystem
+
+AnyExecutor = Executor | Callable[[], Executor] | None
+
+
+class Shards:
+    """Shards of data, and what tells workers how to compute with them.
+
+    Attributes:
+        parts: the params as parts of a vector.
+        x: the values that they were given, as one vector.
+        split: puts such a vector into the structure of the values.
+    """
+
+    def __init__(self, factory: Any, shards: Any, values: Any, what: str, init: Any, format: str | None) -> None:
+        self._factory, self._shards = _path_of(factory), shards
+        if not isinstance(shards, (list, tuple)) or not shards or not all(isinstance(s, tuple) for s in shards):
+            raise InvalidArgumentError(
+                f"shards is {shown(shards)}; expected a list of tuples: the arguments of the factory for each shard."
+            )
+        if not (init is None or isinstance(init, dict)):
+            raise InvalidArgumentError(f"init is {shown(init)}; expected a dict with options of ti.init.")
+        if values is None:
+            raise InvalidArgumentError(f"{what} is missing: with shards, {what}= gives the values of the params.")
+        self._options = init or {}
+        self._format = checked_options(None, "auto", None, format)[3]
+        leaves, rebuild = flatten(values, what)
+        self._places = [place for place, _ in leaves]
+        arrays = [real_array(leaf, f"{what}{place}") for place, leaf in leaves]
+        self._shapes = [array.shape for array in arrays]
+        self.parts = [Part(f"{what}{place}", a.shape, a.dtype) for place, a in zip(self._places, arrays, strict=True)]
+        self.x = np.concatenate([array.astype(np.float64).reshape(-1) for array in arrays])
+        refuse_not_finite(self.x, self.parts, "; give finite numbers.")
+        ends = np.cumsum([math.prod(shape) for shape in self._shapes])[:-1]
+
+        def split(x: np.ndarray) -> Any:
+            return rebuild([v.reshape(shape) for v, shape in zip(np.split(x, ends), self._shapes, strict=True)])
+
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def tasks(self, x: np.ndarray, loss: Any = None, *, is_finite: bool = False) -> Iterator[Task]:
+        """A task for each shard: J, or its normal equations with a loss."""
+        for n, shard in enumerate(self._shards):
+            try:
+                arguments = pickle.dumps(shard)
+            except Exception as error:
+                raise InvalidArgumentError(
+                    f"shards[{n}] cannot be pickled: {error}; give numbers, arrays and names of files."
+                ) from error
+            where = self._factory, arguments, self._options, self._places, self._shapes
+            yield Task(n, *where, x, loss, self._format, is_finite)
+
+    def sums(self, workers: Workers, loss: tuple[Any, Any, str], x: np.ndarray, *, is_finite: bool) -> Iterator[Sums]:
+        """The sums over the first shards, then one more, and so on, added in their order."""
+        return accumulate(workers.answers(self.tasks(x, loss, is_finite=is_finite)), Sums.plus)
+
+
+class ShardedProblem:
+    """The cost of all shards as a function of one vector, for the iteration; see ``Problem`` and ``Weighted``.
+
+    Attributes:
+        shapes: of the params.
+        parts: the params as parts of a vector.
+        start: their values, as one vector.
+        noise: the relative rounding error of the cost.
+        best: the best point so far; None before the first one.
+        split: puts a vector into the structure of the params.
+    """
+
+    def __init__(self, shards: Shards, executor: AnyExecutor, loss: tuple[Any, Any, str]) -> None:
+        self._shards, self._loss, self._workers = shards, loss, Workers(executor)
+        self.split = shards.split
+        self.shapes = [part.shape for part in shards.parts]
+        self.best: np.ndarray | None = None
+        try:
+            found = self._sums(shards.x, is_finite=True)
+        except BaseException:
+            self.close()
+            raise
+        self.parts = [part._replace(dtype=t) for part, t in zip(shards.parts, found.param_types, strict=True)]
+        self.start, self.noise = rounded(shards.x, self.parts), found.noise
+        self._known = [self._point(self.start, found)]
+
+    def point(self, x: np.ndarray) -> Point:
+        """See ``minimize``."""
+        if self._known and np.array_equal(x, self._known[0].x):
+            return self._known.pop()
+        return self._point(x, self._sums(x, is_finite=False))
+
+    def _sums(self, x: np.ndarray, *, is_finite: bool) -> Sums:
+        try:
+            *_, total = self._shards.sums(self._workers, self._loss, x, is_finite=is_finite)
+        except ShardError as error:
+            error.best = None if self.best is None else self._shards.split(self.best)
+            raise
+        return total
+
+    @staticmethod
+    def _point(x: np.ndarray, found: Sums) -> Point:
+        return Point(x, found.cost, lambda: NormalSystem(found.JtJ, found.Jtr), (None, None))
+
+    def close(self) -> None:
+        """End the workers that were started for this problem."""
+        self._workers.close()
+
+
+def map_jacobian(
+    factory: Callable[..., Any] | str,
+    shards: list[tuple[Any, ...]],
+    *,
+    at: Any,
+    executor: AnyExecutor = None,
+    format: str | None = None,
+    init: dict[str, Any] | None = None,
+    progress: bool | None = False,
+) -> Iterator[Any]:
+    """The Jacobians of many shards of data, computed by worker processes, one after the other in their order.
+
+    A worker starts Taichi, and calls ``factory(*shard)`` for each shard that it gets: it returns ``(kernel, params,
+    outputs)`` or ``(kernel, params, outputs, args)``, see ``jacobian``.  The worker keeps them (the last 256), so that
+    other values of the params cost a launch.  At most two shards for each worker are under way, so the memory of this
+    process does not grow with their number.
+
+    What is lost with a worker is computed again if ``executor`` is a function (or Dask, which replaces its workers), at
+    most three times.
+
+    Args:
+        factory: a function of a module that workers can import, or its import path ``"package.module:function"``.
+        shards: the arguments of the factory, a tuple for each shard; they are pickled.
+        at: the values of the params, structured like them; all shards have the same params.
+        executor: a ``concurrent.futures.Executor`` of processes that are spawned, not forked, such as
+            ``ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))`` or Dask's
+            ``client.get_executor()``; or a function that makes one, which is shut down at the end; None computes in
+            this process.
+        format: see ``jacobian``.
+        init: options of ``ti.init`` in the workers, where ``arch=ti.cpu`` with a share of the cores is the default.  A
+            worker in which Taichi has been started, and this process, keep that.
+        progress: True draws a progress bar of the shards.
+
+    Returns:
+        An iterator over the Jacobians, each as of ``jacobian``.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid.
+        ShardError: a shard could not be computed; the message names it, and what its worker raised or how it ended.
+
+    Example:
+        >>> from taichi_ext import map_jacobian
+        >>> def norms(executor, camera):  # views.py has ``def view(number): ...; return kernel, camera, errors``
+        ...     shards = [(0,), (1,), (2,)]
+        ...     return [abs(J).max() for J in map_jacobian("views:view", shards, at=camera, executor=executor)]
+    """
+    check_progress(progress)
+    found = Shards(factory, shards, at, "at", init, format)
+    workers = Workers(executor)
+
+    def jacobians() -> Iterator[Any]:
+        with workers, progress_bar(progress, "shards", len(shards)) as advance:
+            for J in workers.answers(found.tasks(found.x)):
+                advance(1)
+                yield J
+
+    return jacobians()
+
+
+def refuse_with_shards(**given: Any) -> None:
+    """Raise for arguments that have no meaning with shards."""
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidArgumentError(f"{name} is given with shards=, where the factory returns it.")
+
+
+def refuse_without_shards(**given: Any) -> None:
+    """Raise for arguments that have a meaning with shards alone."""
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidArgumentError(f"{name} needs shards=, and a factory in the place of the kernel.")
+
+
+def _path_of(factory: Any) -> str:
+    """The import path of a factory, which is imported here once: what fails here would fail in each worker."""
+    if isinstance(factory, str):
+        path = factory
+    else:
+        path = f"{getattr(factory, '__module__', '')}:{getattr(factory, '__qualname__', '')}"
+    advice = 'expected a function of a module, or its import path "package.module:function"'
+    if path.startswith(":") or path.endswith(":") or ":" not in path or "<" in path:
+        raise InvalidArgumentError(
+            f"factory is {shown(factory)}; {advice}. Workers call it, so they have to import it."
+        )
+    found = imported(path)
+    if not isinstance(factory, str) and found is not factory:
+        raise InvalidArgumentError(f"factory is {shown(factory)}, and {path!r} is another object; {advice}.")
+    return path

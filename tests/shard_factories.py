@@ -1,0 +1,62 @@
+"""Factories of shards that worker processes import: a decay observed in pieces, each with its own way to fail."""
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import taichi as ti
+
+TRUTH = np.array([2.5, 1.3, 0.3])
+
+
+@ti.kernel
+def compare(
+    p: ti.types.ndarray(), q: ti.types.ndarray(), t: ti.types.ndarray(), y: ti.types.ndarray(), r: ti.types.ndarray()
+):
+    for i in range(r.shape[0]):
+        r[i] += p[0] * ti.exp(-p[1] * t[i]) + q[None] - y[i]
+
+
+def data(number, count):
+    """Times, and values with some noise."""
+    rng = np.random.default_rng(number)
+    t = rng.uniform(0.0, 3.0, count)
+    return t, TRUTH[0] * np.exp(-TRUTH[1] * t) + TRUTH[2] + 0.01 * rng.standard_normal(count)
+
+
+def decay(number, count, what="", folder=""):
+    """A shard; ``what`` goes wrong in it."""
+    marker = Path(folder, f"seen-{number}")
+    if what == "always killed" or (what == "killed once" and not marker.exists()):
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "exits":
+        os._exit(3)
+    if what == "raises":
+        raise ZeroDivisionError("no data")
+    if folder:
+        Path(folder, f"{os.getpid()}-{number}").touch()
+    t, y = data(number, count)
+    if what == "nan":
+        y[1] = np.nan
+    p, q, r = np.zeros(2 if what != "shape" else 4), np.zeros(()), np.zeros(count)
+    if what == "one object":
+        return compare
+    params = {"p": p, "q": q} if what != "structure" else [p, q]
+    return compare, params, r, (p, q, t, y, r)
+
+
+def threads(number):
+    """A shard whose J is the number of threads of its Taichi program."""
+    p, r = ti.field(ti.f64, 1), ti.field(ti.f64, 1)
+    count = ti.cfg.cpu_max_num_threads
+
+    @ti.kernel
+    def scale():
+        r[0] = p[0] * count
+
+    return scale, p, r
+
+
+not_a_function = 3

@@ -1,0 +1,229 @@
+"""Shards in worker processes: the sums of the serial run to the last bit, lost workers, and errors that name the shard."""
+
+import multiprocessing
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import shard_factories
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, Jacobian, ShardError, least_squares, map_jacobian, normal_equations
+from taichi_ext.solvers import executors
+
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("processes that start Taichi on the CPU")]
+
+START = {"p": np.array([1.0, 0.5]), "q": np.array(0.1)}
+COUNTS = [40, 1, 7, 1500]
+SHARDS = list(enumerate(COUNTS))
+decay = shard_factories.decay
+
+
+def spawned(workers=2):
+    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with spawned() as made:
+        yield made
+
+
+def expected():
+    """Residuals and J of all shards, by hand."""
+    a, b, c = *START["p"], float(START["q"])
+    t, y = (np.concatenate(v) for v in zip(*(shard_factories.data(*s) for s in SHARDS)))
+    e = np.exp(-b * t)
+    return a * e + c - y, np.stack([e, -a * t * e, np.ones_like(t)], axis=1)
+
+
+def equal(a, b):
+    assert_array_equal(a.JtJ, b.JtJ)
+    assert_array_equal(a.Jtr, b.Jtr)
+    assert a.rtr == b.rtr
+
+
+def test_jacobians_come_in_order(pool):
+    _, J = expected()
+    found = list(map_jacobian(decay, SHARDS, at=START, executor=pool))
+    assert [part["p"].shape for part in found] == [(n, 2) for n in COUNTS]
+    assert_allclose(np.concatenate([part["p"] for part in found]), J[:, :2], rtol=1e-13)
+    assert_array_equal(np.concatenate([part["q"] for part in found]), J[:, 2])
+
+
+@pytest.mark.parametrize("format", [None, "csr"])
+def test_normal_equations(pool, format):
+    """The kernel adds to its residuals: they begin at the state in which the factory left them, also the second time."""
+    if format:
+        pytest.importorskip("scipy.sparse")
+    r, J = expected()
+    here = normal_equations(decay, shards=SHARDS, at=START, format=format)
+    for _ in range(2):
+        found = normal_equations(decay, shards=SHARDS, at=START, executor=pool, format=format)
+        if format:
+            assert (found.JtJ != here.JtJ).nnz == 0
+            found, there = (e.JtJ.toarray() for e in (found, here))
+        else:
+            equal(found, here)
+            assert_allclose(found.Jtr, J.T @ r, rtol=1e-12)
+            assert_allclose(found.rtr, r @ r, rtol=1e-13)
+            assert found.split(found.Jtr)["p"].shape == (2,)
+            found = found.JtJ
+        assert_allclose(found, J.T @ J, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"loss": "huber", "f_scale": 0.02}, {"bounds": (-9.0, {"p": np.array([2.4, 9.0]), "q": 9.0})}]
+)
+def test_least_squares(pool, options):
+    """The same points as in this process; without bounds and losses, the solution of all data in one kernel."""
+    found = least_squares(decay, shards=SHARDS, start=START, executor=pool, **options)
+    here = least_squares("shard_factories:decay", shards=SHARDS, start=START, **options)
+    assert found.success
+    assert_array_equal(found.x, here.x)
+    assert [line.cost for line in found.history] == [line.cost for line in here.history]
+    assert_allclose(found.x, shard_factories.TRUTH, atol=0.2 if "bounds" in options else 0.01)
+    assert found.split(found.x)["q"].shape == () and found.fun is None
+    assert "3 parameters" in found.summary()
+    if "bounds" in options:
+        assert found.x[0] == 2.4
+
+
+def test_the_cores_are_shared_between_workers(pool):
+    (J,) = map_jacobian(shard_factories.threads, [(0,)], at=np.ones(1), executor=pool)
+    assert J.item() == max(1, os.cpu_count() // 2)
+
+
+class TestLostWorkers:
+    def test_a_fit(self, tmp_path):
+        """A worker is killed in the first pass over the shards, and one later; the digits are those of a serial run."""
+        shards = [(n, count, "killed once" if n == 2 else "", str(tmp_path)) for n, count in SHARDS]
+        killed = []
+
+        def kill(line):
+            if line.number == 2:
+                newest = max(tmp_path.glob("*-0"), key=lambda path: path.stat().st_mtime)
+                killed.append(int(newest.name.split("-")[0]))
+                os.kill(killed[0], signal.SIGKILL)
+
+        found = least_squares(decay, shards=shards, start=START, executor=partial(spawned, 1), callback=kill)
+        assert (tmp_path / "seen-2").exists()
+        assert killed and killed[0] != os.getpid()
+        assert_array_equal(found.x, least_squares(decay, shards=SHARDS, start=START).x)
+
+    def test_a_shard_that_always_kills(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(executors, "_MOST_LOSSES", 1)  # 3 takes four starts of a process
+        shards = [(n, count, "always killed" if n == 1 else "", str(tmp_path)) for n, count in SHARDS]
+        with pytest.raises(ShardError, match="^shard 1 has lost its worker 2 times, .* ended by SIGKILL") as info:
+            normal_equations(decay, shards=shards, at=START, executor=partial(spawned, 1))
+        assert info.value.shard == 1
+
+    def test_an_executor_that_cannot_be_replaced(self):
+        with spawned(1) as broken:
+            with pytest.raises(ShardError, match=r"shard 0, .* exit code 3.*executor= a function") as info:
+                list(map_jacobian(decay, [(0, 5, "exits"), (1, 5)], at=START, executor=broken))
+            assert info.value.shard == 0
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("what", "words"),
+        [
+            ("raises", r"shard 1, from 'shard_factories:decay': .*raised(?s:.*)ZeroDivisionError: no data"),
+            ("nan", r"shard 1, .*InvalidArgumentError: entry \[1\] of .* is nan"),
+            ("shape", r"shard 1, .* shapes \[\(4,\), \(\)\]; the values: \[\(2,\), \(\)\]"),
+            ("structure", r"shard 1, .* structure \['\[0\]', '\[1\]'\]; that of the values: \[\"\['p'\]\", .*"),
+            ("one object", r"shard 1, .*the factory returns .*compare.*; expected \(kernel, params, outputs\)"),
+        ],
+    )
+    def test_a_shard_fails(self, pool, what, words):
+        with pytest.raises(ShardError, match=words):
+            normal_equations(decay, shards=[(0, 5), (1, 5, what)], at=START, executor=pool)
+
+    @pytest.mark.parametrize(
+        ("factory", "words"),
+        [
+            (lambda n: None, "factory is <function .*<lambda>.*; expected a function of a module"),
+            ("shard_factories:missing", "cannot be imported here: .*missing"),
+            ("no_such_module:f", "cannot be imported here: No module named 'no_such_module'"),
+            ("shard_factories:not_a_function", "is 3; expected a function"),
+            ("decay", "expected a function of a module"),
+            (partial(decay, 1), "expected a function of a module"),
+        ],
+    )
+    def test_no_factory(self, factory, words):
+        for call in (map_jacobian, lambda f, s, at: least_squares(f, shards=s, start=at)):
+            with pytest.raises(InvalidArgumentError, match=words):
+                call(factory, SHARDS, at=START)
+
+    def test_a_plan_is_no_factory(self):
+        p, q, r, t, y = np.zeros(2), np.zeros(()), np.zeros(3), np.zeros(3), np.zeros(3)
+        plan = Jacobian(shard_factories.compare, p, r, args=(p, q, t, y, r))
+        with pytest.raises(InvalidArgumentError, match="factory is .*; expected a function of a module"):
+            map_jacobian(plan, SHARDS, at=START)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"shards": 3}, "shards is 3; expected a list of tuples"),
+            ({"shards": []}, "shards is"),
+            ({"shards": [1, 2]}, "expected a list of tuples"),
+            ({"shards": [(0, 5), (lambda: 0,)]}, r"shards\[1\] cannot be pickled"),
+            ({"start": {"p": np.array([1.0, np.nan]), "q": 0.0}}, r"entry \[1\] of start\['p'\] is nan"),
+            ({"start": None}, "start is missing"),
+            ({"start": {"p": ["x"], "q": 0.0}}, "start.*expected an array of real numbers"),
+            ({"bounds": (2.0, 3.0)}, "start within the bounds"),
+            ({"method": "trf"}, "with shards, expected 'lm'"),
+            ({"params": START}, "params is given with shards"),
+            ({"init": 3}, "init is 3"),
+            ({"executor": 3}, "executor is 3"),
+            ({"executor": ProcessPoolExecutor}, "expected a concurrent.futures.Executor, or a function"),
+            ({"executor": dict}, "executor is"),
+            ({"executor": lambda: 3}, r"executor\(\) returns 3"),
+        ],
+    )
+    def test_options(self, options, words):
+        with pytest.raises(InvalidArgumentError, match=words):
+            least_squares(decay, **{"shards": SHARDS, "start": START, **options})
+
+    def test_without_shards(self):
+        p, r = np.zeros(2), np.zeros(2)
+        with pytest.raises(InvalidArgumentError, match="executor needs shards="):
+            least_squares(decay, p, r, executor=spawned)
+        with pytest.raises(InvalidArgumentError, match="at needs shards="):
+            normal_equations(decay, p, r, at=p)
+
+    def test_executors_that_cannot_be_used(self):
+        forked = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))
+        with pytest.raises(InvalidArgumentError, match="forks its workers"):
+            map_jacobian(decay, SHARDS, at=START, executor=forked)
+        ended = spawned(1)
+        ended.shutdown()
+        with pytest.raises(InvalidArgumentError, match="executor takes no tasks: .*shutdown"):
+            list(map_jacobian(decay, SHARDS, at=START, executor=ended))
+        with ThreadPoolExecutor(1) as threads, pytest.raises(ShardError, match="shard 0.*computes in this process"):
+            list(map_jacobian(decay, SHARDS, at=START, executor=threads))
+
+    def test_the_best_point_is_in_the_error(self, pool):
+        def stop(line):
+            raise KeyError(line.number)
+
+        with pytest.raises(KeyError):
+            least_squares(decay, shards=SHARDS, start=START, executor=pool, callback=stop)
+
+
+def test_dask(tmp_path):
+    """Dask replaces a worker that was lost, and computes again what it had."""
+    distributed = pytest.importorskip("distributed", reason="needs Dask, the extra 'dask'")
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as client:
+        shards = [(n, count, "killed once" if n == 1 else "", str(tmp_path)) for n, count in SHARDS]
+        found = least_squares(decay, shards=shards, start=START, executor=client.get_executor())
+        assert_array_equal(found.x, least_squares(decay, shards=SHARDS, start=START).x)
+        with pytest.raises(ShardError, match="shard 2, (?s:.*)ZeroDivisionError") as info:
+            shards = [(n, count, "raises" if n == 2 else "") for n, count in SHARDS]
+            normal_equations(decay, shards=shards, at=START, executor=client.get_executor())
+        assert info.value.shard == 2
