@@ -1,5 +1,6 @@
 """Whole Jacobians of Taichi kernels in one launch, and custom derivatives for functions and expressions."""
 
+from taichi_ext.api.hessian import Hessian, hessian, value_and_gradient, value_gradient_and_hessian
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.products import jvp, vjp
@@ -31,6 +32,7 @@ from taichi_ext.solvers.shards import map_jacobian
 __all__ = [
     "CheckError",
     "DerivativeWarning",
+    "Hessian",
     "InvalidArgumentError",
     "InvalidRuleError",
     "Iteration",
@@ -44,6 +46,7 @@ __all__ = [
     "check_rule",
     "coverage",
     "edge",
+    "hessian",
     "jacobian",
     "jvp",
     "layers",
@@ -64,7 +67,9 @@ __all__ = [
     "step",
     "stop_gradient",
     "torch_function",
+    "value_and_gradient",
     "value_and_jacobian",
+    "value_gradient_and_hessian",
     "visible_edge",
     "vjp",
 ]

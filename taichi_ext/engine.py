@@ -27,6 +27,7 @@ from taichi_ext.launches import (
     Launch,
     assumed_role,
     constants_of,
+    gradient_program,
     refuse_buffers,
     refuse_changed,
     seeds_of,
@@ -58,10 +59,17 @@ def fuse(launch: Launch) -> Fused:
         recorded, infos = with_node_calls(recorded, launch, infos, constants)
     program = simplify(without_unused_draws(recorded))
     check_rules(program)
+    gradient = None if launch.energy is None else gradient_program(program, launch, infos, constants)
+    if gradient is not None:
+        program, infos = gradient.program, infos | gradient.infos
     seeds = seeds_of(program, launch, infos, constants)
+    if gradient is not None:
+        seeds = gradient.seeds(seeds)
     if launch.is_repeated and launch.sparse is None:
         seeds = with_own_tangents(program, seeds)
     differentiated = _differentiated(program, seeds)
+    if gradient is not None:
+        differentiated = gradient.completed(differentiated)
     if launch.watch is not None:
         differentiated = replace(differentiated, program=launch.watch.program(differentiated))
     scheduled = with_schedule(simplify(with_arguments(differentiated)), program, differentiated, launch, seeds)
@@ -87,6 +95,7 @@ def fuse(launch: Launch) -> Fused:
     fused.program, fused.arrays = scheduled.program, launch.arrays
     fused.first_columns = differentiated.first_columns
     fused.takes_first_column = differentiated.first_column is not None
+    fused.first_order = () if gradient is None else tuple(gradient.arrays.values())
     if launch.sparse is None:
         fused.assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
     if differentiated.sparse is not None:

@@ -5,6 +5,7 @@
     python tests/program_batches.py 500 --generator lists --format csr  # sums over neighbours, loops of any length
     python tests/program_batches.py 300 --generator wide       # pipelines with more columns, and loops that end early
     python tests/program_batches.py 500 --generator levels     # levels in loops, with edges, stopped gradients and rules
+    python tests/program_batches.py 500 --generator hessians   # energies of what programs compute, differentiated twice
     python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
     python tests/program_batches.py 300 --vary                 # with tangents= and chunk_size= that are drawn by the seed
     python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
@@ -30,6 +31,7 @@ from typing import IO, Any
 
 import program_check
 import program_grammar
+import program_hessians
 import program_levels
 import program_lists
 import program_pipelines
@@ -44,6 +46,7 @@ PER_PROCESS = 50
 LONGEST = 300  # seconds without a verdict
 # by name: what writes a program, what runs programs, what judges one, what shows one
 GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
+    "hessians": (program_hessians.generate, Workshop, program_hessians.hessian_verdict, describe),
     "kernels": (program_grammar.generate, Workshop, verdict, describe),
     "levels": (program_levels.generate, LevelWorkshop, level_verdict, describe_level),
     "lists": (program_lists.generate, Workshop, verdict, describe),

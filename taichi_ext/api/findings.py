@@ -14,7 +14,8 @@ from taichi_ext.runtime.warning import warn_at_user
 class Findings:
     """What one run has of some columns holds for J where it does in all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_zeros: bool = True) -> None:
+        self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero: a gradient may be
         self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
         self.begin()
 
@@ -32,7 +33,7 @@ class Findings:
     def judge(self, outputs: Iterable[tuple[Target, bool]]) -> None:
         """Warn of outputs that depend on no parameter, as is said of each; from now on the others are watched."""
         for n, (target, is_fresh) in enumerate(outputs):
-            if is_fresh:
+            if is_fresh and self._of_zeros:
                 warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
             else:
                 self._active[n] = target
@@ -48,7 +49,7 @@ class Findings:
             warn_at_user(
                 f"{name} is a parameter that is overwritten before it is read: nothing depends on what it held before."
             )
-        if not self._overwritten:
+        if not self._overwritten and self._of_zeros:
             for target in self._zero.values():
                 warn_at_user(f"{target.name} does not depend on the params as they are now: its Jacobian is zero.")
 

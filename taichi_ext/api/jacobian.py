@@ -149,7 +149,7 @@ def prepared_form(
         plan = _plans.find(origin, key)
         if plan is not None:
             return plan, plan.call(kernel, args)
-        plan, call = prepare(kernel, params, outputs, args, options)
+        plan, call = prepare(kernel, params, outputs, args, options, use)
         is_kept = _plans.keep(origin, key, plan)
         _preparations.note(kernel, origin, key, plan, is_kept=is_kept)
     return plan, call

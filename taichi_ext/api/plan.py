@@ -19,10 +19,13 @@ from taichi_ext.api.kernel_checks import refuse_uninitialised
 from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import check_progress
+from taichi_ext.api.second_order import GradientEvaluation, SecondOrderEvaluation, check_energy
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, with_short_traceback
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.state import State
+
+_KINDS: dict[str, type[Evaluation]] = {"gradient": GradientEvaluation, "hessian": SecondOrderEvaluation}
 
 
 class Plan:
@@ -33,9 +36,10 @@ class Plan:
         params: see ``jacobian``.
         outputs: see ``jacobian``.
         options: see ``checked_options``.
+        use: "gradient" or "hessian" where ``outputs`` is an energy, and these are computed.
     """
 
-    def __init__(self, call: KernelCall, params: Any, outputs: Any, options: Options) -> None:
+    def __init__(self, call: KernelCall, params: Any, outputs: Any, options: Options, use: str = "jacobian") -> None:
         max_memory, tangents, chunk_size, format = options
         self._pattern = call.pattern()
         leaves, rebuild_params = flatten(params, "params")
@@ -49,6 +53,9 @@ class Plan:
         for what, targets in (("params", param_targets), ("outputs", output_targets)):
             if not targets:
                 raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
+        if use in _KINDS:
+            check_energy(call, output_targets, param_targets, use)
+            rebuild_outputs = rebuild_params if use == "hessian" else _only
         backend.materialize()
         self.prepared = Prepared(
             param_targets,
@@ -61,6 +68,7 @@ class Plan:
             chunk_size=chunk_size,
             format=format,
             layout=backend.layout_version(),
+            use=use,
         )
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
@@ -115,7 +123,7 @@ class Plan:
         return self._kind()(prepared, call, out, state, watch, progress)
 
     def _kind(self) -> type[Evaluation]:
-        return Evaluation if self.prepared.format is None else SparseEvaluation
+        return _KINDS.get(self.prepared.use) or (Evaluation if self.prepared.format is None else SparseEvaluation)
 
     def follow_layout(self, call: KernelCall) -> None:
         """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
@@ -138,13 +146,15 @@ class Plan:
             self.prepared = dataclasses.replace(prepared, params=now, fused={}, replay=None, is_checked=False)
 
 
-def prepare(kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: Options) -> tuple[Plan, KernelCall]:
+def prepare(
+    kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: Options, use: str = "jacobian"
+) -> tuple[Plan, KernelCall]:
     """A new plan, and the call with these arguments."""
     refuse_uninitialised()
     _refuse_inside_kernel()
     _refuse_recording()
     call = KernelCall(kernel, args)
-    return Plan(call, params, outputs, options), call
+    return Plan(call, params, outputs, options, use), call
 
 
 class Jacobian:
@@ -201,9 +211,14 @@ class Jacobian:
         progress: bool | None = None,
     ) -> None:
         options = checked_options(max_memory, tangents, chunk_size, format)
+        self._prepare(kernel, params, outputs, args, options, progress)
+
+    def _prepare(
+        self, kernel: Any, params: Any, outputs: Any, args: Any, options: Options, progress: Any, use: str = "jacobian"
+    ) -> None:
         check_progress(progress)
-        self._progress = progress
-        self._plan, self._call = prepare(kernel, params, outputs, args, options)
+        self._progress: bool | None = progress
+        self._plan, self._call = prepare(kernel, params, outputs, args, options, use)
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         self._last = threading.local()  # what value() needs of this thread's last call
 
@@ -224,13 +239,18 @@ class Jacobian:
     @with_short_traceback
     def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
+        evaluation = self._started(args, out)
+        result = evaluation.jacobian()
+        self._last.returned = evaluation.returned
+        return result
+
+    def _started(self, args: tuple[Any, ...] | None, out: Any) -> Any:
+        """The evaluation of a call."""
         self._plan.refuse_ended()
         call = self._last_call() if args is None else self._call.with_args(args)
         evaluation = self._plan.start(call, out, progress=self._progress)
         self._last.call, self._last.returned = call, None
-        result = evaluation.jacobian()
-        self._last.returned = evaluation.returned
-        return result
+        return evaluation
 
     def _last_call(self) -> KernelCall:
         """This thread's last call, before the first one that of the preparation."""

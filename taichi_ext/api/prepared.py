@@ -43,6 +43,7 @@ class Prepared:
         is_in_rows: whether the columns of small parameters have been put there.
         composed: the fields whose entries are columns of their own, and their sizes.
         arithmetic: the patterns of products and sums of sparse matrices.
+        use: "gradient" or "hessian" where the output is an energy, and these are computed.
     """
 
     params: list[Target]
@@ -66,9 +67,10 @@ class Prepared:
     is_in_rows: bool = False
     composed: dict[Any, int] = field(default_factory=dict)
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    use: str = "jacobian"
 
     def result(self, blocks: list[list[Any]]) -> Any:
-        """``[output][parameter]`` in the structure that was asked for."""
+        """``[output][parameter]`` in the structure that was asked for; of a Hessian ``[parameter][parameter]``."""
         return self.rebuild_outputs([self.rebuild_params(row) for row in blocks])
 
     def note_fit(self, sizes: Any) -> None:
@@ -79,7 +81,8 @@ class Prepared:
 
     def skeleton(self) -> Any:
         """Something of the structure of the result."""
-        return self.result([[0] * len(self.params) for _ in self.outputs])
+        rows = self.params if self.use == "hessian" else self.outputs
+        return self.result([[0] * len(self.params) for _ in rows])
 
 
 def values_of(prepared: Prepared, call: KernelCall, returned: Any) -> list[Any]:

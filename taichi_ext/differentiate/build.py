@@ -32,6 +32,11 @@ from taichi_ext.program import (
 )
 from taichi_ext.program.statements import Target
 
+# Products of which one factor may be infinite where the other is 0, in a program that is differentiated again: 0 where
+# the first factor is, or one of both.
+GUARDED, GUARDED_BOTH = "guarded", "guarded both"
+INVERSE = "inverse"  # 1 / x, and 0 where x is 0
+
 LARGEST_EXACT = 2048  # up to which all whole numbers are numbers of float16, too
 Number = int | float
 Coefficient = Value | Number
@@ -159,6 +164,17 @@ def negative(a: Coefficient) -> Coefficient:
 
 def select(condition: Value, a: Coefficient, b: Coefficient) -> Value:
     return operation("select", condition, a, b)
+
+
+def written_out(x: Value) -> Value:
+    """An operation that only stands in a program which is differentiated again, by others."""
+    if not isinstance(x, Op) or x.name not in (GUARDED, GUARDED_BOTH, INVERSE):
+        return x
+    a = x.args[0]
+    result: Coefficient = operation("truediv", 1.0, a) if x.name == INVERSE else multiply(x.args[1], a)
+    for factor in x.args if x.name == GUARDED_BOTH else (a,):
+        result = select(operation("eq", factor, 0.0), literal(0, x.dtype), result)
+    return cast(result, x.dtype)
 
 
 # --- statements -------------------------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ class Seeds:
     threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
     sparse: SparseSeeds | None = None  # of a sparse Jacobian
     first_column: int | None = None  # of a block of columns, from which all columns here are counted; None: of all
+    is_again: bool = False  # the result is differentiated again
+    ignored: frozenset[Container] = frozenset()  # whose tangents nobody asks for
 
     @property
     def takes_derivative(self) -> bool:

@@ -13,7 +13,18 @@ from typing import Any, TypeGuard
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import Builder, Coefficient, add, is_number, literal, multiply, operation, select
+from taichi_ext.differentiate.build import (
+    GUARDED,
+    GUARDED_BOTH,
+    Builder,
+    Coefficient,
+    add,
+    is_number,
+    literal,
+    multiply,
+    operation,
+    select,
+)
 from taichi_ext.program import Container, Local, Type, Value
 
 
@@ -74,12 +85,14 @@ class Guarded:
     """A coefficient of a row of which either may be infinite.
 
     ``may_be_infinite``: the factor; where the row is zero, so is the product. ``is_chosen``: where the factor is zero,
-    so is the product. A choice did not pick the row, whatever it holds.
+    so is the product. A choice did not pick the row, whatever it holds. ``is_again``: the product is differentiated
+    again.
     """
 
     factor: Coefficient
     is_chosen: bool = False
     may_be_infinite: bool = True
+    is_again: bool = False
 
 
 Weight = Coefficient | Guarded
@@ -132,7 +145,8 @@ def _guarded_as(c: Coefficient, *sources: Weight) -> Weight:
     guards = [s for s in sources if isinstance(s, Guarded)]
     if not guards or is_number(c, 0):
         return c
-    return Guarded(c, any(g.is_chosen for g in guards), any(g.may_be_infinite for g in guards))
+    flags = (any(g.is_chosen for g in guards), any(g.may_be_infinite for g in guards), any(g.is_again for g in guards))
+    return Guarded(c, *flags)
 
 
 def coefficient(c: Weight, dtype: Type) -> Value:
@@ -144,11 +158,14 @@ def coefficient(c: Weight, dtype: Type) -> Value:
 def times_entry(c: Weight, entry: Value) -> Coefficient:
     """A coefficient times one entry of a row."""
     if isinstance(c, Guarded):
+        can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
+        if c.is_again and isinstance(c.factor, Value):
+            pair = (c.factor, entry) if can_be_left_out else (entry, c.factor)
+            return operation(GUARDED_BOTH if can_be_left_out and c.may_be_infinite else GUARDED, *pair)
         zero = literal(0, entry.dtype)
         product = multiply(c.factor, entry)
         if c.may_be_infinite:
             product = select(operation("eq", entry, 0.0), zero, product)
-        can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
         return select(operation("eq", c.factor, 0.0), zero, product) if can_be_left_out else product
     return multiply(c, entry)
 
@@ -167,19 +184,37 @@ def negated(form: Form) -> Form:
     return result
 
 
-def guarded_scale(form: Form, weight: Coefficient) -> Form:
-    """``weight * form`` where a tangent that is zero stays zero although the weight is infinite."""
+def guarded_scale(form: Form, weight: Coefficient, *, is_again: bool = False) -> Form:
+    """``weight * form`` where a tangent that is zero stays zero although the weight is infinite.
+
+    ``is_again``: it is differentiated again, so that it stays one operation.
+    """
     scaled: Form = {}
     for leaf, c in form.items():
         factor = bare(c)
         product = multiply(weight, factor)
         if isinstance(weight, Value) and isinstance(factor, Value) and isinstance(product, Value):
-            product = select(operation("eq", factor, 0.0), literal(0, product.dtype), product)
-        scaled[leaf] = Guarded(product, isinstance(c, Guarded) and c.is_chosen) if is_row(leaf) else product
+            if is_again:
+                product = operation(GUARDED, factor, weight)
+            else:
+                product = select(operation("eq", factor, 0.0), literal(0, product.dtype), product)
+        is_chosen = isinstance(c, Guarded) and c.is_chosen
+        scaled[leaf] = Guarded(product, is_chosen, is_again=is_again) if is_row(leaf) else product
     return scaled
 
 
-def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type) -> Form:
+def where_nonzero(value: Value, form: Form) -> Form:
+    """``value * form``, nothing where the value is 0, whatever the form is there."""
+    scaled: Form = {}
+    for leaf, c in form.items():
+        product = multiply(value, bare(c))
+        if isinstance(bare(c), Value) and isinstance(product, Value):
+            product = select(operation("eq", value, 0.0), literal(0, product.dtype), product)
+        scaled[leaf] = Guarded(product, is_chosen=True) if is_row(leaf) else product
+    return scaled
+
+
+def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type, *, is_again: bool = False) -> Form:
     """The form of the first argument whose condition holds; the last condition is None (otherwise)."""
     conditions = list(picks)
     result: Form = {}
@@ -188,7 +223,7 @@ def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type) -> Form:
         value = coefficient(coefficients[-1], dtype)
         for condition, c in zip(reversed(conditions[:-1]), reversed(coefficients[:-1]), strict=True):
             value = select(condition, coefficient(c, dtype), value)
-        result[leaf] = Guarded(value, is_chosen=True) if is_row(leaf) else value
+        result[leaf] = Guarded(value, is_chosen=True, is_again=is_again) if is_row(leaf) else value
     return result
 
 

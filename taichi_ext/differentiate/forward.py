@@ -76,6 +76,7 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
         refuse_stored_positions(program.body, takes_derivative=seeds.takes_derivative)
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
+    activity = replace(activity, containers=activity.containers - seeds.ignored)
     special.refuse_bits(program.body, activity)
     accesses: tuple[Access, ...] = ()
     if activity.containers or activity.locals:
@@ -337,6 +338,8 @@ class Forward:
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
         if name == "stop_grad" and not self.seeds.is_reverse:
             self.block.stopped.update(s.args)
+            if self.seeds.is_again:
+                self.builder.emit(s)
             return
         if name not in KEPT and any(map(self.is_active, values_of(s))):
             special.refuse_effect(self, s)

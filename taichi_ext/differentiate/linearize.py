@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import cast, is_number
+from taichi_ext.differentiate.build import GUARDED_BOTH, cast, is_number
 from taichi_ext.differentiate.forms import (
     Form,
     accumulate,
@@ -21,6 +21,7 @@ from taichi_ext.differentiate.forms import (
     kept,
     plus,
     times,
+    where_nonzero,
 )
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
@@ -46,6 +47,7 @@ class Linearizer:
     def __init__(self, forward: Forward) -> None:
         self.forward = forward
         self.builder = forward.builder
+        self.is_again = forward.seeds.is_again
         self.kept: dict[Value, Value] = {}  # operations of the current statement that are in temporaries
         self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
         self.tapes: dict[Value, list[tuple[Value, Any]]] = {}
@@ -82,7 +84,7 @@ class Linearizer:
         """The value, built on the temporaries that hold parts of it."""
         if node in self.kept:
             return self.kept[node]
-        if isinstance(node, Known):
+        if isinstance(node, Known) and not self.is_again:
             return node.constant
         return with_children(node, self.primal)
 
@@ -114,7 +116,7 @@ class Linearizer:
         return node
 
     def _rule(self, node: Value) -> Rule | None:
-        return rule_of(node, self._definition) if isinstance(node, Op) else None
+        return rule_of(node, self._definition, is_again=self.is_again) if isinstance(node, Op) else None
 
     def _is_smooth(self, node: Value) -> bool:
         rule = self._rule(node)
@@ -228,13 +230,26 @@ class Linearizer:
             return {}
         if rule.kind == "choice":
             return self._choice(node, rule)
+        if rule.kind == "guarded":
+            return self._guarded(node)
         form: Form = {}
         with self.builder.at(node.place):
             partials = self._partials(node)
         for arg, partial in partials:
             inner = self._settled(arg)
             self.forward.reversals.note_singular(inner)
-            accumulate(form, guarded_scale(inner, partial))
+            accumulate(form, guarded_scale(inner, partial, is_again=self.is_again))
+        return form
+
+    def _guarded(self, node: Op) -> Form:
+        """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""
+        a, b = (self.keep(arg, node.dtype) for arg in node.args)
+        first, second = map(self._settled, node.args)
+        form = where_nonzero(a, second)
+        if node.name == GUARDED_BOTH:
+            accumulate(form, where_nonzero(b, first))
+        else:
+            accumulate(form, first, b)
         return form
 
     def _settled(self, node: Value) -> Form:
@@ -252,7 +267,7 @@ class Linearizer:
             assert rule.picks is not None
             values = [self.keep(a, node.dtype) for a in args]
             picks = tuple(p if p is None else self.builder.keep(p, "is_first") for p in rule.picks(*values))
-        return chosen(picks, forms, node.dtype)
+        return chosen(picks, forms, node.dtype, is_again=self.is_again)
 
 
 def _refuse(node: Value) -> None:

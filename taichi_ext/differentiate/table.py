@@ -6,6 +6,7 @@ A line gives the partials, one per argument: a number, or a function of the argu
 * ``smooth``: the product, accumulated in reverse within a statement.
 * ``singular``: a partial can be infinite where the operation is finite (sqrt at 0); a tangent that is zero stays zero.
 * ``choice``: one of the arguments is picked, and its tangent; ``picks`` gives one condition per argument.
+* ``guarded``: the product of a tangent that may be zero and a partial that may be infinite, differentiated again.
 
 Kinks follow Taichi: ``abs'(0) = 0``; at a tie, max and min take the right-hand operand; ``x % y`` has the partials
 1 and ``-floor(x / y)``.
@@ -18,6 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from taichi_ext.differentiate.build import (
+    GUARDED,
+    GUARDED_BOTH,
+    INVERSE,
     add,
     literal,
     multiply,
@@ -110,6 +114,10 @@ _TABLE = [
     Rule("max", (1, 1), kind="choice", picks=_MAX),
     Rule("min", (1, 1), kind="choice", picks=_MIN),
     Rule("select", (None, 1, 1), kind="choice"),
+    Rule(GUARDED, (None, None), kind="guarded"),
+    Rule(GUARDED_BOTH, (None, None), kind="guarded"),
+    # not 0 at 0: a second derivative that is infinite there is not taken for 0
+    Rule(INVERSE, (lambda a, o: negative(_div(1.0, _square(a))),)),
 ]
 RULES = {rule.name: rule for rule in _TABLE}
 _SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argument, twice
@@ -119,9 +127,27 @@ _SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argu
 _NORM = Rule("norm", (lambda a, o: select(operation("eq", o, 0.0), 0.0, _div(0.5, o)),), takes="o")
 
 
-def rule_of(op: Op, definition: Callable[[Value], Value]) -> Rule | None:
-    """The line for an operation on these arguments; ``definition`` follows a local that does not change."""
-    rule = RULES.get(op.name)
+# What is differentiated again: where a tangent or exponent is 0, its own derivative need not be
+_AGAIN = {
+    "pow": Rule("pow", (lambda a, b, o: _pow_base_again(a, b, o), _pow_exponent), kind="singular", takes="ao"),
+    "log": replace(RULES["log"], kind="smooth"),  # infinite itself where its partial is
+    "rsqrt": replace(RULES["rsqrt"], kind="smooth"),
+}
+_NORM_AGAIN = replace(_NORM, partials=(lambda a, o: multiply(0.5, operation(INVERSE, o)),))
+
+
+def _pow_base_again(a: Any, b: Any, o: Any) -> Any:
+    if isinstance(b, Const):
+        return _pow_base(a, b, o)
+    return operation(GUARDED, b, operation("pow", a, operation("sub", b, 1)))
+
+
+def rule_of(op: Op, definition: Callable[[Value], Value], *, is_again: bool = False) -> Rule | None:
+    """The line for an operation on these arguments; ``definition`` follows a local that does not change.
+
+    ``is_again``: the partials are differentiated again.
+    """
+    rule = _AGAIN.get(op.name, RULES.get(op.name)) if is_again else RULES.get(op.name)
     if rule is None:
         return None
     if op.name == "mul" and is_same(*op.args):
@@ -129,7 +155,7 @@ def rule_of(op: Op, definition: Callable[[Value], Value]) -> Rule | None:
     if op.name in ("sqrt", "rsqrt", "log") and sign_of(op.args[0], definition) > 0:
         return replace(rule, kind="smooth")
     if op.name == "sqrt" and _is_sum_of_squares(op.args[0], definition):
-        return _NORM
+        return _NORM_AGAIN if is_again else _NORM
     exponent = op.args[1] if op.name == "pow" else None
     if isinstance(exponent, Const) and exponent.value >= 1 and float(exponent.value).is_integer():
         return replace(rule, kind="smooth", takes="a")  # the partial of a whole power is finite

@@ -1,6 +1,7 @@
 """Launches: what is asked for, in the words of the program, and the kernel that does it."""
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
+from taichi_ext.launches.gradient import GRADIENT, FirstOrder, GradientProgram, gradient_program
 from taichi_ext.launches.launch import (
     ContainerInfo,
     Fused,
@@ -16,8 +17,11 @@ from taichi_ext.launches.launch import (
 from taichi_ext.launches.seeds import assumed_role, constants_of, seeds_of, with_own_tangents
 
 __all__ = [
+    "GRADIENT",
     "ContainerInfo",
+    "FirstOrder",
     "Fused",
+    "GradientProgram",
     "KernelFacts",
     "Launch",
     "Relaunch",
@@ -25,6 +29,7 @@ __all__ = [
     "assumed_role",
     "constants_of",
     "container_key",
+    "gradient_program",
     "refuse_buffers",
     "refuse_changed",
     "rows_of",

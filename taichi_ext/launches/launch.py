@@ -86,6 +86,8 @@ class Launch:
     sparse: Columns | None = None  # of a sparse Jacobian
     sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
     is_block: bool = False  # there are columns that are not computed, and the block may begin at others
+    energy: Any = None  # the key of what the second derivatives are of, in place of first derivatives
+    energy_columns: int = 0  # of its gradient
     is_repeated: bool = False  # the same kernel may be launched again, on tangents that it has left behind
 
 
@@ -130,6 +132,7 @@ class Fused:
     arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # by position among the leaf arguments
     first_columns: range | None = None  # of the blocks of columns that it can compute; None: of all columns
     takes_first_column: bool = False  # as its last argument
+    first_order: tuple[Any, ...] = ()  # its arrays of tangents of the first order, where it has those of the second
     assumed: dict[Any, Role] | None = None  # what the containers that it uses may carry; None: as at its first launch
 
     def refuse_changed(self) -> None:

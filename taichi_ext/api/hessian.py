@@ -1,0 +1,216 @@
+"""``hessian`` and its relatives: gradients and second derivatives of energies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from taichi_ext.api.arguments import flatten
+from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.options import checked_options
+from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.prepared import values_of
+from taichi_ext.api.progress import check_progress
+from taichi_ext.api.second_order import SecondOrderEvaluation
+from taichi_ext.errors import with_short_traceback
+
+
+class Hessian(Jacobian):
+    """The prepared form of ``hessian``: analysed and compiled once, called many times.
+
+    Args:
+        kernel: see ``hessian``.
+        params: see ``hessian``.
+        energy: see ``hessian``.
+        args: see ``hessian``.  A call can pass other args; without args it uses those of its thread's last call.
+        max_memory: see ``hessian``.
+        chunk_size: see ``hessian``.
+        progress: see ``hessian``.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+
+    Calling it (``plan()``, ``plan(out=H)``, ``plan(args=...)``) runs the kernel once and returns the Hessian.
+    ``plan.source`` and ``plan.explain()`` are those of ``Jacobian``.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import Hessian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, energy = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=())
+        >>> @ti.kernel
+        ... def product():
+        ...     energy[None] = x[0] ** 2 * x[1]
+        >>> plan = Hessian(product, x, energy)
+        >>> for start in (1.0, 2.0):
+        ...     x.fill(start)
+        ...     print(plan().tolist())
+        [[2.0, 2.0], [2.0, 0.0]]
+        [[4.0, 4.0], [4.0, 0.0]]
+    """
+
+    @with_short_traceback
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        params: Any,
+        energy: Any = None,
+        *,
+        args: tuple[Any, ...] = (),
+        max_memory: int | None = None,
+        chunk_size: int | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        options = checked_options(max_memory, "auto", chunk_size, None)
+        self._prepare(kernel, params, energy, args, options, progress, use="hessian")
+
+    @with_short_traceback
+    def value_gradient_and_hessian(
+        self, *, args: tuple[Any, ...] | None = None, out: Any = None
+    ) -> tuple[Any, Any, Any]:
+        """Run the kernel once; returns the energy, its gradient and H, see ``value_gradient_and_hessian``."""
+        evaluation = self._started(args, out)
+        result = evaluation.value_gradient_and_hessian()
+        self._last.returned = evaluation.returned
+        return result
+
+    def value(self) -> Any:
+        """The energy as it is now; a return value is of this thread's last call."""
+        self._plan.refuse_ended()
+        return values_of(self._prepared, self._last_call(), getattr(self._last, "returned", None))[0]
+
+
+@with_short_traceback
+def hessian(
+    kernel: Callable[..., Any],
+    params: Any,
+    energy: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    out: Any = None,
+    max_memory: int | None = None,
+    chunk_size: int | None = None,
+    progress: bool | None = None,
+) -> Any:
+    """The Hessian of an energy, a number that a kernel computes, in one launch.
+
+    ``H[p..., q...] = d^2 energy / d params[p...] d params[q...]``.  The kernel is differentiated twice by forward-mode
+    automatic differentiation.  The call has the side effects of one plain run of the kernel.  H is symmetric to the
+    last bit.
+
+    Where an operation has no finite second derivative, such as ``sqrt(x)`` at 0 or the norm of a zero vector, H is
+    infinite or NaN there.
+
+    Args:
+        kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class.
+        params: see ``jacobian``.
+        energy: a scalar field of shape () or (1,), an array with one entry that is in ``args``, or the name of such an
+            argument; None means the number that the kernel returns.
+        args: positional arguments of the call.
+        out: an array of the result's shape and type that is filled instead of a new one, for several params one for
+            each pair.
+        max_memory: bytes for the tangents of intermediate fields and arrays, see ``jacobian``.
+        chunk_size: the largest number of columns of H in one run; by default all columns.
+        progress: see ``jacobian``.
+
+    Returns:
+        A NumPy array of shape ``params.shape + element_shape + params.shape + element_shape`` and the type of the
+        energy, a torch tensor if the energy is a tensor.  If params is a list, tuple or dict, the result has its
+        structure, and inside it once more: ``H["a"]["b"]``.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        UnsupportedError: a derivative is not known, such as that of an edge or of a function with a user's rule; the
+            message has file, line and source text.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import hessian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, energy = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=())
+        >>> x[0], x[1] = 1.0, 2.0
+        >>> @ti.kernel
+        ... def rosenbrock():
+        ...     energy[None] = (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
+        >>> hessian(rosenbrock, x, energy)
+        array([[ 402., -400.],
+               [-400.,  200.]])
+    """
+    return _start(kernel, params, energy, args, out, max_memory, chunk_size, progress).jacobian()
+
+
+@with_short_traceback
+def value_gradient_and_hessian(
+    kernel: Callable[..., Any],
+    params: Any,
+    energy: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    out: Any = None,
+    max_memory: int | None = None,
+    chunk_size: int | None = None,
+    progress: bool | None = None,
+) -> tuple[Any, Any, Any]:
+    """The energy, its gradient and its Hessian, from the same launch.
+
+    Args and errors are those of ``hessian``; ``out`` is for the Hessian.
+
+    Returns:
+        The energy as it is after the run; its gradient, structured like ``params``, for each an array of its shape and
+        element shape; the Hessian, see ``hessian``.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import value_gradient_and_hessian
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> @ti.kernel
+        ... def cube(a: ti.f64) -> ti.f64:
+        ...     return a**3
+        >>> value, gradient, H = value_gradient_and_hessian(cube, "a", args=(2.0,))
+        >>> value, float(gradient), float(H)
+        (8.0, 12.0, 12.0)
+    """
+    return _start(kernel, params, energy, args, out, max_memory, chunk_size, progress).value_gradient_and_hessian()
+
+
+@with_short_traceback
+def value_and_gradient(
+    kernel: Callable[..., Any], params: Any, energy: Any = None, *, args: tuple[Any, ...] = ()
+) -> tuple[Any, Any]:
+    """An energy and its gradient, from one launch.
+
+    Args and errors are those of ``hessian``.
+
+    Returns:
+        The energy as it is after the run, and its gradient, structured like ``params``: for each an array of its shape
+        and element shape, and of the type of the energy.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import value_and_gradient
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, energy = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=())
+        >>> x.fill(2.0)
+        >>> @ti.kernel
+        ... def total():
+        ...     for i in x:
+        ...         energy[None] += 0.5 * i * x[i] ** 2
+        >>> value, gradient = value_and_gradient(total, x, energy)
+        >>> float(value), gradient
+        (6.0, array([0., 2., 4.]))
+    """
+    plan, call = prepared_form(kernel, params, energy, args, checked_options(None, "auto", None, None), "gradient")
+    evaluation = plan.start(call)
+    value, found = evaluation.value_and_jacobian()
+    leaves = [leaf for _, leaf in flatten(found)[0]]
+    shapes = evaluation.parameter_shapes()
+    return value, plan.prepared.rebuild_params([g.reshape(s) for g, s in zip(leaves, shapes, strict=True)])
+
+
+def _start(
+    kernel: Any, params: Any, energy: Any, args: Any, out: Any, max_memory: Any, chunk_size: Any, progress: Any
+) -> SecondOrderEvaluation:
+    check_progress(progress)
+    options = checked_options(max_memory, "auto", chunk_size, None)
+    plan, call = prepared_form(kernel, params, energy, args, options, "hessian")
+    return plan.start(call, out, progress=progress)  # type: ignore[return-value]  # of a plan for second derivatives

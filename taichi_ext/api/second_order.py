@@ -1,0 +1,141 @@
+"""One call for second derivatives: a Jacobian of the gradient of an energy, in one launch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.columns import Columns
+from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.findings import Findings
+from taichi_ext.api.prepared import values_of
+from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, refuse_shared_out
+from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.launches import GRADIENT, container_key
+from taichi_ext.runtime.memory import numpy_dtype
+from taichi_ext.runtime.second_order import SecondOrderSession
+from taichi_ext.runtime.session import Session
+from taichi_ext.runtime.warning import warn_at_user
+
+
+def check_energy(call: KernelCall, energy: list[Target], params: list[Target], use: str) -> None:
+    """Raise for what is no energy: more than one number, or a parameter; and for pipelines, which have no Hessian."""
+    if len(energy) != 1:
+        raise InvalidArgumentError(
+            f"energy names {len(energy)} fields or arrays; second derivatives are those of one number. Add them up in "
+            "the kernel, or take the Hessian of each."
+        )
+    if call.kernel is None and use == "hessian":
+        raise InvalidArgumentError(
+            f"{call.name} is a Python function. Second derivatives are those of one kernel: give the kernel itself."
+        )
+    (target,) = energy
+    shape = _shape(call, target)
+    if math.prod(shape) != 1:
+        raise InvalidArgumentError(
+            f"{target.name} has shape {shape}; an energy is one number: a field of shape () or (1,), an array with one "
+            "entry, or a returned number."
+        )
+    if any(_is_same(target, param) for param in params):
+        raise InvalidArgumentError(f"{target.name} is an energy and a parameter; give the energy a field of its own.")
+
+
+def _shape(call: KernelCall, target: Target) -> tuple[int, ...]:
+    if target.kind == "return":
+        call.return_dtype()  # raises for an integer
+        return call.return_shape()
+    if target.kind == "field":
+        return tuple(backend.full_field_shape(target.field))
+    return () if call.is_value(target) else tuple(backend.full_shape(call.value(target)))
+
+
+def _is_same(energy: Target, param: Target) -> bool:
+    if energy.kind == "field" and param.kind == "field":
+        return backend.shares_components(energy.field, param.field)
+    return energy.kind == param.kind == "argument" and energy.position == param.position
+
+
+class GradientEvaluation(Evaluation):
+    """A call for the gradient of an energy, which may be zero."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._findings = Findings(of_zeros=False)
+
+
+class SecondOrderEvaluation(GradientEvaluation):
+    """A call of a ``Hessian``."""
+
+    def value_gradient_and_hessian(self) -> tuple[Any, Any, Any]:
+        """The energy, its gradient in the structure of the parameters, and H."""
+        with self._whole():
+            result = self.jacobian()
+            (value,) = values_of(self._prepared, self.call, self.returned)
+        parts = [self._gradient[first : first + math.prod(s)].reshape(s) for first, s in self._columns]
+        return value, as_torch(self._prepared.rebuild_params(parts), self.call, self._outputs), result
+
+    def jacobian(self) -> Any:
+        """H in the structure of the parameters, twice, in ``out`` if that was given."""
+        with backend.suspend_following():
+            (row,) = self.blocks()
+            size = len(self._gradient)
+            matrix = np.concatenate([block.reshape(size, -1) for block in row], axis=1)
+            result = self._prepared.result(self._blocks_of(_symmetric(matrix)))
+            return as_torch(result, self.call, self._outputs) if self._out is None else fill_out(self._out, result)
+
+    def _blocks_of(self, matrix: np.ndarray) -> list[list[np.ndarray]]:
+        ranges = [(slice(first, first + math.prod(shape)), shape) for first, shape in self._columns]
+        return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
+
+    # --- runs
+
+    def _session(self) -> Session:
+        return SecondOrderSession(self._prepared.fields, self._prepared.fused, self.call.kernel is not None)
+
+    def _new_session(self, first: int, count: int | None) -> tuple[Any, Columns]:
+        session, columns = super()._new_session(first, count)
+        assert isinstance(session, SecondOrderSession)
+        self._columns = columns
+        (energy,) = self._outputs
+        session.begin(container_key(self._key(session, energy)), sum(math.prod(shape) for _, shape in columns))
+        return session, columns
+
+    def _open_output(self, session: Any, target: Target, place: Any) -> tuple[Any, tuple[int, ...]]:
+        """The gradient is what has a Jacobian."""
+        size = session.gradient_columns
+        session.open_output(GRADIENT, f"the gradient of {target.name}", size, self._energy_dtype(session), None)
+        return GRADIENT, (size,)
+
+    def _energy_dtype(self, session: Any) -> Any:
+        return self.call.return_dtype() if session.energy == RETURN else session.info(session.energy).dtype
+
+    def _places(self) -> list[Any]:
+        return [None]
+
+    def _check_out(self, session: Session, outputs: list[Any], columns: Columns) -> None:
+        if self._out is None:
+            return
+        dtype = numpy_dtype(self._energy_dtype(session))
+        leaves = by_path(self._out, self._prepared.skeleton())
+        check_out(leaves, [((*s, *t), dtype) for _, s in columns for _, t in columns])
+        refuse_shared_out(leaves, self._containers())
+
+    def _is_repeatable(self, session: Session, outputs: list[Any]) -> bool:
+        return False
+
+    def _launch(self, session: Any, outputs: list[Any]) -> None:
+        super()._launch(session, outputs)
+        self._gradient = session.gradient()
+        if self._gradient is None:
+            self._gradient = np.zeros(session.gradient_columns, numpy_dtype(self._energy_dtype(session)))
+            warn_at_user(f"{self._outputs[0].name} does not depend on any of the params: its Hessian is zero.")
+
+
+def _symmetric(matrix: np.ndarray) -> np.ndarray:
+    """The mean of a matrix and its transpose, which are the same but for rounding."""
+    return 0.5 * (matrix + matrix.T)

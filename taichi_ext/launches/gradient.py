@@ -1,0 +1,108 @@
+"""The program of a gradient: a kernel's program that adds up the gradient of its energy, too.
+
+It is the program with tangents that ``differentiate`` makes of it: the tangent of the energy, one number for each
+column, is the gradient. It is an ordinary program, so that its Jacobian is the Hessian of the energy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.analysis.accesses import read_containers
+from taichi_ext.differentiate.build import written_out
+from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
+from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.launches.launch import ContainerInfo, Launch
+from taichi_ext.launches.seeds import seeds_of
+from taichi_ext.program import Container, Program, mapped, rebuilt, with_values
+from taichi_ext.record.constants import Constants
+from taichi_ext.simplify import simplify
+
+GRADIENT = ("gradient", 0)  # the key of the gradient
+
+
+@dataclass(frozen=True)
+class FirstOrder:
+    """An array of a kernel that has tangents of the second order: it holds tangents of the first order.
+
+    Attributes:
+        info: its key, and how many numbers it has.
+        columns: of a row of it.
+        seeds: the rows that are columns at the start, each with its first column.
+    """
+
+    info: ContainerInfo
+    columns: int
+    seeds: tuple[tuple[int, slice], ...] = ()
+
+    @property
+    def name(self) -> Any:
+        """What the array itself is known by, beside its tangents."""
+        return ("site", "first order", *self.info.key)
+
+
+@dataclass(frozen=True)
+class GradientProgram:
+    """The program with tangents of the first order, the arrays that it keeps them in, and the energy."""
+
+    program: Program
+    arrays: dict[Container, FirstOrder]
+    energy: Container | None
+
+    @property
+    def infos(self) -> dict[Container, ContainerInfo]:
+        return {c: array.info for c, array in self.arrays.items()}
+
+    def seeds(self, seeds: Seeds) -> Seeds:
+        """What is asked for, without tangents of the energy itself where nothing reads it."""
+        is_read = self.energy is None or self.energy in read_containers(self.program.body)
+        ignored: frozenset[Any] = frozenset() if is_read else frozenset({self.energy})
+        return replace(seeds, wants_return=False, ignored=ignored)
+
+    def completed(self, found: Differentiated) -> Differentiated:
+        """The program with tangents of the second order, of operations that Taichi has."""
+        body = mapped(found.program.body, lambda s: with_values(s, lambda v: rebuilt(v, written_out)))
+        arrays = tuple((array.name, c) for c, array in self.arrays.items())
+        return replace(found, program=replace(found.program, body=body), shadows=(*arrays, *found.shadows))
+
+
+def gradient_program(
+    program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
+) -> GradientProgram:
+    """The program that computes the gradient of ``launch.energy``, in an array by the key ``GRADIENT``."""
+    columns = launch.energy_columns
+    first = replace(launch, columns=columns, first_column=0, is_block=False, sparse=None, sinks=frozenset())
+    seeds = replace(seeds_of(program, first, infos, constants), wants_return=launch.energy == RETURN, is_again=True)
+    found = differentiate(program, seeds)
+    arrays: dict[Container, FirstOrder] = {}
+    for what, c in found.shadows:
+        is_energy = what == RETURN if not isinstance(what, Container) else infos[what].key == launch.energy
+        key = GRADIENT if is_energy else ("gradient", 1 + len(arrays))
+        if isinstance(what, Container):
+            arrays[c] = _first_order(key, c, infos[what].size, columns, _starts(what, seeds))
+        else:
+            size = found.scratch_sizes[what] if what[0] == "scratch" else columns
+            arrays[c] = _first_order(key, c, 1, size)
+    energy = next((c for c, info in infos.items() if info.key == launch.energy), None)
+    containers = (*found.program.containers, *arrays)
+    result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
+    return GradientProgram(result, arrays, energy)
+
+
+def _first_order(
+    key: Any, c: Container, rows: int, columns: int, seeds: tuple[tuple[int, slice], ...] = ()
+) -> FirstOrder:
+    info = ContainerInfo(key, c.name, None, (rows * columns,), (), (), backend.named_type(c.dtype.name))
+    return FirstOrder(info, columns, seeds)
+
+
+def _starts(container: Container, seeds: Seeds) -> tuple[tuple[int, slice], ...]:
+    """The rows of a container that are columns at the start."""
+    role = seeds.roles[container]
+    if role.components:
+        count = math.prod(container.element_shape)
+        return tuple((column, slice(number, None, count)) for number, column in role.components)
+    return () if role.first_column is None else ((role.first_column, slice(None)),)

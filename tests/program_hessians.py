@@ -1,0 +1,116 @@
+"""Random programs with an energy of their outputs: Hessians against central differences of gradients."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import program_check
+import program_grammar
+from program_check import Loaded, MismatchError, judge, require_close
+from program_model import SHAPES, Field, Program
+from program_reference import RejectedError
+from program_verdict import REFUSED, REJECTED, RIGHT, Workshop
+
+from taichi_ext import DerivativeWarning, Hessian, InvalidArgumentError, UnsupportedError, value_and_gradient
+
+STEPS = (1e-6, 2e-6)  # of differences, which agree where there is no kink
+LARGEST = 1e5  # entry of H, beyond which differences cannot tell
+ENERGY = Field("energy", "f", ())
+
+
+def generate(seed: int) -> Program:
+    """The program of a seed."""
+    return program_grammar.generate(seed)
+
+
+def with_energy(program: Program) -> Program:
+    """The program, whose kernel adds an energy of its outputs to a field at its end."""
+    lines: list[str] = []
+    for name in program.outputs:
+        output = next(f for f in program.fields if f.name == name)
+        indices = [f"e{n}" for n in range(len(output.shape))]
+        lines.append(f"    for {', '.join(indices)} in ti.ndrange({', '.join(map(str, output.shape))}):")
+        for component in itertools.product(*map(range, SHAPES[output.type])):
+            entry = f"{name}[{', '.join(indices)}]" + (f"[{', '.join(map(str, component))}]" if component else "")
+            weight = " + ".join(["1.3", *(f"{2 * n + 3} * {i}" for n, i in enumerate(indices)), *map(str, component)])
+            lines.append(f"        energy[None] += ti.sin({weight}) * {entry} + 0.2 * {entry} ** 2")
+    text = "\n".join([program.text.rstrip(), *lines, ""])
+    return replace(program, text=text, fields=(*program.fields, ENERGY))
+
+
+def hessian_verdict(program: Program, seed: int, workshop: Workshop, **_: Any) -> tuple[str, str]:
+    """How a program fares, in a word, with a message; see ``program_verdict.verdict``."""
+    name = f"<random energy {seed}, {workshop.count}>"
+    if program.returns or f"@ti.kernel\ndef {program.entry}" not in program.text:
+        return REJECTED, "no kernel that fills its outputs"
+    try:
+        loaded = Loaded(with_energy(program), workshop.ready(), name)
+        try:
+            for values, expected in judge(program, seed)[:1]:
+                _check(loaded, {**values, "energy": np.zeros(())}, expected, np.random.default_rng(seed))
+        finally:
+            loaded.close()
+    except RejectedError as error:
+        return REJECTED, str(error)
+    except UnsupportedError as error:
+        return REFUSED, str(error)
+    except MismatchError as error:
+        return error.kind, str(error)
+    return RIGHT, ""
+
+
+def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random.Generator) -> None:
+    names = loaded.program.params
+    sizes = [np.size(values[name]) for name in names]
+
+    def targets(args: Any) -> dict[str, Any]:
+        given = zip(loaded.program.args, args, strict=True)
+        return {**loaded.fields, **{a.name: v if isinstance(a, Field) else a.name for a, v in given}}
+
+    def gradient(direction: np.ndarray | None = None, step: float = 0.0) -> np.ndarray:
+        moved = dict(values)
+        if direction is not None:
+            for name, part in zip(names, np.split(direction, np.cumsum(sizes)[:-1]), strict=True):
+                moved[name] = np.asarray(values[name], np.float64) + step * part.reshape(np.shape(values[name]))
+        args = loaded.prepare(moved)
+        found = value_and_gradient(
+            loaded.entry, {n: targets(args)[n] for n in names}, loaded.fields["energy"], args=args
+        )
+        return np.concatenate([np.ravel(found[1][n]) for n in names])
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DerivativeWarning)
+            args = loaded.prepare(values)
+            params = {n: targets(args)[n] for n in names}
+            plan = Hessian(loaded.entry, params, loaded.fields["energy"], args=args, **program_check.OPTIONS)
+            _, g, H = plan.value_gradient_and_hessian()
+            after = loaded.state(args)
+            first = gradient()
+            directions = rng.normal(size=(2, len(first)))
+            differences = [[(gradient(v, h) - gradient(v, -h)) / (2 * h) for v in directions] for h in STEPS]
+    except UnsupportedError:
+        raise
+    except InvalidArgumentError as error:
+        if "is not read" in str(error) or "is not written" in str(error):  # in what ti.static leaves of it
+            raise RejectedError(str(error)) from error
+        raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
+    except Exception as error:
+        raise MismatchError("crash", f"{type(error).__name__}: {error}") from error
+    for name, value in expected.state.items():
+        require_close("state", name, after[name], value, 1e-9)
+    require_close("gradient", "gradient", np.concatenate([np.ravel(g[n]) for n in names]), first, 1e-9)
+    whole = np.block(
+        [[H[a][b].reshape(m, n) for b, n in zip(names, sizes, strict=True)] for a, m in zip(names, sizes, strict=True)]
+    )
+    if not np.array_equal(whole, whole.T, equal_nan=True):
+        raise MismatchError("derivative", "H is not symmetric")
+    products = directions @ whole
+    scale = 1 + np.abs(first).max() + np.abs(differences[0]).max()
+    if np.abs(differences[0]).max() > LARGEST or np.abs(np.subtract(*differences)).max() > 1e-5 * scale:
+        raise RejectedError("the gradient has kinks near the point")
+    require_close("derivative", "products of H", products / scale, differences[0] / scale, 3e-6)

@@ -1,0 +1,373 @@
+"""Hessians: closed forms, and central differences of gradients in float64."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, read, scalars, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import (
+    DerivativeWarning,
+    Hessian,
+    InvalidArgumentError,
+    UnsupportedError,
+    boundary_gradient,
+    hessian,
+    registry,
+    replace_gradient,
+    step,
+    stop_gradient,
+    value_and_gradient,
+    value_gradient_and_hessian,
+)
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+rng = np.random.default_rng(7)
+rate = 1.5
+
+
+def differences_of_gradients(kernel, fields, energy, args=(), step=1e-6):
+    """H of one energy by the entries of fields, as one matrix."""
+    start = [read(f) for f in fields]
+
+    def gradient():
+        write(energy, np.zeros_like(read(energy)))
+        return np.concatenate([np.ravel(g) for g in value_and_gradient(kernel, fields, energy, args=args)[1]])
+
+    columns = []
+    for field, values in zip(fields, start, strict=True):
+        for entry in range(values.size):
+            found = []
+            for sign in (1, -1):
+                moved = values.copy()
+                moved.reshape(-1)[entry] += sign * step
+                write(field, moved)
+                found.append(gradient())
+            write(field, values)
+            columns.append((found[0] - found[1]) / (2 * step))
+    write(energy, np.zeros_like(read(energy)))
+    return np.stack(columns, axis=1)
+
+
+def as_matrix(H):
+    """Nested blocks as one matrix."""
+    sizes = [int(np.sqrt(H[n][n].size)) for n in range(len(H))]
+    return np.block(
+        [[b.reshape(m, n) for b, n in zip(row, sizes, strict=True)] for row, m in zip(H, sizes, strict=True)]
+    )
+
+
+def require_right(kernel, fields, energy, args=()):
+    expected = differences_of_gradients(kernel, fields, energy, args)
+    H = as_matrix(hessian(kernel, fields, energy, args=args))
+    assert_array_equal(H, H.T)
+    assert_allclose(H, expected, rtol=1e-6, atol=1e-7 * max(1, np.abs(expected).max()))
+
+
+def test_springs_by_their_closed_form():
+    """Of k/2 (l - L)^2 with unit vectors n: k (1 - L/l) (I - n n') + k n n', for each spring."""
+    points = rng.normal(size=(5, 3))
+    x, energy = vectors(points), outputs(1)
+
+    @ti.kernel
+    def springs():
+        for i in range(4):
+            energy[0] += 2.0 * ((x[i + 1] - x[i]).norm() - 0.3) ** 2
+
+    expected = np.zeros((5, 3, 5, 3))
+    for i in range(4):
+        d = points[i + 1] - points[i]
+        length = np.linalg.norm(d)
+        nn = np.outer(d, d) / length**2
+        block = 4.0 * ((1 - 0.3 / length) * (np.eye(3) - nn) + nn)
+        for a, b, sign in ((i, i, 1), (i + 1, i + 1, 1), (i, i + 1, -1), (i + 1, i, -1)):
+            expected[a, :, b] += sign * block
+    value, gradient, H = value_gradient_and_hessian(springs, x, energy)
+    assert_allclose(H, expected, rtol=1e-12, atol=1e-12)
+    assert_array_equal(H.reshape(15, 15), H.reshape(15, 15).T)
+    write(energy, [0.0])
+    springs()
+    assert_allclose(value, read(energy), rtol=1e-14)
+    write(energy, [0.0])
+    assert_allclose(gradient, value_and_gradient(springs, x, energy)[1], rtol=1e-13, atol=1e-13)
+
+
+def test_every_kind_of_parameter():
+    """A field, a component, an array, an argument, a Python number; a returned energy."""
+    x, v = scalars([0.4, 0.7, 1.1]), vectors([[0.3, 0.8], [1.2, 0.6]])
+    array, shift = np.array([0.5, 0.9]), 0.7
+
+    @ti.kernel
+    def run(a: ti.types.ndarray(ti.f64, ndim=1), w: ti.f64) -> ti.f64:
+        total = 0.0
+        for i in range(3):
+            total += ti.sin(x[i] * w) * a[0] * rate
+        for i in range(2):
+            total += a[i] ** 3 * v[i][1] ** 2 * ti.exp(rate * w) + v[i][0]
+        return total * total
+
+    def energy(x, v, a, w, r):
+        total = np.sum(np.sin(x * w) * a[0] * r) + np.sum(a**3 * v**2 * np.exp(r * w) + [0.3, 1.2])
+        return total * total
+
+    params = {"x": x, "v": v.get_scalar_field(1), "a": array, "numbers": ["w", "rate"]}
+    value, gradient, H = value_gradient_and_hessian(run, params, args=(array, shift))
+    names, given = ("x", "v", "a", "w", "r"), [read(x), read(v)[:, 1], array.copy(), np.array(shift), np.array(rate)]
+    assert_allclose(value, energy(*given), rtol=1e-13)
+    flat = np.concatenate([np.ravel(g) for g in given])
+    ends = np.cumsum([g.size for g in given])[:-1]
+
+    def at(moved):
+        return energy(*(p.reshape(g.shape) for p, g in zip(np.split(moved, ends), given, strict=True)))
+
+    eye, h = 1e-4 * np.eye(len(flat)), 1e-4
+    expected = [[at(flat + a + b) - at(flat + a - b) - at(flat - a + b) + at(flat - a - b) for a in eye] for b in eye]
+    block = {"x": 0, "v": 1, "a": 2, "w": ("numbers", 0), "r": ("numbers", 1)}
+
+    def found(a, b):
+        row = H["numbers"][block[a][1]] if a in "wr" else H[("x", "v", "a")[block[a]]]
+        return row["numbers"][block[b][1]] if b in "wr" else row[("x", "v", "a")[block[b]]]
+
+    matrix = np.block([[np.reshape(found(a, b), (p.size, q.size)) for b, q in zip(names, given, strict=True)]
+                       for a, p in zip(names, given, strict=True)])  # fmt: skip
+    assert_allclose(matrix, np.array(expected) / (4 * h * h), rtol=1e-5, atol=1e-4)
+    assert_array_equal(matrix, matrix.T)
+    assert gradient["numbers"][0].shape == () and H["x"]["v"].shape == (3, 2)
+
+
+def test_intermediates_branches_loops_and_in_place():
+    x, u, energy = scalars([0.3, 0.7, 1.1, 0.9]), outputs(4), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(4):
+            u[i] = ti.sin(x[i]) * x[(i + 1) % 4]
+        for i in range(4):
+            s = 0.0
+            for j in range(4):
+                s += u[j] * x[i]
+            if s > 0.9:
+                s = s * s * x[0]
+            while s < 2.0:
+                s = s * s + x[3] + 0.5
+            energy[None] += s * u[i]
+        for i in x:
+            x[i] += 0.1 * energy[None]
+
+    start = read(x)
+    H = hessian(run, x, energy)
+    after = read(x), read(energy), read(u)
+    for field, values in ((x, start), (energy, 0.0), (u, np.zeros(4))):
+        write(field, values)
+    run()
+    for now, then in zip((read(x), read(energy), read(u)), after, strict=True):
+        assert_allclose(now, then, rtol=1e-13)
+    write(x, start)
+    assert_array_equal(H, H.T)
+
+    def gradient(values):
+        write(x, values)
+        write(energy, 0.0)
+        return value_and_gradient(run, x, energy)[1]
+
+    rows = [(gradient(start + e) - gradient(start - e)) / 2e-6 for e in 1e-6 * np.eye(4)]
+    assert_allclose(H, rows, rtol=1e-6, atol=1e-6)
+
+
+def test_states_of_rest_where_first_derivatives_are_zero():
+    """The derivative of a product with a factor that is zero here is that of the factor."""
+    x, energy = scalars([0.3, 0.7, 1.1]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for _ in range(1):
+            a = (x[0] - 0.3) * (x[1] - 0.7)
+            energy[None] += ti.log(1 + a) + (1 + a) ** 1.5 + ti.sqrt(1 + a) + ti.rsqrt(1 + a) + ti.acos(0.5 + a)
+            energy[None] += ti.max(a * a + a, -1.0) + ti.atan2(a, 1.0 + a) + (1.0 + a * x[2]) ** (a + x[2])
+            d = ti.Vector([x[0] - 0.3, x[1] + 0.3, x[2] - 1.1])
+            energy[None] += (d.norm() - 0.5) ** 2 + ti.select(a > -1, a, 0.0) + abs(1 + a)
+
+    require_right(run, [x], energy)
+
+
+def test_infinite_second_derivatives_are_not_zero():
+    x, energy = scalars([0.0, 0.0, 0.0, 2.0]), scalars(0.0)
+    exponent = scalars([0.0])
+
+    @ti.kernel
+    def run():
+        for _ in range(1):
+            energy[None] += ti.sqrt(x[0] ** 2 + x[1] ** 2)  # a cone
+            energy[None] += ti.sqrt(ti.abs(x[2]) ** 3)
+            energy[None] += x[3] ** exponent[0] + 0.0 * ti.sqrt(x[2] * 0.0)
+
+    H = as_matrix(hessian(run, [x, exponent], energy))
+    assert not np.isfinite(H[0, 0]) and not np.isfinite(H[1, 1]) and not np.isfinite(H[2, 2])
+    assert_allclose(H[3:, 3:], [[0.0, 0.5], [0.5, np.log(2.0) ** 2]], rtol=1e-14)
+
+
+def test_stopped_and_replaced_gradients():
+    x, energy = scalars([0.7, 1.3]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for _ in range(1):
+            energy[None] += stop_gradient(x[0] ** 2) * x[0] * x[1] + replace_gradient(ti.floor(x[0]), x[0] ** 3) * x[1]
+
+    # of s x0 x1 + r(x0) x1: s = 0.49 is constant, r is 0 with the derivatives of x0^3
+    expected = [[6 * 0.7 * 1.3, 0.49 + 3 * 0.49], [0.49 + 3 * 0.49, 0.0]]
+    assert_allclose(hessian(run, x, energy), expected, rtol=1e-14)
+
+
+def test_decompositions():
+    x, energy = scalars([0.4, 0.3, -0.2, 0.9]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for _ in range(1):
+            F = ti.Matrix([[1 + x[0], x[1]], [x[2], 2 + x[3]]])
+            U, S, V = ti.svd(F)
+            R, _S = ti.polar_decompose(F)
+            energy[None] += (S[0, 0] - 1) ** 2 * S[1, 1] + U[0, 0] * V[0, 1] + (F - R).norm_sqr()
+
+    require_right(run, [x], energy)
+
+
+def test_single_precision_and_blocks_of_columns():
+    x, energy = scalars([0.5, 1.5, 2.5], ti.f32), scalars(0.0, ti.f32)
+
+    @ti.kernel
+    def run():
+        for i in range(2):
+            energy[None] += ti.exp(x[i] * x[i + 1])
+
+    H = hessian(run, x, energy)
+    assert H.dtype == np.float32
+    out = np.empty((3, 3), np.float32)
+    assert hessian(run, x, energy, chunk_size=2, out=out) is out
+    assert_allclose(out, H, rtol=1e-6)
+    a, b, c = 0.5, 1.5, 2.5
+    e, f = np.exp(a * b), np.exp(b * c)
+    expected = [[b * b * e, (1 + a * b) * e, 0], [(1 + a * b) * e, a * a * e + c * c * f, (1 + b * c) * f]]
+    assert_allclose(H, [*expected, [0, (1 + b * c) * f, b * b * f]], rtol=2e-6)
+
+
+def test_energies_in_arrays():
+    x, total = np.array([0.5, 2.0]), np.zeros(1)
+
+    @ti.kernel
+    def run(x: ti.types.ndarray(ti.f64, ndim=1), total: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in x:
+            total[0] += x[i] ** 3
+
+    value, gradient, H = value_gradient_and_hessian(run, x, total, args=(x, total))
+    assert_allclose(value, [8.125])
+    assert_allclose(gradient, [0.75, 12.0])
+    assert_allclose(H, np.diag([3.0, 12.0]))
+    assert_allclose(hessian(run, "x", "total", args=(x, total)), H)
+    torch = pytest.importorskip("torch")
+    tensors = torch.tensor(x), torch.zeros(1, dtype=torch.float64)
+    assert torch.equal(hessian(run, tensors[0], tensors[1], args=tensors), torch.tensor(H))
+
+
+def test_prepared_form():
+    x, energy = scalars([1.0, 2.0]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        energy[None] = x[0] ** 2 * x[1]
+
+    plan = Hessian(run, x, energy)
+    assert_allclose(plan(), [[4.0, 2.0], [2.0, 0.0]])
+    write(x, [2.0, 3.0])
+    out = np.empty((2, 2))
+    value, gradient, H = plan.value_gradient_and_hessian(out=out)
+    assert H is out
+    assert_allclose(H, [[6.0, 4.0], [4.0, 0.0]])
+    assert_allclose(gradient, [12.0, 4.0])
+    assert value == plan.value() == 12.0
+    assert "def run" in plan.source and "columns: 2" in plan.explain()
+
+
+def test_energies_without_second_derivatives():
+    x, energy = scalars([1.0, 2.0]), scalars(0.0)
+
+    @ti.kernel
+    def linear():
+        for i in x:
+            energy[None] += 3.0 * x[i]
+
+    @ti.kernel
+    def constant():
+        energy[None] = 3.0
+        x[0] = x[0]
+
+    assert_array_equal(hessian(linear, x, energy), np.zeros((2, 2)))
+    with pytest.warns(DerivativeWarning, match="its Hessian is zero"):
+        assert_array_equal(hessian(constant, x, energy), np.zeros((2, 2)))
+
+
+@pytest.fixture
+def program():
+    """Fields, and a kernel that fills them."""
+    x, energy, other, count = scalars([1.0, 2.0]), scalars(0.0), outputs(3), ti.field(ti.i32, ())
+
+    @ti.kernel
+    def run():
+        for i in x:
+            energy[None] += x[i] ** 2
+            other[i] = x[i]
+            count[None] += 1
+
+    return SimpleNamespace(run=run, x=x, energy=energy, other=other, count=count)
+
+
+def test_energies_that_are_none(program):
+    p = program
+    cases = (
+        (p.x, [p.energy, p.other], "energy names 2 fields"),
+        (p.x, p.other, r"has shape \(3,\)"),
+        (p.x, p.count, "only fields of real numbers"),
+        (p.x, 3.0, "expected a ti.field"),
+        (p.x, None, "returns nothing"),
+        ([p.x, p.energy], p.energy, "an energy and a parameter"),
+    )
+    for params, energy, message in cases:
+        with pytest.raises(InvalidArgumentError, match=message):
+            hessian(p.run, params, energy)
+    with pytest.raises(InvalidArgumentError, match="give the kernel itself"):
+        hessian(lambda: p.run(), p.x, p.energy)
+    with pytest.raises(InvalidArgumentError, match=r"out has shape \(2, 3\)"):
+        hessian(p.run, p.x, p.energy, out=np.empty((2, 3)))
+    assert read(p.energy) == 0
+
+
+def test_rules_and_edges_have_no_second_derivative(program):
+    x, energy = program.x, program.energy
+
+    @ti.func
+    def bump(a):
+        return ti.sin(a)
+
+    @boundary_gradient(bump, name="bump of energies")
+    def _(a, d_a):
+        return ti.cos(a) * d_a
+
+    @ti.kernel
+    def with_rule():
+        energy[None] = bump(x[0])
+
+    @ti.kernel
+    def with_step():
+        for i, j in ti.ndrange(2, 2):
+            energy[None] += step(i + j - x[0])
+
+    try:
+        for kernel, name in ((with_rule, "a function with a rule"), (with_step, "step")):
+            with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
+                hessian(kernel, x, energy)
+    finally:
+        registry.remove("bump of energies")
