@@ -78,7 +78,11 @@ class Texts:
 
     def write(self, name: str) -> None:
         """A file of what came since the last one."""
-        text = re.sub(r" at 0x[0-9a-f]+", "", "".join(self.parts)).replace(str(HERE.parent), ".")
+        text = "".join(self.parts).replace(str(HERE.parent), ".")
+        numbers: dict[str, str] = {}  # of Python's objects, in the order in which they occur
+        text = re.sub(
+            r"\b(0x[0-9a-f]{8,}|\d{12,})\b", lambda m: numbers.setdefault(m[0], f"object {len(numbers)}"), text
+        )
         if text:
             (self.folder / re.sub(r"[^\w.=,-]+", "_", name)[:200]).with_suffix(".txt").write_text(text)
         self.parts.clear()

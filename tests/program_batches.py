@@ -40,7 +40,7 @@ from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
 from taichi_ext.backend import kernels
-from taichi_ext.differentiate.storage import STRATEGIES
+from taichi_ext.differentiate.storage_facts import STRATEGIES
 
 PER_PROCESS = 50
 LONGEST = 300  # seconds without a verdict

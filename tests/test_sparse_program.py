@@ -4,9 +4,8 @@ import pytest
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.decisions import Seeds
+from taichi_ext.differentiate.decisions import Role, Seeds
 from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.shadows import Role
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.differentiate.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.sparse_order import are_apart

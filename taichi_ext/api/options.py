@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.sparse_results import checked_format
-from taichi_ext.differentiate.storage import STRATEGIES
+from taichi_ext.differentiate.storage_facts import STRATEGIES
 from taichi_ext.errors import InvalidArgumentError, shown
 
 Options = tuple[Any, str, int | None, str | None]  # max_memory, tangents, chunk_size and format

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from taichi_ext.analysis.affine import atom_value
-from taichi_ext.differentiate.build import add, cast, literal, multiply
+from taichi_ext.differentiate.build import add, literal, multiply
 from taichi_ext.differentiate.decisions import VALUES
+from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.forms import Form, Row
-from taichi_ext.program import I32, Argument, Container, Load, Local, Op, Program, Read, Type, Value
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
+from taichi_ext.program import I32, Argument, Container, Load, Local, Program, Read, Type, Value
 
 
 def shadow_argument(c: Container) -> Argument:
@@ -58,15 +55,18 @@ class Arguments:
         known = next((argument for key, argument in self.given if key == what), None)
         return self.add(what, name, dtype) if known is None else known
 
-    def reserve_scratch(self, size: int, dtype: Type, forward: Forward) -> tuple[Container, Any]:
+    def reserve_scratch(self, size: int, dtype: Type, part: tuple[int, Any]) -> tuple[Container, Any]:
         """Memory for a row: the array, and where the row starts.
 
-        There is a part for each thread, or for each iteration where those are fewer or threads have no number.
+        Args:
+            size: the length of the row.
+            dtype: its type.
+            part: into how many parts the memory is cut, and the number of the one that is used here.
         """
         key = ("scratch", dtype.name)
         if key not in self._scratch:
             self._scratch[key] = self.add(key, f"scratch_{dtype.name}", dtype)
-        parts, own = _part(forward)
+        parts, own = part
         start = self.scratch_sizes.get(key, 0)
         self.scratch_sizes[key] = start + size * parts
         return self._scratch[key], add(multiply(own, size), start)
@@ -75,15 +75,15 @@ class Arguments:
 class GivenTangents:
     """The tangents of arguments and Python numbers that do not start as columns but are given: a row for each."""
 
-    def __init__(self, forward: Forward) -> None:
-        assert forward.seeds.values is not None
-        dtype, self.rows = forward.seeds.values
-        self.forward = forward
-        self.shadow = forward.arguments.add(VALUES, "d_values", dtype)
+    def __init__(self, facts: Facts, arguments: Arguments) -> None:
+        assert facts.seeds.values is not None
+        dtype, self.rows = facts.seeds.values
+        self._facts = facts
+        self.shadow = arguments.add(VALUES, "d_values", dtype)
 
     def entry(self, row: int, column: Any) -> Load:
-        outer, length, inner = row, self.forward.columns, column
-        if self.forward.seeds.by_column:
+        outer, length, inner = row, self._facts.columns, column
+        if self._facts.seeds.by_column:
             outer, length, inner = column, self.rows, row
         index = add(multiply(outer, length), inner)
         return Load(self.shadow, (index if isinstance(index, Value) else literal(index, I32),))
@@ -91,22 +91,3 @@ class GivenTangents:
     def form(self, row: int) -> Form:
         """The tangent of one number."""
         return {Row(self.shadow, row, self, row): 1}
-
-
-def _part(forward: Forward) -> tuple[int, Any]:
-    """Into how many parts scratch memory is cut, and the number of the iteration's own."""
-    loop, seeds = forward.parallel_loop(), forward.seeds
-    if loop is None:
-        return 1, 0
-    is_numbered = not seeds.is_host and all(not isinstance(a, Local) or a not in forward.changed for a in loop.atoms)
-    iterations = loop.iterations if is_numbered else None
-    if iterations is not None and (not seeds.threads or iterations < seeds.threads):
-        assert loop.bounds is not None
-        number: Any = 0
-        for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
-            number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
-        return iterations, number
-    if not seeds.threads:
-        forward.keep_order("rows are too long for local arrays, and threads have no numbers here")
-        return 1, 0
-    return seeds.threads, Op("global_thread_idx", (), I32)

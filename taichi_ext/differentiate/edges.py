@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.stored_positions import find_stored_position
 from taichi_ext.differentiate.build import cast
+from taichi_ext.differentiate.facts import OwnSeeds
 from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient, settled
 from taichi_ext.differentiate.formula import Formula, Term
 from taichi_ext.differentiate.pixel import Pixel, segment_partials
@@ -23,8 +24,6 @@ from taichi_ext.program import Body, Boundary, Const, Declare, Local, Read, Stat
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
-
-OwnSeeds = dict[Local, dict[int, OwnSeed]]
 
 
 class Argument:
@@ -39,7 +38,7 @@ def edge(f: Forward, s: Boundary) -> None:
     """``edge``, ``step`` and ``coverage``."""
     antialias = s.options["antialias"]
     inside, outside = s.given["inside"], s.given["outside"]
-    if not f.takes_derivative and not antialias:
+    if not f.seeds.takes_derivative and not antialias:
         for result, value in zip(s.results, s.numbers, strict=True):
             f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), {})
         return
@@ -80,8 +79,8 @@ def edge(f: Forward, s: Boundary) -> None:
 def sqrt_edge(f: Forward, s: Boundary) -> None:
     """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
     (result,) = s.results
-    seed = f.own_seeds[result][0]
-    if not f.takes_derivative:
+    seed = f.facts.own_seeds[result][0]
+    if not f.seeds.takes_derivative:
         level_value = s.given["level"]
         assert isinstance(level_value, Value)
         f.roots[seed] = (f.linearizer.keep(level_value), f.block)
@@ -95,7 +94,11 @@ def sqrt_edge(f: Forward, s: Boundary) -> None:
 
 def segment_edge(f: Forward, s: Boundary) -> None:
     """The boundary term of one side of a polygon."""
-    ends = [Argument(f, e) for name in ("start", "end") for e in entries(s.given[name])] if f.takes_derivative else []
+    ends = (
+        [Argument(f, e) for name in ("start", "end") for e in entries(s.given[name])]
+        if f.seeds.takes_derivative
+        else []
+    )
     formula = Formula(f.builder, s.results[0].dtype)
     at = [formula.term(f.linearizer.keep(e)) for e in entries(s.given["centre"])]
     values = [e.value for e in ends]
@@ -132,7 +135,7 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
             found[s.results[0], 0] = None
         tangents = (local for locals_ in s.inner.values() for local in locals_)
         found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
-    seeds: OwnSeeds = {}
+    seeds: dict[Local, dict[int, OwnSeed]] = {}
     for local, n in found:
         seeds.setdefault(local, {})[n] = OwnSeed(local, n)
     return seeds
@@ -210,7 +213,7 @@ def _pixel(f: Forward, s: Boundary) -> tuple[Argument, Pixel]:
 
 
 def _by_position(f: Forward, s: Boundary, form: Form) -> tuple[Any, Any]:
-    x, y = (form.get(f.own_seeds[local][n], 0) for local, n in position_entries(s))
+    x, y = (form.get(f.facts.own_seeds[local][n], 0) for local, n in position_entries(s))
     return x, y
 
 

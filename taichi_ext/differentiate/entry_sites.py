@@ -13,6 +13,8 @@ from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.sparse_columns import Columns
+from taichi_ext.program import Type
 
 
 @dataclass(frozen=True)
@@ -99,3 +101,33 @@ class Site:
         if self.counter is not None:
             integers += [("site", self.counter, what, None) for what in ("offsets", "counts")]
         return integers + [("site", self.number, group.owner, self.key) for group in self.groups]
+
+
+@dataclass(frozen=True)
+class Sunk:
+    """A container with a sink, or a local with columns of its own.
+
+    Attributes:
+        key: what tells it apart.
+        name: its name in messages.
+        size: how many entries it has.
+        dtype: their type.
+        is_columns: its entries are columns of their own.
+        opened: the number of an open loop, for each iteration of which there are so many entries.
+    """
+
+    key: Any
+    name: str
+    size: int
+    dtype: Type
+    is_columns: bool
+    opened: int | None = None
+
+
+@dataclass(frozen=True)
+class SparseResult:
+    """The entries that a program writes: where, by which columns, and the containers that they are of."""
+
+    sites: tuple[Site, ...]
+    columns: Columns
+    containers: dict[Any, Sunk]

@@ -1,7 +1,7 @@
 """Forward differentiation: from a program to the program that computes its tangents too.
 
 The walk goes over the statements once. What it finds out too late (a local that needs storage, a tangent that is used
-twice) is added to the ``Decisions``, and the walk is repeated; decisions only grow, so it ends.
+twice) is added to the ``Decisions``. The walk is repeated until it adds nothing; decisions only grow, so it ends.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from taichi_ext.analysis.activity import Activity, find_activity
-from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.activity import find_activity
+from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.bounds import Access, with_checks
-from taichi_ext.analysis.loops import Loop, find_loops
-from taichi_ext.analysis.stores import Stores, grouped
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate import special
 from taichi_ext.differentiate.arguments import Arguments, GivenTangents
 from taichi_ext.differentiate.boundaries import boundary
 from taichi_ext.differentiate.branches import with_branches
 from taichi_ext.differentiate.build import Builder
 from taichi_ext.differentiate.column_blocks import Blocks
-from taichi_ext.differentiate.decisions import Decisions, Differentiated, Seeds
-from taichi_ext.differentiate.edges import OwnSeeds, own_seeds, refuse_stored_positions
+from taichi_ext.differentiate.cursor import Block, Cursor
+from taichi_ext.differentiate.decisions import Decisions, Differentiated, Role, Seeds
+from taichi_ext.differentiate.edges import own_seeds, refuse_stored_positions
+from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.forms import Form, OwnSeed, Seed
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
-from taichi_ext.differentiate.naming import Block, Naming
-from taichi_ext.differentiate.report import Report, reported
+from taichi_ext.differentiate.naming import Naming
+from taichi_ext.differentiate.report import Report, costs, local_choices, loop_choices
 from taichi_ext.differentiate.reverse_loops import Reversals
 from taichi_ext.differentiate.serial_loops import serialized
-from taichi_ext.differentiate.shadows import Role, Tangents
-from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE
+from taichi_ext.differentiate.shadows import Tangents
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.differentiate.sparse_tangents import SparseTangents
@@ -61,7 +63,6 @@ from taichi_ext.program import (
     statements,
     values_of,
 )
-from taichi_ext.simplify.usage import assigned_locals
 
 MOST_WALKS = 100
 # Calls that stay, on values with tangents or without; by name
@@ -84,7 +85,8 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     if seeds.sparse is not None:
         decisions.sparse = seeds.sparse.decisions()
         program = with_named_indices(program, activity)
-    written = set(Stores(program, Indices(program.body), find_loops(program.body, seeds.extents), seeds.extents).sites)
+    facts = Facts.of(program, seeds, activity, own)
+    written = facts.stores.sites.keys()
     for container in activity.containers:
         role = seeds.roles.get(container, Role())
         if role.first_column is None or container in written:
@@ -93,12 +95,9 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
             _compose(container, seeds, decisions)
     while decisions.walks < MOST_WALKS:
         decisions.walks += 1
-        walk = Forward(program, seeds, decisions, activity, own)
+        walk = Forward(facts.with_serial(decisions.serial.keys()) if decisions.serial else facts, decisions)
         result = walk.run()
-        if not walk.has_news:
-            walk.refuse()
-            if walk.sparse is not None:
-                walk.sparse.check()
+        if result is not None:
             return replace(result, report=replace(result.report, accesses=accesses))
     raise UnsupportedError(f"The analysis of {program.name} did not settle in {MOST_WALKS} walks. Split it in two.")
 
@@ -120,51 +119,32 @@ def _nothing() -> None:
 class Forward:
     """One walk over the statements of a program."""
 
-    def __init__(
-        self,
-        program: Program,
-        seeds: Seeds,
-        decisions: Decisions,
-        activity: Activity,
-        own: OwnSeeds,
-    ) -> None:
-        self.program = program
-        self.seeds = seeds
-        self.columns = seeds.columns
-        self.takes_derivative = seeds.takes_derivative
-        self.own_seeds = own  # of positions of pixels and tangents of rules, by local and entry
+    def __init__(self, facts: Facts, decisions: Decisions) -> None:
+        self.decisions = decisions
+        self.builder = Builder()
+        self.cursor = Cursor()
+        self.sparse: Sink | None = None
+        self.facts = facts
+        self.arguments = Arguments(facts.program)
+        if facts.seeds.sparse is not None:
+            numbering = Numbering(facts.seeds.sparse, decisions.sparse, decisions.forget_columns)
+            self.facts = facts = replace(facts, columns=numbering.columns.width)
+            self.sparse = Sink(self, numbering)
         self.roots: dict[OwnSeed, tuple[Value, Block]] = {}  # of sqrt_edge: the level, and the block that knows it
         self.problems: list[str] = []
-        self.limits = seeds.limits
-        self.decisions = decisions
-        self.activity = activity
-        self.has_news = False
-        self.builder = Builder()
-        self.sparse: Sink | None = None
-        if seeds.sparse is not None:
-            self.sparse = Sink(self, Numbering(seeds.sparse, decisions.sparse, self.renumber))
-            self.columns = self.sparse.numbering.columns.width
-        self.width = self.columns
-        self.indices = Indices(program.body)
-        self.changed = assigned_locals(program.body)
-        self.loop_table = find_loops(program.body, seeds.extents, frozenset(decisions.serial))
-        self.stores = Stores(program, self.indices, self.loop_table, seeds.extents)
         self.linearizer = Linearizer(self)
-        self.arguments = Arguments(program)
         self.given: GivenTangents | None = None
         self.locals = LocalTangents(self)
         self.reversals = Reversals(self)
-        self.block = Block(None)
-        self.loops: list[Loop] = []
         self.read: set[Container] = set()  # containers whose tangents have been read
         self.covering: list[Tangents] = []
         self.covered: set[Container] = set()
         self.relied: set[Container] = set()  # containers whose tangents are taken to be zero at the start
-        in_order = sorted(activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
+        in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
         self.tangents = {c: self._new_tangents(c) for c in in_order}
         parameters = {name: place for t in self.tangents.values() for name, place in t.named_columns().items()}
         held = None if self.sparse is None else self.sparse.numbering.is_in_rows
-        self.naming = Naming(self.builder, self.indices, self.linearizer.keep, parameters, self.columns, held)
+        self.naming = Naming(self.builder, facts.indices, self.linearizer.keep, parameters, facts.columns, held)
 
     def _new_tangents(self, container: Container) -> Tangents:
         role = self.seeds.roles.get(container, Role())
@@ -176,35 +156,68 @@ class Forward:
             return SparseTangents(self, container, role, shadow, self.sparse)
         return Tangents(self, container, role, shadow)
 
-    def run(self) -> Differentiated:
-        """Walk over the program."""
+    def run(self) -> Differentiated | None:
+        """Walk over the program; None where the walk has changed the decisions, so that the text may be wrong.
+
+        Raises:
+            UnsupportedError: a derivative is not known.
+        """
+        before = self.decisions.state()
         self.decisions.rows.begin_walk()
         for argument in self.program.arguments:
             if argument.value is not None and not isinstance(argument.value, Container):
                 reads = (v for v in entries(argument.value) if isinstance(v, Read))
                 self.builder.frozen.update(v.local for v in reads if not v.index)
+        self._seed_arguments()
+        body = (*self.builder.body, *self._body(self.program.body))
+        self.locals.check_sums()
+        return None if self._has_changed(before) else self._result(body)
+
+    def _has_changed(self, before: tuple[Any, ...]) -> bool:
+        """Whether the decisions are others now; what is better left out, or better done, is decided last."""
+        if self.decisions.state() != before:
+            return True
+        if self.sparse is not None:
+            self.sparse.counts.forget_unused(self.sparse.sites)
+            if self.decisions.state() != before:
+                return True
+        rows = {local: (s.terms, s.version) for local, s in self.locals.storages.items() if s.row is not None}
+        return self.decisions.rows.accept(rows, self.read) or self.reversals.accept()
+
+    def _result(self, body: tuple[Statement, ...]) -> Differentiated:
+        for message in self.problems:
+            raise UnsupportedError(message)
+        if self.sparse is not None:
+            self.sparse.check()
+        shadows = {c for _, c in self.arguments.given}
+        return Differentiated(
+            replace(self.program, name=f"{self.program.name}_jacobian", body=body),
+            shadows=tuple(self.arguments.given),
+            covered=frozenset(self.covered),
+            scratch_sizes=dict(self.arguments.scratch_sizes),
+            active=self.facts.activity,
+            walks=self.decisions.walks,
+            relied=frozenset(self.relied),
+            report=Report(
+                local_choices(self.locals.storages, self.decisions.rows),
+                loop_choices(self.program.body, self.decisions.serial, self.decisions.reversals.chosen),
+                costs(body, shadows),
+            ),
+            sparse=None if self.sparse is None else self.sparse.result(),
+            first_columns=self.decisions.blocks.first_columns,
+            first_column=self.arguments.first_column,
+        )
+
+    def _seed_arguments(self) -> None:
+        """Arguments and Python numbers that are parameters."""
         if self.seeds.values is not None and self.seeds.arguments:
-            self.given = GivenTangents(self)
+            self.given = GivenTangents(self.facts, self.arguments)
         for local, column in self.seeds.arguments.items():
             first = None if self.sparse is None else self.sparse.numbering.first(local)
             self._seed_argument(local, column if first is None else first)
-        for local in self.own_seeds:
+        for local in self.facts.own_seeds:
             if local.kind == "parameter" and not local.shape:
                 self.locals.forms[local] = self.locals.with_own(local, [self.locals.forms.get(local, {})])[0]
-        body = (*self.builder.body, *self._body(self.program.body))
-        program = replace(self.program, name=f"{self.program.name}_jacobian", body=body)
-        self.locals.check_sums()
-        if self.sparse is not None and not self.has_news:
-            self.sparse.counts.forget_unused(self.sparse.sites)
-        if not self.has_news:
-            self.has_news = self.decisions.rows.accept(self.locals.storages, self.read) or self.reversals.accept()
-        covered, sizes = frozenset(self.covered), dict(self.arguments.scratch_sizes)
-        given = tuple(self.arguments.given)
-        report = Report() if self.has_news else reported(self, body, self.decisions.serial)
-        sparse = None if self.sparse is None else self.sparse.result()
-        walks, relied = self.decisions.walks, frozenset(self.relied)
-        found = (program, given, covered, sizes, self.activity, walks, relied, report, sparse)
-        return Differentiated(*found, self.decisions.blocks.first_columns, self.arguments.first_column)
 
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))
@@ -220,35 +233,41 @@ class Forward:
 
     # --- what the parts ask for
 
-    def found_news(self) -> None:
-        self.has_news = True
+    @property
+    def program(self) -> Program:
+        return self.facts.program
 
-    def renumber(self) -> None:
-        """Columns have other numbers from the next walk on."""
-        self.decisions.forget_columns()
-        self.found_news()
+    @property
+    def seeds(self) -> Seeds:
+        return self.facts.seeds
+
+    @property
+    def columns(self) -> int:
+        return self.facts.columns
+
+    @property
+    def block(self) -> Block:
+        return self.cursor.block
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return self.cursor.loops
 
     def is_column(self, number: int) -> bool:
-        """Whether a number is that of a column."""
-        return 0 <= number < self.columns or (self.sparse is not None and number >= FIRST_SPARSE)
+        return self.facts.is_column(number)
 
     def refuse_once_settled(self, message: str) -> None:
         """Raise at the end of the walk, unless it has found news that may change this."""
         self.problems.append(message)
 
-    def refuse(self) -> None:
-        """Raise what has been found wrong."""
-        for message in self.problems:
-            raise UnsupportedError(message)
-
     def is_active(self, value: Value) -> bool:
-        return self.activity.has(value)
+        return self.facts.is_active(value)
 
     def loop_sites(self) -> tuple[Loop, ...]:
-        return tuple(self.loops)
+        return self.cursor.loops
 
     def parallel_loop(self) -> Loop | None:
-        return self.loops[0] if self.loops and self.loops[0].is_parallel else None
+        return self.cursor.parallel_loop
 
     def primal(self, value: Value) -> Value:
         return self.linearizer.primal(value)
@@ -269,13 +288,6 @@ class Forward:
         """The loop that is walked over writes all tangents of a container, which nothing has accessed before."""
         self.covering.append(tangents)
 
-    def keep_order(self, why: str) -> None:
-        """The order of the iterations matters here: the surrounding parallel loop must run serially."""
-        loop = self.parallel_loop()
-        if loop is not None and loop.statement not in self.decisions.serial:
-            self.decisions.serial[loop.statement] = why
-            self.found_news()
-
     # --- blocks
 
     def _body(self, body: tuple[Statement, ...], variables: tuple[Local, ...] = ()) -> tuple[Statement, ...]:
@@ -289,9 +301,7 @@ class Forward:
         finish: Callable[[], None],
     ) -> tuple[Statement, ...]:
         """A block with tangents; ``begin`` and ``finish`` emit what comes before and after its statements."""
-        outer, self.block = self.block, Block(self.block)
-        self.block.declared.update(variables)
-        with self.builder.collecting() as collected:
+        with self.cursor.in_block(variables), self.builder.collecting() as collected:
             begin()
             for group in grouped(body):
                 if self.sparse is not None and self.block.is_kernel:
@@ -300,7 +310,6 @@ class Forward:
                 self.linearizer.begin_statement()
                 self.statement(group)
             finish()
-        self.block = outer
         return tuple(collected)
 
     def statement(self, group: tuple[Statement, ...]) -> None:
@@ -351,14 +360,13 @@ class Forward:
             return
         if self.sparse is not None:
             self.sparse.counts.before(s)
-        loop = self.loop_table[s]
-        self.loops.append(loop)
+        loop = self.facts.loops[s]
         variables = s.variables if isinstance(s, For) else ()
         for v in variables:
-            if v not in self.changed:
+            if v not in self.facts.changed:
                 self.builder.frozen.add(v)
-        body = self._body(s.body, tuple(v for v in variables if v not in self.changed))
-        self.loops.pop()
+        with self.cursor.in_loop(loop):
+            body = self._body(s.body, tuple(v for v in variables if v not in self.facts.changed))
         if not self.loops:
             self._accept_covering()
         new = replace(s, body=body)
@@ -379,14 +387,14 @@ class Forward:
 
     def _is_place_active(self, target: Read | Load) -> bool:
         if isinstance(target, Read):
-            return target.local in self.activity.locals
+            return target.local in self.facts.activity.locals
         return target.container in self.tangents
 
     def _store(self, group: tuple[Statement, ...]) -> None:
         s = group[0]
         assert isinstance(s, (Assign, Update))
         assert isinstance(s.target, Load)
-        tangents, site = self.tangents[s.target.container], self.stores.of[s]
+        tangents, site = self.tangents[s.target.container], self.facts.stores.of[s]
         if isinstance(s, Assign):
             tangents.store(site, group)
         elif s.op in ("add", "sub"):

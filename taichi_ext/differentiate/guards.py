@@ -9,42 +9,40 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from taichi_ext.differentiate.build import cast, literal, operation, select
+from taichi_ext.differentiate.cursor import Cursor
 from taichi_ext.differentiate.forms import Form, is_row, times
-from taichi_ext.differentiate.naming import Block
+from taichi_ext.differentiate.naming import Naming
 from taichi_ext.program import I32, U1, U32, Check, Const, Declare, If, Load, Local, Op, Read, Type, Value
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
 
 INSIDE = "inside"  # the name of locals that say whether the indices of an entry lie within
 Condition = Value | bool  # a bool where it is known
 
 
-def is_inside(f: Forward, entry: Load | Read) -> Condition:
+def is_inside(naming: Naming, entry: Load | Read) -> Condition:
     """Whether the indices of an entry lie within, in a local that does not change."""
     if not entry.checks:
         return True
+    builder = naming.builder
     indices = (*entry.indices, *entry.component) if isinstance(entry, Load) else entry.index
     numbers = [int(i.value) if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
     checked = list(zip(numbers, entry.checks, strict=True))
     if not all(isinstance(n, Value) or _is_within(n, check) for n, check in checked):
-        f.builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
+        builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
         return False
     checked = [(n, check) for n, check in checked if isinstance(n, Value)]
     if not checked:
         return True
-    name = tuple((f.naming.normal(n), check.first, check.end) for n, check in checked)
-    known = f.builder.evaluated.get(name)
+    name = tuple((naming.normal(n), check.first, check.end) for n, check in checked)
+    known = builder.evaluated.get(name)
     if known is None:
         parts = (
-            _lies_within(f.naming.value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True)
+            _lies_within(naming.value_of(form), check) for (form, *_), (_, check) in zip(name, checked, strict=True)
         )
-        known = f.builder.evaluated[name] = f.builder.keep(functools.reduce(_both, parts), INSIDE)
+        known = builder.evaluated[name] = builder.keep(functools.reduce(_both, parts), INSIDE)
     else:
-        f.builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=f.builder.place))  # for a watch, too
+        builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=builder.place))  # for a watch, too
     return known
 
 
@@ -83,14 +81,13 @@ def where(condition: Condition, form: Form, dtype: Type) -> Form:
 
 
 @contextlib.contextmanager
-def only_inside(f: Forward, entry: Load | Read) -> Iterator[bool]:
+def only_inside(naming: Naming, cursor: Cursor, entry: Load | Read) -> Iterator[bool]:
     """What is emitted in the meantime runs where the indices of an entry lie within; False where they never do."""
-    condition = is_inside(f, entry)
+    builder = naming.builder
+    condition = is_inside(naming, entry)
     if isinstance(condition, bool):
         yield condition
         return
-    outer, f.block = f.block, Block(f.block, is_guard=True)
-    with f.builder.collecting() as body:
+    with cursor.in_block(is_guard=True), builder.collecting() as body:
         yield True
-    f.block = outer
-    f.builder.emit(If(condition, tuple(body), place=f.builder.place))
+    builder.emit(If(condition, tuple(body), place=builder.place))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import add, cast, multiply
 from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
 from taichi_ext.differentiate.guards import clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.linearize import Deferred
 from taichi_ext.differentiate.own_registers import OwnRegisters
-from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, ScratchRow
+from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, ScratchRow, scratch_part
 from taichi_ext.differentiate.row_terms import FILLED
 from taichi_ext.differentiate.sparse_sums import LocalSum
-from taichi_ext.differentiate.storage import Storage, StorageFacts
+from taichi_ext.differentiate.storage import Storage
+from taichi_ext.differentiate.storage_facts import StorageFacts
 from taichi_ext.program import I32, Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 if TYPE_CHECKING:
@@ -49,13 +51,12 @@ class LocalTangents:
             if isinstance(index, int):
                 return self._fresh(self.entry_forms[local][index], local)
             self.decisions.indexed.add(local)
-            self.forward.found_news()
             return {}
         return self._fresh(self.forms.get(local, {}), local)
 
     def _guarded(self, value: Read) -> Form:
         """The tangent of an entry whose index is not known to lie within."""
-        condition = is_inside(self.forward, value)
+        condition = is_inside(self.forward.naming, value)
         if condition is False:
             return {}
         index = self.builder.keep(clamped(condition, cast(self._flat_index(value), I32)), "index")
@@ -76,15 +77,14 @@ class LocalTangents:
             i = i if isinstance(i, int) else self.forward.naming.settled_index(i)
             flat = add(multiply(flat, n), i)
         if isinstance(flat, Value):
-            affine = self.forward.indices.form(flat)
+            affine = self.forward.facts.indices.form(flat)
             return self.builder.keep(flat, "index") if affine is None else self.forward.naming.value_of(affine)
         return flat
 
     def _check_fresh(self, leaf: Any, local: Local) -> None:
         """A row that may have changed since a local took it on: that local needs a copy of its own."""
-        if self.is_stale(leaf) and local not in self.decisions.own_rows:
+        if self.is_stale(leaf):
             self.decisions.own_rows.add(local)
-            self.forward.found_news()
 
     def is_stale(self, leaf: Row) -> bool:
         """Whether a row may have changed since it was read."""
@@ -98,23 +98,22 @@ class LocalTangents:
         """An accumulation uses a local whose tangent is left to the place of its use."""
         is_repeated = deferred.loops != self.forward.loop_sites()
         is_second = is_repeated or (deferred.sweep and deferred.sweep != sweep)
-        if is_second and deferred.local not in self.decisions.accumulated:
+        if is_second:
             self.decisions.accumulated.add(deferred.local)
-            self.forward.found_news()
         deferred.sweep = sweep
 
     # --- declarations and assignments
 
     def with_own(self, local: Local, forms: list[Form]) -> list[Form]:
         """The forms of the entries of a local, with the seeds that are its own."""
-        own = self.forward.own_seeds.get(local)
+        own = self.forward.facts.own_seeds.get(local)
         if own is None:
             return forms
         return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
 
     def _begin_own(self, local: Local) -> None:
         """The seeds that are a local's own begin with its declaration: in a loop, each iteration has others."""
-        own = self.forward.own_seeds.get(local)
+        own = self.forward.facts.own_seeds.get(local)
         if own is not None:
             for storage in self.storages.values():
                 storage.own.forget(own.values())
@@ -137,20 +136,20 @@ class LocalTangents:
         """A new local."""
         local = s.local
         self._begin_own(local)
-        if local not in self.forward.changed and not local.shape:
+        if local not in self.forward.facts.changed and not local.shape:
             self.builder.frozen.add(local)
             self.definitions[local] = s.values[0]
-        if local.dtype.is_integer and local not in self.forward.changed:
+        if local.dtype.is_integer and local not in self.forward.facts.changed:
             self.forward.block.declared.add(local)
-        if local not in self.forward.activity.locals:
+        if local not in self.forward.facts.activity.locals:
             self.builder.emit(with_values(s, self.forward.primal))
             return
         if local.shape:
             self._declare_array(s)
             return
         value = s.values[0]
-        is_own = local in self.forward.own_seeds
-        if local in self.forward.changed or local in self.decisions.own_rows:
+        is_own = local in self.forward.facts.own_seeds
+        if local in self.forward.facts.changed or local in self.decisions.own_rows:
             self.declare_stored(s, value)
         elif is_own or local in self.decisions.accumulated or not self._defer(s, value):
             self.declare_fixed(s, value)
@@ -174,7 +173,6 @@ class LocalTangents:
         form = self.forward.form(value)
         if self._is_better_row(form):
             self.decisions.own_rows.add(s.local)
-            self.forward.found_news()
         form = settled(self.builder, form)
         self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
         self.forms[s.local] = self.with_own(s.local, [form])[0]
@@ -194,7 +192,8 @@ class LocalTangents:
         facts = self.decisions.storages.setdefault(self.decisions.reversals.key(local), StorageFacts())
         number = self.decisions.sparse.sums.get(local)
         if number is not None:
-            self.storages[local] = LocalSum(self.forward, local, number, OwnRegisters(self.forward, local, facts.own))
+            own = OwnRegisters(self.builder, self.forward.cursor, local, facts.own)
+            self.storages[local] = LocalSum(self.forward, local, number, own)
         else:
             self.storages[local] = Storage(self.forward, local, facts)
         return self.storages[local]
@@ -217,7 +216,7 @@ class LocalTangents:
     def assign(self, s: Assign | Update) -> None:
         assert isinstance(s.target, Read)
         local = s.target.local
-        if local not in self.forward.activity.locals:
+        if local not in self.forward.facts.activity.locals:
             self.builder.emit(replace(s, value=self.forward.primal(s.value)))
             return
         storage = self.storages[local]
@@ -229,7 +228,7 @@ class LocalTangents:
         if isinstance(s, Update) and s.op in ("add", "sub"):
             form = settled(self.builder, self.forward.form(s.value))
             self.builder.emit(replace(s, target=target, value=self.forward.primal(s.value)))
-            with only_inside(self.forward, target) as is_possible:
+            with only_inside(self.forward.naming, self.forward.cursor, target) as is_possible:
                 if is_possible:
                     storage.add(form if s.op == "add" else negated(form), index)
             return
@@ -238,8 +237,8 @@ class LocalTangents:
             value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
         form = settled(self.builder, self.forward.form(value))
         self.builder.emit(Assign(target, self.forward.primal(value), place=s.place))
-        own = self.forward.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
-        with only_inside(self.forward, target) as is_possible:
+        own = self.forward.facts.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
+        with only_inside(self.forward.naming, self.forward.cursor, target) as is_possible:
             if is_possible:
                 storage.write([form if own is None else {**form, own: 1}], [index])
 
@@ -253,15 +252,18 @@ class LocalTangents:
 
     def new_row(self, storage: Storage) -> Any:
         """Memory for a row of a storage."""
-        decision = self.decisions.rows.of(storage.local)
+        f, decision = self.forward, self.decisions.rows.of(storage.local)
         is_filled = decision.terms == FILLED
         if decision.container is not None:
-            return PlacedRow(self.forward, self.forward.tangents[decision.container], is_filled=is_filled)
-        size = storage.size * self.forward.columns
+            tangents = f.tangents[decision.container]
+            number = tangents.row_number(tuple(map(atom_value, f.loops[0].atoms)), Affine())[1]
+            return PlacedRow(self.builder, number, tangents.place, f.columns, is_filled=is_filled)
+        size = storage.size * f.columns
         is_shared = storage.block.is_kernel and size > MOST_IN_ROWS  # by the loops of the kernel: memory in any case
-        if size <= self.forward.seeds.limits.local_array and not is_shared:
+        if size <= f.seeds.limits.local_array and not is_shared:
             return LocalRow(self.builder, f"d_{storage.local.name}", size, storage.dtype)
-        return ScratchRow(self.forward, size, storage.dtype, is_filled=is_filled)
+        part = scratch_part(f.facts, f.cursor, self.decisions)
+        return ScratchRow(self.builder, f.arguments, size, storage.dtype, part, is_filled=is_filled)
 
 
 def _copied(value: Value) -> Value:

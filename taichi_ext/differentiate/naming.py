@@ -1,4 +1,4 @@
-"""Columns and indices by name: integer locals that do not change, and the blocks in which they can be named."""
+"""Columns and indices by name: integer locals that do not change."""
 
 from __future__ import annotations
 
@@ -8,43 +8,9 @@ from typing import Any
 from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value
 from taichi_ext.analysis.loops import Loop, span
 from taichi_ext.differentiate.build import Builder, Coefficient, add, cast, literal, multiply, operation
+from taichi_ext.differentiate.cursor import Block
 from taichi_ext.differentiate.forms import Form, Seed, columns_of
-from taichi_ext.program import I32, Const, Container, Known, Local, Read, Value
-
-
-class Block:
-    """A block of control flow: what is declared in it can be named in it."""
-
-    def __init__(self, outer: Block | None, *, is_guard: bool = False) -> None:
-        self.outer = outer
-        self.is_guard = is_guard  # of the index of one statement
-        self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
-        self.declared: set[Local] = set()
-        self.stopped: set[Container] = set()  # containers that count as constants in the rest of the block
-
-    @property
-    def is_kernel(self) -> bool:
-        """Whether this is the block of the kernel itself, whose locals iterations of a parallel loop share."""
-        return self.depth <= 1
-
-    def stops(self, container: Container) -> bool:
-        """Whether what is read from a container counts as constant."""
-        return container in self.stopped or (self.outer is not None and self.outer.stops(container))
-
-    def is_within(self, other: Block) -> bool:
-        """Whether this is another block, or stands in it."""
-        block: Block | None = self
-        while block is not None and block is not other:
-            block = block.outer
-        return block is other
-
-    def can_name(self, atom: Local | Value) -> bool:
-        block: Block | None = self
-        while block is not None:
-            if atom in block.declared:
-                return True
-            block = block.outer
-        return False
+from taichi_ext.program import I32, Const, Known, Local, Read, Value
 
 
 class Naming:

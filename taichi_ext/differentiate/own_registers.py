@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from taichi_ext.differentiate.build import literal
+from taichi_ext.differentiate.build import Builder, literal
+from taichi_ext.differentiate.cursor import Cursor
 from taichi_ext.differentiate.forms import Carried, Form, OwnSeed, Unnumbered, coefficient, unnumbered
 from taichi_ext.program import Local, Read
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
 
 
 class OwnRegisters:
     """The registers of one local, or arrays of them for each entry of a local array.
 
     Args:
-        forward: the walk.
+        builder: where their declarations go.
+        cursor: stands where the local is declared, and moves on.
         local: whose tangents they hold.
         known: the seeds that reach the local, as far as the walks have found; it grows.
         before: registers that hold these tangents already, which a loop goes on with.
     """
 
     def __init__(
-        self, forward: Forward, local: Local, known: dict[Unnumbered, None], before: OwnRegisters | None = None
+        self,
+        builder: Builder,
+        cursor: Cursor,
+        local: Local,
+        known: dict[Unnumbered, None],
+        before: OwnRegisters | None = None,
     ) -> None:
-        self.forward, self.local = forward, local
-        self._builder = forward.builder
-        self._block = forward.block
-        self._loops = forward.loop_sites()
+        self.local = local
+        self._builder = builder
+        self._cursor = cursor
+        self._block = cursor.block
+        self._loops = cursor.loops
         self._known = known
         self._zeros: set[Unnumbered] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.registers: dict[Unnumbered, Local] = {}
@@ -61,10 +66,7 @@ class OwnRegisters:
 
     def note(self, seeds: Iterable[Unnumbered]) -> None:
         """Take note of seeds that reach the local: from the next walk on they have registers."""
-        new = dict.fromkeys(seed for seed in seeds if seed not in self._known)
-        if new:
-            self._known.update(new)
-            self.forward.found_news()
+        self._known.update(dict.fromkeys(seeds))
 
     @property
     def own_seeds(self) -> list[OwnSeed]:
@@ -73,7 +75,7 @@ class OwnRegisters:
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
         """What has these seeds is declared anew in a loop: what the local has by those of another iteration goes."""
-        if self._loops == self.forward.loop_sites() or not self.forward.block.is_within(self._block):
+        if self._loops == self._cursor.loops or not self._cursor.block.is_within(self._block):
             return
         for seed in seeds:
             if seed in self.registers:
@@ -82,7 +84,7 @@ class OwnRegisters:
 
     def form(self, index: Any = 0) -> Form:
         """The tangent of one element as it is now."""
-        zeros = self._zeros if self.forward.block is self._block else ()
+        zeros = self._zeros if self._cursor.block is self._block else ()
         return {seed: self._register(seed, index) for seed in self.registers if seed not in zeros}
 
     def write(self, forms: list[Form], indices: list[Any]) -> None:
@@ -90,7 +92,7 @@ class OwnRegisters:
         for form, index in zip(forms, indices, strict=True):
             own = unnumbered(form)
             self.note(own)
-            if self.forward.block is self._block and not self.local.shape:
+            if self._cursor.block is self._block and not self.local.shape:
                 self._zeros.update(self.registers)
             self._zeros -= own.keys()
             for seed in self.registers:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taichi_ext.analysis.bounds import Access
 from taichi_ext.differentiate.build import is_over_columns
-from taichi_ext.differentiate.row_terms import ADDED, WORDS
+from taichi_ext.differentiate.row_terms import ADDED, WORDS, RowDecisions
 from taichi_ext.program import (
     Assign,
     Body,
@@ -18,6 +18,7 @@ from taichi_ext.program import (
     Declare,
     For,
     Load,
+    Local,
     Op,
     Place,
     Read,
@@ -28,9 +29,6 @@ from taichi_ext.program import (
     children,
     statements,
 )
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
 BACKWARDS = "is gone over a second time, backwards, to accumulate tangents"
@@ -107,20 +105,14 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Any], str]) 
     return f"local {choice.name}, {choice.line}: {' and '.join(parts) or 'no tangent'}{terms}"
 
 
-# --- what one walk of a differentiation has decided
+# --- what a walk has decided
 
 
-def reported(walk: Forward, body: Body, serial: dict[Statement, str]) -> Report:
-    """The decisions of a walk that has found nothing new; ``body`` is what it has made."""
-    shadows = {c for _, c in walk.arguments.given}
-    loops = _loop_choices(walk.program.body, serial, walk.decisions.reversals.chosen)
-    return Report(tuple(_local_choices(walk)), tuple(loops), costs(body, shadows))
-
-
-def _local_choices(walk: Forward) -> list[LocalChoice]:
+def local_choices(storages: Mapping[Local, Any], rows: RowDecisions) -> tuple[LocalChoice, ...]:
+    """Where the tangents of locals are."""
     found = []
-    for local, storage in walk.locals.storages.items():
-        decision = walk.decisions.rows.of(local)
+    for local, storage in storages.items():
+        decision = rows.of(local)
         row: Any = None
         if storage.row is not None:
             row = decision.container or (LOCAL_ARRAY if storage.row.is_local else SCRATCH)
@@ -128,17 +120,20 @@ def _local_choices(walk: Forward) -> list[LocalChoice]:
         choice = LocalChoice(local.name, line_of(storage.place), registers, slots, row, decision.terms)
         if choice.registers or choice.slots or row is not None:
             found.append(choice)
-    return found
+    return tuple(found)
 
 
-def _loop_choices(body: Body, serial: dict[Statement, str], backwards: Collection[Statement]) -> list[LoopChoice]:
+def loop_choices(
+    body: Body, serial: Mapping[Statement, str], backwards: Collection[Statement]
+) -> tuple[LoopChoice, ...]:
+    """How loops run: those in ``serial`` keep their order, those in ``backwards`` are reversed."""
     found: list[LoopChoice] = []
     for n, loop in enumerate(parallel_loops(body), 1):
         if loop in serial:
             found.append(LoopChoice(n, f"runs serially: {serial[loop]}"))
         inner = (s for s in statements(loop.body) if s in backwards)
         found += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {BACKWARDS}") for s in inner]
-    return found
+    return tuple(found)
 
 
 def parallel_loops(body: Body) -> list[For]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import add, cast, literal, multiply, not_written_out, operation
+from taichi_ext.differentiate.decisions import ReversalDecisions
 from taichi_ext.differentiate.forms import (
     Carried,
     Form,
@@ -36,10 +37,10 @@ from taichi_ext.differentiate.forms import (
     numbered,
     settled,
 )
-from taichi_ext.differentiate.naming import Block
 from taichi_ext.differentiate.own_registers import OwnRegisters
-from taichi_ext.differentiate.row_places import LocalRow, ScratchRow
-from taichi_ext.differentiate.storage import Storage, StorageFacts
+from taichi_ext.differentiate.row_places import LocalRow, ScratchRow, scratch_part
+from taichi_ext.differentiate.storage import Storage
+from taichi_ext.differentiate.storage_facts import StorageFacts
 from taichi_ext.program import (
     I32,
     Assign,
@@ -66,20 +67,6 @@ if TYPE_CHECKING:
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
 LONGEST_LOCAL_TAPE = 128  # numbers; Taichi clears each of a local array by a statement, which takes long to compile
 MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
-
-
-@dataclass
-class ReversalDecisions:
-    """Which loops are reversed; what is refused once stays forward."""
-
-    chosen: dict[Statement, tuple[Local, ...]] = field(default_factory=dict)  # and what they carry
-    refused: set[Statement] = field(default_factory=set)
-    widths: dict[Statement, int] = field(default_factory=dict)  # numbers on the tape for each iteration
-    sums: dict[Any, Local] = field(default_factory=dict)  # what the loops over a tape add up, by their numbers
-
-    def key(self, local: Local) -> Any:
-        """What the storage of a local before the loop is known by."""
-        return ("before", local) if any(local in carried for carried in self.chosen.values()) else local
 
 
 @dataclass
@@ -120,9 +107,7 @@ class Reversals:
 
     def refuse(self, s: Statement) -> None:
         """The loop is walked forward from the next walk on."""
-        self.decisions.refused.add(s)
-        self.decisions.chosen.pop(s, None)
-        self.forward.found_news()
+        self.decisions.refuse(s)
 
     def note_singular(self, form: Form) -> None:
         """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
@@ -147,7 +132,7 @@ class Reversals:
             return ()
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
         targets = [x.target for x in statements(s.body) if isinstance(x, (Assign, Update))]
-        active = self.forward.activity.locals
+        active = self.forward.facts.activity.locals
         found = [t.local for t in targets if _is_local(t) and t.local in active and t.local not in inner]  # type: ignore[union-attr]
         carried = tuple(dict.fromkeys(found))
         return carried if len(carried) <= MOST_CARRIED and self._have_rows(carried) else ()
@@ -155,22 +140,24 @@ class Reversals:
     def _is_wanted(self) -> bool:
         """Whether there are columns enough, each of them in memory from the start."""
         f = self.forward
-        return f.sparse is None and f.given is None and f.columns >= LEAST_COLUMNS and f.width == f.columns
+        return f.sparse is None and f.given is None and f.columns >= LEAST_COLUMNS
 
     def _is_counted(self, s: For) -> bool:
         """Whether it is a serial loop over a range that runs to its end, by one number that nothing else changes."""
-        loop = self.forward.loop_table[s]
+        loop = self.forward.facts.loops[s]
         is_whole = not loop.is_parallel and loop.bounds is not None and not loop.is_interrupted
-        return is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.forward.changed
+        return (
+            is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.forward.facts.changed
+        )
 
     def _is_closed(self, s: For) -> bool:
         """Whether it changes nothing but locals, and takes no tangents of rules or edges."""
-        f, changes = self.forward, self.forward.loop_table[s].changes
+        f, changes = self.forward, self.forward.facts.loops[s].changes
         kinds = (Declare, Assign, Update, If, For, While)
         if not all(isinstance(x, kinds) for x in statements(s.body)) or changes & f.tangents.keys():
             return False
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
-        return not (inner | changes) & f.own_seeds.keys()
+        return not (inner | changes) & f.facts.own_seeds.keys()
 
     def _have_rows(self, carried: tuple[Local, ...]) -> bool:
         """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
@@ -182,7 +169,7 @@ class Reversals:
     # --- the loop, which writes the tape
 
     def loop(self, s: For) -> None:
-        f, loop = self.forward, self.forward.loop_table[s]
+        f, loop = self.forward, self.forward.facts.loops[s]
         carried = self.decisions.chosen[s]
         storages = [f.locals.storages[v] for v in carried]
         before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
@@ -192,11 +179,10 @@ class Reversals:
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
         tape = Tape(s, loop, carried, f.loop_sites(), _only_added(s, carried), before, own, memory, width)
-        f.loops.append(loop)
         self.open.append(s)
         self.builder.frozen.update(s.variables)
-        body = f.block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
-        f.loops.pop()
+        with f.cursor.in_loop(loop):
+            body = f.block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
         self.open.pop()
         self.builder.emit(For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
         for v in carried:
@@ -204,12 +190,13 @@ class Reversals:
 
     def _memory(self, s: For, width: int, dtype: Type) -> LocalRow | ScratchRow:
         f = self.forward
-        iterations = f.loop_table[s].iterations
+        iterations = f.facts.loops[s].iterations
         assert iterations is not None  # a loop that is counted
         size = iterations * width
         longest = f.seeds.limits.local_array
         if size > min(LONGEST_LOCAL_TAPE, longest) and f.seeds.is_host:
-            return ScratchRow(f, size, dtype, is_filled=True)
+            part = scratch_part(f.facts, f.cursor, f.decisions)
+            return ScratchRow(self.builder, f.arguments, size, dtype, part, is_filled=True)
         if size > longest:
             self.refuse(s)
         return LocalRow(self.builder, "tape", size, dtype)
@@ -244,7 +231,6 @@ class Reversals:
                 tape.entries.append((v, seed))
         if len(tape.entries) != tape.width:
             self.decisions.widths[tape.statement] = len(tape.entries)
-            f.found_news()
 
     def _is_named(self, seed: Seed, iteration: Local) -> bool:
         """Whether a column can be named outside of the loop, given the iteration."""
@@ -268,9 +254,7 @@ class Reversals:
         for leaf, c in form.items():
             is_mine = is_row(leaf) and isinstance(leaf.rows, Reversed) and leaf.rows.tape is tape
             (mine if is_mine else rest)[leaf] = c
-        if (f.loops[: len(f.loops)] and tape.loop in f.loops) or any(
-            isinstance(c, Guarded) and not c.is_chosen for c in mine.values()
-        ):
+        if tape.loop in f.loops or any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values()):
             self.refuse(tape.statement)
             return rest
         tape.sweeps += 1
@@ -294,14 +278,10 @@ class Reversals:
         back, iteration = Local("back", I32, (), "loop"), Local(variable.name, I32, (), "temporary")
         self.builder.frozen.add(iteration)
         ((first, end),) = tape.loop.bounds  # type: ignore[misc]
-        f.loops.append(Loop(tape.statement, False, (iteration,), tape.loop.bounds))
-        outer, f.block = f.block, Block(f.block)
-        f.block.declared.add(iteration)
-        with self.builder.collecting() as body:
+        again = Loop(tape.statement, False, (iteration,), tape.loop.bounds)
+        with f.cursor.in_loop(again), f.cursor.in_block((iteration,)), self.builder.collecting() as body:
             self.builder.emit(Declare(iteration, (operation("sub", literal(end - 1, I32), Read(back)),)))
             self._step(tape, adjoints, total, Read(iteration))
-        f.block = outer
-        f.loops.pop()
         loop = For("range", (back,), (literal(end - first, I32),), tuple(body), place=self.builder.place)
         is_short = end - first <= to.size * f.columns
         for s in not_written_out(loop, to.shadow) if is_short else (loop,):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from taichi_ext.analysis.affine import Affine, atom_value
-from taichi_ext.differentiate.build import Builder, add, literal
-from taichi_ext.program import I32, Load, Read, Type, Value
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
-    from taichi_ext.differentiate.shadows import Tangents
+from taichi_ext.analysis.affine import atom_value
+from taichi_ext.differentiate.arguments import Arguments
+from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply
+from taichi_ext.differentiate.cursor import Cursor
+from taichi_ext.differentiate.decisions import Decisions
+from taichi_ext.differentiate.facts import Facts
+from taichi_ext.program import I32, Load, Local, Op, Read, Type, Value
 
 
 class LocalRow:
@@ -34,13 +35,15 @@ class LocalRow:
 
 
 class ScratchRow:
-    """A row in an extra argument of the kernel: a part of its own for each thread or iteration of a parallel loop."""
+    """A row in an extra argument of the kernel; ``part`` is what ``scratch_part`` gives."""
 
     is_local = False
 
-    def __init__(self, forward: Forward, size: int, dtype: Type, *, is_filled: bool) -> None:
-        self.builder = forward.builder
-        self.array, start = forward.arguments.reserve_scratch(size, dtype, forward)
+    def __init__(
+        self, builder: Builder, arguments: Arguments, size: int, dtype: Type, part: tuple[int, Any], *, is_filled: bool
+    ) -> None:
+        self.builder = builder
+        self.array, start = arguments.reserve_scratch(size, dtype, part)
         self.start = self.builder.keep(start, "start") if isinstance(start, Value) else start
         if not is_filled:
             self.builder.loop(size, lambda k: self.builder.assign(self.entry(k), literal(0, dtype)))
@@ -58,22 +61,51 @@ class ScratchRow:
 
 
 class PlacedRow:
-    """A row of J itself, which an iteration of the parallel loop over all of an output writes to as it goes."""
+    """A row of J itself, which an iteration of the parallel loop over all of an output writes to as it goes.
+
+    Args:
+        builder: where zeros are stored first, unless each entry is written.
+        number: of the row.
+        place: the entry of J by the number of a row and a column.
+        columns: the length of the row.
+    """
 
     is_local = False
 
-    def __init__(self, forward: Forward, tangents: Tangents, *, is_filled: bool) -> None:
-        self.builder = forward.builder
-        self.tangents = tangents
-        row = tangents.row_number(tuple(map(atom_value, forward.loops[0].atoms)), Affine())[1]
-        self.number = self.builder.keep(row, "row")
+    def __init__(
+        self, builder: Builder, number: Value, place: Callable[[Any, Any], Load], columns: int, *, is_filled: bool
+    ) -> None:
+        self.builder = builder
+        self._place = place
+        self.number = builder.keep(number, "row")
         if not is_filled:
-            zero = literal(0, tangents.container.dtype)
-            self.builder.loop(forward.columns, lambda k: self.builder.assign(self.entry(k), zero))
+            builder.loop(columns, lambda k: builder.assign(self.entry(k), 0))
 
     def entry(self, index: Any) -> Load:
-        return self.tangents.place(self.number, index)
+        return self._place(self.number, index)
 
     def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
         target = self.entry(index)
         self.builder.assign(target, add(target, value))
+
+
+def scratch_part(facts: Facts, cursor: Cursor, decisions: Decisions) -> tuple[int, Any]:
+    """Into how many parts scratch memory is cut, and the number of the iteration's own.
+
+    There is a part for each thread, or for each iteration where those are fewer or threads have no number.
+    """
+    loop, seeds = cursor.parallel_loop, facts.seeds
+    if loop is None:
+        return 1, 0
+    is_numbered = not seeds.is_host and all(not isinstance(a, Local) or a not in facts.changed for a in loop.atoms)
+    iterations = loop.iterations if is_numbered else None
+    if iterations is not None and (not seeds.threads or iterations < seeds.threads):
+        assert loop.bounds is not None
+        number: Any = 0
+        for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
+            number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
+        return iterations, number
+    if not seeds.threads:
+        decisions.keep_order(loop, "rows are too long for local arrays, and threads have no numbers here")
+        return 1, 0
+    return seeds.threads, Op("global_thread_idx", (), I32)

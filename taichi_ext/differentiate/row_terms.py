@@ -9,18 +9,16 @@ Both are judged at the end of a walk that has found nothing else, and hold for t
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import is_number
+from taichi_ext.differentiate.cursor import Cursor
 from taichi_ext.differentiate.forms import Form, Row, Seed, columns_of, has_row, is_row, numbered
+from taichi_ext.differentiate.naming import Naming
 from taichi_ext.program import Container, Local
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.shadows import Tangents
-    from taichi_ext.differentiate.storage import Storage
 
 ADDED = 0  # terms that go to a row are added to what is there
 STORED = 1  # each entry gets one term at most, which can be stored
@@ -37,9 +35,19 @@ class RowDecision:
 
 
 class Terms:
-    """What one walk finds out about the terms that go to the row of one storage."""
+    """What one walk finds out about the terms that go to the row of one local.
 
-    def __init__(self) -> None:
+    Args:
+        naming: the names of columns.
+        cursor: stands where the local is declared, and moves on.
+        width: how many columns the row has.
+        is_array: whether the local has several entries, each with a row.
+    """
+
+    def __init__(self, naming: Naming, cursor: Cursor, width: int, *, is_array: bool) -> None:
+        self._naming, self._cursor = naming, cursor
+        self._width, self._is_array = width, is_array
+        self._loops, self._block = cursor.loops, cursor.block
         self.level = FILLED  # what still holds: it only ever gets less
         self.has_any = False
         self.reads = 0
@@ -50,9 +58,9 @@ class Terms:
     def found(self) -> int:
         return self.level if self.has_any else ADDED
 
-    def note_read(self, loops: tuple[Loop, ...]) -> None:
+    def note_read(self) -> None:
         self.reads += 1
-        if self.filled_in in loops:
+        if self.filled_in in self._cursor.loops:
             self.level = min(self.level, STORED)
 
     def note_write(self, *, is_zero: bool) -> None:
@@ -60,41 +68,42 @@ class Terms:
         if not is_zero:
             self.level = ADDED
 
-    def note_add(self, storage: Storage, form: Form) -> None:
+    def note_add(self, form: Form, registers: Collection[Seed]) -> None:
+        """A form is added, of which the row has what the registers do not hold."""
         if numbered(form):
             is_first = not self.has_any and not has_row(form)
-            self.level = min(self.level, self._level(storage, columns_of(form)) if is_first else ADDED)
+            self.level = min(self.level, self._level(columns_of(form), registers) if is_first else ADDED)
             self.has_any = True
 
-    def _level(self, storage: Storage, form: dict[Seed, Any]) -> int:
+    def _level(self, form: Collection[Seed], registers: Collection[Seed]) -> int:
         """Whether what is added goes to another entry of the row for each term and each time it runs.
 
         So it is where all columns are ``factor * v + c`` with the variable v of the only loop since the row was made,
         up to variables of the loops around that, and the constants c less than the factor apart. They are all entries
         where there are as many c as the factor says, and the loop runs once, whole, over as many v as that takes.
         """
-        if storage.is_array or any(seed in storage.registers for seed in form):
+        if self._is_array or any(seed in registers for seed in form):
             return ADDED
-        forward = storage.forward
-        if any(seed in forward.naming.conditional for seed in form):
+        if any(seed in self._naming.conditional for seed in form):
             return ADDED  # with a coefficient of 0, to the column of another term
-        around, inner = forward.loops[: len(storage.loops)], forward.loops[len(storage.loops) :]
+        loops, outside = self._cursor.loops, len(self._loops)
+        around, inner = loops[:outside], loops[outside:]
         fixed = {atom for loop in around for atom in loop.atoms}
         columns = [seed.column for seed in form]
         if len(inner) > 1 or any(column.terms != columns[0].terms for column in columns):
             return ADDED
-        return self._level_in_loop(storage, columns, inner[0], fixed) if inner else STORED
+        return self._level_in_loop(columns, inner[0], fixed) if inner else STORED
 
-    def _level_in_loop(self, storage: Storage, columns: list[Affine], loop: Loop, fixed: set[Atom]) -> int:
+    def _level_in_loop(self, columns: list[Affine], loop: Loop, fixed: set[Atom]) -> int:
         """The same for columns that differ in their constants alone, ``fixed`` being the variables of loops around."""
-        factors, width = dict(columns[0].terms), storage.forward.columns
+        factors, width = dict(columns[0].terms), self._width
         if len(loop.atoms) != 1 or not fixed.issuperset(factors.keys() - set(loop.atoms)):
             return ADDED
         (variable,), constants = loop.atoms, sorted(column.constant for column in columns)
         factor = factors.get(variable, 0)
         if constants[-1] - constants[0] >= abs(factor):
             return ADDED
-        runs_whole = storage.forward.block.outer is storage.block and not loop.is_interrupted and not self.reads
+        runs_whole = self._cursor.block.outer is self._block and not loop.is_interrupted and not self.reads
         is_all = factors == {variable: len(columns)} and constants == list(range(len(columns)))
         if not (runs_whole and is_all and loop.shape == (width // factor,) and width % factor == 0):
             return STORED
@@ -107,7 +116,7 @@ class RowDecisions:
 
     def __init__(self) -> None:
         self.found: dict[Local, RowDecision] = {}
-        self._candidates: dict[Local, tuple[Storage, Tangents, tuple[int, int]]] = {}
+        self._candidates: dict[Local, tuple[Terms, Container, tuple[int, int]]] = {}
 
     def of(self, local: Local) -> RowDecision:
         return self.found.get(local, RowDecision())
@@ -115,32 +124,28 @@ class RowDecisions:
     def begin_walk(self) -> None:
         self._candidates.clear()
 
-    def note_stored_row(self, storage: Storage, tangents: Tangents) -> None:
-        """The row of a local is stored, as it is, as the row of a container of which every entry is written."""
-        forward = storage.forward
-        is_declared_here = storage.block is forward.block and not storage.is_array
-        # local memory pays for the copy where entries are added to, or all of a row is updated: it is vectorised there
-        is_better_local = storage.row.is_local and (storage.terms.row_loops > 0 or storage.terms.found == ADDED)
-        is_alike = storage.dtype == tangents.container.dtype and tangents.components == 1
-        if is_declared_here and not is_better_local and is_alike:
-            self._candidates[storage.local] = (storage, tangents, (storage.version, storage.terms.reads))
+    def note_stored_row(self, local: Local, terms: Terms, version: int, container: Container) -> None:
+        """The row of a local could be the one of a container that it is stored to."""
+        self._candidates[local] = (terms, container, (version, terms.reads))
 
-    def accept(self, storages: dict[Local, Any], read: set[Container]) -> bool:
-        """At the end of a walk that found nothing else: take on what it proposes; True if that is news."""
+    def accept(self, rows: Mapping[Local, tuple[Terms, int]], read: Collection[Container]) -> bool:
+        """At the end of a walk that found nothing else: take on what it proposes; True if that is news.
+
+        Args:
+            rows: of each local with a row, the terms and how often it has changed.
+            read: the containers whose tangents have been read.
+        """
         before = dict(self.found)
-        for local, storage in storages.items():
-            if storage.row is None:
-                continue
+        for local, (terms, version) in rows.items():
             known = self.of(local)
             container = known.container
             candidate = self._candidates.get(local)
             if container is None and candidate is not None:
-                _, tangents, state = candidate
-                is_left_alone = (storage.version, storage.terms.reads) == state  # after it was stored
-                is_only = candidate[0] is storage and tangents.container not in read
-                container = tangents.container if is_left_alone and is_only else None
-            terms = storage.terms.found if local not in before else min(known.terms, storage.terms.found)
-            self.found[local] = RowDecision(terms, container)
+                its_terms, place, state = candidate
+                is_left_alone = (version, terms.reads) == state  # after it was stored
+                container = place if is_left_alone and its_terms is terms and place not in read else None
+            found = terms.found if local not in before else min(known.terms, terms.found)
+            self.found[local] = RowDecision(found, container)
         return before != self.found
 
 

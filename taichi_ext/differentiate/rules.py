@@ -29,7 +29,9 @@ class _Tangents:
 
     def __init__(self, f: Forward, s: Boundary) -> None:
         self.f = f
-        seeds = [seed for locals_ in s.inner.values() for local in locals_ for seed in f.own_seeds[local].values()]
+        seeds = [
+            seed for locals_ in s.inner.values() for local in locals_ for seed in f.facts.own_seeds[local].values()
+        ]
         values = [e for name in s.inner for e in s.sources(name)]
         self.sources: dict[Leaf, Value] = dict(zip(seeds, values, strict=True))
         self.forms: dict[Leaf, Form] = {}

@@ -7,12 +7,12 @@ scalar entry (C order, components last) and one column per seed. An output's sha
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply, negative, operation, select
+from taichi_ext.differentiate.decisions import Role
 from taichi_ext.differentiate.forms import (
     Form,
     Row,
@@ -26,23 +26,13 @@ from taichi_ext.differentiate.forms import (
     settled,
 )
 from taichi_ext.differentiate.guards import Condition, clamped, is_inside, only_inside, where
-from taichi_ext.differentiate.row_terms import only_row
+from taichi_ext.differentiate.row_terms import ADDED, only_row
 from taichi_ext.program import I32, Assign, Container, Load, Statement, Update, Value
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
-
-
-@dataclass(frozen=True)
-class Role:
-    """What a container carries when the kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
-
-    first_column: int | None = None
-    is_fresh: bool = True  # its tangents are zero at the start
-    by_column: bool = False  # columns of the shadow lie together in memory
-    components: tuple[tuple[int, int], ...] = ()  # that alone have columns, by number, each with its first one
 
 
 class Tangents:
@@ -109,7 +99,7 @@ class Tangents:
 
     def form(self, load: Load) -> Form:
         """The tangent of an entry as it is now."""
-        condition = is_inside(self.forward, load)
+        condition = is_inside(self.forward.naming, load)
         if condition is False:
             return {}
         if self.shadow is None:
@@ -172,12 +162,12 @@ class Tangents:
         targets, forms, values = self._prepared(group)
         for s, target, value in zip(group, targets, values, strict=True):
             self.builder.emit(Assign(target, value, place=s.place))
-        with only_inside(self.forward, targets[0]) as is_possible:
+        with only_inside(self.forward.naming, self.forward.cursor, targets[0]) as is_possible:
             if is_possible:
                 self._store_tangents(site, targets, forms)
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
-        stores = self.forward.stores
+        stores = self.forward.facts.stores
         if any(forms) or not (stores.is_untouched(site) and self._is_fresh()):
             self._store_forms(site, targets, forms)
 
@@ -208,7 +198,7 @@ class Tangents:
 
     def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         forward = self.forward
-        covers = forward.stores.covers(site)
+        covers = forward.facts.stores.covers(site)
         if covers and not self.accesses and not any(self._is_own(leaf) for f in forms for leaf in f):
             forward.note_covered(self)
         if covers and forward.columns <= MOST_WRITTEN_OUT:
@@ -227,7 +217,7 @@ class Tangents:
         """Whether all that a store leaves out is zero already, or is stored with the rest."""
         if covers:
             return all(_is_complete(form, self.forward.columns) for form in forms)
-        return self.forward.stores.is_first(site) and self._is_fresh()
+        return self.forward.facts.stores.is_first(site) and self._is_fresh()
 
     def _store_seeds(self, rows: list[Any], forms: list[Form], *, overwrites: bool) -> None:
         """Store what belongs to single columns; constant ones differ, index expressions may meet any other."""
@@ -244,8 +234,17 @@ class Tangents:
         if storage is None or storage.row is None:
             return False
         decisions = self.forward.decisions.rows
-        decisions.note_stored_row(storage, self)
+        if self._can_hold(storage):
+            decisions.note_stored_row(storage.local, storage.terms, storage.version, self.container)
         return decisions.of(storage.local).container is self.container
+
+    def _can_hold(self, storage: Any) -> bool:
+        """Whether the row of a local, which is stored here, may as well lie here."""
+        is_declared_here = storage.block is self.forward.block and not storage.is_array
+        # local memory pays for the copy where entries are added to, or all of a row is updated: it is vectorised there
+        is_better_local = storage.row.is_local and (storage.terms.row_loops > 0 or storage.terms.found == ADDED)
+        is_alike = storage.dtype == self.container.dtype and self.components == 1
+        return is_declared_here and not is_better_local and is_alike
 
     def _store_column(self, rows: list[Any], forms: list[Form], k: Value) -> None:
         dtype = self.container.dtype
@@ -269,12 +268,12 @@ class Tangents:
         targets, forms, values = self._prepared(group)
         for s, target, value in zip(group, targets, values, strict=True):
             self.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
-        with only_inside(self.forward, targets[0]) as is_possible:
+        with only_inside(self.forward.naming, self.forward.cursor, targets[0]) as is_possible:
             if is_possible:
                 self._add_tangents(site, targets, forms, sign)
 
     def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
-        is_private = self.forward.stores.is_private(site)
+        is_private = self.forward.facts.stores.is_private(site)
         rows = [self.row_number(t.indices, self.component(t))[1] for t in targets]
 
         def plus(row: Any, column: Any, value: Any) -> None:

@@ -71,7 +71,7 @@ class Counts:
         """Emit what comes before a loop."""
         if not self.decided.get(s):
             return
-        loop = self.forward.loop_table[s]
+        loop = self.forward.facts.loops[s]
         if loop.is_parallel:
             self._begin_open(s)
             return
@@ -101,9 +101,7 @@ class Counts:
         for s, decided in list(self.decided.items()):
             counters = self._counted[s].counters if s in self._counted else ()
             numbers = [self._open[s].number] if s in self._open else [number for number, *_ in counters]
-            self.decided[s] = len(used.intersection(numbers))
-            if self.decided[s] < decided:
-                self.forward.found_news()
+            self.decided[s] = min(decided, len(used.intersection(numbers)))
 
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)
@@ -126,7 +124,7 @@ class Counts:
 
     # --- places
 
-    def around(self, loops: list[Loop]) -> Around | None:
+    def around(self, loops: tuple[Loop, ...]) -> Around | None:
         """What is known of some loops; None where there is one that cannot be counted."""
         axes: list[Axis] = []
         opened = None
@@ -153,7 +151,7 @@ class Counts:
 
     def _bounds(self, loop: Loop) -> Any:
         """What a loop runs over, or over a part of which."""
-        changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.changed for a in loop.atoms)
+        changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.facts.changed for a in loop.atoms)
         if not loop.atoms or changes or loop.bounds is not None:
             return None if changes or not loop.atoms else loop.bounds
         s = loop.statement
@@ -165,7 +163,7 @@ class Counts:
 
     def _is_range(self, loop: Loop) -> bool:
         s = loop.statement
-        if not isinstance(s, For) or any(v in self.forward.changed for v in s.variables):
+        if not isinstance(s, For) or any(v in self.forward.facts.changed for v in s.variables):
             return False
         if s.kind == "range":
             return len(s.domain) <= 2
@@ -175,11 +173,9 @@ class Counts:
         return s.kind in ("ndrange", "grouped ndrange") and not read & written_memory(s)
 
     def _decide(self, s: Statement, count: int) -> None:
-        if self.decided.get(s, 0) < count:
-            self.decided[s] = count
-            self.forward.found_news()
+        self.decided[s] = max(count, self.decided.get(s, 0))
 
-    def is_partial(self, loops: list[Loop]) -> bool:
+    def is_partial(self, loops: tuple[Loop, ...]) -> bool:
         """Whether a loop may leave out some of the iterations that there is room for."""
         return any(loop.bounds is None and self._bounds(loop) is not None for loop in loops)
 

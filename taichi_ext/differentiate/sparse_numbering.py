@@ -34,6 +34,11 @@ class SparseDecisions:
             self.versions.pop(sum_key(local.name, number), None)
         self.no_sums.add(local)
 
+    def state(self) -> tuple[Any, ...]:
+        """What the text of a program depends on, as it is now."""
+        counted = dict(self.versions), dict(self.sums), {s: n for s, n in self.counters.items() if n}
+        return (frozenset(self.in_rows), dict(self.composed), *counted, frozenset(self.no_sums))
+
 
 @dataclass(frozen=True)
 class SparseSeeds:

@@ -14,9 +14,9 @@ from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
-from taichi_ext.differentiate.entry_sites import Entry, Group, Site
+from taichi_ext.differentiate.entry_sites import Entry, Group, Site, SparseResult, Sunk
 from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_sum
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
+from taichi_ext.differentiate.sparse_columns import DenseRowsError, is_sum_key
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
@@ -28,36 +28,6 @@ if TYPE_CHECKING:
 
 MOST_SLOTS = 2**31 - 1
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
-
-
-@dataclass(frozen=True)
-class Sunk:
-    """A container with a sink, or a local with columns of its own.
-
-    Attributes:
-        key: what tells it apart.
-        name: its name in messages.
-        size: how many entries it has.
-        dtype: their type.
-        is_columns: its entries are columns of their own.
-        opened: the number of an open loop, for each iteration of which there are so many entries.
-    """
-
-    key: Any
-    name: str
-    size: int
-    dtype: Type
-    is_columns: bool
-    opened: int | None = None
-
-
-@dataclass(frozen=True)
-class SparseResult:
-    """The entries that a program writes: where, by which columns, and the containers that they are of."""
-
-    sites: tuple[Site, ...]
-    columns: Columns
-    containers: dict[Any, Sunk]
 
 
 @dataclass
@@ -157,7 +127,7 @@ class Sink:
     def add(self, sunk: Sunk, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
         """``entry += value``."""
         is_injective = self._emit(sunk, site, rows, forms, is_sum=True)
-        is_private = self.forward.stores.is_private(site)
+        is_private = self.forward.facts.stores.is_private(site)
         loops = self.forward.loop_sites()
         for row, form in zip(rows, forms, strict=True):
             before = self._stored.get((sunk.key, row))
@@ -337,7 +307,6 @@ class Sink:
     ) -> None:
         owner = self.numbering.owner(seed.column)
         if owner is None:  # a local that has columns of its own from the next walk on
-            assert self.forward.has_news
             return
         first = self.numbering.columns.first(owner) or 0
         place = places.get(Affine((), first))

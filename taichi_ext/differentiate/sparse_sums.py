@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.entry_sites import Sunk
 from taichi_ext.differentiate.forms import Form, Seed, columns_of, numbered, settled
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError, is_sum_key, sum_key
-from taichi_ext.differentiate.sparse_sink import LAST_STEP, Sink, Sunk
+from taichi_ext.differentiate.sparse_sink import LAST_STEP, Sink
 from taichi_ext.program import Local
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class LocalSum:
     def _refuse(self) -> None:
         """The local has a row from the next walk on."""
         self.forward.decisions.sparse.refuse_sum(self.local)
-        self.forward.renumber()
+        self.forward.decisions.forget_columns()
 
     def _entry(self, index: Any) -> Affine:
         return self._first + (Affine((), index) if isinstance(index, int) else self.forward.naming.normal(index))
@@ -185,7 +186,7 @@ def takes_sum(storage: Any, column: Affine, terms: int) -> bool:
     if size is not None and size <= max(SHORT_ROW, terms * _times(storage)):
         return False
     decisions.sums.setdefault(storage.local, len(decisions.sums) + len(decisions.no_sums))
-    forward.renumber()
+    forward.decisions.forget_columns()
     return True
 
 

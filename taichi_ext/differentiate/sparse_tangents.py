@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taichi_ext.analysis.stores import Site
+from taichi_ext.differentiate.decisions import Role
+from taichi_ext.differentiate.entry_sites import Sunk
 from taichi_ext.differentiate.forms import Form, negated
 from taichi_ext.differentiate.guards import is_inside
-from taichi_ext.differentiate.shadows import Role, Tangents
-from taichi_ext.differentiate.sparse_sink import Sink, Sunk
+from taichi_ext.differentiate.shadows import Tangents
+from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.program import Container, Load
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class SparseTangents(Tangents):
         """The tangent of an entry as it is now."""
         if self.shadow is not None:
             return super().form(load)
-        condition = is_inside(self.forward, load)
+        condition = is_inside(self.forward.naming, load)
         if condition is False:
             return {}
         row = self.row_number(load.indices, self.component(load))[0]

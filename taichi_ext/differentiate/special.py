@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from taichi_ext.analysis.bits import escaping_bits
 from taichi_ext.differentiate.build import add, cast, literal, multiply
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
+from taichi_ext.differentiate.entry_sites import Sunk
 from taichi_ext.differentiate.forms import (
     Form,
     accumulate,
@@ -23,7 +23,6 @@ from taichi_ext.differentiate.forms import (
     row_sum,
     settled,
 )
-from taichi_ext.differentiate.sparse_sink import Sunk
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
     I32,
@@ -59,18 +58,18 @@ def atomic(f: Forward, s: Atomic) -> None:
     target = s.target
     if name in ("add", "sub") and s.result is None:
         update = Update(target, name, s.value, place=s.place)
-        if s in f.stores.of:
-            f.stores.of[update] = f.stores.of[s]
-        f.statement((update,))
+        if isinstance(target, Load):
+            f.tangents[target.container].add(f.facts.stores.of[s], (update,), 1 if name == "add" else -1)
+        else:
+            f.locals.assign(update)
         return
     if isinstance(target, Load):
         f.read.add(target.container)
-        if not f.stores.is_private(f.stores.of[s]):
-            f.keep_order(ATOMIC)
+        if not f.facts.stores.is_private(f.facts.stores.of[s]):
+            f.decisions.keep_order(f.parallel_loop(), ATOMIC)
     elif f.parallel_loop() is not None and f.locals.storages[target.local].block.is_kernel:
-        f.keep_order(ATOMIC)
+        f.decisions.keep_order(f.parallel_loop(), ATOMIC)
     old = _old(f, s)
-    f.activity = dataclasses.replace(f.activity, locals=f.activity.locals | {old})
     declaration = Declare(old, (target,), place=s.place)
     declare = f.locals.declare_stored if old in f.decisions.own_rows else f.locals.declare_fixed
     declare(declaration, target)
@@ -80,7 +79,7 @@ def atomic(f: Forward, s: Atomic) -> None:
     value = Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
     f.linearizer.begin_statement()
     if isinstance(target, Load):
-        site = f.stores.of[s]
+        site = f.facts.stores.of[s]
         tangents = f.tangents[target.container]
         tangents.store(site, (Assign(target, value, place=s.place),))
     else:
@@ -89,7 +88,7 @@ def atomic(f: Forward, s: Atomic) -> None:
 
 def _old(f: Forward, s: Atomic) -> Local:
     """What an atomic operation finds in its place."""
-    old = s.result or f.decisions.olds.setdefault(s, Local("old", s.target.dtype, (), "temporary"))
+    old = f.facts.olds[s]
     f.builder.frozen.add(old)
     return old
 

@@ -9,8 +9,6 @@ Seeds that are no columns have registers next to all of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
@@ -18,7 +16,6 @@ from taichi_ext.differentiate.forms import (
     Form,
     Row,
     Seed,
-    Unnumbered,
     accumulate,
     coefficient,
     columns_of,
@@ -31,6 +28,7 @@ from taichi_ext.differentiate.forms import (
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_terms import STORED, Terms
 from taichi_ext.differentiate.sparse_sums import takes_sum
+from taichi_ext.differentiate.storage_facts import Limits, StorageFacts
 from taichi_ext.program import I32, Local, Read, Statement, Type, Value
 from taichi_ext.program.statements import Target
 
@@ -38,68 +36,6 @@ if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
     from taichi_ext.differentiate.naming import Naming
     from taichi_ext.differentiate.sparse_numbering import Numbering
-
-MAX_LOCAL_ARRAY = 512
-MOST_GROWTHS = 8  # walks that find more slots than the one before: where each adds some, there is no end to it
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How many coefficients a stored tangent may have before it becomes a row of all columns; where rows are."""
-
-    registers: int = 24
-    next_to_row: int = 8  # registers: what has a row as well is a loop over all columns, and a line for each register
-    slots: int = 8
-    local_array: int = MAX_LOCAL_ARRAY  # of longer ones, rows are in scratch memory
-
-
-SPARSE = Limits(registers=256, next_to_row=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
-STRATEGIES = {"auto": Limits(), "sparse": Limits(1 << 30, 1 << 30, slots=64), "dense": Limits(0, 0, 0)}
-
-
-@dataclass
-class StorageFacts:
-    """What is known of the tangents that reach one local: it only ever grows."""
-
-    seeds: dict[Seed, None] = field(default_factory=dict)  # that can be named where the local is declared
-    own: dict[Unnumbered, None] = field(default_factory=dict)  # those that are no columns
-    slots: int = 0
-    has_row: bool = False
-    owners: set[Any] = field(default_factory=set)  # the containers whose columns are in slots of a sparse Jacobian
-    register_owners: dict[Seed, frozenset[Any]] = field(default_factory=dict)  # and those of which registers are
-    in_loops: dict[Statement | None, int] = field(default_factory=dict)  # slots written in loops that start later
-    sources: set[Local] = field(default_factory=set)  # whose slots hold the columns that have been written to this one
-    begun_with: int = 0  # slots at the start of the last walk
-    growths: int = 0  # walks that started with more slots than the one before
-
-    def begin_walk(self) -> None:
-        """The local is declared once more."""
-        self.growths += self.slots > self.begun_with
-        self.begun_with = self.slots
-
-    def add(
-        self, form: Form, visible: Callable[[Seed], bool], limits: Limits, *, loop: Statement | None, grows: bool
-    ) -> bool:
-        """Take note of a form that is written, in a loop that starts after the local or not; True if that is news."""
-        before = (len(self.seeds), self.slots, self.has_row, self.in_loops.get(loop))
-        inner = 0
-        self.has_row = self.has_row or has_row(form)
-        for seed in columns_of(form):
-            if seed.is_constant or visible(seed):
-                self.seeds[seed] = None
-            else:
-                inner += 1
-        self.slots = max(self.slots, inner)
-        is_long = self.slots > limits.slots or self.growths > MOST_GROWTHS
-        if is_long or (grows and inner) or self.is_full(limits):
-            self.has_row = True
-        if loop is not None:
-            self.in_loops[loop] = max(self.in_loops.get(loop, 0), inner)
-        return before != (len(self.seeds), self.slots, self.has_row, self.in_loops.get(loop))
-
-    def is_full(self, limits: Limits) -> bool:
-        """Whether there are more seeds than registers."""
-        return len(self.seeds) > (limits.next_to_row if self.has_row else limits.registers)
 
 
 class Storage:
@@ -121,7 +57,7 @@ class Storage:
         self.size *= local.shape[1] if len(local.shape) > 1 else 1
         self.is_array = bool(local.shape)
         self.facts = facts
-        self.limits: Limits = forward.limits
+        self.limits: Limits = forward.facts.seeds.limits
         facts.begin_walk()
         self.version = 0
         self.is_zero = True
@@ -129,7 +65,7 @@ class Storage:
         self.loops = forward.loop_sites()
         self.block = forward.block
         self.row: Any = None
-        self.terms = Terms()
+        self.terms = Terms(forward.naming, forward.cursor, forward.columns, is_array=self.is_array)
         self.place = forward.builder.place
         self.registers: dict[Seed, Local] = {}
         self.zeros: set[Seed] = set()  # whose registers hold 0, as far as the block of the declaration has come
@@ -142,7 +78,7 @@ class Storage:
             self.row = forward.locals.new_row(self)
         has_all = self.is_array and self.row is not None and self.sparse is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(self.limits)
-        self.own = OwnRegisters(forward, local, facts.own, before)
+        self.own = OwnRegisters(forward.builder, forward.cursor, local, facts.own, before)
         for seed in () if is_full else facts.seeds:
             self.registers[seed] = self._new_register(seed)
             self.zeros.add(seed)
@@ -176,8 +112,8 @@ class Storage:
 
     def form(self, index: Any = 0) -> Form:
         """The tangent as it is now, of one element; registers whose seeds are only named later are still zero."""
-        self.terms.note_read(self.forward.loop_sites())
-        key = index if isinstance(index, int) else self.forward.indices.site(index)
+        self.terms.note_read()
+        key = index if isinstance(index, int) else self.forward.facts.indices.site(index)
         is_visible, block = self.forward.naming.is_visible, self.forward.block
         zeros = self.zeros if block is self.block else ()
         seeds = (seed for seed in self.registers if seed not in zeros and is_visible(seed, block))
@@ -205,8 +141,7 @@ class Storage:
     # --- writing
 
     def _note(self, form: Form, *, grows: bool) -> None:
-        if self.facts.add(form, self._is_visible, self.limits, loop=self._outer_loop(), grows=grows):
-            self.forward.found_news()
+        self.facts.add(form, self._is_visible, self.limits, loop=self._outer_loop(), grows=grows)
         self.own.note(unnumbered(form))
         if self.sparse is not None:
             self._note_owners(form, self.sparse)
@@ -216,10 +151,8 @@ class Storage:
         columns = {seed: sparse.owners(seed.column) for seed in columns_of(form) if not seed.is_constant}
         known = {seed: owners for seed, owners in columns.items() if seed in self.facts.seeds}
         inner = {owner for seed, owners in columns.items() if seed not in self.registers for owner in owners}
-        if not (known.items() <= self.facts.register_owners.items() and inner <= self.facts.owners):
-            self.facts.register_owners.update(known)
-            self.facts.owners |= inner
-            self.forward.found_news()
+        self.facts.register_owners.update(known)
+        self.facts.owners |= inner
 
     def _in_row(self, form: Form) -> list[tuple[Seed, Any]]:
         """The seeds of a form that go to the row, and their coefficients; those that rows cannot hold yet are noted."""
@@ -335,7 +268,7 @@ class Storage:
         if self.row is not None:
             if has_row(form):
                 self._add_rows(form, index)
-            self.terms.note_add(self, form)
+            self.terms.note_add(form, self.registers)
             is_stored = self.forward.decisions.rows.of(self.local).terms >= STORED
             for seed, c in self._in_row(form):
                 place = self._row_index(index, self.forward.naming.column(seed))

@@ -13,7 +13,7 @@ from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate import shadows
 from taichi_ext.differentiate.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.sparse_numbering import SparseSeeds
-from taichi_ext.differentiate.storage import SPARSE, STRATEGIES
+from taichi_ext.differentiate.storage_facts import SPARSE, STRATEGIES
 from taichi_ext.launches.launch import ContainerInfo, Launch, Role
 from taichi_ext.program import Container, Local, Program, Read, entries
 from taichi_ext.record.constants import Constants
