@@ -10,6 +10,7 @@
     python tests/program_batches.py 300 --vary                 # with tangents= and chunk_size= that are drawn by the seed
     python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
+    python tests/program_batches.py 500 --lanes                # loops run in lanes where they can
     python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
 
 Every program that is not right is appended to the log, one line of JSON each; the counts come last.
@@ -43,6 +44,10 @@ from taichi_ext.backend import kernels
 from taichi_ext.differentiate.storage_facts import STRATEGIES
 
 PER_PROCESS = 50
+IN_LANES = [
+    *("schedule.lanes.LANES_OF_FLOAT32=2", "schedule.lanes.LANES_OF_FLOAT64=2", "schedule.lanes.MOST_REPEATED=1.0"),
+    *("schedule.lanes.LEAST_LOOPS=0", "schedule.lanes.LEAST_WORK=0", "schedule.lanes.NEEDS_VECTORS=False"),
+]
 LONGEST = 300  # seconds without a verdict
 # by name: what writes a program, what runs programs, what judges one, what shows one
 GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
@@ -139,7 +144,9 @@ def main() -> int:
     )
     parser.add_argument("--here", action="store_true", help="one batch in this process")
     parser.add_argument("--plain", action="store_true", help="only what Taichi does by itself, after a process died")
+    parser.add_argument("--lanes", action="store_true", help="let all loops that can run in lanes do so, two at a time")
     options = parser.parse_args()
+    options.limit += IN_LANES * options.lanes
     STRATEGIES["auto"] = STRATEGIES[options.tangents]
     program_check.IS_PLAIN = options.plain
     program_check.FORMAT = None if options.format == "dense" else options.format

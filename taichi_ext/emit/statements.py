@@ -23,6 +23,7 @@ from taichi_ext.program import (
     For,
     If,
     Jump,
+    Local,
     Op,
     Place,
     Program,
@@ -145,10 +146,13 @@ class Lines:
 
     def declare(self, s: Declare) -> None:
         local, expressions = s.local, self.expressions
+        if local.shape and not s.values:
+            self.declare_unfilled(local)
+            return
         if local.shape:
             text = expressions.tensor(s.values, local.shape, local.dtype)
             if self.depth > _KERNEL and len(local.shape) == 1 and len(s.values) > MOST_STORED and _is_one(s.values):
-                self.declare_filled(s, text)
+                self.declare_filled(s)
                 return
         else:
             text = expressions.text(s.values[0])
@@ -156,17 +160,24 @@ class Lines:
         if is_draw(s) and local not in self.read:
             self.line(f"{self.names.of(local)} = 0")  # Taichi drops a draw whose number is neither read nor replaced
 
-    def declare_filled(self, s: Declare, text: str) -> None:
+    def declare_unfilled(self, local: Local, place: Place | None = None) -> str:
+        """A local array without first values.
+
+        A name for ``None`` is memory. It takes its type from an assignment, also from one that never runs.
+        """
+        name = self.names.declare(local)
+        zeros = (Const(0.0 if local.dtype.is_real else 0, local.dtype),) * local.shape[0]
+        self.line(f"({name} := None)", place)
+        self.line(f"if False: {name} = {self.expressions.tensor(zeros, local.shape, local.dtype)}")
+        return name
+
+    def declare_filled(self, s: Declare) -> None:
         """A local array, filled by a loop.
 
         Taichi makes a store for each number of an array's first value, and its passes take more than in proportion to
-        their number. A name for ``None`` is memory without a first value. It takes its type from an assignment, also
-        from one that never runs. Only within other statements: a loop of the kernel itself would be parallel.
+        their number. Only within other statements: a loop of the kernel itself would be parallel.
         """
-        name = self.names.declare(s.local)
-        self.line(f"({name} := None)", s.place)
-        self.line("if False:")
-        self.line(f"    {name} = {text}")
+        name = self.declare_unfilled(s.local, s.place)
         self.names.open()
         k = self.names.fresh("k")
         self.line(f"for {k} in range({len(s.values)}):")

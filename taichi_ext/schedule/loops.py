@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from taichi_ext.differentiate.arguments import shadow_argument
@@ -35,8 +36,10 @@ from taichi_ext.program import (
 )
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
+from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.pieces import Pieces, as_pairs, find_pieces, in_pieces, touched
+from taichi_ext.schedule.stretches import in_lanes
 
 SHORTEST = 8  # part of a row that is worth a loop
 
@@ -79,9 +82,17 @@ def schedule(
         assert isinstance(s, For)
         domain = domains[s]
         number = numbers.get(s.variables[0], 0)
+        lanes = None if s in pieces else _lanes(s, domain, shadows, machine)
+        if isinstance(lanes, str) and lanes:
+            choices.append(LoopChoice(number, f"does not run in lanes: {lanes}"))
         if s in pieces:
             choices.append(LoopChoice(number, _words(pieces[s])))
             body.append(in_pieces(s, pieces[s], pairs))
+        elif isinstance(lanes, Lanes):
+            choices.append(LoopChoice(number, f"runs in lanes, {lanes.count} iterations at a time in vectors"))
+            is_few = machine.threads > 1 and 1 < lanes.stretches < machine.least
+            made = in_lanes(lanes)
+            body.append(spread(made, (lanes.stretches,), machine.least) if is_few else made)
         elif is_short(s, domain, machine):
             choices.append(LoopChoice(number, "has few iterations, which are spread over all threads"))
             body.append(spread(s, domain, machine.least))
@@ -97,6 +108,14 @@ def schedule(
 def _domain(s: For, machine: Machine) -> tuple[int, ...] | None:
     is_kept = _is_left(s.body) or (is_over_columns(s) and is_serial(s))
     return None if is_kept else machine.domain(s)
+
+
+def _lanes(s: For, domain: tuple[int, ...], shadows: Mapping[Container, Container], machine: Machine) -> Lanes | str:
+    """How a loop runs in lanes, or why it does not."""
+    try:
+        return find_lanes(s, domain, shadows, machine)
+    except CannotError as reason:
+        return str(reason)
 
 
 def _paired(argument: Argument, pairs: dict[Container, Container]) -> Argument:

@@ -223,17 +223,10 @@ def place_of(load: Load) -> Any:
 def in_pieces(loop: For, pieces: Pieces, pairs: Mapping[Container, Container] = MappingProxyType({})) -> For:
     """The loop as one over pieces; ``pairs`` are shadows and the arrays of pairs that are stored to in their place."""
     *outer, last = loop.variables
-    *sizes, size = pieces.domain
-    per_row = -(-size // pieces.length)
+    size = pieces.domain[-1]
     piece = Local("piece", I32, (), "loop")
-    body: list[Statement] = []
-    below = per_row * math.prod(sizes)
-    for n, (variable, count) in enumerate(zip(outer, sizes, strict=True)):
-        below //= count
-        number = Read(piece) if below == 1 else operation("floordiv", Read(piece), below)
-        body.append(Declare(variable, (operation("mod", number, count) if n else number,)))
-    number = operation("mod", Read(piece), per_row) if outer else Read(piece)
-    first = _declared(body, "first", multiply(number, pieces.length))
+    body, start = start_of(piece, outer, pieces.domain, pieces.length)
+    first = _declared(body, "first", start)
     end = add(first, pieces.length)
     end = _declared(body, "end", end if size % pieces.length == 0 else operation("min", end, size))
     made = _Piece(pieces, pairs, [*map(Read, outer)], Read(last), first, end)
@@ -242,6 +235,22 @@ def in_pieces(loop: For, pieces: Pieces, pairs: Mapping[Container, Container] = 
     body += made.after()
     count = literal(count_pieces(pieces.domain, pieces.length), I32)
     return For("range", (piece,), (count,), tuple(body), loop.config, place=loop.place)
+
+
+def start_of(
+    piece: Local, outer: list[Local], domain: tuple[int, ...], length: int
+) -> tuple[list[Statement], Coefficient]:
+    """The outer variables of a loop as declared from the number of a piece, and where that begins in its row."""
+    *sizes, size = domain
+    below = per_row = -(-size // length)
+    below *= math.prod(sizes)
+    body: list[Statement] = []
+    for n, (variable, count) in enumerate(zip(outer, sizes, strict=True)):
+        below //= count
+        number = Read(piece) if below == 1 else operation("floordiv", Read(piece), below)
+        body.append(Declare(variable, (operation("mod", number, count) if n else number,)))
+    number = operation("mod", Read(piece), per_row) if outer else Read(piece)
+    return body, multiply(number, length)
 
 
 def _declared(body: list[Statement], name: str, value: Coefficient) -> Read:

@@ -1,0 +1,324 @@
+"""Iterations of a parallel loop in lanes: neighbours go through its body together, so that LLVM puts them into vectors.
+
+A loop over the last index takes so many neighbours at a time. What is the same for all of them stays a scalar, and
+inner loops with the same bounds stay loops. What stands between their heads becomes a loop over the lanes::
+
+    for j in y:                     for stretch in range(count):
+        total = 0.0                     for lane in range(16):
+        for n in range(size):               total_of[lane] = 0.0
+            total += f(j, x[n])         for n in range(size):
+        y[j] = total                        for lane in range(16):
+                                                total_of[lane] += f(16 * stretch + lane, x[n])
+                                        for lane in range(16):
+                                            y[16 * stretch + lane] = total_of[lane]
+
+LLVM vectorises such a loop, since it stores to local arrays alone: what goes to memory is stored by loops of its own.
+The last stretch of a row ends where the row does, and computes some iterations a second time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.changes import varying_locals, written_containers
+from taichi_ext.differentiate.build import literal
+from taichi_ext.program import (
+    F16,
+    F64,
+    I32,
+    U1,
+    Assign,
+    Atomic,
+    Body,
+    Const,
+    Container,
+    Declare,
+    For,
+    If,
+    Jump,
+    Load,
+    Local,
+    Op,
+    Read,
+    Return,
+    Statement,
+    Type,
+    Update,
+    Value,
+    While,
+    bodies,
+    declared,
+    statements,
+)
+from taichi_ext.schedule.elementary import elementary_of
+from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule.pieces import FREE, WORK
+from taichi_ext.simplify.usage import all_values, assigned_locals
+
+LANES_OF_FLOAT32, LANES_OF_FLOAT64 = 16, 8  # in one stretch: two vectors of 32 bytes
+MOST_NUMBERS = 8192  # in the arrays of a stretch, which are to stay in the cache next to the processor
+MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
+LEAST_LOOPS = 1  # in a body; one of arithmetic alone may run in pieces
+NEEDS_VECTORS = True  # no operation that is a call for each lane
+LEAST_WORK = 4  # operations per number that is stored, below which arrays cost more than vectors save
+USUAL_LENGTH = 16  # of loops whose bounds are not known
+INTEGERS = frozenset(("shift_left", "shift_right", "bit_cast"))
+
+
+_WORDS = {
+    Declare: "a local matrix, or a vector of truth values,",
+    Jump: "a break or continue",
+    Atomic: "an atomic",
+    Return: "a return",
+}
+
+
+class CannotError(Exception):
+    """Why a loop cannot run in lanes."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Statements without loops that all lanes go through, one after the other, in one loop."""
+
+    statements: Body
+
+
+@dataclass(frozen=True)
+class Around:
+    """A loop or branch that is the same for all lanes, and what stands in its blocks."""
+
+    statement: Statement
+    blocks: tuple[tuple[Run | Around | Statement, ...], ...]
+
+
+Part = Run | Around | Statement
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A loop that can run in lanes."""
+
+    loop: For
+    domain: tuple[int, ...]
+    count: int
+    varying: frozenset[Local]
+    parts: tuple[Part, ...]
+    places: Mapping[Statement, Affine]  # of stores to shadows
+    is_repeatable: bool  # whether iterations may run twice: they read nothing that they store
+
+    @property
+    def stretches(self) -> int:
+        return math.prod(self.domain[:-1]) * -(-self.domain[-1] // self.count)
+
+
+def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, Container], machine: Machine) -> Lanes:
+    """How to run a loop with inner loops in lanes.
+
+    Raises:
+        CannotError: that is not possible, or does not pay.
+    """
+    inner = statements(loop.body)
+    if machine.is_checked:
+        raise CannotError("its iterations are watched, or write entries of a sparse Jacobian")
+    if sum(isinstance(s, (For, While)) for s in inner) < LEAST_LOOPS:
+        raise CannotError("")
+    last = loop.variables[-1]
+    along = For("range", (last,), (literal(0, I32), literal(domain[-1], I32)), loop.body)
+    own = {local for s in inner for local in declared(s)}
+    varying = frozenset(varying_locals(along))
+    if not varying | assigned_locals(loop.body) <= own | {last}:
+        raise CannotError("iterations share a local")
+    survey = _Survey(loop, domain, shadows, machine, varying)
+    parts = survey.block(loop.body, 1)
+    count = LANES_OF_FLOAT64 if survey.widest == F64 else LANES_OF_FLOAT32
+    repeated = -domain[-1] % count
+    if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
+        raise CannotError(f"its rows of {domain[-1]} iterations are too short")
+    if survey.work < LEAST_WORK * survey.stored:
+        raise CannotError("it computes too little for each number that it stores")
+    if survey.numbers * count > MOST_NUMBERS:
+        raise CannotError("its local arrays are too long")
+    return Lanes(loop, domain, count, survey.varying, parts, survey.places, survey.is_repeatable)
+
+
+class _Survey:
+    """What the body of a parallel loop does, and whether lanes can go through it together."""
+
+    def __init__(
+        self,
+        loop: For,
+        domain: tuple[int, ...],
+        shadows: Mapping[Container, Container],
+        machine: Machine,
+        varying: frozenset[Local],
+    ) -> None:
+        self.loop, self.domain, self.shadows, self.machine, self.varying = loop, domain, shadows, machine, varying
+        self.indices = Indices((loop,))
+        self.written = written_containers(loop.body)
+        self.unchanged = {v for s in statements(loop.body) for v in declared(s)} - varying - assigned_locals(loop.body)
+        self.own = [c for c in self.written if self._has_own_entries(c)]
+        self.work = self.stored = self.numbers = 0
+        self.widest: Type = I32
+        self.places: dict[Statement, Affine] = {}
+        self.is_repeatable = True
+
+    def _has_own_entries(self, c: Container) -> bool:
+        extent = self.machine.extents.get(c)
+        return c not in self.shadows and extent is not None and extent.shape == self.domain and not any(extent.offset)
+
+    def block(self, body: Body, times: int) -> tuple[Part, ...]:
+        parts: list[Part] = []
+        run: list[Statement] = []
+
+        def close() -> None:
+            if run:
+                parts.append(Run(tuple(run)))
+                run.clear()
+
+        for s in body:
+            if self._is_around(s):
+                close()
+                inner = times * _length(s)
+                self._note(s, 0)
+                parts.append(Around(s, tuple(self.block(b, inner) for b in bodies(s))))
+            elif self._is_uniform(s):
+                if not isinstance(s, Declare):
+                    close()  # what comes before it may read what it changes
+                self._note(s, 0)
+                parts.append(s)
+            else:
+                self._check(s, is_top=True)
+                for x in statements((s,)):
+                    self._note(x, times)
+                if not _are_apart(run, s):
+                    close()
+                run.append(s)
+        close()
+        return tuple(parts)
+
+    def _is_same(self, s: Statement) -> bool:
+        c = s.contents
+        return c.is_pure and self.varying.isdisjoint(c.locals) and self.written.isdisjoint(c.containers)
+
+    def _is_around(self, s: Statement) -> bool:
+        if not isinstance(s, (For, While, If)) or not self._is_same(s):
+            return False
+        return not isinstance(s, For) or (s.kind == "range" and self.unchanged.issuperset(s.variables))
+
+    def _is_uniform(self, s: Statement) -> bool:
+        """Whether a statement declares or changes a local that is the same for all lanes."""
+        if isinstance(s, Declare):
+            return s.local not in self.varying
+        return isinstance(s, (Assign, Update)) and isinstance(s.target, Read) and s.target.local not in self.varying
+
+    def _check(self, s: Statement, *, is_top: bool) -> None:
+        match s:
+            case Declare() if len(s.local.shape) < 2 and (not s.local.shape or s.local.dtype != U1):
+                self.numbers += math.prod(s.local.shape)
+            case Assign(target=Read()) | Update(target=Read()):
+                pass
+            case Assign(target=Load()) | Update(target=Load()) if is_top:
+                place = self._place(s.target)  # type: ignore[union-attr, arg-type]
+                if place is not None:
+                    self.places[s] = place
+                self.is_repeatable &= isinstance(s, Assign)
+            case If():
+                for inner in (*s.then, *s.orelse):
+                    self._check(inner, is_top=False)
+            case For() | While():
+                raise CannotError("neighbours go through a loop in it differently often")
+            case Assign() | Update():
+                raise CannotError("it stores to memory in a branch that neighbours need not share")
+            case _:
+                raise CannotError(f"there is {_WORDS.get(type(s), 'a call')} in it")
+
+    def _place(self, target: Load) -> Affine | None:
+        """Where an access to what the loop writes lies in a shadow; it is in an entry of the iteration's own."""
+        c, variables = target.container, self.loop.variables
+        if c not in self.shadows:
+            places = tuple(map(self.indices.site, target.indices))
+            is_own = c in self.own and places == tuple(Affine(((v, 1),)) for v in variables)
+            if not is_own or not all(isinstance(n, int) for n in target.component):
+                raise CannotError("it stores entries that are not its own, or reads them where it stores others")
+            return None
+        (index,) = target.indices
+        place = self.indices.form(index)
+        if self.shadows[c] not in self.own or place is None:
+            raise CannotError("rows of J are at places that only the kernel knows")
+        own = Affine()
+        for variable, size in zip(variables, self.domain, strict=True):
+            own = own * size + Affine(((variable, 1),))
+        factor = dict(place.terms).get(variables[-1], 0)
+        rest = place + own * -factor
+        if factor <= 0 or any(a in variables or a in self.varying or isinstance(a, tuple) for a, _ in rest.terms):
+            raise CannotError("rows of J are at places that only the kernel knows")
+        return place
+
+    def _note(self, s: Statement, times: int) -> None:
+        """Count what is done in lanes ``times`` times, and find what LLVM does not put into vectors."""
+        if isinstance(s, (Assign, Update)) and isinstance(s.target, Load):
+            self.stored += times
+        seen: set[Value] = set()
+        for value in all_values(s):
+            if value in seen:
+                continue
+            seen.add(value)
+            if value.dtype.is_real and value.dtype.bits > 32:
+                self.widest = F64
+            if isinstance(value, Load) and value.container in self.written:
+                self._place(value)
+                self.is_repeatable = False
+            if times and isinstance(value, Op):
+                self._note_operation(value, times)
+
+    def _note_operation(self, op: Op, times: int) -> None:
+        known = elementary_of(op) if self.machine.is_fast else None
+        is_known = known is not None or op.name in WORK or op.name in FREE or op.name in INTEGERS
+        if NEEDS_VECTORS and (not is_known or op.dtype == F16):
+            raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")
+        if op.dtype.is_real:
+            self.work += times * (WORK.get(op.name, 0) if known is None else known.work)
+
+
+def _length(s: Statement) -> int:
+    """How often the blocks of a statement run."""
+    if isinstance(s, If):
+        return 1
+    bounds = [d.value for d in s.domain if isinstance(d, Const)] if isinstance(s, For) and s.kind == "range" else []
+    if not bounds or len(bounds) < len(s.domain):  # type: ignore[union-attr]
+        return USUAL_LENGTH
+    return max(1, int(bounds[-1] - bounds[0]) if len(bounds) > 1 else int(bounds[0]))
+
+
+Memory = set[Local | Container]
+
+
+def _memory(s: Statement) -> tuple[Memory, Memory]:
+    """The local arrays and containers that a statement and its blocks store to, and those that they read."""
+    stored: Memory = {x.local for x in statements((s,)) if isinstance(x, Declare)}
+    read: Memory = set()
+    for x in statements((s,)):
+        if isinstance(x, (Assign, Update)):
+            stored.add(x.target.local if isinstance(x.target, Read) else x.target.container)
+        for v in all_values(x):
+            if isinstance(v, (Read, Load)):
+                read.add(v.local if isinstance(v, Read) else v.container)
+    return stored, read
+
+
+def _are_apart(run: list[Statement], s: Statement) -> bool:
+    """Whether a statement can be in one loop with those before it.
+
+    It reads no container that they store to, since they do so behind the loop. It stores to no array that they read, or
+    they to one that it reads: LLVM may not know that entries differ.
+    """
+    stored, read = _memory(s)
+    for before, before_read in map(_memory, run):
+        both = (read & before) | {x for x in stored & before_read if isinstance(x, Local)}
+        if any(isinstance(x, Container) or x.shape for x in both):
+            return False
+    return True

@@ -1,0 +1,250 @@
+"""A parallel loop in lanes, written: stretches of neighbours, with loops over their lanes (see ``lanes``)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from taichi_ext.analysis.affine import Affine, Atom, atom_value
+from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation
+from taichi_ext.program import (
+    I32,
+    U1,
+    Assign,
+    Body,
+    Const,
+    Declare,
+    For,
+    If,
+    Load,
+    Local,
+    Read,
+    Statement,
+    Update,
+    Value,
+    bodies,
+    rebuilt,
+    statements,
+    walk,
+    with_bodies,
+    with_values,
+)
+from taichi_ext.schedule.elementary import as_arithmetic
+from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
+from taichi_ext.schedule.pieces import start_of
+from taichi_ext.simplify.dead import without_dead_code
+from taichi_ext.simplify.usage import all_values, assigned_locals
+
+
+@dataclass
+class _Stretch:
+    """What is written for one stretch: arrays, declared before all else, and where its first lane is."""
+
+    lanes: Lanes
+    first: Read
+    width: Value  # how many lanes there are
+    arrays: dict[Local, Local] = field(default_factory=dict)
+
+    def array(self, local: Local) -> Local:
+        """Where the numbers of a local lie, those of all lanes next to each other."""
+        size = math.prod(local.shape) * self.lanes.count
+        dtype = I32 if local.dtype == U1 else local.dtype  # arrays of truth values are nothing that Taichi knows
+        return self.arrays.setdefault(local, Local(local.name, dtype, (size,), "tangent"))
+
+
+def in_lanes(lanes: Lanes) -> For:
+    """The loop as one over stretches of so many neighbours."""
+    loop, count = lanes.loop, lanes.count
+    *outer, _ = loop.variables
+    size = lanes.domain[-1]
+    stretch = Local("stretch", I32, (), "loop")
+    body, start = start_of(stretch, outer, lanes.domain, count)
+    first = Local("first", I32, (), "temporary")
+    is_cut = size % count > 0 and not lanes.is_repeatable
+    begin = operation("min", start, size - count) if size % count and not is_cut else start
+    body.append(Declare(first, (cast(begin, I32),)))
+    width: Value = literal(count, I32)
+    if is_cut:
+        end = Local("width", I32, (), "temporary")
+        body.append(Declare(end, (operation("min", count, operation("sub", size, Read(first))),)))
+        width = Read(end)
+    writer = _Writer(_Stretch(lanes, Read(first), width))
+    inner = writer.block(lanes.parts)
+    arrays = [Declare(a, ()) for a in writer.stretch.arrays.values()]
+    made = For(
+        "range", (stretch,), (literal(lanes.stretches, I32),), (*body, *arrays, *inner), loop.config, place=loop.place
+    )
+    (whole,) = without_dead_code((made,))
+    assert isinstance(whole, For)
+    return whole
+
+
+class _Writer:
+    """Writes runs as loops over lanes."""
+
+    def __init__(self, stretch: _Stretch) -> None:
+        self.stretch, self.lanes = stretch, stretch.lanes
+        users: dict[Local, set[Run]] = defaultdict(set)
+        for run in _runs(self.lanes.parts):
+            for local in _touched(run):
+                users[local].add(run)
+        self.shared = {x for x, runs in users.items() if x in self.lanes.varying and (x.shape or len(runs) > 1)}
+        self.shared.discard(self.lanes.loop.variables[-1])
+
+    def block(self, parts: tuple[Part, ...]) -> Body:
+        made: list[Statement] = []
+        for part in parts:
+            if isinstance(part, Run):
+                made += self.run(part)
+            elif isinstance(part, Around):
+                blocks = tuple(self.block(b) for b in part.blocks)
+                made.append(with_bodies(part.statement, blocks))
+            else:
+                made.append(part)
+        return tuple(made)
+
+    def run(self, run: Run) -> list[Statement]:
+        return _RunWriter(self, run).written()
+
+
+class _RunWriter:
+    """Writes one run: a loop over lanes, and behind it a loop for each of its stores to memory."""
+
+    def __init__(self, writer: _Writer, run: Run) -> None:
+        self.stretch, self.lanes, self.run = writer.stretch, writer.lanes, run
+        self.lane = Local("lane", I32, (), "loop")
+        self.last = self.lanes.loop.variables[-1]
+        touched = _touched(run)
+        self.scalars = {x: replace(x) for x in touched if x in writer.shared and not x.shape}
+        self.arrays = {x for x in touched if x.shape and x in writer.shared}
+        self.number = Local(self.last.name, I32, (), "temporary")
+        self.memo: dict[Value, Value] = {}
+        self.before: list[Statement] = []
+        self.after: list[Statement] = []
+        self.after_lane = Local("lane", I32, (), "loop")
+        self.stores: list[Statement] = []
+        self.starts: dict[tuple[tuple[Atom, int], ...], Read] = {}
+
+    def written(self) -> list[Statement]:
+        inner = [x for s in self.run.statements for x in self._statement(s)]
+        everything = statements(self.run.statements)
+        own = {x.local for x in self.run.statements if isinstance(x, Declare)}
+        changed = own | assigned_locals(self.run.statements)
+        head: list[Statement] = []
+        if any(self.last in s.contents.locals for s in everything):
+            head.append(Declare(self.number, (cast(add(self.stretch.first, Read(self.lane)), I32),)))
+        for x, scalar in self.scalars.items():
+            if x not in own:
+                entry = self._entry(x)
+                head.append(Declare(scalar, (operation("ne", entry, 0) if x.dtype == U1 else entry,)))
+        tail = [self._kept(x, Read(scalar)) for x, scalar in self.scalars.items() if x in changed]
+        made = [*self.before]
+        if inner:
+            made.append(self._loop(self.lane, (*head, *inner, *tail)))
+        if self.stores:
+            made += [*self.after, self._loop(self.after_lane, tuple(self.stores))]
+        return made
+
+    def _loop(self, lane: Local, body: Body) -> For:
+        return For("range", (lane,), (self.stretch.width,), body, place=body[-1].place)
+
+    def _kept(self, x: Local, value: Value) -> Assign:
+        """The store of a number of a lane to its array."""
+        entry = self._entry(x)
+        return Assign(entry, cast(value, entry.dtype))
+
+    def _entry(self, x: Local, index: Value | None = None) -> Read:
+        place = Read(self.lane) if index is None else add(multiply(index, self.lanes.count), Read(self.lane))
+        return Read(self.stretch.array(x), (cast(place, I32),))
+
+    def _changed(self, value: Value) -> Value:
+        if isinstance(value, Read):
+            if value.local is self.last:
+                return Read(self.number, place=value.place)
+            if value.local in self.arrays:
+                (index,) = value.index
+                return self._entry(value.local, index if isinstance(index, Value) else literal(index, I32))
+            scalar = self.scalars.get(value.local)
+            return value if scalar is None else Read(scalar, place=value.place)
+        return as_arithmetic(value)
+
+    def _value(self, value: Value) -> Value:
+        return rebuilt(value, self._changed, self.memo)
+
+    def _statement(self, s: Statement) -> Iterator[Statement]:
+        new = with_values(s, self._value)
+        match new:
+            case Declare(local=local) if local.shape:
+                yield from self._array(new)
+            case Declare(local=local):
+                yield replace(new, local=self.scalars.get(local, local))
+            case Assign(target=Load()) | Update(target=Load()):
+                assert isinstance(s, (Assign, Update))
+                yield self._store(s, new.value)
+            case Assign() | Update():
+                yield replace(new, target=self._changed(new.target))
+            case If():
+                blocks = (tuple(x for y in b for x in self._statement(y)) for b in bodies(s))
+                yield with_bodies(new, tuple(blocks))
+
+    def _array(self, s: Declare) -> Iterator[Statement]:
+        array = self.stretch.array(s.local)
+        if all(isinstance(v, Const) and v.value == s.values[0].value for v in s.values):  # type: ignore[attr-defined]
+            k = Local("k", I32, (), "loop")
+            body = (Assign(Read(array, (Read(k),)), s.values[0]),)
+            self.before.append(For("range", (k,), (literal(array.shape[0], I32),), body, place=s.place))
+            return
+        for n, value in enumerate(s.values):
+            yield Assign(self._entry(s.local, literal(n, I32)), value, place=s.place)
+
+    def _store(self, s: Assign | Update, value: Value) -> Assign:
+        """Keep what is stored to memory in an array, and copy that to memory behind the loop."""
+        target = s.target
+        assert isinstance(target, Load)
+        kept = Local(f"{target.container.name}_of", target.dtype, (), "temporary")
+        lane = self.after_lane
+        if s in self.lanes.places:
+            place = self.lanes.places[s]
+            along = multiply(Read(lane), dict(place.terms)[self.last])
+            to = Load(target.container, (cast(add(add(self._start(place), along), place.constant), I32),))
+        else:
+            number = cast(add(self.stretch.first, Read(lane)), I32)
+            to = Load(target.container, (*target.indices[:-1], number), target.component)
+        self.stores.append(replace(s, target=to, value=Read(self.stretch.array(kept), (Read(lane),))))
+        return replace(self._kept(kept, cast(value, kept.dtype)), place=s.place)
+
+    def _start(self, place: Affine) -> Read:
+        """Where the first lane stores, without the constant."""
+        if place.terms not in self.starts:
+            total: Coefficient = 0
+            for atom, factor in place.terms:
+                total = add(total, multiply(self.stretch.first if atom is self.last else atom_value(atom), factor))
+            start = Local("start", I32, (), "temporary")
+            self.after.append(Declare(start, (cast(total, I32),)))
+            self.starts[place.terms] = Read(start)
+        return self.starts[place.terms]
+
+
+def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:
+    for part in parts:
+        if isinstance(part, Run):
+            yield part
+        elif isinstance(part, Around):
+            for block in part.blocks:
+                yield from _runs(block)
+
+
+def _touched(run: Run) -> list[Local]:
+    """The locals that a run declares, reads or changes, each once, in their order."""
+    found: dict[Local, None] = {}
+    for s in statements(run.statements):
+        is_store = isinstance(s, (Assign, Update)) and isinstance(s.target, Load)
+        values = walk(s.value) if is_store else all_values(s)  # type: ignore[attr-defined]
+        found.update(dict.fromkeys(v.local for v in values if isinstance(v, Read)))
+        if isinstance(s, (Assign, Update)) and isinstance(s.target, Read):
+            found[s.target.local] = None
+        if isinstance(s, Declare):
+            found[s.local] = None
+    return list(found)

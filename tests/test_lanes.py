@@ -1,0 +1,310 @@
+"""Parallel loops whose iterations go through their inner loops together, in lanes."""
+
+import inspect
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import check_jacobian, integers, outputs, scalars, vector_outputs, vectors
+
+from taichi_ext import Jacobian, backend
+from taichi_ext.schedule import lanes as schedule_lanes
+from taichi_ext.schedule import loops
+from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
+
+pytestmark = [
+    pytest.mark.usefixtures("ti64"),
+    pytest.mark.cpu_only("loops run in lanes where rows come one after the other in memory"),
+]
+
+X = [0.3, 0.8, 0.5]
+
+
+@pytest.fixture(autouse=True)
+def lanes(monkeypatch):
+    """Loops of tests are short and do little: all that can run in lanes does, four iterations at a time."""
+    if backend.stores_by_column():
+        pytest.skip("loops run in lanes where the rows of J come one after the other in memory, not on a GPU")
+    found = []
+
+    def noted(*args):
+        try:
+            found.append(find_lanes(*args))
+        except CannotError as reason:
+            found.append(str(reason))
+            raise
+        return found[-1]
+
+    monkeypatch.setattr(schedule_lanes, "LANES_OF_FLOAT64", 4)
+    monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
+    monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
+    monkeypatch.setattr(loops, "find_lanes", noted)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (4,), (5,), (8,), (11,), (513,), (2, 4), (3, 7), (2, 2, 5)])
+def test_rows_of_any_length(shape, lanes):
+    x, y = scalars(X), outputs(*shape)
+
+    @ti.kernel
+    def k():
+        for I in ti.grouped(y):
+            j = I[I.n - 1]
+            s, t = 0.0, 1.0
+            for n in range(3):
+                s += t * ti.exp(-x[n] * (j % 7) * 0.1)
+                t *= 1.0 - 0.1 * x[n]
+            y[I] = s + x[0] * I[0]
+
+    check_jacobian(k, x, y)
+
+
+def kernels_in_lanes(x, y, z, p):
+    """Kernels with what a body in lanes may have, by name."""
+    w = scalars(np.linspace(0.2, 0.9, 22).reshape(2, 11))
+
+    @ti.kernel
+    def sum_over_parameters():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                s += ti.sqrt(x[n] * w[i, j] + n)
+            y[i, j] = s * s
+
+    @ti.kernel
+    def nested_loops():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                t = x[n]
+                for m in range(n):
+                    t = t * x[m] + w[i, j]
+                s += t * t
+            y[i, j] = s
+
+    @ti.kernel
+    def loop_until_a_parameter_is_large():
+        for i, j in y:
+            s, n, limit = w[i, j], 0, 0.0
+            while limit < 1.5:
+                limit += x[0] + 0.1
+                s = s * x[1] + ti.tanh(s)
+                n += 1
+            y[i, j] = s + n
+
+    @ti.kernel
+    def shared_branch():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                if n < p[1]:
+                    s += x[n] * w[i, j]
+                else:
+                    s = s * x[n] + j
+            y[i, j] = s
+
+    @ti.kernel
+    def branch_of_each():
+        for i, j in y:
+            s = x[2]
+            for n in range(3):
+                if s * x[1] > w[i, j] * 0.4:
+                    s += ti.sqrt(s * x[0])
+                elif j > 5:
+                    s -= x[0] * n
+            y[i, j] = s
+
+    @ti.kernel
+    def array_by_an_index():
+        for i, j in y:
+            h = ti.Vector([0.0] * 3)
+            for n in range(3):
+                h[n] = x[n] * w[i, j] + i
+            s = 0.0
+            for n in range(3):
+                s += h[n] * h[2 - n]
+                h[n] += s * x[0]
+            y[i, j] = s + h[2]
+
+    @ti.kernel
+    def entries_by_index_arrays():
+        for i, j in y:
+            s = 1.0
+            for n in range(2):
+                s *= w[i, (j + p[n]) % 11] * x[p[n] % 3]
+            y[i, j] = s
+
+    @ti.kernel
+    def vectors_of_results():
+        for i, j in z:
+            v = ti.Vector([1.0, 0.0])
+            for n in range(3):
+                v = ti.Vector([v.x * x[n], v.y + v.x * w[i, j]])
+            z[i, j] = v
+            y[i, j] = v.norm()
+
+    @ti.kernel
+    def several_loops():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                s += x[n] * w[i, j]
+            y[i, j] = s
+        for i, j in z:
+            t = 1.0
+            for n in range(3):
+                t *= y[i, j] + x[n]
+            z[i, j] = ti.Vector([t, y[i, j]])
+
+    @ti.kernel
+    def shared_numbers_that_change():
+        for i, j in y:
+            s, a = 0.0, 0.5
+            for n in range(3):
+                s += x[n] * a * w[i, j]
+                a = a * 0.9 + p[n]
+                s -= a * j
+            y[i, j] = s * s
+
+    @ti.kernel
+    def truth_of_each():
+        for i, j in y:
+            is_far, s = w[i, j] > 0.5, 0.0
+            for n in range(3):
+                s += ti.select(is_far, x[n] * s, x[n] + j)
+            y[i, j] = s
+
+    @ti.kernel
+    def sums_in_memory():
+        for i, j in y:
+            y[i, j] = 0.5
+            for n in range(3):
+                y[i, j] += x[n] * w[i, j]
+            z[i, j].y -= x[0]
+
+    @ti.kernel
+    def steps_in_place():
+        for i, j in y:
+            y[i, j] = w[i, j] * x[0]
+            for n in range(3):
+                y[i, j] = y[i, j] * x[n] + y[i, j] * y[i, j]
+            y[i, j] += 1.0
+
+    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+
+IN_LANES = """
+    sum_over_parameters nested_loops loop_until_a_parameter_is_large shared_branch branch_of_each array_by_an_index
+    entries_by_index_arrays vectors_of_results several_loops shared_numbers_that_change sums_in_memory truth_of_each
+    steps_in_place
+""".split()
+
+
+@pytest.mark.parametrize("name", IN_LANES)
+def test_bodies(name, lanes):
+    x, y, z, p = scalars(X), outputs(2, 11), vector_outputs(2, 2, 11), integers([1, 2, 0])
+    kernels = kernels_in_lanes(x, y, z, p)
+    assert set(kernels) == set(IN_LANES)
+    check_jacobian(kernels[name], x, [y, z] if "z[i" in inspect.getsource(kernels[name]) else y)
+    assert isinstance(lanes[-1], Lanes), lanes
+
+
+def kernels_that_stay(x, y, p):
+    """Kernels with a loop that does not run in lanes, by a part of the reason."""
+    q = integers(np.zeros((2, 11)))
+
+    @ti.kernel
+    def LLVM_does_not_vectorise_sin():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                s += ti.sin(x[n] * j)
+            y[i, j] = s
+
+    @ti.kernel
+    def differently_often():
+        for i, j in y:
+            s = 0.0
+            for n in range(j % 3):
+                s += x[n] * j
+            y[i, j] = s
+
+    @ti.kernel
+    def not_its_own():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                s += x[n] * j
+            y[1 - i, j] = s
+
+    @ti.kernel
+    def a_break_or_continue():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                if n == p[1]:
+                    break
+                s += x[n] * j
+            y[i, j] = s
+
+    @ti.kernel
+    def in_a_branch():
+        for i, j in y:
+            s = x[0]
+            for n in range(3):
+                s = s * 0.5 + p[n]
+            y[i, j] = s
+            if j > 3:
+                q[i, j] = i + j
+
+    return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
+
+
+STAY = """
+    LLVM_does_not_vectorise_sin differently_often not_its_own a_break_or_continue in_a_branch
+""".split()
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_loops_that_stay(name, lanes):
+    x, y, p = scalars(X), outputs(2, 11), integers([1, 2, 0])
+    kernels = kernels_that_stay(x, y, p)
+    assert set(kernels) == set(STAY)
+    check_jacobian(kernels[name], x, y)
+    assert name.replace("_", " ") in lanes[-1]
+
+
+def test_arrays_and_other_numbers_of_columns(lanes):
+    """Vectors among the parameters, values of an array, an array of outputs; J in blocks of columns."""
+    v, y, w = vectors([[0.3, 0.8], [0.5, -0.2], [0.1, 0.9]]), np.zeros((2, 9)), np.linspace(0.2, 0.9, 9)
+
+    @ti.kernel
+    def k(y: ti.types.ndarray(dtype=ti.f64, ndim=2), w: ti.types.ndarray(dtype=ti.f64, ndim=1)):
+        for i, j in ti.ndrange(2, 9):
+            s = 0.0
+            for n in range(3):
+                s += ti.log(v[n].norm_sqr() + w[j] * i) * v[n].x
+            y[i, j] = s
+
+    check_jacobian(k, v, y, args=(y, w))
+    assert isinstance(lanes[-1], Lanes), lanes
+    whole = Jacobian(k, v, y, args=(y, w))()
+    np.testing.assert_allclose(Jacobian(k, v, y, args=(y, w), chunk_size=4)(), whole, rtol=1e-12)
+
+
+def test_explain_and_threads(monkeypatch):
+    monkeypatch.setattr(schedule_lanes, "LANES_OF_FLOAT64", 8)
+    x, y = scalars(X), outputs(3, 200)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                s += ti.exp(-x[n] * j * 0.01)
+            y[i, j] = s
+
+    check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    plan()
+    assert "parallel loop 1 runs in lanes, 8 iterations at a time in vectors" in plan.explain()
