@@ -53,8 +53,8 @@ OPTIONAL = {
 STILL_CIRCULAR = {
     *((f"differentiate.{name}", "differentiate.forward") for name in (
         "boundaries", "edges", "linearize", "local_tangents",
-        "reverse_loops", "rules", "shadows", "sparse_counts", "sparse_sink", "sparse_sums",
-        "sparse_tangents", "special", "storage",
+        "reverse_loops", "rules",
+        "special",
     )),
 }  # fmt: skip
 

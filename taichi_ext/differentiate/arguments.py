@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.differentiate.build import add, literal, multiply
@@ -72,22 +73,34 @@ class Arguments:
         return self._scratch[key], add(multiply(own, size), start)
 
 
-class GivenTangents:
-    """The tangents of arguments and Python numbers that do not start as columns but are given: a row for each."""
+@dataclass(frozen=True)
+class ShadowMatrix:
+    """An argument of one dimension as a matrix of tangents: a row for each number, a column for each column of J.
 
-    def __init__(self, facts: Facts, arguments: Arguments) -> None:
-        assert facts.seeds.values is not None
-        dtype, self.rows = facts.seeds.values
-        self._facts = facts
-        self.shadow = arguments.add(VALUES, "d_values", dtype)
+    It has one index: with two, Taichi keeps S[i, i] in a register while S[i, j] is stored to.
+    """
 
-    def entry(self, row: int, column: Any) -> Load:
-        outer, length, inner = row, self._facts.columns, column
-        if self._facts.seeds.by_column:
+    array: Container
+    rows: int
+    columns: int
+    by_column: bool  # columns lie together in memory
+
+    def entry(self, row: Any, column: Any) -> Load:
+        """One tangent."""
+        outer, length, inner = row, self.columns, column
+        if self.by_column:
             outer, length, inner = column, self.rows, row
         index = add(multiply(outer, length), inner)
-        return Load(self.shadow, (index if isinstance(index, Value) else literal(index, I32),))
+        return Load(self.array, (index if isinstance(index, Value) else literal(index, I32),))
 
-    def form(self, row: int) -> Form:
-        """The tangent of one number."""
-        return {Row(self.shadow, row, self, row): 1}
+    def row(self, number: int) -> Form:
+        """The tangent of a number that does not change in the kernel."""
+        return {Row(self.array, number, self, number): 1}
+
+
+def given_tangents(facts: Facts, arguments: Arguments) -> ShadowMatrix | None:
+    """The tangents of arguments and Python numbers, where they are given, a row for each, and not columns."""
+    if facts.seeds.values is None or not facts.seeds.arguments:
+        return None
+    dtype, rows = facts.seeds.values
+    return ShadowMatrix(arguments.add(VALUES, "d_values", dtype), rows, facts.columns, facts.seeds.by_column)

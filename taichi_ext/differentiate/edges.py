@@ -31,7 +31,7 @@ class Argument:
 
     def __init__(self, f: Forward, value: Value) -> None:
         self.form: Form = settled(f.builder, f.form(value))
-        self.value = f.linearizer.keep(value)
+        self.value = f.expressions.keep(value)
 
 
 def edge(f: Forward, s: Boundary) -> None:
@@ -53,7 +53,7 @@ def edge(f: Forward, s: Boundary) -> None:
         sides = Argument(f, value_in), Argument(f, value_out)
         formula = Formula(f.builder, result.dtype)
         a, b = (formula.term(side.value) for side in sides)
-        height = (a - b if own_jump is None else formula.term(f.linearizer.keep(own_jump))).kept("height")
+        height = (a - b if own_jump is None else formula.term(f.expressions.keep(own_jump))).kept("height")
         if area is None:
             value = formula.select(is_inside, a, b)
             weights = formula.select(is_inside, 1, 0).kept("weight"), formula.select(is_inside, 0, 1).kept("weight")
@@ -83,12 +83,12 @@ def sqrt_edge(f: Forward, s: Boundary) -> None:
     if not f.seeds.takes_derivative:
         level_value = s.given["level"]
         assert isinstance(level_value, Value)
-        f.roots[seed] = (f.linearizer.keep(level_value), f.block)
+        f.roots[seed] = (f.expressions.keep(level_value), f.cursor.block)
         f.locals.declare_form(Declare(result, (f.primal(s.numbers[0]),), place=s.place), {})
         return
     level, pixel = _pixel(f, s)
     value = pixel.formula.sqrt(pixel.formula.max(pixel.level, 0)).kept("root")
-    f.roots[seed] = (level.value, f.block)
+    f.roots[seed] = (level.value, f.cursor.block)
     _declare(f, s, result, value, [(level, pixel.half_inverse_root())])
 
 
@@ -100,11 +100,11 @@ def segment_edge(f: Forward, s: Boundary) -> None:
         else []
     )
     formula = Formula(f.builder, s.results[0].dtype)
-    at = [formula.term(f.linearizer.keep(e)) for e in entries(s.given["centre"])]
+    at = [formula.term(f.expressions.keep(e)) for e in entries(s.given["centre"])]
     values = [e.value for e in ends]
     partials = segment_partials(formula, values[:2], values[2:], at) if ends else []
     for result, zero, jump in zip(s.results, s.numbers, entries(s.given["jump"]), strict=True):
-        height = formula.term(f.linearizer.keep(jump))
+        height = formula.term(f.expressions.keep(jump))
         parts = [(end, (height * partial).kept("w")) for end, partial in zip(ends, partials, strict=True)]
         _declare(f, s, result, formula.term(f.primal(zero)), parts)
 
@@ -222,7 +222,7 @@ def _roots_within(f: Forward, form: Form, pixel: Pixel) -> list[tuple[Term, Term
     formula, found = pixel.formula, []
     for seed, (level, block) in f.roots.items():
         factor = form.get(seed, 0)
-        if f.block.is_within(block) and _is_not_zero(factor):
+        if f.cursor.block.is_within(block) and _is_not_zero(factor):
             is_same = formula.select(formula.term(level).equals(pixel.level), 1, 0).kept("is_same")
             found.append((is_same, formula.term(factor)))
     return found

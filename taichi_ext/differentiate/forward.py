@@ -14,30 +14,36 @@ from typing import Any
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.bounds import Access, with_checks
-from taichi_ext.analysis.loops import Loop
-from taichi_ext.analysis.stores import grouped
+from taichi_ext.analysis.stores import Site, grouped
 from taichi_ext.differentiate import special
-from taichi_ext.differentiate.arguments import Arguments, GivenTangents
+from taichi_ext.differentiate.arguments import Arguments, ShadowMatrix, given_tangents
 from taichi_ext.differentiate.boundaries import boundary
 from taichi_ext.differentiate.branches import with_branches
 from taichi_ext.differentiate.build import Builder
 from taichi_ext.differentiate.column_blocks import Blocks
+from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.cursor import Block, Cursor
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Role, Seeds
 from taichi_ext.differentiate.edges import own_seeds, refuse_stored_positions
+from taichi_ext.differentiate.expressions import Expressions
 from taichi_ext.differentiate.facts import Facts
-from taichi_ext.differentiate.forms import Form, OwnSeed, Seed
+from taichi_ext.differentiate.forms import Form, OwnSeed, Seed, columns_only, settled
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
 from taichi_ext.differentiate.naming import Naming
 from taichi_ext.differentiate.report import Report, costs, local_choices, loop_choices
 from taichi_ext.differentiate.reverse_loops import Reversals
+from taichi_ext.differentiate.roles import named_columns, role_of, size_of
+from taichi_ext.differentiate.row_sources import RowSources
 from taichi_ext.differentiate.serial_loops import serialized
-from taichi_ext.differentiate.shadows import Tangents
+from taichi_ext.differentiate.shadows import Tangents, Written
+from taichi_ext.differentiate.sparse_counts import Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.differentiate.sparse_tangents import SparseTangents
+from taichi_ext.differentiate.storages import Storages
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
     Assign,
@@ -123,38 +129,47 @@ class Forward:
         self.decisions = decisions
         self.builder = Builder()
         self.cursor = Cursor()
-        self.sparse: Sink | None = None
-        self.facts = facts
         self.arguments = Arguments(facts.program)
+        numbering: Numbering | None = None
         if facts.seeds.sparse is not None:
             numbering = Numbering(facts.seeds.sparse, decisions.sparse, decisions.forget_columns)
-            self.facts = facts = replace(facts, columns=numbering.columns.width)
-            self.sparse = Sink(self, numbering)
+            facts = replace(facts, columns=numbering.columns.width)
+        self.facts = facts
+        self.expressions = Expressions(self.builder, is_again=facts.seeds.is_again)
+        in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
+        roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
+        parameters = {name: place for c in in_order for name, place in named_columns(c, roles[c], facts.seeds).items()}
+        held = None if numbering is None else numbering.is_in_rows
+        self.naming = Naming(self.builder, facts.indices, self.expressions.keep, parameters, facts.columns, held)
+        self.walk = Walk(facts, decisions, self.builder, self.cursor, self.naming, self.arguments)
+        self.sources = RowSources(self.cursor)
+        self.sparse: Sink | None = None
+        if numbering is not None:
+            self.sparse = Sink(self.walk, numbering, self.sources, Counts(self.walk, self.expressions))
+        matrices = {c: self._matrix(c, roles[c]) for c in in_order if self._has_shadow(c)}
+        self.storages = Storages(self.walk, self.sources, self.sparse, matrices)
+        self.coverage = Coverage()
         self.roots: dict[OwnSeed, tuple[Value, Block]] = {}  # of sqrt_edge: the level, and the block that knows it
         self.problems: list[str] = []
         self.linearizer = Linearizer(self)
-        self.given: GivenTangents | None = None
+        self.given: ShadowMatrix | None = None
         self.locals = LocalTangents(self)
         self.reversals = Reversals(self)
-        self.read: set[Container] = set()  # containers whose tangents have been read
-        self.covering: list[Tangents] = []
-        self.covered: set[Container] = set()
-        self.relied: set[Container] = set()  # containers whose tangents are taken to be zero at the start
-        in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
-        self.tangents = {c: self._new_tangents(c) for c in in_order}
-        parameters = {name: place for t in self.tangents.values() for name, place in t.named_columns().items()}
-        held = None if self.sparse is None else self.sparse.numbering.is_in_rows
-        self.naming = Naming(self.builder, facts.indices, self.linearizer.keep, parameters, facts.columns, held)
+        self.tangents = {c: self._new_tangents(c, roles[c], matrices.get(c)) for c in in_order}
+        for container, tangents in self.tangents.items():
+            self.sources.add(container, tangents)
 
-    def _new_tangents(self, container: Container) -> Tangents:
-        role = self.seeds.roles.get(container, Role())
-        shadow = None
+    def _has_shadow(self, container: Container) -> bool:
         is_sunk = self.sparse is not None and self.sparse.numbering.is_sunk(container)
-        if container in self.decisions.shadowed and not is_sunk:
-            shadow = self.arguments.add(container, f"d_{container.name}", container.dtype)
-        if self.sparse is not None:
-            return SparseTangents(self, container, role, shadow, self.sparse)
-        return Tangents(self, container, role, shadow)
+        return container in self.decisions.shadowed and not is_sunk
+
+    def _matrix(self, container: Container, role: Role) -> ShadowMatrix:
+        array = self.arguments.add(container, f"d_{container.name}", container.dtype)
+        return ShadowMatrix(array, size_of(container, self.seeds), self.facts.columns, role.by_column)
+
+    def _new_tangents(self, container: Container, role: Role, matrix: ShadowMatrix | None) -> Tangents:
+        parts = (self.walk, container, role, matrix, self.storages, self.coverage)
+        return Tangents(*parts) if self.sparse is None else SparseTangents(*parts, self.sparse)
 
     def run(self) -> Differentiated | None:
         """Walk over the program; None where the walk has changed the decisions, so that the text may be wrong.
@@ -170,7 +185,7 @@ class Forward:
                 self.builder.frozen.update(v.local for v in reads if not v.index)
         self._seed_arguments()
         body = (*self.builder.body, *self._body(self.program.body))
-        self.locals.check_sums()
+        self.storages.check_sums()
         return None if self._has_changed(before) else self._result(body)
 
     def _has_changed(self, before: tuple[Any, ...]) -> bool:
@@ -181,8 +196,7 @@ class Forward:
             self.sparse.counts.forget_unused(self.sparse.sites)
             if self.decisions.state() != before:
                 return True
-        rows = {local: (s.terms, s.version) for local, s in self.locals.storages.items() if s.row is not None}
-        return self.decisions.rows.accept(rows, self.read) or self.reversals.accept()
+        return self.decisions.rows.accept(self.storages.rows(), self.coverage.read) or self.reversals.accept()
 
     def _result(self, body: tuple[Statement, ...]) -> Differentiated:
         for message in self.problems:
@@ -193,13 +207,13 @@ class Forward:
         return Differentiated(
             replace(self.program, name=f"{self.program.name}_jacobian", body=body),
             shadows=tuple(self.arguments.given),
-            covered=frozenset(self.covered),
+            covered=frozenset(self.coverage.covered),
             scratch_sizes=dict(self.arguments.scratch_sizes),
             active=self.facts.activity,
             walks=self.decisions.walks,
-            relied=frozenset(self.relied),
+            relied=frozenset(self.coverage.assumed_zero),
             report=Report(
-                local_choices(self.locals.storages, self.decisions.rows),
+                local_choices(self.storages.by_local, self.decisions.rows),
                 loop_choices(self.program.body, self.decisions.serial, self.decisions.reversals.chosen),
                 costs(body, shadows),
             ),
@@ -210,8 +224,7 @@ class Forward:
 
     def _seed_arguments(self) -> None:
         """Arguments and Python numbers that are parameters."""
-        if self.seeds.values is not None and self.seeds.arguments:
-            self.given = GivenTangents(self.facts, self.arguments)
+        self.given = given_tangents(self.facts, self.arguments)
         for local, column in self.seeds.arguments.items():
             first = None if self.sparse is None else self.sparse.numbering.first(local)
             self._seed_argument(local, column if first is None else first)
@@ -222,9 +235,9 @@ class Forward:
     def _seed_argument(self, local: Local, column: int) -> None:
         columns = range(column, column + math.prod(local.shape))
         if self.given is not None:
-            seeds: list[Form] = list(map(self.given.form, columns))
+            seeds: list[Form] = list(map(self.given.row, columns))
         else:
-            is_computed = self.decisions.blocks.has if self.sparse is None else self.is_column
+            is_computed = self.decisions.blocks.has if self.sparse is None else self.facts.is_column
             seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
         if local.shape:
             self.locals.set_entries(local, seeds)
@@ -241,36 +254,12 @@ class Forward:
     def seeds(self) -> Seeds:
         return self.facts.seeds
 
-    @property
-    def columns(self) -> int:
-        return self.facts.columns
-
-    @property
-    def block(self) -> Block:
-        return self.cursor.block
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        return self.cursor.loops
-
-    def is_column(self, number: int) -> bool:
-        return self.facts.is_column(number)
-
     def refuse_once_settled(self, message: str) -> None:
         """Raise at the end of the walk, unless it has found news that may change this."""
         self.problems.append(message)
 
-    def is_active(self, value: Value) -> bool:
-        return self.facts.is_active(value)
-
-    def loop_sites(self) -> tuple[Loop, ...]:
-        return self.cursor.loops
-
-    def parallel_loop(self) -> Loop | None:
-        return self.cursor.parallel_loop
-
     def primal(self, value: Value) -> Value:
-        return self.linearizer.primal(value)
+        return self.expressions.primal(value)
 
     def form(self, value: Value) -> Form:
         return self.linearizer.form(value)
@@ -279,14 +268,10 @@ class Forward:
         """The tangent of what is read."""
         if isinstance(value, Read):
             return self.locals.form(value)
-        if self.block.stops(value.container):
+        if self.cursor.block.stops(value.container):
             return {}
-        self.read.add(value.container)
+        self.coverage.read.add(value.container)
         return self.tangents[value.container].form(value)
-
-    def note_covered(self, tangents: Tangents) -> None:
-        """The loop that is walked over writes all tangents of a container, which nothing has accessed before."""
-        self.covering.append(tangents)
 
     # --- blocks
 
@@ -304,7 +289,7 @@ class Forward:
         with self.cursor.in_block(variables), self.builder.collecting() as collected:
             begin()
             for group in grouped(body):
-                if self.sparse is not None and self.block.is_kernel:
+                if self.sparse is not None and self.cursor.block.is_kernel:
                     self.sparse.stage += 1
                 self.builder.place = group[0].place
                 self.linearizer.begin_statement()
@@ -334,7 +319,7 @@ class Forward:
                 special.returned(self, s)
             case Boundary():
                 boundary(self, s)
-            case Call() if any(map(self.is_active, values_of(s))):
+            case Call() if any(map(self.facts.is_active, values_of(s))):
                 special.call(self, s)
             case Effect():
                 self._effect(s)
@@ -346,11 +331,11 @@ class Forward:
         """A call that stays as it is."""
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
         if name == "stop_grad" and not self.seeds.is_reverse:
-            self.block.stopped.update(s.args)
+            self.cursor.block.stopped.update(s.args)
             if self.seeds.is_again:
                 self.builder.emit(s)
             return
-        if name not in KEPT and any(map(self.is_active, values_of(s))):
+        if name not in KEPT and any(map(self.facts.is_active, values_of(s))):
             special.refuse_effect(self, s)
         self.builder.emit(s)
 
@@ -367,8 +352,8 @@ class Forward:
                 self.builder.frozen.add(v)
         with self.cursor.in_loop(loop):
             body = self._body(s.body, tuple(v for v in variables if v not in self.facts.changed))
-        if not self.loops:
-            self._accept_covering()
+        if not self.cursor.loops:
+            self.coverage.end_loop()
         new = replace(s, body=body)
         if isinstance(new, For) and s in self.decisions.serial:
             over = new.domain[0] if new.domain else None
@@ -377,11 +362,6 @@ class Forward:
         self.builder.emit(new)
         if self.sparse is not None:
             self.sparse.counts.after(s)
-
-    def _accept_covering(self) -> None:
-        """At the end of a parallel loop: what it covers need not be cleared before, unless it reads it as well."""
-        self.covered |= {t.container for t in self.covering if t.container not in self.read}
-        self.covering.clear()
 
     # --- containers
 
@@ -394,16 +374,43 @@ class Forward:
         s = group[0]
         assert isinstance(s, (Assign, Update))
         assert isinstance(s.target, Load)
-        tangents, site = self.tangents[s.target.container], self.facts.stores.of[s]
+        site = self.facts.stores.of[s]
         if isinstance(s, Assign):
-            tangents.store(site, group)
+            self.store_to(site, group)
         elif s.op in ("add", "sub"):
-            tangents.add(site, group, 1 if s.op == "add" else -1)
+            self.add_to(site, group, 1 if s.op == "add" else -1)
         else:
-            self.read.add(s.target.container)
+            tangents = self.tangents[site.container]
+            self.coverage.read.add(site.container)
             for u in group:
                 assert isinstance(u, Update)
                 assert isinstance(u.target, Load)
                 value = Op(u.op, (u.target, u.value), u.target.dtype, place=u.value.place)
                 made = Assign(u.target, value, place=u.place)
-                tangents.store(replace(site, component=tangents.component(u.target)), (made,))
+                self.store_to(replace(site, component=tangents.component(u.target)), (made,))
+
+    def store_to(self, site: Site, group: tuple[Statement, ...]) -> None:
+        """``entry = value`` of a container, of several components at once."""
+        tangents = self.tangents[site.container]
+        tangents.store(site, group, self._written(group, tangents))
+
+    def add_to(self, site: Site, group: tuple[Statement, ...], sign: int) -> None:
+        """``entry += value`` or ``entry -= value``."""
+        tangents = self.tangents[site.container]
+        tangents.add(site, group, self._written(group, tangents), sign)
+
+    def _written(self, group: tuple[Statement, ...], tangents: Tangents) -> Written:
+        """Indices, forms and values, evaluated before anything is stored."""
+        targets: list[Load] = []
+        naming, is_column = self.naming, self.facts.is_column
+        for s in group:
+            load = s.target  # type: ignore[attr-defined]
+            indices = targets[0].indices if targets else tuple(naming.settled_index(i) for i in load.indices)
+            component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
+            targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
+        raw = [s.value for s in group]  # type: ignore[attr-defined]
+        forms = [self.form(v) for v in raw]
+        forms = [settled(self.builder, columns_only(f, is_column)) for f in forms]
+        forms = [self.reversals.swept(f, tangents) for f in forms]
+        values = [self.primal(v) for v in raw]
+        return Written(targets, forms, [self.builder.keep(v) for v in values] if len(values) > 1 else values)

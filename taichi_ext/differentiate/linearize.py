@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import GUARDED_BOTH, cast, is_number
+from taichi_ext.differentiate.build import GUARDED_BOTH, is_number
 from taichi_ext.differentiate.forms import (
     Form,
     accumulate,
@@ -25,7 +25,7 @@ from taichi_ext.differentiate.forms import (
 )
 from taichi_ext.differentiate.table import Rule, rule_of
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Known, Load, Local, Op, Read, Type, Value, with_children
+from taichi_ext.program import Known, Load, Local, Op, Read, Value
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
@@ -48,7 +48,7 @@ class Linearizer:
         self.forward = forward
         self.builder = forward.builder
         self.is_again = forward.seeds.is_again
-        self.kept: dict[Value, Value] = {}  # operations of the current statement that are in temporaries
+        self.expressions = forward.expressions
         self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
         self.tapes: dict[Value, list[tuple[Value, Any]]] = {}
         self.lasting: dict[Value, Any] = {}  # tapes and forms within the definitions of deferred locals
@@ -56,7 +56,7 @@ class Linearizer:
 
     def begin_statement(self) -> None:
         """Forget what was evaluated for the statement before."""
-        self.kept.clear()
+        self.expressions.begin_statement()
         self.forms.clear()
         self.tapes.clear()
 
@@ -78,32 +78,11 @@ class Linearizer:
         self.lasting.update(found)
         return True
 
-    # --- primal values
-
-    def primal(self, node: Value) -> Value:
-        """The value, built on the temporaries that hold parts of it."""
-        if node in self.kept:
-            return self.kept[node]
-        if isinstance(node, Known) and not self.is_again:
-            return node.constant
-        return with_children(node, self.primal)
-
-    def keep(self, node: Value, dtype: Type | None = None, name: str = "t") -> Value:
-        """The value in a temporary, or a local, that does not change."""
-        if node not in self.kept:
-            value = self.builder.keep(self.primal(node), name)
-            if not isinstance(node, Read) or node.index or node.local not in self.builder.frozen:
-                self.kept[node] = value
-            else:
-                return value if dtype is None else cast(value, dtype)
-        value = self.kept[node]
-        return value if dtype is None else cast(value, dtype)
-
     # --- forms
 
     def form(self, node: Value) -> Form:
         """The tangent of a value; its coefficients are not yet evaluated."""
-        if not self.forward.is_active(node):
+        if not self.forward.facts.is_active(node):
             return {}
         if self._is_smooth(node):
             return self._accumulated(node)
@@ -207,17 +186,19 @@ class Linearizer:
         values: list[Any] | None = None
         found: list[tuple[Value, Any]] = []
         for arg, partial in zip(node.args, rule.partials, strict=False):
-            if not self.forward.is_active(arg):
+            if not self.forward.facts.is_active(arg):
                 continue
             made: Any = partial
             if callable(partial):
                 if values is None:
                     promotes = node.name != "pow"
                     needs = "a" in rule.takes
-                    values = [self.keep(a, node.dtype if promotes else None) if needs else None for a in node.args]
+                    values = [
+                        self.expressions.keep(a, node.dtype if promotes else None) if needs else None for a in node.args
+                    ]
                     if len(values) == 1 and rule.name == "square":
                         values = values * 2
-                    values.append(self.keep(node) if "o" in rule.takes else None)
+                    values.append(self.expressions.keep(node) if "o" in rule.takes else None)
                 made = partial(*values)
             if not is_number(made, 0):
                 found.append((arg, self.builder.keep(made, "partial")))
@@ -243,7 +224,7 @@ class Linearizer:
 
     def _guarded(self, node: Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""
-        a, b = (self.keep(arg, node.dtype) for arg in node.args)
+        a, b = (self.expressions.keep(arg, node.dtype) for arg in node.args)
         first, second = map(self._settled, node.args)
         form = where_nonzero(a, second)
         if node.name == GUARDED_BOTH:
@@ -260,12 +241,12 @@ class Linearizer:
         args = node.args[1:] if node.name == "select" else node.args
         forms = [self._settled(a) for a in args]
         if node.name == "select":
-            picks: tuple[Any, ...] = (self.keep(node.args[0]), None)
+            picks: tuple[Any, ...] = (self.expressions.keep(node.args[0]), None)
             for seed in (seed for form in forms for seed in columns_of(form)):
-                self.forward.naming.note_conditional(seed, self.forward.loops)
+                self.forward.naming.note_conditional(seed, self.forward.cursor.loops)
         else:
             assert rule.picks is not None
-            values = [self.keep(a, node.dtype) for a in args]
+            values = [self.expressions.keep(a, node.dtype) for a in args]
             picks = tuple(p if p is None else self.builder.keep(p, "is_first") for p in rule.picks(*values))
         return chosen(picks, forms, node.dtype, is_again=self.is_again)
 

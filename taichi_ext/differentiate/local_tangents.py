@@ -5,23 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from taichi_ext.analysis.affine import Affine, atom_value
 from taichi_ext.differentiate.build import add, cast, multiply
-from taichi_ext.differentiate.forms import Form, Row, is_row, negated, settled
+from taichi_ext.differentiate.forms import Form, is_row, negated, settled
 from taichi_ext.differentiate.guards import clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.linearize import Deferred
-from taichi_ext.differentiate.own_registers import OwnRegisters
-from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, ScratchRow, scratch_part
-from taichi_ext.differentiate.row_terms import FILLED
-from taichi_ext.differentiate.sparse_sums import LocalSum
-from taichi_ext.differentiate.storage import Storage
-from taichi_ext.differentiate.storage_facts import StorageFacts
+from taichi_ext.differentiate.storages import MOST_IN_ROWS
 from taichi_ext.program import I32, Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
 
 if TYPE_CHECKING:
     from taichi_ext.differentiate.forward import Forward
-
-MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
 
 
 class LocalTangents:
@@ -35,17 +27,17 @@ class LocalTangents:
         self.deferred: dict[Local, Deferred] = {}
         self.forms: dict[Local, Form] = {}
         self.entry_forms: dict[Local, list[Form]] = {}  # of vectors and matrices that do not change
-        self.storages: dict[Local, Any] = {}  # each a Storage, or what stands in its place
+        self.storages = forward.storages
 
     # --- reading
 
     def form(self, value: Read) -> Form:
         """The tangent of a local, or of one of its entries."""
         local = value.local
-        if local in self.storages and value.checks:
+        if local in self.storages.by_local and value.checks:
             return self._guarded(value)
-        if local in self.storages:
-            return self.storages[local].form(self._flat_index(value))
+        if local in self.storages.by_local:
+            return self.storages.by_local[local].form(self._flat_index(value))
         if local in self.entry_forms:
             index = self._flat_index(value)
             if isinstance(index, int):
@@ -60,7 +52,7 @@ class LocalTangents:
         if condition is False:
             return {}
         index = self.builder.keep(clamped(condition, cast(self._flat_index(value), I32)), "index")
-        return where(condition, self.storages[value.local].form(index), value.dtype)
+        return where(condition, self.storages.by_local[value.local].form(index), value.dtype)
 
     def _fresh(self, form: Form, local: Local) -> Form:
         """The form of a local, or of one of its entries, whose rows hold what they did when it was computed."""
@@ -83,20 +75,12 @@ class LocalTangents:
 
     def _check_fresh(self, leaf: Any, local: Local) -> None:
         """A row that may have changed since a local took it on: that local needs a copy of its own."""
-        if self.is_stale(leaf):
+        if self.forward.sources.is_stale(leaf):
             self.decisions.own_rows.add(local)
-
-    def is_stale(self, leaf: Row) -> bool:
-        """Whether a row may have changed since it was read."""
-        source = leaf.source
-        held = self.storages[source] if isinstance(source, Local) else self.forward.tangents.get(source)
-        now = 0 if held is None else held.version  # tangents that are given do not change
-        entered = [loop for loop in self.forward.loops if loop not in leaf.loops]
-        return leaf.version != now or any(source in loop.changes for loop in entered)
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """An accumulation uses a local whose tangent is left to the place of its use."""
-        is_repeated = deferred.loops != self.forward.loop_sites()
+        is_repeated = deferred.loops != self.forward.cursor.loops
         is_second = is_repeated or (deferred.sweep and deferred.sweep != sweep)
         if is_second:
             self.decisions.accumulated.add(deferred.local)
@@ -115,8 +99,7 @@ class LocalTangents:
         """The seeds that are a local's own begin with its declaration: in a loop, each iteration has others."""
         own = self.forward.facts.own_seeds.get(local)
         if own is not None:
-            for storage in self.storages.values():
-                storage.own.forget(own.values())
+            self.storages.forget(own.values())
 
     def declare_form(self, s: Declare, form: Form) -> None:
         """A local that does not change, of a value that is evaluated and a given tangent."""
@@ -124,11 +107,11 @@ class LocalTangents:
         self._begin_own(local)
         self.builder.frozen.add(local)
         if local.dtype.is_integer:
-            self.forward.block.declared.add(local)
+            self.forward.cursor.block.declared.add(local)
         form = self.with_own(local, [settled(self.builder, form)])[0]
         self.builder.emit(s)
         if local in self.decisions.own_rows:
-            self.new_storage(local).write([form], [0])
+            self.storages.begin(local).write([form], [0])
         elif form:
             self.forms[local] = form
 
@@ -140,7 +123,7 @@ class LocalTangents:
             self.builder.frozen.add(local)
             self.definitions[local] = s.values[0]
         if local.dtype.is_integer and local not in self.forward.facts.changed:
-            self.forward.block.declared.add(local)
+            self.forward.cursor.block.declared.add(local)
         if local not in self.forward.facts.activity.locals:
             self.builder.emit(with_values(s, self.forward.primal))
             return
@@ -166,7 +149,7 @@ class LocalTangents:
         for inner in body:
             self.builder.emit(inner)
         self.builder.emit(replace(s, values=(primal,)))
-        self.deferred[s.local] = Deferred(s.local, value, self.forward.loop_sites())
+        self.deferred[s.local] = Deferred(s.local, value, self.forward.cursor.loops)
         return True
 
     def declare_fixed(self, s: Declare, value: Value) -> None:
@@ -179,36 +162,20 @@ class LocalTangents:
 
     def _is_better_row(self, form: Form) -> bool:
         """Whether a row for a local that is used several times is shorter than the forms that it becomes part of."""
-        is_short = self.forward.sparse is None and self.forward.columns <= MOST_IN_ROWS
+        is_short = self.forward.sparse is None and self.forward.facts.columns <= MOST_IN_ROWS
         return is_short and len(form) > 1 and any(map(is_row, form))
 
     def declare_stored(self, s: Declare, value: Value) -> None:
         form = settled(self.builder, self.forward.form(value))
         self.builder.emit(replace(s, values=(self.forward.primal(s.values[0]),)))
-        storage = self.new_storage(s.local)
+        storage = self.storages.begin(s.local)
         storage.write(self.with_own(s.local, [form]), [0])
-
-    def new_storage(self, local: Local) -> Any:
-        facts = self.decisions.storages.setdefault(self.decisions.reversals.key(local), StorageFacts())
-        number = self.decisions.sparse.sums.get(local)
-        if number is not None:
-            own = OwnRegisters(self.builder, self.forward.cursor, local, facts.own)
-            self.storages[local] = LocalSum(self.forward, local, number, own)
-        else:
-            self.storages[local] = Storage(self.forward, local, facts)
-        return self.storages[local]
-
-    def check_sums(self) -> None:
-        """At the end of a walk: whether the locals that have columns of their own can have them."""
-        for storage in self.storages.values():
-            if isinstance(storage, LocalSum):
-                storage.check()
 
     def _declare_array(self, s: Declare) -> None:
         forms = [settled(self.builder, self.forward.form(v)) for v in s.values]
         forms = self.with_own(s.local, forms)
         self.builder.emit(with_values(s, self.forward.primal))
-        storage = self.new_storage(s.local)
+        storage = self.storages.begin(s.local)
         if any(forms):
             storage.write(forms, list(range(len(forms))))
         storage.is_zero = False  # what follows may stand in a loop
@@ -219,7 +186,7 @@ class LocalTangents:
         if local not in self.forward.facts.activity.locals:
             self.builder.emit(replace(s, value=self.forward.primal(s.value)))
             return
-        storage = self.storages[local]
+        storage = self.storages.by_local[local]
         target = s.target
         if target.index:
             kept = tuple(i if isinstance(i, int) else self.forward.naming.settled_index(i) for i in target.index)
@@ -246,24 +213,9 @@ class LocalTangents:
         """The tangents of the entries of a vector or matrix that does not change."""
         forms = self.with_own(local, forms)
         if local in self.decisions.indexed or local in self.decisions.own_rows:
-            self.new_storage(local).write(forms, list(range(len(forms))))
+            self.storages.begin(local).write(forms, list(range(len(forms))))
         else:
             self.entry_forms[local] = forms
-
-    def new_row(self, storage: Storage) -> Any:
-        """Memory for a row of a storage."""
-        f, decision = self.forward, self.decisions.rows.of(storage.local)
-        is_filled = decision.terms == FILLED
-        if decision.container is not None:
-            tangents = f.tangents[decision.container]
-            number = tangents.row_number(tuple(map(atom_value, f.loops[0].atoms)), Affine())[1]
-            return PlacedRow(self.builder, number, tangents.place, f.columns, is_filled=is_filled)
-        size = storage.size * f.columns
-        is_shared = storage.block.is_kernel and size > MOST_IN_ROWS  # by the loops of the kernel: memory in any case
-        if size <= f.seeds.limits.local_array and not is_shared:
-            return LocalRow(self.builder, f"d_{storage.local.name}", size, storage.dtype)
-        part = scratch_part(f.facts, f.cursor, self.decisions)
-        return ScratchRow(self.builder, f.arguments, size, storage.dtype, part, is_filled=is_filled)
 
 
 def _copied(value: Value) -> Value:

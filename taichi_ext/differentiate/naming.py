@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value
-from taichi_ext.analysis.loops import Loop, span
+from taichi_ext.analysis.loops import Extent, Loop, span
 from taichi_ext.differentiate.build import Builder, Coefficient, add, cast, literal, multiply, operation
 from taichi_ext.differentiate.cursor import Block
 from taichi_ext.differentiate.forms import Form, Seed, columns_of
@@ -56,6 +56,13 @@ class Naming:
         if known is not None:
             return known
         return self.named(self._keep(index, None, "index"))
+
+    def entry_number(self, extent: Extent, indices: Iterable[Value | int]) -> Affine:
+        """The number of an entry among those of a container, in C order."""
+        affine, offsets = Affine(), extent.offset or (0,) * len(extent.shape)
+        for index, size, offset in zip(indices, extent.shape, offsets, strict=True):
+            affine = affine * size + self.normal(index) + Affine((), -offset)
+        return affine
 
     def settled_index(self, index: Value) -> Value:
         """An index that does not change."""

@@ -140,7 +140,7 @@ class Reversals:
     def _is_wanted(self) -> bool:
         """Whether there are columns enough, each of them in memory from the start."""
         f = self.forward
-        return f.sparse is None and f.given is None and f.columns >= LEAST_COLUMNS
+        return f.sparse is None and f.given is None and f.facts.columns >= LEAST_COLUMNS
 
     def _is_counted(self, s: For) -> bool:
         """Whether it is a serial loop over a range that runs to its end, by one number that nothing else changes."""
@@ -161,7 +161,7 @@ class Reversals:
 
     def _have_rows(self, carried: tuple[Local, ...]) -> bool:
         """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
-        stored = [self.forward.locals.storages.get(v) for v in carried]
+        stored = [self.forward.storages.by_local.get(v) for v in carried]
         if len({v.dtype for v in carried}) != 1 or not all(isinstance(x, Storage) and not x.is_array for x in stored):
             return False
         return any(x.row is not None and x.terms.row_loops for x in stored)  # type: ignore[union-attr]
@@ -171,14 +171,14 @@ class Reversals:
     def loop(self, s: For) -> None:
         f, loop = self.forward, self.forward.facts.loops[s]
         carried = self.decisions.chosen[s]
-        storages = [f.locals.storages[v] for v in carried]
+        storages = [f.storages.by_local[v] for v in carried]
         before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
-        if any(x.block is not f.block for x in storages) or any(map(has_row, before.values())):
+        if any(x.block is not f.cursor.block for x in storages) or any(map(has_row, before.values())):
             self.refuse(s)
         width = max(1, self.decisions.widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
-        tape = Tape(s, loop, carried, f.loop_sites(), _only_added(s, carried), before, own, memory, width)
+        tape = Tape(s, loop, carried, f.cursor.loops, _only_added(s, carried), before, own, memory, width)
         self.open.append(s)
         self.builder.frozen.update(s.variables)
         with f.cursor.in_loop(loop):
@@ -186,7 +186,7 @@ class Reversals:
         self.open.pop()
         self.builder.emit(For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
         for v in carried:
-            f.locals.storages[v] = Reversed(self, v, tape)
+            f.storages.put(v, Reversed(self, v, tape))
 
     def _memory(self, s: For, width: int, dtype: Type) -> LocalRow | ScratchRow:
         f = self.forward
@@ -209,7 +209,7 @@ class Reversals:
             seeds = () if v in tape.sums else (Carried(v),)
             facts.own.update(dict.fromkeys((*seeds, *tape.own[v].own_seeds)))
             tape.own[v].note(seed for seed in facts.own if isinstance(seed, OwnSeed))
-            storage = f.locals.storages[v] = Storage(f, v, facts, tape.own[v])
+            storage = f.storages.begin_with(v, facts, tape.own[v])
             for seed in seeds:
                 storage.own.begin(seed)
 
@@ -217,7 +217,7 @@ class Reversals:
         """At the end of an iteration: its coefficients go to the tape."""
         f, iteration = self.forward, Read(tape.statement.variables[0])
         for v in tape.carried:
-            storage = f.locals.storages[v]
+            storage = f.storages.by_local[v]
             form = storage.form()
             is_named = all(self._is_named(x, iteration.local) for x in columns_of(form))
             if storage.row is not None or storage.slots or not is_named:
@@ -234,7 +234,7 @@ class Reversals:
 
     def _is_named(self, seed: Seed, iteration: Local) -> bool:
         """Whether a column can be named outside of the loop, given the iteration."""
-        outer = self.forward.block.outer
+        outer = self.forward.cursor.block.outer
         assert outer is not None  # the block of the loop stands in it
         names = (atom[0] if isinstance(atom, tuple) else atom for atom, _ in seed.column.terms)
         return all(name is iteration or outer.can_name(name) for name in names)
@@ -254,12 +254,12 @@ class Reversals:
         for leaf, c in form.items():
             is_mine = is_row(leaf) and isinstance(leaf.rows, Reversed) and leaf.rows.tape is tape
             (mine if is_mine else rest)[leaf] = c
-        if tape.loop in f.loops or any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values()):
+        if tape.loop in f.cursor.loops or any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values()):
             self.refuse(tape.statement)
             return rest
         tape.sweeps += 1
         local = self.decisions.sums.setdefault((tape.statement, tape.sweeps), Local("sum", to.container.dtype))
-        total = f.locals.new_storage(local)
+        total = f.storages.begin(local)
         weights = {leaf.source: bare(c) for leaf, c in mine.items()}
         kind = tape.carried[0].dtype
         adjoints = {
@@ -283,8 +283,8 @@ class Reversals:
             self.builder.emit(Declare(iteration, (operation("sub", literal(end - 1, I32), Read(back)),)))
             self._step(tape, adjoints, total, Read(iteration))
         loop = For("range", (back,), (literal(end - first, I32),), tuple(body), place=self.builder.place)
-        is_short = end - first <= to.size * f.columns
-        for s in not_written_out(loop, to.shadow) if is_short else (loop,):
+        is_short = end - first <= to.size * f.facts.columns
+        for s in not_written_out(loop, to.matrix.array) if is_short else (loop,):
             self.builder.emit(s)
 
     def _step(self, tape: Tape, adjoints: dict[Local, Read], total: Storage, iteration: Read) -> None:
@@ -326,11 +326,11 @@ class Reversed:
         self.own = tape.own[local]
         self.slots: list[Any] = []
         self.is_array = False
-        self.block = reversals.forward.block
+        self.block = reversals.forward.cursor.block
         self.place = reversals.builder.place
 
     def form(self, index: Any = 0) -> Form:
-        return {Row(self.local, 0, self, 0, 0, self.reversals.forward.loop_sites()): 1, **self.own.form()}
+        return {Row(self.local, 0, self, 0, 0, self.reversals.forward.cursor.loops): 1, **self.own.form()}
 
     def entry(self, index: Any, column: Any) -> Value:
         """One entry: something needs all of the row."""

@@ -14,17 +14,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation, select
 from taichi_ext.differentiate.entry_sites import Axis, Site
+from taichi_ext.differentiate.expressions import Expressions
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While, values_of
 from taichi_ext.simplify.usage import written_memory
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,13 @@ class _Counted:
 
 
 class Counts:
-    """The counters of one walk."""
+    """The counters of one walk; ``expressions`` gives the values of bounds."""
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
-        self.builder = forward.builder
-        self.decided: dict[Statement, int] = forward.decisions.sparse.counters
+    def __init__(self, walk: Walk, expressions: Expressions) -> None:
+        self.walk = walk
+        self.builder = walk.builder
+        self.expressions = expressions
+        self.decided: dict[Statement, int] = walk.decisions.sparse.counters
         self._open: dict[Statement, _Open] = {}
         self._counted: dict[Statement, _Counted] = {}
         self._count = 0
@@ -71,7 +71,7 @@ class Counts:
         """Emit what comes before a loop."""
         if not self.decided.get(s):
             return
-        loop = self.forward.facts.loops[s]
+        loop = self.walk.facts.loops[s]
         if loop.is_parallel:
             self._begin_open(s)
             return
@@ -106,7 +106,7 @@ class Counts:
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)
         ranges = [s.domain] if s.kind == "range" else [d if isinstance(d, tuple) else (d,) for d in s.domain]
-        bounds = [[cast(self.forward.primal(b), I32) for b in bounds] for bounds in ranges]
+        bounds = [[cast(self.expressions.primal(b), I32) for b in bounds] for bounds in ranges]
         number = self._next()
         array = self._array(number, "lengths")
         firsts = [self.builder.keep(b[0] if len(b) > 1 else literal(0, I32), "first") for b in bounds]
@@ -120,7 +120,7 @@ class Counts:
         return self._count - 1
 
     def _array(self, number: int, what: str) -> Container:
-        return self.forward.arguments.find(("site", number, what, None), f"{what}_{number}", I32)
+        return self.walk.arguments.find(("site", number, what, None), f"{what}_{number}", I32)
 
     # --- places
 
@@ -145,17 +145,17 @@ class Counts:
 
     def _here(self) -> Around:
         """The loops around a loop that has counters: so all of them are known."""
-        around = self.around(self.forward.loops)
+        around = self.around(self.walk.cursor.loops)
         assert around is not None
         return around
 
     def _bounds(self, loop: Loop) -> Any:
         """What a loop runs over, or over a part of which."""
-        changes = any((a[0] if isinstance(a, tuple) else a) in self.forward.facts.changed for a in loop.atoms)
+        changes = any((a[0] if isinstance(a, tuple) else a) in self.walk.facts.changed for a in loop.atoms)
         if not loop.atoms or changes or loop.bounds is not None:
             return None if changes or not loop.atoms else loop.bounds
         s = loop.statement
-        extent = self.forward.seeds.extents.get(s.domain[0]) if s.kind in ("field", "grouped") else None  # type: ignore[union-attr]
+        extent = self.walk.facts.seeds.extents.get(s.domain[0]) if s.kind in ("field", "grouped") else None  # type: ignore[union-attr]
         if extent is None:
             return None
         offset = extent.offset or (0,) * len(extent.shape)
@@ -163,7 +163,7 @@ class Counts:
 
     def _is_range(self, loop: Loop) -> bool:
         s = loop.statement
-        if not isinstance(s, For) or any(v in self.forward.facts.changed for v in s.variables):
+        if not isinstance(s, For) or any(v in self.walk.facts.changed for v in s.variables):
             return False
         if s.kind == "range":
             return len(s.domain) <= 2
@@ -184,7 +184,7 @@ class Counts:
         number: Any = 0
         opened = self._opened(around)
         if opened is not None:
-            indices = [cast(atom_value(a), I32) for a in self.forward.loops[0].atoms]
+            indices = [cast(atom_value(a), I32) for a in self.walk.cursor.loops[0].atoms]
             for index, first, length in zip(indices, opened.firsts, [1, *opened.lengths], strict=True):
                 number = add(multiply(number, length), operation("sub", index, first))
         for axis in around.axes:
@@ -208,7 +208,7 @@ class Counts:
         """The counter of this block, the slot of this run of it, and whether a statement before has the same one."""
         assert around.counted is not None
         counted = self._counted.setdefault(around.counted.statement, _Counted())
-        block = self.forward.block
+        block = self.walk.cursor.block
         if block in counted.slots:
             return *counted.slots[block], True
         n = len(counted.slots)

@@ -8,23 +8,22 @@ it. So a stage must not read what it has written itself, but for an entry that t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
+from taichi_ext.differentiate.cursor import Block
 from taichi_ext.differentiate.entry_sites import Entry, Group, Site, SparseResult, Sunk
 from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_sum
+from taichi_ext.differentiate.row_sources import RowSources
 from taichi_ext.differentiate.sparse_columns import DenseRowsError, is_sum_key
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import I32, Container, Load, Type, Value
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
-    from taichi_ext.differentiate.naming import Block
 
 MOST_SLOTS = 2**31 - 1
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
@@ -42,11 +41,12 @@ class _Stored:
 class Sink:
     """The entries that one walk writes."""
 
-    def __init__(self, forward: Forward, numbering: Numbering) -> None:
-        self.forward = forward
-        self.builder = forward.builder
+    def __init__(self, walk: Walk, numbering: Numbering, sources: RowSources, counts: Counts) -> None:
+        self.walk = walk
+        self.builder = walk.builder
         self.numbering = numbering
-        self.counts = Counts(forward)
+        self.counts = counts
+        self._sources = sources
         self.sites: list[Site] = []
         self._steps: dict[Any, set[tuple[int, int]]] = {}  # in which each container is written, by stage
         self.containers: dict[Any, Sunk] = {}
@@ -86,7 +86,7 @@ class Sink:
 
     def read(self, sunk: Sunk, row: Affine) -> Form:
         """The tangent of an entry of a container with a sink."""
-        loops = self.forward.loop_sites()
+        loops = self.walk.cursor.loops
         stored = self._stored.get((sunk.key, row))
         self._order += 1
         if stored is not None and self._is_open(stored.block) and not self._is_stale(stored.form):
@@ -100,16 +100,16 @@ class Sink:
 
     def _block(self) -> Block:
         """The block of the statement: where an index is guarded, what is read by the same index is guarded, too."""
-        block = self.forward.block
+        block = self.walk.cursor.block
         return block.outer if block.is_guard and block.outer is not None else block
 
     def _is_stale(self, form: Form) -> bool:
         """Whether rows in a form may have changed since it was stored."""
-        return any(is_row(leaf) and self.forward.locals.is_stale(leaf) for leaf in form)
+        return any(is_row(leaf) and self._sources.is_stale(leaf) for leaf in form)
 
     def _is_open(self, block: Block) -> bool:
         """Whether a block is around this place."""
-        here = self.forward.block
+        here = self.walk.cursor.block
         while here is not None and here is not block:
             here = here.outer
         return here is not None
@@ -121,14 +121,14 @@ class Sink:
         is_injective = self._emit(sunk, True if site is None else site, rows, forms, is_sum=False)
         for row, form in zip(rows, forms, strict=True):
             self._forget(sunk.key, row)
-            self._stored[sunk.key, row] = _Stored(dict(form), self._block(), self.forward.loop_sites())
+            self._stored[sunk.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
             self._note(sunk.key, row, is_injective, is_sum=False)
 
     def add(self, sunk: Sunk, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
         """``entry += value``."""
         is_injective = self._emit(sunk, site, rows, forms, is_sum=True)
-        is_private = self.forward.facts.stores.is_private(site)
-        loops = self.forward.loop_sites()
+        is_private = self.walk.facts.stores.is_private(site)
+        loops = self.walk.cursor.loops
         for row, form in zip(rows, forms, strict=True):
             before = self._stored.get((sunk.key, row))
             base: Form | None = None
@@ -163,7 +163,7 @@ class Sink:
 
     def _note(self, key: Any, row: Affine, is_injective: bool, *, is_sum: bool) -> None:
         self._order += 1
-        loops = self.forward.loop_sites()
+        loops = self.walk.cursor.loops
         self._writes.append(Access(self._order, self.stage, key, row, loops, is_injective, is_sum))
 
     # --- one site
@@ -193,7 +193,7 @@ class Sink:
             key=sunk.key,
             is_sum=is_sum,
             axes=axes,
-            loops=self.forward.loop_sites(),
+            loops=self.walk.cursor.loops,
             is_conditional=self._is_conditional() if counter is None else is_shared and self._is_interrupted(),
             is_injective=counter is None and self._is_once(place, variables),
             rows=tuple(rows),
@@ -224,24 +224,24 @@ class Sink:
         return around
 
     def _around(self, name: str) -> Around:
-        around = self.counts.around(self.forward.loops)
+        around = self.counts.around(self.walk.cursor.loops)
         if around is None:
             raise DenseRowsError(f"{name} is written in a loop whose number of iterations is not known")
         return around
 
     def _is_conditional(self) -> bool:
         """Whether the place may not be reached in an iteration."""
-        is_branch = self.forward.block.depth > 1 + len(self.forward.loops)
-        return is_branch or self._is_interrupted() or self.counts.is_partial(self.forward.loops)
+        is_branch = self.walk.cursor.block.depth > 1 + len(self.walk.cursor.loops)
+        return is_branch or self._is_interrupted() or self.counts.is_partial(self.walk.cursor.loops)
 
     def _is_interrupted(self) -> bool:
-        return any(loop.is_interrupted for loop in self.forward.loops)
+        return any(loop.is_interrupted for loop in self.walk.cursor.loops)
 
     def _is_once(self, place: stores.Site | bool, variables: list[Atom]) -> bool:
         """Whether no two slots are of the same row."""
         if not isinstance(place, stores.Site):
             return place
-        opened = [a for loop in self.forward.loops[:1] for a in loop.atoms]
+        opened = [a for loop in self.walk.cursor.loops[:1] for a in loop.atoms]
         return _is_injective(place, [*dict.fromkeys((*opened, *variables))])
 
     def _groups(self, forms: list[Form]) -> tuple[Group, ...]:
@@ -260,7 +260,7 @@ class Sink:
         return tuple(Group(owner, tuple(entries)) for owner, entries in found.items())
 
     def _array(self, what: Any, name: str, dtype: Type) -> Container:
-        return self.forward.arguments.add(what, name, dtype)
+        return self.walk.arguments.add(what, name, dtype)
 
     def _write_integers(self, site: Site, slot: Coefficient) -> None:
         if not site.integers:
@@ -312,7 +312,7 @@ class Sink:
         place = places.get(Affine((), first))
         if place is None:
             return  # of another group
-        number = self.forward.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
+        number = self.walk.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
         entry = _element(array, self.builder.keep(add(add(start, place), number), "place"))
         self.builder.assign(entry, add(entry, value))
 

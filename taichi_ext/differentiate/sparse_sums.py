@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
@@ -23,11 +23,10 @@ from taichi_ext.differentiate.entry_sites import Sunk
 from taichi_ext.differentiate.forms import Form, Seed, columns_of, numbered, settled
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError, is_sum_key, sum_key
+from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_sink import LAST_STEP, Sink
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import Local
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
 
 SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
 Loops = tuple[Loop, ...]
@@ -45,22 +44,22 @@ class LocalSum:
     """The tangent of a local that has columns of its own: in place of its storage.
 
     Args:
-        forward: the walk.
+        walk: the walk.
+        sink: where its entries go.
         local: the local.
         number: that of the sum in the kernel.
         own: the registers of its tangents by seeds that are no columns.
     """
 
-    def __init__(self, forward: Forward, local: Local, number: int, own: OwnRegisters) -> None:
-        self.forward, self.local = forward, local
-        assert forward.sparse is not None
-        self.sink: Sink = forward.sparse
-        self.loops: Loops = forward.loop_sites()
+    def __init__(self, walk: Walk, sink: Sink, local: Local, number: int, own: OwnRegisters) -> None:
+        self.walk, self.local = walk, local
+        self.sink = sink
+        self.loops: Loops = walk.cursor.loops
         self.version, self.row, self.is_array = 0, None, bool(local.shape)
         self.registers: dict[Seed, Any] = {}
         self.own = own
         self.slots: list[Any] = []
-        self.block, self.place = forward.block, forward.builder.place
+        self.block, self.place = walk.cursor.block, walk.builder.place
         self.size = math.prod(local.shape)
         self._reads: list[Loops] = []
         self._writes: list[_Write] = []
@@ -68,7 +67,7 @@ class LocalSum:
         self._first = Affine()
         size, opened = self._count()
         self.sunk = Sunk(sum_key(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
-        if local not in forward.decisions.sparse.no_sums:
+        if local not in walk.decisions.sparse.no_sums:
             self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
 
     def _count(self) -> tuple[int, int | None]:
@@ -83,24 +82,24 @@ class LocalSum:
             for axis in around.axes:
                 self._first = self._first * axis.length + Affine(((axis.variable, 1),), -axis.first)
         else:
-            number = self.forward.builder.keep(self.sink.counts.number(around), "number")
-            self._first = self.forward.naming.named(number)
+            number = self.walk.builder.keep(self.sink.counts.number(around), "number")
+            self._first = self.walk.naming.named(number)
         self._first = self._first * self.size
         return max(1, count * self.size), around.opened
 
     def _refuse(self) -> None:
         """The local has a row from the next walk on."""
-        self.forward.decisions.sparse.refuse_sum(self.local)
-        self.forward.decisions.forget_columns()
+        self.walk.decisions.sparse.refuse_sum(self.local)
+        self.walk.decisions.forget_columns()
 
     def _entry(self, index: Any) -> Affine:
-        return self._first + (Affine((), index) if isinstance(index, int) else self.forward.naming.normal(index))
+        return self._first + (Affine((), index) if isinstance(index, int) else self.walk.naming.normal(index))
 
     # --- reading
 
     def form(self, index: Any = 0) -> Form:
         """The tangent as it is now: a column of its own."""
-        self._reads.append(self.forward.loop_sites())
+        self._reads.append(self.walk.cursor.loops)
         self._is_open = False
         return {**self._seed(index), **self.own.form(index)}
 
@@ -124,7 +123,7 @@ class LocalSum:
 
     def write(self, forms: list[Form], indices: list[Any]) -> None:
         """Replace the tangents of several elements at once."""
-        forms = [settled(self.forward.builder, form) for form in forms]
+        forms = [settled(self.walk.builder, form) for form in forms]
         self.own.write(forms, indices)
         forms = [numbered(form) for form in forms]
         rests = [self._without_own(f, i) for f, i in zip(forms, indices, strict=True)]
@@ -143,7 +142,7 @@ class LocalSum:
 
     def add(self, form: Form, index: Any = 0) -> None:
         """Add to the tangent of one element."""
-        form = settled(self.forward.builder, form)
+        form = settled(self.walk.builder, form)
         self.own.add(form, index)
         self._add_terms(numbered(form), index)
 
@@ -152,7 +151,7 @@ class LocalSum:
             self._emit([form], [index], is_sum=True)
 
     def _emit(self, forms: list[Form], indices: list[Any], *, is_sum: bool) -> None:
-        step, loops = self._step(forms, is_sum=is_sum), self.forward.loop_sites()
+        step, loops = self._step(forms, is_sum=is_sum), self.walk.cursor.loops
         self._writes.append(_Write(self.sink.stage, step, loops, is_sum))
         rows = [self._entry(index) for index in indices]
         try:
@@ -172,24 +171,29 @@ class LocalSum:
         raise AssertionError("a sum has no row")
 
 
-def takes_sum(storage: Any, column: Affine, terms: int) -> bool:
+def takes_sum(
+    walk: Walk, numbering: Numbering, local: Local, loops: tuple[Loop, ...], column: Affine, terms: int
+) -> bool:
     """Whether a term that no row holds yet makes its local a sum with columns of its own, from the next walk on.
 
     There are so many terms each time; where they are as many as a row has entries, the row is no longer.
+
+    Args:
+        walk: the walk.
+        numbering: the columns.
+        local: the local.
+        loops: those around its declaration.
+        column: the column of the term.
+        terms: how many terms there are each time.
     """
-    forward = storage.forward
-    numbering, decisions = forward.sparse.numbering, forward.decisions.sparse
-    if storage.local in decisions.no_sums:
+    decisions = walk.decisions.sparse
+    if local in decisions.no_sums:
         return False
     owner = numbering.owner(column)
     size = numbering.columns.sizes.get(owner)
-    if size is not None and size <= max(SHORT_ROW, terms * _times(storage)):
+    times = math.prod(loop.iterations or 0 for loop in walk.cursor.loops[len(loops) :])  # zero: not known
+    if size is not None and size <= max(SHORT_ROW, terms * times):
         return False
-    decisions.sums.setdefault(storage.local, len(decisions.sums) + len(decisions.no_sums))
-    forward.decisions.forget_columns()
+    decisions.sums.setdefault(local, len(decisions.sums) + len(decisions.no_sums))
+    walk.decisions.forget_columns()
     return True
-
-
-def _times(storage: Any) -> int:
-    """How often the loops around this place run; zero where that is not known."""
-    return math.prod(loop.iterations or 0 for loop in storage.forward.loops[len(storage.loops) :])

@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 from taichi_ext.analysis.stores import Site
+from taichi_ext.differentiate.arguments import ShadowMatrix
+from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.decisions import Role
 from taichi_ext.differentiate.entry_sites import Sunk
 from taichi_ext.differentiate.forms import Form, negated
 from taichi_ext.differentiate.guards import is_inside
 from taichi_ext.differentiate.shadows import Tangents
 from taichi_ext.differentiate.sparse_sink import Sink
+from taichi_ext.differentiate.storages import Storages
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import Container, Load
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
 
 
 class SparseTangents(Tangents):
     """The tangents of one container: with a sink, columns, or with rows of the columns that rows hold."""
 
     def __init__(
-        self, forward: Forward, container: Container, role: Role, shadow: Container | None, sink: Sink
+        self,
+        walk: Walk,
+        container: Container,
+        role: Role,
+        matrix: ShadowMatrix | None,
+        storages: Storages,
+        coverage: Coverage,
+        sink: Sink,
     ) -> None:
+        super().__init__(walk, container, role, matrix, storages, coverage)
         numbering = sink.numbering
         self.key = numbering.asked.keys[container]
         self.sink = sink
         self.is_sunk = numbering.is_sunk(container)
         is_columns = self.key in numbering.columns.composed
-        if role.first_column is not None or is_columns:
-            role = replace(role, first_column=numbering.first(container), components=())
-        super().__init__(forward, container, role, shadow)
         self.sunk = Sunk(self.key, container.name, self.size, container.dtype, is_columns)
 
     def form(self, load: Load) -> Form:
         """The tangent of an entry as it is now."""
-        if self.shadow is not None:
+        if self.matrix is not None:
             return super().form(load)
-        condition = is_inside(self.forward.naming, load)
+        condition = is_inside(self.walk.naming, load)
         if condition is False:
             return {}
         row = self.row_number(load.indices, self.component(load))[0]

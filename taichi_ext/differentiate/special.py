@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.bits import escaping_bits
-from taichi_ext.differentiate.build import add, cast, literal, multiply
+from taichi_ext.differentiate.arguments import ShadowMatrix
+from taichi_ext.differentiate.build import add, cast
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
 from taichi_ext.differentiate.entry_sites import Sunk
@@ -25,7 +26,6 @@ from taichi_ext.differentiate.forms import (
 )
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (
-    I32,
     Assign,
     Atomic,
     Body,
@@ -59,16 +59,16 @@ def atomic(f: Forward, s: Atomic) -> None:
     if name in ("add", "sub") and s.result is None:
         update = Update(target, name, s.value, place=s.place)
         if isinstance(target, Load):
-            f.tangents[target.container].add(f.facts.stores.of[s], (update,), 1 if name == "add" else -1)
+            f.add_to(f.facts.stores.of[s], (update,), 1 if name == "add" else -1)
         else:
             f.locals.assign(update)
         return
     if isinstance(target, Load):
-        f.read.add(target.container)
+        f.coverage.read.add(target.container)
         if not f.facts.stores.is_private(f.facts.stores.of[s]):
-            f.decisions.keep_order(f.parallel_loop(), ATOMIC)
-    elif f.parallel_loop() is not None and f.locals.storages[target.local].block.is_kernel:
-        f.decisions.keep_order(f.parallel_loop(), ATOMIC)
+            f.decisions.keep_order(f.cursor.parallel_loop, ATOMIC)
+    elif f.cursor.parallel_loop is not None and f.storages.by_local[target.local].block.is_kernel:
+        f.decisions.keep_order(f.cursor.parallel_loop, ATOMIC)
     old = _old(f, s)
     declaration = Declare(old, (target,), place=s.place)
     declare = f.locals.declare_stored if old in f.decisions.own_rows else f.locals.declare_fixed
@@ -80,8 +80,7 @@ def atomic(f: Forward, s: Atomic) -> None:
     f.linearizer.begin_statement()
     if isinstance(target, Load):
         site = f.facts.stores.of[s]
-        tangents = f.tangents[target.container]
-        tangents.store(site, (Assign(target, value, place=s.place),))
+        f.store_to(site, (Assign(target, value, place=s.place),))
     else:
         f.locals.assign(Assign(target, value, place=s.place))
 
@@ -95,7 +94,7 @@ def _old(f: Forward, s: Atomic) -> Local:
 
 def is_serial_product(f: Forward, s: Atomic) -> bool:
     """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
-    loop = f.parallel_loop()
+    loop = f.cursor.parallel_loop
     is_serial = loop is None or loop.statement in f.decisions.serial
     return s.function == "atomic_mul" and isinstance(s.target, Load) and is_serial
 
@@ -116,22 +115,17 @@ def returned(f: Forward, s: Return) -> None:
 def _store_returned(f: Forward, values: list[Value]) -> None:
     """The tangents of what the kernel returns: one row each."""
     if f.sparse is not None:
-        forms = [settled(f.builder, columns_only(f.form(value), f.is_column)) for value in values]
+        forms = [settled(f.builder, columns_only(f.form(value), f.facts.is_column)) for value in values]
         sunk = Sunk(RETURN, "the return value", len(values), values[0].dtype, is_columns=False)
         f.sparse.store(sunk, None, [Affine((), n) for n in range(len(values))], forms)
         return
     shadow = f.arguments.add(RETURN, "d_result", values[0].dtype)
-    by_column = f.seeds.by_column
-
-    def entry(row: int, column: Any) -> Load:
-        outer, length, inner = (column, len(values), row) if by_column else (row, f.columns, column)
-        index = add(multiply(outer, length), inner)
-        return Load(shadow, (index if isinstance(index, Value) else literal(index, I32),))
-
+    matrix = ShadowMatrix(shadow, len(values), f.facts.columns, f.seeds.by_column)
+    entry = matrix.entry
     for n, value in enumerate(values):
-        form = settled(f.builder, columns_only(f.form(value), f.is_column))
+        form = settled(f.builder, columns_only(f.form(value), f.facts.is_column))
         if has_row(form):
-            f.builder.loop(f.columns, lambda k, n=n, form=form: f.builder.assign(entry(n, k), row_sum(form, k)))
+            f.builder.loop(f.facts.columns, lambda k, n=n, form=form: f.builder.assign(entry(n, k), row_sum(form, k)))
         for seed, c in columns_of(form).items():
             target = entry(n, f.naming.column(seed))
             f.builder.assign(target, add(target, coefficient(c, value.dtype)))
@@ -140,7 +134,7 @@ def _store_returned(f: Forward, values: list[Value]) -> None:
 def call(f: Forward, s: Call) -> None:
     """A function of Taichi's library: its results have the tangents that its equations give."""
     args = [entries(a) for a in s.args if isinstance(a, (Value, Tensor))]
-    kept = [tuple(f.linearizer.keep(e) for e in group) for group in args]
+    kept = [tuple(f.expressions.keep(e) for e in group) for group in args]
     forms = [settled(f.builder, f.form(e)) for group in args for e in group]
     rest = iter(kept)
     given = tuple(regrouped(a, next(rest)) if isinstance(a, (Value, Tensor)) else a for a in s.args)

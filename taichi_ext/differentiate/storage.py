@@ -9,7 +9,8 @@ Seeds that are no columns have registers next to all of these.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply
 from taichi_ext.differentiate.forms import (
@@ -25,73 +26,83 @@ from taichi_ext.differentiate.forms import (
     settled,
     unnumbered,
 )
+from taichi_ext.differentiate.naming import Naming
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_terms import STORED, Terms
+from taichi_ext.differentiate.sparse_numbering import Numbering
+from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.differentiate.sparse_sums import takes_sum
 from taichi_ext.differentiate.storage_facts import Limits, StorageFacts
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import I32, Local, Read, Statement, Type, Value
 from taichi_ext.program.statements import Target
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
-    from taichi_ext.differentiate.naming import Naming
-    from taichi_ext.differentiate.sparse_numbering import Numbering
 
 
 class Storage:
     """Where the tangent of a local, or of each entry of a local array, is kept.
 
     Args:
-        forward: the walk.
+        walk: the walk.
         local: the local.
         facts: what is known of the tangents that reach it.
+        new_row: makes a row for the local; takes its entries.
+        sink: of a sparse Jacobian.
         before: registers that already hold its tangents by seeds that are no columns.
     """
 
-    def __init__(self, forward: Forward, local: Local, facts: StorageFacts, before: OwnRegisters | None = None) -> None:
-        self.forward = forward
-        self.builder = forward.builder
+    def __init__(
+        self,
+        walk: Walk,
+        local: Local,
+        facts: StorageFacts,
+        new_row: Callable[[Local, int], Any],
+        sink: Sink | None,
+        before: OwnRegisters | None = None,
+    ) -> None:
+        self.walk = walk
+        self.builder = walk.builder
         self.local = local
         self.dtype: Type = local.dtype
         self.size = local.shape[0] if local.shape else 1
         self.size *= local.shape[1] if len(local.shape) > 1 else 1
         self.is_array = bool(local.shape)
         self.facts = facts
-        self.limits: Limits = forward.facts.seeds.limits
+        self.limits: Limits = walk.facts.seeds.limits
         facts.begin_walk()
         self.version = 0
         self.is_zero = True
         self.changed: set[int | None] = set()  # elements, by their numbers; None for one that is only known at run time
-        self.loops = forward.loop_sites()
-        self.block = forward.block
+        self.loops = walk.cursor.loops
+        self.block = walk.cursor.block
         self.row: Any = None
-        self.terms = Terms(forward.naming, forward.cursor, forward.columns, is_array=self.is_array)
-        self.place = forward.builder.place
+        self.terms = Terms(walk.naming, walk.cursor, walk.facts.columns, is_array=self.is_array)
+        self.place = walk.builder.place
         self.registers: dict[Seed, Local] = {}
         self.zeros: set[Seed] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.slots: list[tuple[Read, Read]] = []
         self.used = 0  # slots that may hold something by now
-        self.sparse = forward.sparse and forward.sparse.numbering
+        self.sink = sink
+        self.sparse = sink and sink.numbering
         self.owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
         self.no_column = 0 if self.sparse is None else self.sparse.no_column(self.owner)
         if facts.has_row or (self.is_array and facts.slots):
-            self.row = forward.locals.new_row(self)
+            self.row = new_row(local, self.size)
         has_all = self.is_array and self.row is not None and self.sparse is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(self.limits)
-        self.own = OwnRegisters(forward.builder, forward.cursor, local, facts.own, before)
+        self.own = OwnRegisters(walk.builder, walk.cursor, local, facts.own, before)
         for seed in () if is_full else facts.seeds:
             self.registers[seed] = self._new_register(seed)
             self.zeros.add(seed)
             if self.sparse is not None:
                 self.sparse.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
-            self.forward.naming.note_conditional(seed, self.loops)
+            self.walk.naming.note_conditional(seed, self.loops)
         if self.row is None:
             for n in range(facts.slots):
                 column = self.builder.declare(f"column_{n}", literal(self.no_column, I32))
                 self.slots.append((column, self.builder.declare(f"d_{local.name}_{n}", literal(0, self.dtype))))
 
     def _new_register(self, seed: Seed) -> Local:
-        name = f"d_{self.local.name}_{self.forward.naming.seed_name(seed)}"
+        name = f"d_{self.local.name}_{self.walk.naming.seed_name(seed)}"
         if self.is_array:
             return self.builder.array(name, self.size, self.dtype)
         return self.builder.declare(name, literal(0, self.dtype)).local
@@ -107,23 +118,24 @@ class Storage:
 
     def _row_index(self, index: Any, column: Any) -> Any:
         if isinstance(index, int):
-            return column if index == 0 else add(column, index * self.forward.columns)
-        return add(multiply(index, self.forward.columns), column)
+            return column if index == 0 else add(column, index * self.walk.facts.columns)
+        return add(multiply(index, self.walk.facts.columns), column)
 
     def form(self, index: Any = 0) -> Form:
         """The tangent as it is now, of one element; registers whose seeds are only named later are still zero."""
         self.terms.note_read()
-        key = index if isinstance(index, int) else self.forward.facts.indices.site(index)
-        is_visible, block = self.forward.naming.is_visible, self.forward.block
+        key = index if isinstance(index, int) else self.walk.facts.indices.site(index)
+        is_visible, block = self.walk.naming.is_visible, self.walk.cursor.block
         zeros = self.zeros if block is self.block else ()
         seeds = (seed for seed in self.registers if seed not in zeros and is_visible(seed, block))
-        if self.forward.sparse is not None:
-            seeds = (seed for seed in seeds if not self.forward.sparse.is_later(seed.column))
+        if self.sink is not None:
+            is_later = self.sink.is_later
+            seeds = (seed for seed in seeds if not is_later(seed.column))
         form: Form = {**self.own.form(index), **{seed: self._register(seed, index) for seed in seeds}}
         if self.row is not None:
-            form[Row(self.local, key, self, index, self.version, self.forward.loop_sites())] = 1
+            form[Row(self.local, key, self, index, self.version, self.walk.cursor.loops)] = 1
         for column, value in self._held_slots():
-            named = self.forward.naming.named(self.builder.keep(column, "column"), self)
+            named = self.walk.naming.named(self.builder.keep(column, "column"), self)
             if self.sparse is not None:
                 self.sparse.note_owners(named, self.facts.owners)
             form[Seed(named)] = value
@@ -135,7 +147,7 @@ class Storage:
 
     def _outer_loop(self) -> Statement | None:
         """The outermost loop here that starts after the local."""
-        inside = self.forward.loop_sites()[len(self.loops) :]
+        inside = self.walk.cursor.loops[len(self.loops) :]
         return inside[0].statement if inside else None
 
     # --- writing
@@ -160,18 +172,22 @@ class Storage:
         if self.sparse is None:
             return seeds
         for seed, _ in seeds:
-            if not self.sparse.is_in_rows(seed.column) and not takes_sum(self, seed.column, len(seeds)):
+            if not self.sparse.is_in_rows(seed.column) and not self._takes_sum(seed, len(seeds)):
                 self.sparse.require_rows(seed.column, self.local)
         return [(s, c) for s, c in seeds if self.sparse.is_in_rows(s.column)]
 
+    def _takes_sum(self, seed: Seed, terms: int) -> bool:
+        assert self.sparse is not None
+        return takes_sum(self.walk, self.sparse, self.local, self.loops, seed.column, terms)
+
     def _is_visible(self, seed: Seed) -> bool:
-        return self.forward.naming.is_visible(seed, self.block)
+        return self.walk.naming.is_visible(seed, self.block)
 
     def write(self, forms: list[Form], indices: list[Any]) -> None:
         """Replace the tangents of several elements at once, all read before any is written."""
         for form in forms:
             refers_to_itself = self._refers_to_itself(form)
-            self._note(form, grows=refers_to_itself and self.forward.loop_sites() != self.loops)
+            self._note(form, grows=refers_to_itself and self.walk.cursor.loops != self.loops)
         forms = [settled(self.builder, form) for form in forms]
         self.terms.note_write(is_zero=self.is_zero and not any(forms))
         if self.row is not None:
@@ -189,13 +205,13 @@ class Storage:
     def _refers_to_itself(self, form: Form) -> bool:
         """Whether a form refers to what this held before, also through others, and to other index expressions."""
         inner = [s for s in columns_of(form) if not s.is_constant]
-        sources = [_sources(self.forward.naming, s) for s in inner]
+        sources = [_sources(self.walk.naming, s) for s in inner]
         self.facts.sources.update(*sources)
         own = [found for found in sources if self.local in found]
         return bool(own) and len(own) < len(inner)
 
     def _write_registers(self, form: dict[Seed, Any], index: Any) -> None:
-        if self.forward.block is self.block and not self.is_array:
+        if self.walk.cursor.block is self.block and not self.is_array:
             self.zeros.update(self.registers)
         self.zeros -= form.keys()
         for seed in self.registers:
@@ -204,7 +220,7 @@ class Storage:
             return
         inner = [(s, c) for s, c in form.items() if s not in self.registers][: len(self.slots)]
         self.used = max(self.used, len(inner))
-        columns = [self.builder.keep(self.forward.naming.column(s)) for s, _ in inner]
+        columns = [self.builder.keep(self.walk.naming.column(s)) for s, _ in inner]
         for n, (column, value) in enumerate(self.slots):
             if n < len(inner):
                 self.builder.assign(column, columns[n])
@@ -219,18 +235,18 @@ class Storage:
         keeps = all(self._keeps_row(f, i) for f, i in zip(forms, indices, strict=True))
         if (has_rows or not self._are_zero(indices)) and not keeps:
             self.terms.row_loops += 1
-            self.builder.loop(self.forward.columns, lambda k: self._write_column(forms, indices, k))
+            self.builder.loop(self.walk.facts.columns, lambda k: self._write_column(forms, indices, k))
         for form, index in zip(forms, indices, strict=True):
             seeds = self._in_row(form)
             for seed, c in seeds:
-                target, value = self.entry(index, self.forward.naming.column(seed)), coefficient(c, self.dtype)
+                target, value = self.entry(index, self.walk.naming.column(seed)), coefficient(c, self.dtype)
                 is_first = not has_rows and not keeps and len(seeds) == 1
                 self.builder.assign(target, value if is_first else add(target, value))
 
     def _are_zero(self, indices: list[Any]) -> bool:
         """Whether elements have no tangents yet, as far as the block of the declaration has come."""
         numbers = set(map(_number, indices))
-        is_told = self.forward.block is self.block and None not in self.changed | numbers
+        is_told = self.walk.cursor.block is self.block and None not in self.changed | numbers
         return self.is_zero or (is_told and self.changed.isdisjoint(numbers))
 
     def _write_column(self, forms: list[Form], indices: list[Any], k: Value) -> None:
@@ -250,7 +266,7 @@ class Storage:
 
     def add(self, form: Form, index: Any = 0) -> None:
         """Add to the tangent of one element."""
-        self._note(form, grows=self.forward.loop_sites() != self.loops)
+        self._note(form, grows=self.walk.cursor.loops != self.loops)
         if self.row is None and self.slots:
             # a few index expressions, in straight-line code: old and new terms side by side
             total = dict(self.form(index))
@@ -269,9 +285,9 @@ class Storage:
             if has_row(form):
                 self._add_rows(form, index)
             self.terms.note_add(form, self.registers)
-            is_stored = self.forward.decisions.rows.of(self.local).terms >= STORED
+            is_stored = self.walk.decisions.rows.of(self.local).terms >= STORED
             for seed, c in self._in_row(form):
-                place = self._row_index(index, self.forward.naming.column(seed))
+                place = self._row_index(index, self.walk.naming.column(seed))
                 if is_stored:
                     self.builder.assign(self.row.entry(place), coefficient(c, self.dtype))
                 else:
@@ -280,7 +296,7 @@ class Storage:
 
     def _is_shared(self) -> bool:
         """Whether iterations of a parallel loop meet in this local."""
-        return self.block.is_kernel and self.forward.parallel_loop() is not None
+        return self.block.is_kernel and self.walk.cursor.parallel_loop is not None
 
     def _add_rows(self, form: Form, index: Any) -> None:
         self.terms.row_loops += 1
@@ -290,7 +306,7 @@ class Storage:
             if total is not None:
                 self.row.add(self._row_index(index, k), cast(total, self.dtype), is_shared=self._is_shared())
 
-        self.builder.loop(self.forward.columns, add_column)
+        self.builder.loop(self.walk.facts.columns, add_column)
 
 
 def _sources(naming: Naming, seed: Seed) -> set[Local]:

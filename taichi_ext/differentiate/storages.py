@@ -1,0 +1,97 @@
+"""The storages of the locals of one walk: which kind each local has, and where its row lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from taichi_ext.analysis.affine import atom_value
+from taichi_ext.differentiate.arguments import ShadowMatrix
+from taichi_ext.differentiate.forms import OwnSeed
+from taichi_ext.differentiate.own_registers import OwnRegisters
+from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, ScratchRow, scratch_part
+from taichi_ext.differentiate.row_sources import RowSources
+from taichi_ext.differentiate.row_terms import FILLED, Terms
+from taichi_ext.differentiate.sparse_sink import Sink
+from taichi_ext.differentiate.sparse_sums import LocalSum
+from taichi_ext.differentiate.storage import Storage
+from taichi_ext.differentiate.storage_facts import StorageFacts
+from taichi_ext.differentiate.walk import Walk
+from taichi_ext.program import Container, Local
+
+MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
+
+
+class Storages:
+    """The storages by local.
+
+    Args:
+        walk: the walk.
+        sources: where each storage is entered, as what rows are of.
+        sink: of a sparse Jacobian.
+        matrices: the tangents of containers, in which rows may lie.
+    """
+
+    def __init__(
+        self, walk: Walk, sources: RowSources, sink: Sink | None, matrices: Mapping[Container, ShadowMatrix]
+    ) -> None:
+        self._walk = walk
+        self._sources = sources
+        self._sink = sink
+        self._matrices = matrices
+        self.by_local: dict[Local, Any] = {}  # each a Storage, or what stands in its place
+
+    def put(self, local: Local, storage: Any) -> None:
+        """From here on the tangent of a local is there."""
+        self.by_local[local] = storage
+        self._sources.add(local, storage)
+
+    def begin(self, local: Local) -> Any:
+        """The storage of a local that is declared here."""
+        walk, decisions = self._walk, self._walk.decisions
+        facts = decisions.storages.setdefault(decisions.reversals.key(local), StorageFacts())
+        number = decisions.sparse.sums.get(local)
+        if number is None:
+            return self.begin_with(local, facts)
+        assert self._sink is not None
+        own = OwnRegisters(walk.builder, walk.cursor, local, facts.own)
+        self.put(local, LocalSum(walk, self._sink, local, number, own))
+        return self.by_local[local]
+
+    def begin_with(self, local: Local, facts: StorageFacts, before: OwnRegisters | None = None) -> Storage:
+        """A storage for tangents of which these facts are known, with registers that hold a part of them already."""
+        storage = Storage(self._walk, local, facts, self._new_row, self._sink, before)
+        self.put(local, storage)
+        return storage
+
+    def forget(self, seeds: Iterable[OwnSeed]) -> None:
+        """What has these seeds is declared anew."""
+        for storage in self.by_local.values():
+            storage.own.forget(seeds)
+
+    def check_sums(self) -> None:
+        """At the end of a walk: whether the locals that have columns of their own can have them."""
+        for storage in self.by_local.values():
+            if isinstance(storage, LocalSum):
+                storage.check()
+
+    def rows(self) -> dict[Local, tuple[Terms, int]]:
+        """Of each local with a row, the terms that go there and how often it has changed."""
+        return {local: (s.terms, s.version) for local, s in self.by_local.items() if s.row is not None}
+
+    def _new_row(self, local: Local, entries: int) -> Any:
+        """Memory for the rows of a local's entries."""
+        walk, decision = self._walk, self._walk.decisions.rows.of(local)
+        builder, facts = walk.builder, walk.facts
+        is_filled = decision.terms == FILLED
+        if decision.container is not None:
+            matrix, extent = self._matrices[decision.container], facts.seeds.extents[decision.container]
+            number = walk.naming.entry_number(extent, map(atom_value, walk.cursor.loops[0].atoms))
+            value = walk.naming.value_of(number)
+            return PlacedRow(builder, value, matrix.entry, facts.columns, is_filled=is_filled)
+        size = entries * facts.columns
+        is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # by loops: in memory in any case
+        if size <= facts.seeds.limits.local_array and not is_shared:
+            return LocalRow(builder, f"d_{local.name}", size, local.dtype)
+        part = scratch_part(facts, walk.cursor, walk.decisions)
+        return ScratchRow(builder, walk.arguments, size, local.dtype, part, is_filled=is_filled)

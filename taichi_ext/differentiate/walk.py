@@ -1,0 +1,33 @@
+"""What the parts of one walk over a program share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taichi_ext.differentiate.arguments import Arguments
+from taichi_ext.differentiate.build import Builder
+from taichi_ext.differentiate.cursor import Cursor
+from taichi_ext.differentiate.decisions import Decisions
+from taichi_ext.differentiate.facts import Facts
+from taichi_ext.differentiate.naming import Naming
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One walk over the statements of a program.
+
+    Attributes:
+        facts: what is known of the program.
+        decisions: what walks have found out.
+        builder: where statements are emitted.
+        cursor: the statement that the walk has come to.
+        naming: the names of columns and indices.
+        arguments: the arguments that the new kernel takes behind those of the old one.
+    """
+
+    facts: Facts
+    decisions: Decisions
+    builder: Builder
+    cursor: Cursor
+    naming: Naming
+    arguments: Arguments
