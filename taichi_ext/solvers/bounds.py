@@ -77,7 +77,7 @@ def start_within(start: np.ndarray, low: Any, high: Any, parts: list[Part]) -> n
         if is_wrong.any():
             n = int(np.argmax(is_wrong))
             raise InvalidArgumentError(
-                f"{_entry(n, parts)} is {start[n]:g}, and bounds gives {low[n]:g} to {high[n]:g}; {advice}"
+                f"{entry_name(n, parts)} is {start[n]:g}, and bounds gives {low[n]:g} to {high[n]:g}; {advice}"
             )
     return np.clip(start, low, high)
 
@@ -87,7 +87,7 @@ def refuse_not_finite(values: np.ndarray, parts: list[Part], advice: str) -> Non
     is_wrong = ~np.isfinite(values)
     if is_wrong.any():
         n = int(np.argmax(is_wrong))
-        raise InvalidArgumentError(f"{_entry(n, parts)} is {values[n]:g}{advice}")
+        raise InvalidArgumentError(f"{entry_name(n, parts)} is {values[n]:g}{advice}")
 
 
 def refuse_rows_not_finite(J: Any, parts: list[Part], advice: str) -> None:
@@ -97,7 +97,9 @@ def refuse_rows_not_finite(J: Any, parts: list[Part], advice: str) -> None:
     if is_wrong.any():
         n = int(np.argmax(is_wrong))
         row = np.searchsorted(J.indptr, n, "right") - 1 if hasattr(J, "indptr") else n // J.shape[1]
-        raise InvalidArgumentError(f"J of {_entry(int(row), parts)} has the entry {values.reshape(-1)[n]:g}{advice}")
+        raise InvalidArgumentError(
+            f"J of {entry_name(int(row), parts)} has the entry {values.reshape(-1)[n]:g}{advice}"
+        )
 
 
 def rounded(values: np.ndarray, parts: list[Part]) -> np.ndarray:
@@ -107,7 +109,8 @@ def rounded(values: np.ndarray, parts: list[Part]) -> np.ndarray:
         return np.concatenate([v.astype(p.dtype).astype(np.float64) for v, p in zip(pieces, parts, strict=True)])
 
 
-def _entry(n: int, parts: list[Part]) -> str:
+def entry_name(n: int, parts: list[Part]) -> str:
+    """An entry of a vector as messages call it."""
     for part in parts:
         size = math.prod(part.shape)
         if n < size:

@@ -47,7 +47,7 @@ class Workers:
     def close(self) -> None:
         """Shut an executor down that was made for this call."""
         if self._make is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool.shutdown(wait=True)
 
     def answers(self, tasks: Iterable[Task]) -> Iterator[Any]:
         """The answers in the order of the tasks; raises for the first one that is a failure.
@@ -112,7 +112,7 @@ class Workers:
             ) from error
         if is_broken and make is not None:
             wait([future for _, future in under_way if future is not None], timeout=10)
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.shutdown(wait=False)
             self._pool = _checked_pool(make())
         for n, (task, future) in enumerate(under_way):
             if future is not None and (not future.done() or _error_of(future) is not None) and (n == 0 or is_broken):

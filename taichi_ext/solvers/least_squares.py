@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from taichi_ext.api.arguments import flatten
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options, is_real, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown
@@ -175,7 +176,7 @@ def least_squares(
             ended = by_scipy(points, first, history, options)
     finally:
         problem.close()
-    r, J = ended.point.data
+    r, J, count = ended.point.data
     return LeastSquaresResult(
         x=ended.point.x,
         cost=ended.point.cost,
@@ -191,6 +192,10 @@ def least_squares(
         method=method,
         seconds=ended.seconds,
         _split=problem.split,
+        _parts=problem.parts,
+        _given=[leaf for _, leaf in flatten(params)[0]],
+        _count=count,
+        _system=ended.point.system,
     )
 
 

@@ -15,6 +15,8 @@ import numpy as np
 
 _RADIUS = 1e4  # of the first step: the damping is the diagonal of JtJ, divided by the radius
 _MOST_RADIUS, _LEAST_RADIUS = 1e16, 1e-32
+_LEAST_COLUMN = 1e-5  # of the norm of a column of J that has to be left after a step
+_MOST_VANISHED = 5  # steps in a row that are shortened for that reason
 _LEAST_RATIO = 1e-3  # of the change of the cost to the predicted one, for a step to be accepted
 _LEAST_DIAGONAL = 1e-6  # of the damping, as a share of the largest that an entry of the diagonal has been
 _FIXED = 1e40  # the damping of what does not move, as a multiple of the diagonal
@@ -180,8 +182,9 @@ def minimize(
 
     The damping is the diagonal of JtJ divided by a radius, which changes as in H. B. Nielsen, Damping parameter in
     Marquardt's method, IMM-REP-1999-05, section 3, and in Ceres.  A step that leaves the bounds is computed again with
-    the coordinates that left them held at the bound.  Where costs differ by no more than their rounding, the gradient
-    decides.
+    the coordinates that left them held at the bound.  A step that takes away all influence of a parameter on the
+    residuals has mostly gone too far, to where ``exp(-b * x)`` is zero, and is shortened.  Where costs differ by no
+    more than their rounding, the gradient decides.
 
     Args:
         evaluate: gives the point for a vector.
@@ -211,6 +214,7 @@ class _Run:
         most = system.diagonal.copy()
         free, slope, cosine = self._slope(point, system)
         is_over = self.history.add(point.x, point.cost, 0.0, slope, 0.0, 0.0, radius)
+        vanished = 0
         while True:
             reason = self._reason(point, cosine, radius, is_over)
             if reason is not None:
@@ -230,12 +234,16 @@ class _Run:
                 if max(predicted, abs(change)) <= limits.noise * point.cost:
                     found = self._system(trial)
                     is_better = self._slope(trial, found)[2] < 0.5 * cosine
+                if is_better and vanished < _MOST_VANISHED:
+                    found = found or self._system(trial)
+                    if not (found.diagonal >= _LEAST_COLUMN**2 * system.diagonal)[free].all():
+                        is_better, change, ratio, vanished = False, 0.0, 0.0, vanished + 1
             before = point
             if is_better:
                 point, system = trial, found or self._system(trial)
                 free, slope, cosine = self._slope(point, system)
                 radius = min(_MOST_RADIUS, radius / max(1 / 3, 1 - (2 * min(ratio, 1.0) - 1) ** 3))
-                shrink = 2.0
+                shrink, vanished = 2.0, 0
             else:
                 radius, shrink = radius / shrink, 2 * shrink
             is_over = self.history.add(point.x, point.cost, change, slope, length, ratio, radius)

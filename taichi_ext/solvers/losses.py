@@ -98,7 +98,8 @@ class Robust:
         section 4.3, with a least curvature; that of norms does not, as in Ceres for losses that are concave.
         """
         if self.is_linear:
-            return 0.5 * float((u * u).sum()), u, None  # which BLAS's threads do not change
+            with np.errstate(over="ignore"):
+                return 0.5 * float((u * u).sum()), u, None  # which BLAS's threads do not change
         starts = np.cumsum(self._width) - self._width
         z = u * u if self._is_single else np.add.reduceat(u * u, starts)
         rho, slope, curvature = self.rho(z)

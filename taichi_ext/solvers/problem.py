@@ -163,7 +163,7 @@ class Weighted:
             self._problem.refuse_rows(J)
             return system_of(J, scaled, factors)
 
-        return Point(x, cost, system, (r, J))
+        return Point(x, cost, system, (r, J, len(r)))
 
     def _scaled(self, r: np.ndarray) -> tuple[float, np.ndarray, np.ndarray | None]:
         """The cost of residuals; residuals and factors of the rows of J with its gradient and curvature."""
@@ -174,7 +174,7 @@ class Weighted:
 
     def rows_and_gradient(self, point: Point) -> tuple[Any, np.ndarray]:
         """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
-        r, J = point.data
+        r, J, _ = point.data
         self._problem.refuse_rows(J)
         J = J.astype(np.float64, copy=False)
         _, scaled, factors = self._scaled(r)

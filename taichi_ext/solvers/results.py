@@ -7,13 +7,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.api.arguments import flatten
+from taichi_ext.api.options import is_positive
+from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.solvers.bounds import Part
+from taichi_ext.solvers.covariance import inverse_part
 from taichi_ext.solvers.levenberg import TITLE, Iteration
 
 
@@ -52,6 +57,10 @@ class LeastSquaresResult:
     method: str
     seconds: dict[str, float]
     _split: Callable[[np.ndarray], Any]
+    _parts: list[Part]
+    _given: list[Any]  # the params
+    _count: int  # of residuals
+    _system: Callable[[], Any]
 
     def split(self, vector: np.ndarray) -> Any:
         """A vector of P numbers, such as ``x``, as arrays of the shapes of the params, structured like them."""
@@ -60,15 +69,52 @@ class LeastSquaresResult:
             raise InvalidArgumentError(f"vector has shape {values.shape}; expected {self.x.shape}.")
         return self._split(values)
 
+    def covariance(self, params: Any = None, *, variance: float | None = None) -> np.ndarray:
+        """The covariance of the parameters, if residuals are independent: their variance times the inverse of JtJ.
+
+        JtJ has the weights and the slopes of losses.  Parameters at bounds count as free.
+
+        Args:
+            params: some of the params, or a list of those; None for all.
+            variance: of a residual of weight 1; None estimates it by ``2 * cost / (M - P)``.
+
+        Returns:
+            A matrix with a row and a column for each entry of these params, raveled in C order, in float64.
+
+        Raises:
+            InvalidArgumentError: the residuals do not determine all parameters; the message names those concerned.
+        """
+        ends = np.cumsum([0, *(math.prod(part.shape) for part in self._parts)])
+        found = [self._place(leaf) for _, leaf in flatten(params)[0]] if params is not None else range(len(self._parts))
+        entries = np.concatenate([np.arange(ends[n], ends[n + 1]) for n in found])
+        if variance is None:
+            if self._count <= len(self.x):
+                raise InvalidArgumentError(
+                    f"variance is missing: {self._count} residuals of {len(self.x)} parameters leave none to estimate."
+                )
+            variance = 2 * self.cost / (self._count - len(self.x))
+        elif not is_positive(variance):
+            raise InvalidArgumentError(f"variance is {shown(variance)}; expected a positive number.")
+        return variance * inverse_part(self._system(), entries, self._parts)
+
+    def standard_errors(self, *, variance: float | None = None) -> Any:
+        """The square roots of the diagonal of ``covariance``, in the shapes of the params, structured like them."""
+        return self._split(np.sqrt(self.covariance(variance=variance).diagonal()))
+
+    def _place(self, leaf: Any) -> int:
+        for n, given in enumerate(self._given):
+            if given is leaf or (isinstance(leaf, str) and given == leaf):
+                return n
+        raise InvalidArgumentError(f"params names {shown(leaf)}, which is none of the params of least_squares.")
+
     def summary(self) -> str:
         """A report as text: the history, the reason of the end, where the time went."""
         total = self.history[-1].total if self.history else 0.0
         times = "".join(f"{part:>18}: {1e3 * s:10.3f} ms\n" for part, s in {**self.seconds, "total": total}.items())
-        count = "" if self.fun is None else f"{len(self.fun)} residuals, "
         first = self.history[0].cost if self.history else np.nan
         return (
             f"{TITLE}\n" + "".join(f"{line}\n" for line in self.history) + f"\n{'method':>18}: {self.method}, "
-            f"{count}{len(self.x)} parameters\n"
+            f"{self._count} residuals, {len(self.x)} parameters\n"
             f"{'cost':>18}: {first:.6e} at the start, {self.cost:.6e} at the end\n"
             f"{'points':>18}: {self.nfev}, of which {self.njev} accepted\n{times}{'end':>18}: {self.message}"
         )

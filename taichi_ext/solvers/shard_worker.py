@@ -70,6 +70,7 @@ class Sums(NamedTuple):
     """What a shard, or several, add to the normal equations; without matrices where a residual is not finite."""
 
     cost: float
+    residuals: int  # their number
     JtJ: Any
     Jtr: Any
     param_types: list[np.dtype]
@@ -77,10 +78,11 @@ class Sums(NamedTuple):
 
     def plus(self, other: Sums) -> Sums:
         """The sum of two."""
-        cost, noise = self.cost + other.cost, max(self.noise, other.noise)
+        cost, residuals = self.cost + other.cost, self.residuals + other.residuals
+        noise = max(self.noise, other.noise)
         if not np.isfinite(cost):
-            return Sums(cost, None, None, self.param_types, noise)
-        return Sums(cost, self.JtJ + other.JtJ, self.Jtr + other.Jtr, self.param_types, noise)
+            return Sums(cost, residuals, None, None, self.param_types, noise)
+        return Sums(cost, residuals, self.JtJ + other.JtJ, self.Jtr + other.Jtr, self.param_types, noise)
 
 
 class Failure(NamedTuple):
@@ -145,10 +147,10 @@ def _sums(problem: Problem, residuals: Any, task: Task) -> Sums:
         problem.refuse_residuals(r)
     types = [part.dtype for part in problem.parts]
     if not np.isfinite(r).all():
-        return Sums(np.inf, None, None, types, problem.noise)
+        return Sums(np.inf, len(r), None, None, types, problem.noise)
     problem.refuse_rows(J)
     cost, scaled, factors = robust.apply(r)
-    return Sums(cost, *products_of(J, scaled, factors), types, problem.noise)
+    return Sums(cost, len(r), *products_of(J, scaled, factors), types, problem.noise)
 
 
 def imported(path: str) -> Callable[..., Any]:

@@ -125,7 +125,7 @@ class ShardedProblem:
 
     @staticmethod
     def _point(x: np.ndarray, found: Sums) -> Point:
-        return Point(x, found.cost, lambda: NormalSystem(found.JtJ, found.Jtr), (None, None))
+        return Point(x, found.cost, lambda: NormalSystem(found.JtJ, found.Jtr), (None, None, found.residuals))
 
     def close(self) -> None:
         """End the workers that were started for this problem."""

@@ -70,15 +70,15 @@ class JacobianSystem:
     """A dense J and r; see ``System``.  A QR decomposition keeps the digits that JtJ loses."""
 
     def __init__(self, J: np.ndarray, r: np.ndarray) -> None:
-        self._J, self._r = J, r
+        self.J, self._r = J, r
         self.gradient: np.ndarray = J.T @ r
         self.diagonal: np.ndarray = (J * J).sum(axis=0)
 
     def solve(self, damping: np.ndarray, fixed: np.ndarray) -> np.ndarray | None:
         """See ``System``: the least squares of ``J s + r + J fixed`` and ``sqrt(damping) s``."""
         scale = 1 / np.sqrt(self.diagonal + damping)
-        Q, R = np.linalg.qr(np.concatenate([self._J * scale, np.diag(np.sqrt(damping) * scale)]))
-        b = self._r + self._J @ fixed
+        Q, R = np.linalg.qr(np.concatenate([self.J * scale, np.diag(np.sqrt(damping) * scale)]))
+        b = self._r + self.J @ fixed
         try:
             return scale * np.linalg.solve(R, -Q[: len(b)].T @ b)
         except np.linalg.LinAlgError:
@@ -86,7 +86,7 @@ class JacobianSystem:
 
     def times(self, step: np.ndarray) -> np.ndarray:
         """See ``System``."""
-        return self._J.T @ (self._J @ step)
+        return self.J.T @ (self.J @ step)
 
 
 def solve_symmetric(A: Any, damping: np.ndarray, b: np.ndarray) -> np.ndarray | None:
