@@ -1,9 +1,9 @@
 """A box that turns and a sphere of triangles, before a background: every edge of a mesh carries its boundary term.
 
-The corners are projected by a pinhole camera.  Each edge adds ``visible_edge`` to the pixels that it crosses.  The jump
-is the difference of what is seen on its two sides.  So hidden edges do not count, and the borders of faces count as
-much as their brightness differs.  The derivatives with respect to the pose and the focal length are compared with
-finite differences of a supersampled image.
+The corners are projected by a pinhole camera.  ``add_visible_edge`` adds the boundary term of each edge to the pixels
+that it crosses.  The jump is the difference of what is seen on its two sides.  So hidden edges do not count, and the
+borders of faces count as much as their brightness differs.  The derivatives with respect to the pose and the focal
+length are compared with finite differences of a supersampled image.
 
     python examples/meshes.py [--mesh both] [--samples 40] [--output meshes.png]
 
@@ -21,7 +21,7 @@ import taichi as ti
 from compare import Comparison
 from supersampling import differences, mean_derivative, relative
 
-from taichi_ext import Jacobian, mesh_edges, stop_gradient, visible_edge
+from taichi_ext import Jacobian, add_visible_edge, mesh_edges, stop_gradient
 
 WIDTH, HEIGHT = 64, 48
 PARAMETERS = ("turn x", "turn y", "turn z", "x", "y", "z", "focal")
@@ -71,12 +71,12 @@ class Mesh:
     def __init__(
         self, corners: np.ndarray, triangles: np.ndarray, is_mask: bool = False, has_edges: bool = True
     ) -> None:
-        edges = mesh_edges(triangles)
+        edges = mesh_edges(triangles, corners=corners)
         self.is_mask, self.has_edges = is_mask, has_edges
         self.pose = ti.field(ti.f64, shape=len(POSE))
         self.corners = ti.Vector.field(3, ti.f64, shape=len(corners))
         self.faces = ti.Vector.field(3, ti.i32, shape=len(triangles))
-        self.edges = ti.Vector.field(2, ti.i32, shape=len(edges))
+        self.edges = ti.Vector.field(4, ti.i32, shape=len(edges))
         self.points = ti.Vector.field(2, ti.f64, shape=len(corners))  # in the image
         self.nearness = ti.field(ti.f64, shape=len(corners))  # 1 / distance, which is linear in the image
         self.brightness = ti.field(ti.f64, shape=len(triangles))
@@ -85,7 +85,7 @@ class Mesh:
         self.pose.from_numpy(POSE)
         self.corners.from_numpy(corners)
         self.faces.from_numpy(triangles.astype(np.int32))
-        self.edges.from_numpy(edges[:, :2].copy())
+        self.edges.from_numpy(edges)
 
     @ti.func
     def placed(self, n):
@@ -153,12 +153,9 @@ class Mesh:
     @ti.kernel
     def draw(self):
         for i, j in self.image:
-            total = self.mean_seen(i, j, SAMPLES)
-            for e in range(self.edges.shape[0] if ti.static(self.has_edges) else 0):
-                start, end = self.points[self.edges[e][0]], self.points[self.edges[e][1]]
-                if self.touches(start, end, i, j):
-                    total += visible_edge(start, end, self.seen, at=(i, j))
-            self.image[i, j] = total
+            self.image[i, j] = self.mean_seen(i, j, SAMPLES)
+        for e in range(self.edges.shape[0] if ti.static(self.has_edges) else 0):
+            add_visible_edge(self.image, self.points, self.edges[e], self.seen)
 
     @ti.func
     def touches(self, start, end, i, j):

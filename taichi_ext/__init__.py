@@ -7,7 +7,8 @@ from taichi_ext.api.products import jvp, vjp
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
 from taichi_ext.boundary.layers import layers, nearest
-from taichi_ext.boundary.meshes import mesh_edges, visible_edge
+from taichi_ext.boundary.mesh_table import mesh_edges
+from taichi_ext.boundary.meshes import add_visible_edge, visible_edge
 from taichi_ext.boundary.rays import ray_level
 from taichi_ext.boundary.registry import boundary_gradient, registry
 from taichi_ext.checks.check import check_jacobian
@@ -41,6 +42,7 @@ __all__ = [
     "NormalEquations",
     "ShardError",
     "UnsupportedError",
+    "add_visible_edge",
     "boundary_gradient",
     "check_jacobian",
     "check_rule",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, scalars, vector_outputs
+from mesh_scenes import cube
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import line_in_pixels
 from reverse_mode import gradient_field
@@ -31,12 +32,68 @@ def test_edges_of_a_tetrahedron_and_of_an_open_fan():
         ([[0.0, 1.0, 2.0]], "type float64; expected integers"),
         ([[0, 1, 2], [0, -1, 2]], "face 1 has a negative corner number"),
         ([[0, 1, 2], [3, 4, 3]], r"face 1 has the corners \[3, 4, 3\], one of them twice"),
-        ([[0, 1, 2], [1, 0, 3], [0, 1, 4]], "the edge of corners 0 and 1 has 3 faces"),
     ],
 )
 def test_meshes_that_are_refused(triangles, message):
     with pytest.raises(InvalidArgumentError, match=f"mesh_edges: .*{message}"):
         mesh_edges(triangles)
+
+
+@pytest.mark.parametrize(
+    ("corners", "message"),
+    [
+        ([[0.0, 1.0, 2.0, 3.0]] * 3, r"corners is an array of shape \(3, 4\) .* expected real numbers of shape"),
+        ([["a", "b"]] * 3, "corners is an array of shape .* and type <U1"),
+        ([[0.0, 1.0]] * 2, r"face 0 has the corners \[0, 1, 2\], but there are 2 corners"),
+        ([[0.0, 1.0], [np.nan, 2.0], [1.0, 0.0]], r"corner 1 is \[nan, 2.0\]; every corner must be finite"),
+        ([[0.0, 1.0], [1.0, 2.0], [np.inf, 0.0]], r"corner 2 is \[inf, 0.0\]"),
+    ],
+)
+def test_corners_that_are_refused(corners, message):
+    with pytest.raises(InvalidArgumentError, match=f"mesh_edges: {message}"):
+        mesh_edges([[0, 1, 2]], corners=corners)
+
+
+def test_an_edge_may_have_more_than_two_faces():
+    assert_array_equal(mesh_edges([[0, 1, 2], [1, 0, 3], [0, 1, 4]])[0], [0, 1, 2, 3, 4])
+
+
+def test_corners_at_one_place_are_one():
+    """A cube with four corners for each side, moved by less than 1e-6 of its size, with faces twice and without area."""
+    corners, faces, _ = cube()
+    moved = corners + np.random.default_rng(0).uniform(-4e-7, 4e-7, corners.shape)
+    needless = [[3, 3, 4], [0, 1, 24], [2, 1, 0]]  # a corner twice; corners on one line; the first face again
+    table = mesh_edges(np.vstack([faces, needless]), corners=np.vstack([moved, [[-1, 0.3, -1]]]))
+    assert table.shape == (18, 4)  # 12 edges of the cube and 6 diagonals
+    assert (table >= 0).all()
+    ends = corners[table[:, :2]]
+    assert sorted(np.ptp(ends, axis=1).sum(-1)) == [2] * 12 + [4] * 6
+    assert mesh_edges([[0, 1, 2]], corners=np.zeros((3, 2))).shape == (0, 4)
+
+
+def test_edges_are_split_where_corners_lie_on_them():
+    """One face beside two, and beside five on a slanted edge of which the corners are not in order."""
+    table = mesh_edges(
+        [[0, 1, 2], [0, 3, 4], [3, 1, 4]], corners=[[0, 0, 0], [2, 0, 0], [1, 1, 0], [1, 0, 0], [1, -1, 1]]
+    )
+    assert table.tolist() == [
+        [0, 2, 1, -1],
+        [0, 3, 2, 4],
+        [0, 4, 3, -1],
+        [1, 2, 0, -1],
+        [1, 3, 2, 4],
+        [1, 4, 3, -1],
+        [3, 4, 0, 1],
+    ]
+    places = np.array([0.9, 0.3, 0.7, 0.1])
+    on_edge = np.outer(places, [3.0, -1.0, 2.0])
+    corners = np.vstack([[[0, 0, 0], [3.0, -1, 2], [1, 4, 0], [0, -3, 1]], on_edge])
+    order = [0, *(4 + np.argsort(places)), 1]
+    faces = [[0, 1, 2], *([a, b, 3] for a, b in zip(order, order[1:], strict=False))]
+    shared = [row for row in mesh_edges(faces, corners=corners).tolist() if row[3] >= 0 and 2 in row[2:]]
+    assert sorted(map(sorted, (row[:2] for row in shared))) == sorted(
+        sorted(p) for p in zip(order, order[1:], strict=False)
+    )
 
 
 def test_an_edge_that_is_hidden_in_part(ti64):
@@ -87,7 +144,7 @@ def test_bad_input(ti64):
 
     for function, start, message in (
         (abs, True, "visible_edge: seen is .*; expected a ti.func that takes x and y"),
-        (seen, False, "visible_edge: start must be a vector of 2"),
+        (seen, False, "visible_edge: start must be a vector of 2, x and y in pixels, or of 3"),
     ):
         with pytest.raises(UnsupportedError, match=message):
             jacobian(kernel(function, start), x, outputs(5, 4))

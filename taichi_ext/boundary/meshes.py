@@ -1,4 +1,10 @@
-"""Edges of triangle meshes: mesh_edges, visible_edge."""
+"""Edges of triangle meshes in an image: visible_edge, add_visible_edge.
+
+The line through the projections of a and b, in homogeneous coordinates (x w, y w, w), is where the level
+``(a x b) . (x, y, 1)`` is 0; it is positive to the left of the way from a to b.  So the boundary term of a part of the
+edge that is straight in the pixel, with the length dl and the middle m, is ``jump dl (a x b)_dot . m / |(a x b)_xy|``.
+Coordinates relative to the pixel's centre keep it exact in float32.
+"""
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
 # pyright: reportInvalidTypeForm=false
@@ -7,90 +13,40 @@
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import Any
 
-import numpy as np
 import taichi as ti
 
-from taichi_ext.boundary.edges import segment_edge
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine
-from taichi_ext.errors import InvalidArgumentError
 
-_PARTS = 4  # of a segment within a pixel, each of which is seen or hidden
-_BESIDE = 1e-3  # pixels from the segment at which both sides are looked at
-_TINY = 1e-20
-
-
-def mesh_edges(triangles: Any) -> np.ndarray:
-    """The edges of a triangle mesh, each with the corners of its faces that lie opposite.
-
-    In an image an edge is part of the silhouette if it has one face, or if both opposite corners lie on the same side
-    of the edge.
-
-    Args:
-        triangles: the numbers of each face's corners, integers of shape (faces, 3).
-
-    Returns:
-        int32 array of shape (edges, 4): both ends and the opposite corner in each face.  The last is -1 for an edge
-        with one face.
-
-    Raises:
-        InvalidArgumentError: the shape or type is wrong, a corner is negative, a triangle has a corner twice, or an
-            edge has more than two faces.
-
-    Example:
-        >>> from taichi_ext import mesh_edges
-        >>> mesh_edges([[0, 1, 2], [2, 1, 3]])
-        array([[ 0,  1,  2, -1],
-               [ 0,  2,  1, -1],
-               [ 1,  2,  0,  3],
-               [ 1,  3,  2, -1],
-               [ 2,  3,  1, -1]], dtype=int32)
-    """
-    faces = np.asarray(triangles)
-    if faces.ndim != 2 or faces.shape[1] != 3 or not np.issubdtype(faces.dtype, np.integer):
-        raise InvalidArgumentError(
-            f"mesh_edges: triangles is an array of shape {faces.shape} and type {faces.dtype}; expected integers of "
-            "shape (faces, 3), the numbers of each face's corners."
-        )
-    if faces.size and faces.min() < 0:
-        raise InvalidArgumentError(f"mesh_edges: face {int(np.argmin(faces.min(1)))} has a negative corner number.")
-    opposite: dict[tuple[int, int], list[int]] = {}
-    for number, face in enumerate(faces.tolist()):
-        if len(set(face)) < 3:
-            raise InvalidArgumentError(
-                f"mesh_edges: face {number} has the corners {face}, one of them twice; leave out such triangles."
-            )
-        for k in range(3):
-            a, b = sorted((face[k], face[(k + 1) % 3]))
-            opposite.setdefault((a, b), []).append(face[(k + 2) % 3])
-    for ends, corners in opposite.items():
-        if len(corners) > 2:
-            raise InvalidArgumentError(
-                f"mesh_edges: the edge of corners {ends[0]} and {ends[1]} has {len(corners)} faces; an edge can have "
-                "one or two. Give the faces beyond the second corners of their own."
-            )
-    rows = [[*ends, *corners, *[-1] * (2 - len(corners))] for ends, corners in sorted(opposite.items())]
-    return np.array(rows, np.int32).reshape(-1, 4)
+_PARTS = 4  # of an edge of length 1 within a pixel, each of which is seen or hidden
+_MARGIN = 1e-3  # pixels: rounding of the places where an edge enters a column of pixels
+_FAR = 1e9
+_FARTHEST = 1e15  # pixels: ends beyond do not count
 
 
-def visible_edge(start: Any, end: Any, seen: Any, *, at: Any) -> Any:
+def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None) -> Any:
     """The boundary term of a straight edge in the image, where it is visible: 0, with a tangent.
 
     Like ``segment_edge``, but the jump is the difference of what is seen on both sides: 0 where the edge is hidden.
-    Add it to the pixel once for every edge that may be visible.
+    Add it to the pixel once for every edge that may be visible.  For the edges of a mesh, ``add_visible_edge`` is
+    faster, and knows the faces that meet at an edge.
 
     Args:
-        start: first end in the image, a vector of 2, in pixels.
+        start: first end in the image, a vector of 2 in pixels, or of 3, homogeneous: ``(x w, y w, w)`` for the position
+            (x, y).  Only the part with w > 0, before the camera, counts.
         end: second end.  If the edge moves, its ends carry the tangents.
         seen: a ti.func ``seen(x, y)`` that returns what the image shows at the position (x, y) in pixels: a scalar,
             vector or matrix, without antialiasing.
         at: the pixel centre, ``(px, py)``.
+        beside: how far from the edge its sides are looked at, in pixels; by default 1e-6, or 1e-3 where ``seen``
+            computes in float32.  If the image shows a curve and the edges are its chords, they must lie nearer to it.
 
     Returns:
-        0, of the shape of what is seen.  Taichi's reverse mode is not supported.
+        0, of the shape of what is seen; also its tangent is 0 if an end is not finite.  Taichi's reverse mode is not
+        supported.
 
     Raises:
-        UnsupportedError: ``seen`` is no ti.func, or an end is no vector of 2.
+        UnsupportedError: ``seen`` is no ti.func, or an end is no vector of 2 or 3.
 
     Example:
         >>> import taichi as ti
@@ -112,39 +68,264 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any) -> Any:
     leave_to_engine("visible_edge", start)
 
 
-visible_edge.boundary_kind = "visible_edge"  # type: ignore[attr-defined]  # for the recorder
-visible_edge._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+def add_visible_edge(image: Any, points: Any, edge: Any, seen: Any, *, beside: Any = None) -> None:
+    """Add the boundary term of an edge of a mesh to all pixels that it crosses.
+
+    Call it once for each row of ``mesh_edges``, after the image is drawn.  It costs as much as the pixels that the
+    edge crosses.  The jump is measured within the faces that meet at the edge, so faces that are thinner than
+    ``beside`` count, too.  A face that is seen exactly from its side has no area; its edges share the jump.
+
+    Args:
+        image: a field or array of two dimensions, of what ``seen`` returns; entry (i, j) is the pixel with the
+            centre (i, j).  The values do not change.
+        points: a field or array of the corners in the image, vectors of 2 in pixels or of 3, homogeneous:
+            ``(x w, y w, w)`` for the position (x, y), with w > 0 in front of the camera.
+        edge: a row of ``mesh_edges``: a vector of integers, both ends and the opposite corners.  Only the ends, if
+            the faces do not matter.
+        seen: a ti.func ``seen(x, y)``, see ``visible_edge``.
+        beside: see ``visible_edge``.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        UnsupportedError: ``seen`` is no ti.func, ``edge`` or a corner has another shape.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import add_visible_edge, jacobian, mesh_edges
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> points, image = ti.Vector.field(2, ti.f64, shape=3), ti.field(ti.f64, shape=(16, 16))
+        >>> points[0], points[1], points[2] = [2.3, 1.7], [12.1, 3.2], [5.6, 9.9]
+        >>> edges = ti.Vector.field(4, ti.i32, shape=3)
+        >>> edges.from_numpy(mesh_edges([[0, 1, 2]]))
+        >>> @ti.func
+        ... def side(n, p):
+        ...     return (points[(n + 1) % 3] - points[n]).cross(p - points[n])
+        >>> @ti.func
+        ... def seen(x, y):
+        ...     p = ti.Vector([x, y])
+        ...     return ti.select(ti.min(side(0, p), side(1, p), side(2, p)) > 0, 1.0, 0.0)
+        >>> @ti.kernel
+        ... def draw():
+        ...     for i, j in image:
+        ...         image[i, j] = seen(float(i), float(j))
+        ...     for e in edges:
+        ...         add_visible_edge(image, points, edges[e], seen)
+        >>> jacobian(draw, points, image).sum((0, 1))[0].round(6)  # of the area: (y1 - y2, x2 - x1) / 2
+        array([-3.35, -3.25])
+    """
+    leave_to_engine("add_visible_edge", edge)
+
+
+for _function in (visible_edge, add_visible_edge):
+    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
+    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+
+
+# --- in the kernel ----------------------------------------------------------------------------------------------------
 
 
 @ti.func
-def visible_parts(seen: ti.template(), start, end, x, y):
-    """The boundary terms of the parts of a segment in the pixel at (x, y), with what is seen next to the middle."""
-    total = stop_gradient(seen(x, y)) * 0.0
-    a = stop_gradient(start)
-    side = stop_gradient(end) - a
-    first = 0.0
-    last = 1.0
-    centre = ti.Vector([x, y])
-    for k in ti.static(range(2)):
-        low = stop_gradient(centre[k]) - a[k] - 0.5
-        if abs(side[k]) < _TINY:
-            if low > 0 or low < -1:
-                last = -1.0
-        else:
-            ends = ti.Vector([low, low + 1.0]) / side[k]
-            first = ti.max(first, ends.min())
-            last = ti.min(last, ends.max())
-    if last > first:
-        left = _BESIDE * ti.Vector([-side[1], side[0]]) / side.norm()
-        for m in ti.static(range(_PARTS)):
-            t0 = first + (last - first) * m / _PARTS
-            t1 = first + (last - first) * (m + 1) / _PARTS
-            middle = a + 0.5 * (t0 + t1) * side
-            inside = stop_gradient(seen(middle[0] + left[0], middle[1] + left[1]))
-            outside = stop_gradient(seen(middle[0] - left[0], middle[1] - left[1]))
-            way = end - start
-            total += segment_edge(start + t0 * way, start + t1 * way, inside - outside, at=(x, y))
-    return total
+def term_of_edge(seen: ti.template(), start, end, zeros, beside, x, y):
+    """The boundary term of an edge in the pixel at (x, y): 0, with a tangent."""
+    found = zeros
+    a = centred(start, x, y)
+    b = centred(end, x, y)
+    a0 = stop_gradient(a)
+    b0 = stop_gradient(b)
+    first, last, share = part_within(a0, b0, 0.5, 0.5)
+    if share > 0:
+        p = on_image(first)
+        q = on_image(last)
+        mx, my, m1 = moments(seen, None, None, 0, a0, b0, p, q, share, zeros, beside, 0.0, x, y)
+        found += moved_line(a, b, mx, my, m1)
+    return found
 
 
-visible_edge.boundary_body = visible_parts  # type: ignore[attr-defined]  # what the recorder walks in its place
+@ti.func
+def add_term_of_edge(
+    image: ti.template(), points: ti.template(), edge: ti.template(), seen: ti.template(), zeros, beside, thin
+):
+    """The boundary terms of an edge in all pixels that it crosses."""
+    width, height = image.shape[0], image.shape[1]
+    start = homogeneous(points[edge[0]])
+    end = homogeneous(points[edge[1]])
+    x = 0.5 * (width - 1)
+    y = 0.5 * (height - 1)
+    part = part_within(
+        stop_gradient(centred(start, x, y)), stop_gradient(centred(end, x, y)), 0.5 * width, 0.5 * height
+    )
+    if part[2] > 0:
+        p = on_image(part[0])
+        q = on_image(part[1])
+        low = y + ti.min(p[1], q[1])
+        high = y + ti.max(p[1], q[1])
+        first_column = pixel_of(x + ti.min(p[0], q[0]) - _MARGIN, width)
+        last_column = pixel_of(x + ti.max(p[0], q[0]) + _MARGIN, width)
+        for i in range(first_column, last_column + 1):
+            first = low
+            last = high
+            if abs(q[0] - p[0]) > _MARGIN:
+                slope = (q[1] - p[1]) / (q[0] - p[0])
+                here = p[1] + y + (i - p[0] - x) * slope
+                first = ti.max(first, here - 0.5 * abs(slope))
+                last = ti.min(last, here + 0.5 * abs(slope))
+            for j in range(pixel_of(first - _MARGIN, height), pixel_of(last + _MARGIN, height) + 1):
+                a = centred(start, i, j)
+                b = centred(end, i, j)
+                a0 = stop_gradient(a)
+                b0 = stop_gradient(b)
+                first_point, last_point, share = part_within(a0, b0, 0.5, 0.5)
+                if share > 0:
+                    p1 = on_image(first_point)
+                    q1 = on_image(last_point)
+                    mx, my, m1 = moments(
+                        seen, points, edge, edge.n - 2, a0, b0, p1, q1, share, zeros, beside, thin, i, j
+                    )
+                    image[i, j] += moved_line(a, b, mx, my, m1)
+
+
+@ti.func
+def pixel_of(position, count):
+    """The pixel of a coordinate, or the nearest one that there is."""
+    return ti.max(0, ti.min(count - 1, int(ti.floor(position + 0.5))))
+
+
+@ti.func
+def homogeneous(p):
+    if ti.static(p.n == 3):
+        return p
+    else:
+        return ti.Vector([p[0], p[1], 1.0])
+
+
+@ti.func
+def centred(p, x, y):
+    """A point in homogeneous coordinates, relative to a pixel."""
+    return ti.Vector([p[0] - x * p[2], p[1] - y * p[2], p[2]])
+
+
+@ti.func
+def part_within(a, b, half_width, half_height):
+    """The ends of the part of an edge in a rectangle around 0, and its share: 1, 0 for none, 1/2 along the border.
+
+    It is clipped in homogeneous coordinates, where what lies behind the camera is outside.
+    """
+    side = b - a
+    half = ti.Vector([half_width, half_height])
+    first = 0.0 * (half_width + a[2])
+    last = first + 1.0
+    share = last
+    for c in ti.static(range(4)):
+        k = ti.static(c % 2)
+        sign = ti.static(1 - c // 2 * 2)
+        inside = half[k] * a[2] + sign * a[k]
+        change = half[k] * side[2] + sign * side[k]
+        if change > 0:
+            first = ti.max(first, -inside / change)
+        elif change < 0:
+            last = ti.min(last, -inside / change)
+        elif inside == 0:
+            share *= 0.5
+        elif not inside > 0:
+            share = 0.0
+    start = a + first * side
+    end = a + last * side
+    size = abs(a[0]) + abs(a[1]) + abs(a[2]) + abs(b[0]) + abs(b[1]) + abs(b[2])
+    if not (last > first and start[2] > 0 and end[2] > 0 and size < _FARTHEST):  # nor is a number that is not finite
+        share = 0.0
+    return start, end, share
+
+
+@ti.func
+def on_image(p):
+    return ti.Vector([p[0] / p[2], p[1] / p[2]])
+
+
+@ti.func
+def moments(
+    seen: ti.template(),
+    points: ti.template(),
+    edge: ti.template(),
+    faces: ti.template(),
+    a,
+    b,
+    p,
+    q,
+    share,
+    zeros,
+    beside,
+    thin,
+    x,
+    y,
+):
+    """The integrals of the jump times x, y and 1 along an edge a b from p to q, over the slope of its level."""
+    mx = zeros
+    my = zeros
+    m1 = zeros
+    line = a.cross(b)
+    slope = ti.sqrt(line[0] * line[0] + line[1] * line[1])
+    n = ti.Vector([line[0], line[1]]) / slope
+    length = (q - p).norm()
+    count = ti.max(1, ti.min(2 * _PARTS, int(ti.ceil(_PARTS * length))))
+    for k in range(count):
+        m = p + (k + 0.5) / count * (q - p)
+        left = beside
+        right = beside
+        part = share
+        for o in ti.static(range(2, 2 + faces)):
+            if edge[o] >= 0:
+                c = stop_gradient(centred(homogeneous(points[edge[o]]), x, y))
+                away = reach_of_face(a, b, c, m, n)
+                if abs(away) < thin:
+                    part -= 0.5 * share
+                elif away > 0:
+                    left = ti.min(left, 0.5 * away)
+                else:
+                    right = ti.min(right, -0.5 * away)
+        jump = zeros
+        for s in range(2):
+            to = m + (left if s == 0 else -right) * n
+            jump += (1 - 2 * s) * stop_gradient(seen(x + to[0], y + to[1]))
+        jump *= part * length / (count * slope)
+        mx += jump * m[0]
+        my += jump * m[1]
+        m1 += jump
+    return mx, my, m1
+
+
+@ti.func
+def reach_of_face(a, b, c, m, n):
+    """How far the face a b c reaches from the point m of its side a b along n; negative in the other direction.
+
+    It is 0 if the face is seen from its side.  The face is where all three barycentric coordinates are positive.
+    """
+    det = a.cross(b).dot(c)
+    reach = 0.0 * det
+    if abs(det) > 0:
+        way = ti.select(det > 0, 1.0, -1.0)
+        middle = ti.Vector([m[0], m[1], 1.0])
+        step = way * ti.Vector([n[0], n[1], 0.0])
+        reach = _FAR * way
+        for side in ti.static(range(2)):
+            line = b.cross(c) if ti.static(side == 0) else c.cross(a)
+            here = line.dot(middle)
+            change = line.dot(step)
+            if here * change < 0:
+                reach = way * ti.min(abs(reach), abs(here / change))
+            elif here == 0:
+                reach = 0.0
+    return reach
+
+
+@ti.func
+def moved_line(a, b, mx, my, m1):
+    """What the edge's motion adds: 0, with a tangent."""
+    line = a.cross(b)
+    value = mx * line[0] + my * line[1] + m1 * line[2]
+    return value - stop_gradient(value)
+
+
+visible_edge.boundary_body = term_of_edge  # type: ignore[attr-defined]  # what the recorder walks in its place
+add_visible_edge.boundary_body = add_term_of_edge  # type: ignore[attr-defined]

@@ -56,6 +56,8 @@ class Rule(Protocol):
 class Rules(Protocol):
     """The rules that apply to one kernel."""
 
+    takes_derivative: bool
+
     def rule_for(self, target: Any) -> Rule | None:
         """The rule of a function or mark."""
 
@@ -65,6 +67,8 @@ class Rules(Protocol):
 
 class NoRules:
     """No function and no mark has a rule."""
+
+    takes_derivative = True
 
     def rule_for(self, target: Any) -> None:
         return None

@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Value
-from taichi_ext.record.edges import gradient, position, real_level, require_ends, require_function, shown_value
+from taichi_ext.program import F64, Const, Tensor, Value, entries, statements, values_of, walk
+from taichi_ext.record.edges import gradient, position, real_level, require_function, shown_value
 from taichi_ext.record.handles import shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
-from taichi_ext.record.operations import operate
-from taichi_ext.record.recording import Recording
+from taichi_ext.record.operations import operate, typed_tensor
+from taichi_ext.record.recording import Block, Recording
 from taichi_ext.record.taichi_types import default_types
 
 Call = Callable[..., Any]  # of a ti.func, by its arguments
+# By whether the image is computed in float64: pixels from an edge at which its sides are looked at, and how thin a face
+# is that has no area.
+_BESIDE = {True: 1e-6, False: 1e-3}
+_THIN = {True: 1e-9, False: 2e-4}
 
 
 @dataclass
@@ -38,11 +42,71 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     return call(function.boundary_body, shapes, given["count"], background, x, y, shapes.has_depth)
 
 
+@dataclass
+class Seen:
+    """What an image shows, as its function says at one place."""
+
+    zeros: Any  # of the shape of its values
+    is_fine: bool  # computed in float64
+
+
+def seen_values(r: Recording, call: Call, kind: str, seen: Any) -> Seen:
+    """What a function of a position returns; it is recorded apart, and not kept."""
+    require_function(r, kind, "seen", seen, "x and y")
+    real = default_types()[0]
+    r.blocks.append(Block("for"))
+    value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
+    body = r.blocks.pop().statements
+    if not isinstance(value, (Value, Tensor, int, float)):
+        raise UnsupportedError(f"{kind}: seen returns {shown_value(value)}; expected a number, vector or matrix.")
+    values = [v for s in statements(tuple(body)) for given in values_of(s) for v in walk(given)]
+    is_fine = real == F64 and all(v.dtype == F64 for v in values if v.dtype.is_real)
+    zero = Const(0.0, real)
+    return Seen(typed_tensor([zero] * len(value.entries), value.shape) if isinstance(value, Tensor) else zero, is_fine)
+
+
+def _beside(kind: str, given: Any, seen: Seen) -> Any:
+    """How far from an edge its sides are looked at."""
+    if given is None:
+        return as_value(_BESIDE[seen.is_fine])
+    if shape_of(given) != () or not isinstance(given, (Value, int, float)):
+        raise UnsupportedError(f"{kind}: beside is {shown_value(given)}; expected a number, in pixels.")
+    return given
+
+
 def visible_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    require_function(r, "visible_edge", "seen", given["seen"], "x and y")
-    require_ends("visible_edge", given)
-    x, y = position("visible_edge", given["at"])
-    return call(function.boundary_body, given["seen"], given["start"], given["end"], x, y)
+    kind = function.boundary_kind
+    seen = seen_values(r, call, kind, given["seen"])
+    ends = [_homogeneous(kind, name, given[name]) for name in ("start", "end")]
+    x, y = position(kind, given["at"])
+    beside = _beside(kind, given["beside"], seen)
+    if not r.rules.takes_derivative:
+        return seen.zeros
+    return call(function.boundary_body, given["seen"], *ends, seen.zeros, beside, x, y)
+
+
+def _homogeneous(kind: str, name: str, end: Any) -> Tensor:
+    if not isinstance(end, Tensor) or end.shape not in ((2,), (3,)):
+        raise UnsupportedError(
+            f"{kind}: {name} must be a vector of 2, x and y in pixels, or of 3, (x w, y w, w); {shown_value(end)} is "
+            "given. Write ti.Vector([x, y])."
+        )
+    return typed_tensor([*end.entries, as_value(1.0)][:3], (3,))
+
+
+def add_visible_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> None:
+    kind, edge = function.boundary_kind, given["edge"]
+    seen = seen_values(r, call, kind, given["seen"])
+    shape = shape_of(edge)
+    if len(shape) != 1 or shape[0] < 2 or any(e.dtype.is_real for e in entries(edge)):
+        raise UnsupportedError(
+            f"{kind}: edge must be a row of mesh_edges, a vector of integers; {shown_value(edge)} is given. Write "
+            "edges[e], where edges is a ti.Vector.field(n, ti.i32, shape=...) that holds the table."
+        )
+    beside = _beside(kind, given["beside"], seen)
+    if r.rules.takes_derivative:
+        thin = as_value(_THIN[seen.is_fine])
+        call(function.boundary_body, given["image"], given["points"], edge, given["seen"], seen.zeros, beside, thin)
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
@@ -84,6 +148,7 @@ HANDLERS = {
     "layers": mean_of_shapes,
     "nearest": mean_of_shapes,
     "visible_edge": visible_edge,
+    "add_visible_edge": add_visible_edge,
     "ray_level": ray_level,
     "shape_at": shape_at,
     "level_gradient": level_gradient,
