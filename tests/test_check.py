@@ -472,7 +472,10 @@ def test_a_good_rule_passes_and_is_compared_with_autodiff():
 
     inputs = {"a": [0.1, 0.4, 0.8], "b": 2.0}
     for name in ("area", rule, area):
-        report = check_rule(name, inputs)
+        without = check_rule(name, inputs)
+        assert not without
+        assert figures(without)["the rule agrees with autodiff"].figure == pytest.approx(5.6 / 6)
+        report = check_rule(name, inputs, expected="boundary")
         assert report
         assert report.points == 3
         assert report.differing == (0, 1)
@@ -539,7 +542,7 @@ def test_partial_rules_keep_autodiff_of_the_rest():
     def _(d_b):
         return 7.0 * d_b
 
-    report = check_rule("area", {"a": [0.3, 0.8], "b": [0.5, 0.6]})
+    report = check_rule("area", {"a": [0.3, 0.8], "b": [0.5, 0.6]}, expected="boundary")
     assert report
     assert "d out / d b" in str(report)
     assert "d out / d a" not in str(report)
@@ -556,7 +559,7 @@ def test_vectors_matrices_tuples_and_integers():
 
     generator = np.random.default_rng(0)
     inputs = {"v": generator.normal(size=(4, 2)), "m": generator.normal(size=(4, 2, 2)), "n": 3}
-    report = check_rule("f", inputs)
+    report = check_rule("f", inputs, expected="boundary")
     assert report, str(report)
     assert report.differing == (0, 1, 2, 3)
     assert "d out[" in str(report)
@@ -576,7 +579,7 @@ def test_methods():
     def _(self, d_a):
         return 10 * d_a * self.c
 
-    report = check_rule("Scaled.f", {"self": Scaled(), "a": [1.0, 2.0], "b": [3.0, 4.0]})
+    report = check_rule("Scaled.f", {"self": Scaled(), "a": [1.0, 2.0], "b": [3.0, 4.0]}, expected="boundary")
     assert report, str(report)
     assert "d out / d a  20    6" in str(report)
 
@@ -586,7 +589,7 @@ def test_marks():
     def _(auto, s, d_s, out):
         return 2 * auto + s * d_s * out
 
-    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]})
+    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]}, expected="boundary")
     assert report, str(report)
     assert set(figures(report)) == {*LINEAR, "jacobian applies the rule"}
     registry.clear()
@@ -595,7 +598,7 @@ def test_marks():
     def _(auto, d_s, out):
         return auto * out + ti.sin(d_s)
 
-    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]})
+    report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]}, expected="boundary")
     assert not report
     assert "jacobian refuses the rule" in str(report)
 
@@ -611,7 +614,7 @@ def test_functions_that_jump():
     def _(x, d_x, auto):
         return auto + ti.exp(-x * x) * d_x
 
-    report = check_rule("inside", {"x": [-1.0, -1e-9, 1e-9, 2.0]})
+    report = check_rule("inside", {"x": [-1.0, -1e-9, 1e-9, 2.0]}, expected="boundary")
     assert report, str(report)
     assert "2 points with a jump or kink left out" in str(report)
 
@@ -679,7 +682,7 @@ def test_float32_rules():
         def _(a, d_a, auto):
             return auto + 0.1 * a * d_a
 
-        report = check_rule("f", {"a": [0.5, 2.0]})
+        report = check_rule("f", {"a": [0.5, 2.0]}, expected="boundary")
         assert report, str(report)
     finally:
         initialise(default_fp=ti.f64)
@@ -703,6 +706,8 @@ def test_bad_inputs():
             check_rule(what, {})
     with pytest.raises(InvalidArgumentError, match="No rule is named 'other'"):
         check_rule("other", {})
+    with pytest.raises(InvalidArgumentError, match="expected is 'jump'; it can be 'autodiff' or 'boundary'"):
+        check_rule("area", {"a": [1.0], "b": 1.0}, expected="jump")
     with pytest.raises(InvalidArgumentError, match="'out'"):
         boundary_gradient("rim")(lambda_free)
         check_rule("rim", {"s": [1.0]})

@@ -445,6 +445,38 @@ def test_threads():
     assert registry.version >= version + 8 * 20 * 4
 
 
+def test_contexts_hold_in_their_thread():
+    """While one thread has switched a rule off, another one applies it, in ``jacobian`` and in reverse mode."""
+    k, x, y = product_kernel()
+    p, q = gradient_field([0.3, 0.8]), gradient_field([0.0])
+
+    @ti.kernel
+    def reversed_product():
+        q[0] = product(p[0], p[1])
+
+    def reverse():
+        return gradient(reversed_product, p, q, np.ones(1))[0] / 0.8
+
+    boundary_gradient(product)(doubled)
+    found = []
+
+    def work():
+        found.append((factor(k, x, y), reverse()))
+
+    def in_thread():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    with registry.disabled():
+        assert (factor(k, x, y), reverse()) == (1, pytest.approx(1))
+        in_thread()
+        assert (factor(k, x, y), reverse()) == (1, pytest.approx(1))
+        in_thread()
+    assert (factor(k, x, y), reverse()) == (2, pytest.approx(2))
+    assert found == [(2, pytest.approx(2))] * 2
+
+
 def test_a_change_in_another_thread_is_seen():
     k, x, y = product_kernel()
     assert factor(k, x, y) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,7 @@ class Prepared:
     layout: int = 0
     sizes_that_fit: set[Any] = field(default_factory=set)
     is_checked: bool = False
-    rules_seen: int = -1
+    rules_seen: Hashable = None
     replay: Replay | SparseReplay | None = None
     format: str | None = None
     dense_reason: str = ""

@@ -174,7 +174,6 @@ from taichi_ext.backend.lifetime import (
     tree_serial,
 )
 from taichi_ext.backend.reverse_mode import (
-    forget_reverse_kernels,
     is_gradient_kernel,
     leave_function_to_engine,
     restore_function,
@@ -250,7 +249,6 @@ __all__ = [
     "fixed",
     "follow",
     "for_range",
-    "forget_reverse_kernels",
     "frozen",
     "full_field_shape",
     "full_shape",

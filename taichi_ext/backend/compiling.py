@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from taichi.lang import impl
 from taichi.lang.kernel_impl import Func, Kernel
 
 from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
-from taichi_ext.backend.kernels import FusedKernel
+from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
@@ -53,8 +54,12 @@ def compiled_again() -> Iterator[None]:
         again.restore()
 
 
-def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> None:
-    """From now on, kernels whose compilation raises ``NeedsEngine`` are what ``trace(kernel, args)`` gives."""
+def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel], rules: Callable[[], Any]) -> None:
+    """From now on, kernels whose compilation raises ``NeedsEngine`` are what ``trace(kernel, args)`` gives.
+
+    Those for reverse mode are compiled again where ``rules()`` is another than when they were compiled.
+    """
+    compiled_with: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
     compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__
 
     def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
@@ -62,6 +67,9 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel]) -> Non
             skip_empty_layout()
             if _again is not None:
                 _again.renew(self, "compiled_kernels", {})
+            if is_reverse(self) and compiled_with.get(self) != rules():
+                self.compiled_kernels.clear()
+                compiled_with[self] = rules()
             if key in self.compiled_kernels:
                 compile_kernel(self, key, args, arg_features)
                 return

@@ -26,13 +26,6 @@ def is_gradient_kernel() -> bool:
     return mode == AutodiffMode.REVERSE
 
 
-def forget_reverse_kernels() -> None:
-    """Compile kernels for reverse mode again when they are next used."""
-    for kernel in impl.get_runtime().kernels:
-        if kernel.compiled_kernels and kernel.autodiff_mode == AutodiffMode.REVERSE:
-            kernel.compiled_kernels.clear()
-
-
 def leave_function_to_engine(func: Func, has_rule: Callable[[], bool]) -> None:
     """Kernels that call a function are built by the engine where they are for reverse mode and the function has a rule.
 

@@ -28,6 +28,7 @@ INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, COLUMNS = range(9)
 S, NX, NY, G, BULGE, KIND, OTHER, ENTRIES = range(8)
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # what a line bounds: the inside of a shape, its outside, what is before it
 SIDES = 4  # of the pixel: the first lines
+_TINY = 1e-4  # of a pixel: parts so small are seen where the centre is
 _PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
 
 
@@ -143,30 +144,32 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
         for piece in range(2 ** count_mixed(i, found, seen)):
             last = lines_around(shape, i, piece, found, x, y, seen, lines)
             if last > 0:
-                area = 1.0 if last == SIDES else area_within(last, lines)
-                value = stop_gradient(background * 1.0)
+                middle = ti.Vector([0.0, 0.0, 1.0])
+                if last > SIDES:
+                    middle = middle_within(last, lines)
+                area = middle[2]
                 if i < found:
-                    new = shape_at(shape, int(seen[i, INDEX]), x, y)
-                    value = stop_gradient(new[2])
-                    total += area * new[2]
+                    total += area * shape_at(shape, int(seen[i, INDEX]), x + middle[0], y + middle[1])[2]
                 else:
                     total += area * background
                 for e in range(SIDES, last):
                     part = part_of_line(e, last, lines)
                     length = (part[1] - part[0]) * part[2] / lines[e, G]
                     if length > 0:
-                        middle = 0.5 * (part[0] + part[1])
-                        mx = x - lines[e, S] * lines[e, NX] - middle * lines[e, NY]
-                        my = y - lines[e, S] * lines[e, NY] + middle * lines[e, NX]
+                        along = 0.5 * (part[0] + part[1])
+                        mx = x - lines[e, S] * lines[e, NX] - along * lines[e, NY]
+                        my = y - lines[e, S] * lines[e, NY] + along * lines[e, NX]
                         other = shape_at(shape, int(lines[e, OTHER]), mx, my)
-                        if lines[e, KIND] == INSIDE:
-                            total += length * value * (other[0] - stop_gradient(other[0]))
-                        elif lines[e, KIND] == OUTSIDE:
-                            total -= length * value * (other[0] - stop_gradient(other[0]))
-                        elif ti.static(has_depth):
-                            new = shape_at(shape, int(seen[i, INDEX]), mx, my)
-                            ahead = other[1] - new[1]
-                            total += length * value * (ahead - stop_gradient(ahead))
+                        value = stop_gradient(background * 1.0)
+                        moved = other[0] - stop_gradient(other[0])
+                        if i < found:
+                            own = shape_at(shape, int(seen[i, INDEX]), mx, my)
+                            value = stop_gradient(own[2])
+                            if ti.static(has_depth):  # noqa: SIM102  # decided when the kernel is compiled
+                                if lines[e, KIND] == ORDER:
+                                    ahead = other[1] - own[1]
+                                    moved = ahead - stop_gradient(ahead)
+                        total += ti.select(lines[e, KIND] == OUTSIDE, -length, length) * value * moved
     return total
 
 
@@ -312,13 +315,26 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, seen: ti.template()
 
 
 @ti.func
-def area_within(last, lines: ti.template()):
-    """The area within the lines before ``last``; that between a curved edge and its chord is 2/3 width * length."""
-    area = 0.0
+def middle_within(last, lines: ti.template()):
+    """The middle, relative to the pixel's centre, and the area within the lines before ``last``.
+
+    Each side and the centre span a triangle.  The area between a curved edge and its chord is 2/3 width * length.
+    """
+    total = ti.Vector([0.0, 0.0, 0.0])
     for e in range(last):
         part = part_of_line(e, last, lines)
-        area += (0.5 * lines[e, S] + 2.0 / 3.0 * lines[e, BULGE]) * (part[1] - part[0]) * part[2]
-    return area
+        length = (part[1] - part[0]) * part[2]
+        along = 0.5 * (part[0] + part[1])
+        px = -lines[e, S] * lines[e, NX] - along * lines[e, NY]
+        py = -lines[e, S] * lines[e, NY] + along * lines[e, NX]
+        inner = 0.5 * lines[e, S] * length
+        outer = 2.0 / 3.0 * lines[e, BULGE] * length
+        weight = 2.0 / 3.0 * inner + outer
+        total += ti.Vector([weight * px, weight * py, inner + outer])
+    if total[2] > _TINY:
+        for k in ti.static(range(2)):
+            total[k] = ti.max(-0.5, ti.min(0.5, total[k] / total[2]))
+    return total
 
 
 @ti.func

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -45,6 +45,12 @@ class GradientRule:
         return {p[2:] for p in self.parameters if p.startswith("d_")}
 
 
+class _Contexts(threading.local):
+    """The contexts that are open in a thread: names of rules, None for all, and whether they are applied."""
+
+    overrides: tuple[tuple[frozenset[str] | None, bool], ...] = ()
+
+
 class Registry:
     """The table of rules: prints as a table; rules can be disabled, enabled and removed by name.
 
@@ -61,7 +67,7 @@ class Registry:
         self._rules: dict[str, GradientRule] = {}
         self._lock = threading.RLock()
         self._version = 0
-        self._overrides: list[tuple[frozenset[str] | None, bool]] = []  # of the contexts that are open
+        self._contexts = _Contexts()
         self._marks: set[str] = set()  # the names of marks that were seen in kernels
         self._warned: set[str] = set()
 
@@ -84,13 +90,13 @@ class Registry:
         return messages
 
     @property
-    def version(self) -> int:
-        """A number that changes when any rule does."""
-        return self._version
+    def version(self) -> Hashable:
+        """What changes when any rule does, or a context of this thread begins or ends."""
+        overrides = self._contexts.overrides
+        return (self._version, *overrides) if overrides else self._version
 
     def _changed(self) -> None:
         self._version += 1
-        backend.forget_reverse_kernels()
 
     def add(self, rule: GradientRule) -> None:
         """Register a rule."""
@@ -133,29 +139,30 @@ class Registry:
         self._set(names, False)
 
     def disabled(self, *names: str) -> contextlib.AbstractContextManager[None]:
-        """A context in which these rules are not applied; without a name, all rules."""
+        """A context in which these rules are not applied in this thread; without a name, all rules."""
         return self._within(names, False)
 
     def enabled(self, *names: str) -> contextlib.AbstractContextManager[None]:
-        """A context in which these rules are applied; without a name, all rules."""
+        """A context in which these rules are applied in this thread; without a name, all rules."""
         return self._within(names, True)
 
     @contextlib.contextmanager
     def _within(self, names: tuple[str, ...], state: bool) -> Generator[None, None, None]:
         override = (frozenset(self._get(name).name for name in names) if names else None, state)
+        outer = self._contexts.overrides
         with self._lock:
-            self._overrides.append(override)
+            self._contexts.overrides = (*outer, override)
             self._changed()
         try:
             yield
         finally:
             with self._lock:
-                self._overrides.remove(override)
+                self._contexts.overrides = outer
                 self._changed()
 
     def is_enabled(self, rule: GradientRule) -> bool:
-        """Whether a rule is applied: the innermost context for it decides, otherwise its own setting."""
-        for names, state in reversed(self._overrides):
+        """Whether a rule is applied: this thread's innermost context for it decides, otherwise its own setting."""
+        for names, state in reversed(self._contexts.overrides):
             if names is None or rule.name in names:
                 return state
         return rule.is_enabled

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -116,3 +119,13 @@ def table(rows: list[tuple[str, ...]]) -> list[str]:
 def index_text(index: tuple[int, ...]) -> str:
     """An index as Python writes it: ``[2, 3]``."""
     return f"[{', '.join(str(i) for i in index) or None}]"
+
+
+def entry_text(index: tuple[int, ...]) -> str:
+    """The index of an entry of a value, nothing where the value is a number."""
+    return index_text(index) if index else ""
+
+
+def number_text(value: Any) -> str:
+    """Numbers of an array on one line, with four digits."""
+    return np.array2string(np.asarray(value), precision=4, separator=", ").replace("\n", "")

@@ -26,7 +26,7 @@ from taichi_ext.api.options import check_number
 from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.boundary.rule_points import PointKernel, Slot, make_slots, result_shapes
-from taichi_ext.checks.reports import table
+from taichi_ext.checks.reports import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
 from taichi_ext.record.rules import check_shapes
 from taichi_ext.runtime.memory import numpy_dtype
@@ -90,7 +90,12 @@ class RuleReport:
 
 
 def check_rule(
-    rule: str | Callable[..., Any], inputs: dict[str, Any], *, rtol: float | None = None, raise_on_failure: bool = False
+    rule: str | Callable[..., Any],
+    inputs: dict[str, Any],
+    *,
+    expected: str = "autodiff",
+    rtol: float | None = None,
+    raise_on_failure: bool = False,
 ) -> RuleReport:
     """Test a rule at points of your choice: is it linear, and where does it differ from autodiff?
 
@@ -98,7 +103,7 @@ def check_rule(
 
     * ``rule(0) = 0``, ``rule(2 t) = 2 rule(t)`` and ``rule(a + b) = rule(a) + rule(b)`` for random tangents;
     * ``jacobian`` applies the rule;
-    * ``auto`` agrees with central differences of the function where it is smooth.
+    * ``auto`` agrees with central differences of the function where it is smooth, and the rule with autodiff.
 
     Everything is computed in Taichi's ``default_fp``.
 
@@ -107,6 +112,7 @@ def check_rule(
         inputs: a dict with the arguments of the function by name.  For a mark: its value as ``"out"``, and its further
             values by name.  Each is an array of shape ``(points,)``, ``(points, n)`` for vectors or ``(points, n, m)``
             for matrices; a number, used at all points; or any other object, passed unchanged (``self``, a field).
+        expected: "autodiff" if the rule should agree with it; "boundary" if it may add what autodiff misses at a jump.
         rtol: relative tolerance of ``auto`` against differences; by default 1e-6 for float64 and 2e-2 for float32.
         raise_on_failure: raise ``CheckError`` if the check fails.
 
@@ -128,7 +134,7 @@ def check_rule(
         >>> @boundary_gradient(clamped)
         ... def _(x, d_x, auto):
         ...     return ti.select(abs(x) < 0.1, 0.5 * d_x, auto)
-        >>> report = check_rule("clamped", {"x": [-1.0, 0.05, 2.0]})
+        >>> report = check_rule("clamped", {"x": [-1.0, 0.05, 2.0]}, expected="boundary")
         >>> bool(report)
         True
         >>> report.differing
@@ -137,13 +143,15 @@ def check_rule(
     """
     refuse_uninitialised()
     check_number("rtol", rtol, "a relative tolerance", least=0)
+    if expected not in ("autodiff", "boundary"):
+        raise InvalidArgumentError(f"expected is {shown(expected)}; it can be 'autodiff' or 'boundary'.")
     if not isinstance(inputs, Mapping):
         raise InvalidArgumentError(f"inputs is {shown(inputs)}; expected a dict of arrays by name.")
     found = _find(rule)
     uses = found.uses
     try:
         with np.errstate(invalid="ignore", over="ignore"):
-            report = _check(found, inputs, rtol)
+            report = _check(found, inputs, rtol, may_differ=expected == "boundary")
     finally:
         found.uses = uses
     if raise_on_failure and not report:
@@ -294,7 +302,7 @@ class _Subject:
     # --- names
 
     def where(self, point: int) -> str:
-        shown = [f"{s.name} = {_short(s.values[point])}" for s in self.slots if isinstance(s.values, np.ndarray)]
+        shown = [f"{s.name} = {number_text(s.values[point])}" for s in self.slots if isinstance(s.values, np.ndarray)]
         return f"point {point} ({', '.join(shown)})"
 
     def derivative(self, result: int, column: int) -> str:
@@ -302,11 +310,11 @@ class _Subject:
         number, index = entries[result]
         slot, entry = self.columns[column]
         name = "auto" if self.is_mark and slot.name == "out" else slot.name
-        out = "out" + (f"[{number}]" if self.is_tuple else "") + _brackets(index)
-        return f"d {out} / d {name}{_brackets(entry)}"
+        out = "out" + (f"[{number}]" if self.is_tuple else "") + entry_text(index)
+        return f"d {out} / d {name}{entry_text(entry)}"
 
 
-def _check(rule: GradientRule, inputs: dict[str, Any], rtol: float | None) -> RuleReport:
+def _check(rule: GradientRule, inputs: dict[str, Any], rtol: float | None, *, may_differ: bool) -> RuleReport:
     subject = _Subject(rule, inputs)
     exact, coarse = _TOLERANCE[subject.results[0].dtype.itemsize]
     findings: list[Finding] = []
@@ -335,6 +343,8 @@ def _check(rule: GradientRule, inputs: dict[str, Any], rtol: float | None) -> Ru
         findings.append(Finding(f"jacobian refuses the rule ({str(error).strip().splitlines()[-1]})", False, math.nan))
     if automatic is None:
         return RuleReport(rule.name, rule.place, tuple(findings), subject.points, (), (), tuple(remarks))
+    if not may_differ:
+        findings.append(_compare(subject, "the rule agrees with autodiff", by_rule, automatic, exact))
     differing, rows = _differing(subject, by_rule, automatic, exact)
     return RuleReport(rule.name, rule.place, tuple(findings), subject.points, differing, rows, tuple(remarks))
 
@@ -415,11 +425,3 @@ def _differing(
         values = (f"{m[point, result, column]:.6g}" for m in (by_rule, automatic))
         rows.append((subject.where(int(point)), subject.derivative(result, column), *values))
     return tuple(int(p) for p in points), tuple(rows)
-
-
-def _short(value: Any) -> str:
-    return np.array2string(np.asarray(value), precision=4, separator=", ").replace("\n", "")
-
-
-def _brackets(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, index))}]" if index else ""

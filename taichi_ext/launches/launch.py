@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -118,7 +118,7 @@ class Fused:
     facts: KernelFacts
     text: str
     scratch_sizes: dict[Any, int]
-    rules_version: int
+    rules_version: Hashable
     columns: int
     scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
     paired: frozenset[Any] = frozenset()  # shadows that are stored to two numbers at a time

@@ -427,4 +427,4 @@ class Session(LaunchHooks):
             self.record.end()
 
 
-backend.compile_with(engine.plain_kernel)
+backend.compile_with(engine.plain_kernel, lambda: registry.version)
