@@ -60,6 +60,26 @@ def half_plane_kernel(p, image, antialias):
 
 
 @pytest.mark.parametrize("antialias", MODES)
+def test_intervals(antialias):
+    """An indicator over 40 intervals of length 1: its integral is the place where the level is 0."""
+    p, total = scalars([0.0]), outputs(1)
+
+    @ti.kernel
+    def k():
+        total[0] = 0.0
+        for i in range(40):
+            x = float(i)
+            total[0] += edge(3.0 * (p[0] - x), 2.0, 0.5, at=x, antialias=antialias)
+
+    for place in (7.0, 7.3, 7.5, 7.8):
+        write(p, np.array([place]))
+        value, J = value_and_jacobian(k, p, total)
+        assert J == pytest.approx(1.5, rel=1e-12)
+        if antialias:
+            assert value == pytest.approx(1.5 * (place + 0.5) + 0.5 * 40, rel=1e-12)
+
+
+@pytest.mark.parametrize("antialias", MODES)
 def test_half_plane(antialias):
     p, image = scalars([0.0, 0.0]), outputs(W, H)
     k = half_plane_kernel(p, image, antialias)
@@ -1018,7 +1038,7 @@ def position_written_in_place(x: ti.template(), i, j, px, py):
 
 
 def single_position(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - px, 1.0, 0.0, at=px)
+    return edge(8 * x[0] - px, 1.0, 0.0, at=(px,))
 
 
 def independent_level(x: ti.template(), i, j, px, py):
@@ -1096,10 +1116,7 @@ BAD = {  # what the message says; whether a plain run of the kernel is refused, 
     vector_level: (r"edge: level must be a real scalar .* a value of shape \(2,\) is given", True),
     integer_position: ("at must be two real variables", False),
     position_written_in_place: ("at must be two real variables", False),
-    single_position: (
-        r"edge: at must be a pair of real numbers, at=\(px, py\); a value of type f[36][24] is given",
-        False,
-    ),
+    single_position: (r"edge: at must be a pair of real numbers, at=\(px, py\); a tuple of 1 is given", False),
     position_of_vectors: (r"step: at must be a pair of real numbers", False),
     scalar_position_of_a_segment: ("segment_edge: at must be a pair .* a value of type f[36][24] is given", True),
     three_positions_of_a_segment: ("segment_edge: at must be a pair .* a tuple of 3 is given", True),

@@ -26,6 +26,7 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
         outside: of the same shape; or one of the two is a scalar.
         at: the position of the pixel centre in pixels: ``(px, py)``, two real variables, or a vector variable.  The
             kernel must compute level from these variables.  Needed for derivatives and for ``antialias=True``.
+            In one dimension ``at=x``, the middle of an interval of length 1.
         antialias: False takes a point sample at the pixel's centre; True gives ``C * inside + (1 - C) * outside``,
             where C is the covered area of the pixel.
         jump: replaces ``inside - outside`` in the boundary term by its limit on the edge.  Use it if inside varies fast

@@ -184,8 +184,8 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
         index = [i for i in value.index if isinstance(i, int)] if isinstance(value, Read) else []
         if not isinstance(value, Read) or not value.dtype.is_real or len(index) < len(value.index):
             raise UnsupportedError(
-                f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i); level is computed "
-                "from them."
+                f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i), or one for "
+                "an interval; level is computed from them."
             )
         flat = 0
         for i, n in zip(index, value.local.shape, strict=True):
@@ -213,8 +213,8 @@ def _pixel(f: Forward, s: Boundary) -> tuple[Argument, Pixel]:
 
 
 def _by_position(f: Forward, s: Boundary, form: Form) -> tuple[Any, Any]:
-    x, y = (form.get(f.facts.own_seeds[local][n], 0) for local, n in position_entries(s))
-    return x, y
+    found = [form.get(f.facts.own_seeds[local][n], 0) for local, n in position_entries(s)]
+    return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
 
 
 def _roots_within(f: Forward, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:

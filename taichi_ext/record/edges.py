@@ -90,7 +90,7 @@ def position(kind: str, at: Any) -> list[Value]:
 
 
 def _pair(kind: str, at: Any) -> list[Value]:
-    values = list(at.entries) if isinstance(at, Tensor) else list(at) if isinstance(at, (tuple, list)) else []
+    values = _coordinates(at)
     if len(values) != 2 or any(not isinstance(v, (Value, int, float)) for v in values):
         raise UnsupportedError(
             f"{kind}: at must be a pair of real numbers, at=(px, py); {shown_value(at)} is given. "
@@ -99,9 +99,16 @@ def _pair(kind: str, at: Any) -> list[Value]:
     return list(map(as_value, values))
 
 
+def _coordinates(at: Any) -> list[Any]:
+    return list(at.entries) if isinstance(at, Tensor) else list(at) if isinstance(at, (tuple, list)) else []
+
+
 def _pixel(r: Recording, kind: str, at: Any) -> Tensor | None:
-    """The position of the pixel, as reads of the locals that held it first."""
-    return None if at is None else Tensor(tuple(_origin(r, v) for v in _pair(kind, at)), (2,))
+    """The position of the pixel, or of an interval, as reads of the locals that held it first."""
+    if at is None:
+        return None
+    values = [at] if isinstance(at, Value) else _pair(kind, at)
+    return Tensor(tuple(_origin(r, v) for v in values), (len(values),))
 
 
 def _origin(r: Recording, value: Value) -> Value:
@@ -142,6 +149,8 @@ def shown_value(x: Any) -> str:
 def require_function(r: Recording, kind: str, name: str, given: Any, takes: str) -> None:
     """Raise unless a ti.func is given, and in reverse mode."""
     if r.is_reverse:
-        raise UnsupportedError(f"{kind} has no derivative in Taichi's reverse mode; use taichi_ext.jacobian.")
+        raise UnsupportedError(
+            f"{kind} has no derivative in Taichi's reverse mode; use taichi_ext.jacobian, or taichi_ext.vjp for a loss."
+        )
     if backend.taichi_func(getattr(given, "__func__", given)) is None:
         raise UnsupportedError(f"{kind}: {name} is {given!r}; expected a ti.func that takes {takes}.")
