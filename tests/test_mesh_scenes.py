@@ -5,10 +5,10 @@ import pytest
 import taichi as ti
 from conftest import initialise
 from differences import outputs, scalars
-from mesh_scenes import FOCAL, Scene, W, cube
+from mesh_scenes import FOCAL, H, Scene, W, cube
 from numpy.testing import assert_allclose
 
-from taichi_ext import add_visible_edge, jacobian, mesh_edges, visible_edge
+from taichi_ext import add_visible_edge, jacobian, mesh_edges, visible_edge, vjp
 
 POSE = (0.43, 0.71, -0.26, 0.12, -0.07, 5.0)
 STEPS = (0.03, 0.0, 0.0, 0.04, 0.0, 0.1)
@@ -65,6 +65,16 @@ def test_meshes_against_supersampled_images(scene, name):
     errors = scene.errors(steps)
     assert np.median(errors) < 0.01, errors
     assert errors.max() < most, errors
+
+
+def test_the_gradient_of_a_loss_by_all_corners(scene):
+    """``vjp`` by the corners: a mesh that moves as a whole has the derivative by its position."""
+    corners, faces, colours, pose, _, _ = SCENES["24 corners"]
+    scene.load(corners, faces, colours, (0, 0, 0, *pose[3:]))
+    weights = np.random.default_rng(0).normal(size=(W, H))
+    by_corner = vjp(scene.render, scene.corners, scene.image, weights)
+    by_pose = np.tensordot(weights, scene.derivative(), 2)
+    assert_allclose(by_corner.sum(0), by_pose[3:], rtol=1e-9)
 
 
 def flat_area(corners, z):
