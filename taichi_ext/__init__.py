@@ -1,4 +1,8 @@
-"""Whole Jacobians of Taichi kernels in one launch, and custom derivatives for functions and expressions."""
+"""The Jacobian of a Taichi kernel in one launch, and custom derivatives for functions and expressions."""
+
+from taichi_ext.version import __version__  # first: a Taichi that it does not run on is refused before it is used
+
+# isort: split
 
 from taichi_ext.api.hessian import Hessian, hessian, value_and_gradient, value_gradient_and_hessian
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
@@ -42,6 +46,7 @@ __all__ = [
     "NormalEquations",
     "ShardError",
     "UnsupportedError",
+    "__version__",
     "add_visible_edge",
     "boundary_gradient",
     "check_jacobian",
@@ -75,3 +80,5 @@ __all__ = [
     "visible_edge",
     "vjp",
 ]
+
+__dir__ = __all__.copy  # what completion shows: no modules

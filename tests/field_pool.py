@@ -11,6 +11,8 @@ from taichi._lib import core
 from taichi.lang import impl
 from taichi.lang.util import to_numpy_type
 
+from taichi_ext.backend.trees import tree_of
+
 WORD = 8  # bytes
 ROOTS, TREES = 11 * WORD, 512  # where Taichi's runtime has its table of trees of fields, and how many it can hold
 
@@ -100,7 +102,7 @@ def _layout(field: Any) -> tuple[int, int, tuple[int, ...], tuple[int, ...]] | N
         return None
     element_shape = _element_shape(field)
     strides = (*_strides(shape, block.cell_size_bytes), *_strides(element_shape, size))
-    return nodes[0].get_snode_tree_id(), block.offset_bytes_in_parent_cell + first, (*shape, *element_shape), strides
+    return tree_of(nodes[0]), block.offset_bytes_in_parent_cell + first, (*shape, *element_shape), strides
 
 
 def _element_shape(field: Any) -> tuple[int, ...]:

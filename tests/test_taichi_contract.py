@@ -45,6 +45,7 @@ from taichi.types import ndarray_type, primitive_types
 from taichi.types.annotations import template
 
 from taichi_ext import backend
+from taichi_ext.backend.trees import tree_of
 
 SCALE = 0.5
 
@@ -962,7 +963,7 @@ def test_numbers_of_trees_are_given_again_and_those_of_nodes_are_not():
         field, builder = ti.field(ti.f64), ti.FieldsBuilder()
         builder.dense(ti.i, 3).place(field)
         tree = builder.finalize()
-        numbers.append((tree.id, field.snode.ptr.get_snode_tree_id(), field.snode.ptr.id))
+        numbers.append((tree.id, tree_of(field.snode.ptr), field.snode.ptr.id))
         tree.destroy()
     (first, first_of_node, node), (second, second_of_node, other) = numbers
     assert first == first_of_node == second == second_of_node

@@ -18,6 +18,7 @@ from taichi.lang.util import to_numpy_type
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.lifetime import is_field_alive, layout_version
 from taichi_ext.backend.threads import materialize
+from taichi_ext.backend.trees import tree_of
 
 
 class _Layout(NamedTuple):
@@ -98,7 +99,7 @@ def _layout_of_placed(field: Any) -> _Layout | None:
     inner = () if isinstance(field, ti.ScalarField) else (field.n,) if field.m == 1 else (field.n, field.m)
     strides = (*_strides(shape, block.cell_size_bytes), *_strides(inner, size))
     offset = block.offset_bytes_in_parent_cell + first
-    return _Layout(nodes[0].get_snode_tree_id(), offset, (*shape, *inner), strides, dtype)
+    return _Layout(tree_of(nodes[0]), offset, (*shape, *inner), strides, dtype)
 
 
 def _strides(shape: tuple[int, ...], step: int) -> list[int]:

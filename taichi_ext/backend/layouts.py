@@ -10,6 +10,7 @@ from taichi.lang.expr import Expr
 
 from taichi_ext.backend.lifetime import is_field_alive
 from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part
+from taichi_ext.backend.trees import tree_of
 
 
 def node_of(component: Expr) -> int:
@@ -33,12 +34,12 @@ def is_flat(field: Any) -> bool:
 
 def tree_number(field: Any) -> int:
     """Which of the trees that hold all fields a field is placed in; of components in several, that of the first."""
-    return int(field.vars[0].ptr.snode().get_snode_tree_id())
+    return tree_of(field.vars[0].ptr.snode())
 
 
 def tree_numbers(field: Any) -> set[int]:
     """The trees that the components of a field are placed in."""
-    return {int(v.ptr.snode().get_snode_tree_id()) for v in field.vars}
+    return {tree_of(v.ptr.snode()) for v in field.vars}
 
 
 def is_dense(field: Any) -> bool:

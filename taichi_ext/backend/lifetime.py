@@ -15,6 +15,7 @@ from taichi import Field, FieldsBuilder, Ndarray, ScalarNdarray, SNode, StructFi
 from taichi._snode.snode_tree import SNodeTree
 from taichi.lang import impl
 
+from taichi_ext.backend.trees import tree_of
 from taichi_ext.errors import EndedFieldError
 
 _counter = itertools.count(1)
@@ -104,7 +105,7 @@ def layout_version() -> int:
 
 def tree_serial(node: Any) -> int:
     """Tells the tree of a node, as Taichi's core has it, from all others, those of other programs included."""
-    return _layout().serial(node.get_snode_tree_id())
+    return _layout().serial(tree_of(node))
 
 
 def is_tree_alive(serial: int) -> bool:
