@@ -50,15 +50,6 @@ OPTIONAL = {
     "torch_products": {"torch"},
 }
 
-# Imports for types alone that close a circle. The list only ever gets shorter.
-STILL_CIRCULAR = {
-    *((f"differentiate.{name}", "differentiate.forward") for name in (
-        "boundaries", "edges", "linearize", "local_tangents",
-        "reverse_loops", "rules",
-        "special",
-    )),
-}  # fmt: skip
-
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda path: name_of(path))
 
 
@@ -96,17 +87,9 @@ def imports(module):
             yield node, [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
-def for_types(module):
-    """The statements under ``if TYPE_CHECKING:``, which are read by type checkers and never run."""
-    tests = (n for n in nodes_of(module) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
-    return {inner for test in tests for statement in test.body for inner in ast.walk(statement)}
-
-
-def own_imports(module, *, with_types=True):
-    """The modules of the package that a module names, those of its types included, or those that it loads."""
-    left_out = set() if with_types else for_types(module)
-    found = [names for node, names in imports(module) if node not in left_out]
-    names = {name for names in found for name in names if name.startswith("taichi_ext")}
+def own_imports(module):
+    """The modules of the package that a module names, those of its types included."""
+    names = {name for _, found in imports(module) for name in found if name.startswith("taichi_ext")}
     known = {name_of(m) for m in MODULES}
     return {name.removeprefix("taichi_ext").lstrip(".") for name in names} & known
 
@@ -117,26 +100,15 @@ def test_modules_are_found():
 
 
 def test_imports_go_one_way():
-    graph = {name_of(module): own_imports(module, with_types=False) for module in MODULES}
+    """A module is understood without those that use it: also the types in its signatures come from below."""
+    graph = {name_of(module): own_imports(module) for module in MODULES}
     try:
         order = list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
     assert order.index(PRIVATE) < order.index("record.recorder") < order.index("engine") < order.index("api.jacobian")
-    named = {name_of(module): own_imports(module) for module in MODULES}
-    assert all(name.startswith(f"{PRIVATE}.") or name == "errors" for m in INSIDE for name in named[name_of(m)])
-    assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in named[name_of(m)])
-
-
-def test_imports_for_types_go_one_way():
-    """A module is understood without those that use it: also the types in its signatures come from below."""
-    graph = {name_of(module): own_imports(module) for module in MODULES}
-    assert all(imported in graph[name] for name, imported in STILL_CIRCULAR), "no longer imported: take it off the list"
-    rest = {name: found - {to for of, to in STILL_CIRCULAR if of == name} for name, found in graph.items()}
-    try:
-        TopologicalSorter(rest).prepare()
-    except CycleError as error:
-        pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
+    assert all(name.startswith(f"{PRIVATE}.") or name == "errors" for m in INSIDE for name in graph[name_of(m)])
+    assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in graph[name_of(m)])
 
 
 def internal_names(module):

@@ -2,51 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from taichi_ext.differentiate import edges
 from taichi_ext.differentiate.forms import Form, settled
+from taichi_ext.differentiate.rule_context import RuleContext
 from taichi_ext.differentiate.rules import rule
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Boundary, Declare, with_values
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
+from taichi_ext.program import Boundary, with_values
 
 
-def boundary(f: Forward, s: Boundary) -> None:
+def boundary(ctx: RuleContext, s: Boundary) -> None:
     """Declare the results of a boundary."""
-    if f.seeds.is_again and s.kind not in ("stop_gradient", "replace_gradient"):
+    if ctx.walk.facts.seeds.is_again and s.kind not in ("stop_gradient", "replace_gradient"):
         place = "" if s.place is None else s.place.message() + "\n"
         raise UnsupportedError(
             f"{place}The second derivative of {_NAMES.get(s.kind, s.kind)} is not known: what is given for it is its "
             "first derivative. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
         )
-    _KINDS[s.kind](f, s)
+    _KINDS[s.kind](ctx, s)
 
 
-def _kept(f: Forward, s: Boundary, forms: list[Form]) -> None:
+def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
     """The statement stays, since its results have this derivative when they are differentiated again, too."""
     for result, form in zip(s.results, forms, strict=True):
-        f.builder.frozen.add(result)
-        f.locals.forms[result] = settled(f.builder, form)
-    f.builder.emit(with_values(s, f.primal))
+        ctx.walk.builder.frozen.add(result)
+        ctx.forms.forms[result] = settled(ctx.walk.builder, form)
+    ctx.walk.builder.emit(with_values(s, ctx.primal))
 
 
-def _stop(f: Forward, s: Boundary) -> None:
-    if f.seeds.is_again:
-        _kept(f, s, [{} for _ in s.results])
+def _stop(ctx: RuleContext, s: Boundary) -> None:
+    if ctx.walk.facts.seeds.is_again:
+        _kept(ctx, s, [{} for _ in s.results])
         return
     for result, value in zip(s.results, s.numbers, strict=True):
-        f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), {})
+        ctx.declare(s, result, ctx.primal(value), {})
 
 
-def _replace(f: Forward, s: Boundary) -> None:
-    if f.seeds.is_again:
-        _kept(f, s, [f.form(source) for source in s.sources("surrogate")])
+def _replace(ctx: RuleContext, s: Boundary) -> None:
+    if ctx.walk.facts.seeds.is_again:
+        _kept(ctx, s, [ctx.linearizer.form(source) for source in s.sources("surrogate")])
         return
     for result, value, source in zip(s.results, s.numbers, s.sources("surrogate"), strict=True):
-        f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), f.form(source))
+        ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source))
 
 
 _NAMES = {"rule": "a function with a rule of its own", "gradient": "a gradient by the position of a pixel"}

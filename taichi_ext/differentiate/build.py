@@ -18,7 +18,6 @@ from taichi_ext.program import (
     Container,
     Declare,
     For,
-    If,
     Local,
     Op,
     Place,
@@ -275,6 +274,3 @@ class Builder:
         self.frozen.add(variable)
         count = literal(count, I32) if isinstance(count, int) else count
         self.emit(For("range", (variable,), (count,), self.block(lambda: body(Read(variable))), place=self.place))
-
-    def choose(self, condition: Value, then: Callable[[], None], orelse: Callable[[], None]) -> None:
-        self.emit(If(condition, self.block(then), self.block(orelse), place=self.place))

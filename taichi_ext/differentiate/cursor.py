@@ -53,6 +53,7 @@ class Cursor:
     def __init__(self) -> None:
         self._block = Block(None)
         self._loops: tuple[Loop, ...] = ()
+        self._reversed: Loop | None = None
 
     @property
     def block(self) -> Block:
@@ -69,6 +70,11 @@ class Cursor:
         """The parallel loop around the statement."""
         return self._loops[0] if self._loops and self._loops[0].is_parallel else None
 
+    @property
+    def reversed_loop(self) -> Loop | None:
+        """The innermost loop around the statement that writes a tape, to be accumulated backwards."""
+        return self._reversed
+
     @contextlib.contextmanager
     def in_block(self, declared: tuple[Local, ...] = (), *, is_guard: bool = False) -> Iterator[None]:
         """Enter a block in which these locals can be named."""
@@ -80,10 +86,12 @@ class Cursor:
             self._block = outer
 
     @contextlib.contextmanager
-    def in_loop(self, loop: Loop) -> Iterator[None]:
-        """Enter a loop."""
-        outer, self._loops = self._loops, (*self._loops, loop)
+    def in_loop(self, loop: Loop, *, is_reversed: bool = False) -> Iterator[None]:
+        """Enter a loop; ``is_reversed`` where it writes a tape."""
+        outer, self._loops = (self._loops, self._reversed), (*self._loops, loop)
+        if is_reversed:
+            self._reversed = loop
         try:
             yield
         finally:
-            self._loops = outer
+            self._loops, self._reversed = outer

@@ -11,38 +11,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taichi_ext.analysis.stored_positions import find_stored_position
 from taichi_ext.differentiate.build import cast
 from taichi_ext.differentiate.facts import OwnSeeds
-from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient, settled
+from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient
 from taichi_ext.differentiate.formula import Formula, Term
 from taichi_ext.differentiate.pixel import Pixel, segment_partials
+from taichi_ext.differentiate.rule_context import RuleContext
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Body, Boundary, Const, Declare, Local, Read, Statement, Value, entries, statements
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
+from taichi_ext.program import Body, Boundary, Const, Local, Read, Statement, Value, entries, statements
 
 
 class Argument:
     """What a result depends on: a value, evaluated, and its form."""
 
-    def __init__(self, f: Forward, value: Value) -> None:
-        self.form: Form = settled(f.builder, f.form(value))
-        self.value = f.expressions.keep(value)
+    def __init__(self, ctx: RuleContext, value: Value) -> None:
+        self.form: Form = ctx.form(value)
+        self.value = ctx.walk.expressions.keep(value)
 
 
-def edge(f: Forward, s: Boundary) -> None:
+def edge(ctx: RuleContext, s: Boundary) -> None:
     """``edge``, ``step`` and ``coverage``."""
     antialias = s.options["antialias"]
     inside, outside = s.given["inside"], s.given["outside"]
-    if not f.seeds.takes_derivative and not antialias:
+    if not ctx.walk.facts.seeds.takes_derivative and not antialias:
         for result, value in zip(s.results, s.numbers, strict=True):
-            f.locals.declare_form(Declare(result, (f.primal(value),), place=s.place), {})
+            ctx.declare(s, result, ctx.primal(value), {})
         return
-    level, pixel = _pixel(f, s)
+    level, pixel = _pixel(ctx, s)
     chord = pixel.formula.term(pixel.chord())
     is_inside = (pixel.level > 0).kept("is_inside")
     area = pixel.area() if antialias else None
@@ -50,10 +48,10 @@ def edge(f: Forward, s: Boundary) -> None:
     count = len(s.results)
     jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
     for result, value_in, value_out, own_jump in zip(s.results, entries(inside), entries(outside), jumps, strict=True):
-        sides = Argument(f, value_in), Argument(f, value_out)
-        formula = Formula(f.builder, result.dtype)
+        sides = Argument(ctx, value_in), Argument(ctx, value_out)
+        formula = Formula(ctx.walk.builder, result.dtype)
         a, b = (formula.term(side.value) for side in sides)
-        height = (a - b if own_jump is None else formula.term(f.expressions.keep(own_jump))).kept("height")
+        height = (a - b if own_jump is None else formula.term(ctx.walk.expressions.keep(own_jump))).kept("height")
         if area is None:
             value = formula.select(is_inside, a, b)
             weights = formula.select(is_inside, 1, 0).kept("weight"), formula.select(is_inside, 0, 1).kept("weight")
@@ -61,7 +59,7 @@ def edge(f: Forward, s: Boundary) -> None:
             value = area * a + (1 - area) * b
             weights = area, (1 - area).kept("weight")
         at_level = height * chord
-        roots = [_roots_within(f, side.form, pixel) for side in sides]
+        roots = [_roots_within(ctx, side.form, pixel) for side in sides]
         if any(roots):
             # the mean of a root of this level is one over the whole pixel already, and the root is 0 on the edge
             root = formula.sqrt(formula.max(pixel.level, 0)).kept("root")
@@ -73,54 +71,54 @@ def edge(f: Forward, s: Boundary) -> None:
             if all(not isinstance(factor.value, Value) for found in roots for _, factor in found):
                 value = value + beyond * root
         parts = [(level, at_level.kept("w")), (sides[0], weights[0]), (sides[1], weights[1])]
-        _declare(f, s, result, value, parts)
+        _declare(ctx, s, result, value, parts)
 
 
-def sqrt_edge(f: Forward, s: Boundary) -> None:
+def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
     """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
     (result,) = s.results
-    seed = f.facts.own_seeds[result][0]
-    if not f.seeds.takes_derivative:
+    seed = ctx.walk.facts.own_seeds[result][0]
+    if not ctx.walk.facts.seeds.takes_derivative:
         level_value = s.given["level"]
         assert isinstance(level_value, Value)
-        f.roots[seed] = (f.expressions.keep(level_value), f.cursor.block)
-        f.locals.declare_form(Declare(result, (f.primal(s.numbers[0]),), place=s.place), {})
+        ctx.forms.roots[seed] = (ctx.walk.expressions.keep(level_value), ctx.walk.cursor.block)
+        ctx.declare(s, result, ctx.primal(s.numbers[0]), {})
         return
-    level, pixel = _pixel(f, s)
+    level, pixel = _pixel(ctx, s)
     value = pixel.formula.sqrt(pixel.formula.max(pixel.level, 0)).kept("root")
-    f.roots[seed] = (level.value, f.cursor.block)
-    _declare(f, s, result, value, [(level, pixel.half_inverse_root())])
+    ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block)
+    _declare(ctx, s, result, value, [(level, pixel.half_inverse_root())])
 
 
-def segment_edge(f: Forward, s: Boundary) -> None:
+def segment_edge(ctx: RuleContext, s: Boundary) -> None:
     """The boundary term of one side of a polygon."""
     ends = (
-        [Argument(f, e) for name in ("start", "end") for e in entries(s.given[name])]
-        if f.seeds.takes_derivative
+        [Argument(ctx, e) for name in ("start", "end") for e in entries(s.given[name])]
+        if ctx.walk.facts.seeds.takes_derivative
         else []
     )
-    formula = Formula(f.builder, s.results[0].dtype)
-    at = [formula.term(f.expressions.keep(e)) for e in entries(s.given["centre"])]
+    formula = Formula(ctx.walk.builder, s.results[0].dtype)
+    at = [formula.term(ctx.walk.expressions.keep(e)) for e in entries(s.given["centre"])]
     values = [e.value for e in ends]
     partials = segment_partials(formula, values[:2], values[2:], at) if ends else []
     for result, zero, jump in zip(s.results, s.numbers, entries(s.given["jump"]), strict=True):
-        height = formula.term(f.expressions.keep(jump))
+        height = formula.term(ctx.walk.expressions.keep(jump))
         parts = [(end, (height * partial).kept("w")) for end, partial in zip(ends, partials, strict=True)]
-        _declare(f, s, result, formula.term(f.primal(zero)), parts)
+        _declare(ctx, s, result, formula.term(ctx.primal(zero)), parts)
 
 
-def gradient(f: Forward, s: Boundary) -> None:
+def gradient(ctx: RuleContext, s: Boundary) -> None:
     """The derivative of a value by the position of the pixel."""
     value = s.given["value"]
     assert isinstance(value, Value)
-    form = settled(f.builder, f.form(value))
-    found = _by_position(f, s, form)
+    form = ctx.form(value)
+    found = _by_position(ctx, s, form)
     if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
-        f.refuse_once_settled(
+        ctx.walk.refuse_once_settled(
             f"{_place(s)}{s.options['what']}: level does not depend on x and y; compute it from them in the shape."
         )
     for result, c in zip(s.results, found, strict=True):
-        f.locals.declare_form(Declare(result, (cast(coefficient(c, result.dtype), result.dtype),), place=s.place), {})
+        ctx.declare(s, result, cast(coefficient(c, result.dtype), result.dtype), {})
 
 
 def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> OwnSeeds:
@@ -194,7 +192,7 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
     return found
 
 
-def _pixel(f: Forward, s: Boundary) -> tuple[Argument, Pixel]:
+def _pixel(ctx: RuleContext, s: Boundary) -> tuple[Argument, Pixel]:
     """The level, and how it crosses the pixel."""
     if "at" not in s.given:
         raise UnsupportedError(
@@ -202,27 +200,27 @@ def _pixel(f: Forward, s: Boundary) -> tuple[Argument, Pixel]:
         )
     value = s.given["level"]
     assert isinstance(value, Value)
-    level = Argument(f, value)
-    found = _by_position(f, s, level.form)
+    level = Argument(ctx, value)
+    found = _by_position(ctx, s, level.form)
     if not any(map(_is_not_zero, found)):
-        f.refuse_once_settled(
+        ctx.walk.refuse_once_settled(
             f"{_place(s)}{s.kind}: level does not depend on at=(px, py); compute it in the same kernel from the same "
             "variables."
         )
-    return level, Pixel(Formula(f.builder, value.dtype), level.value, found)
+    return level, Pixel(Formula(ctx.walk.builder, value.dtype), level.value, found)
 
 
-def _by_position(f: Forward, s: Boundary, form: Form) -> tuple[Any, Any]:
-    found = [form.get(f.facts.own_seeds[local][n], 0) for local, n in position_entries(s)]
+def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Any, Any]:
+    found = [form.get(ctx.walk.facts.own_seeds[local][n], 0) for local, n in position_entries(s)]
     return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
 
 
-def _roots_within(f: Forward, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:
+def _roots_within(ctx: RuleContext, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:
     """The ``sqrt_edge`` that a value holds: 1 where it is one of the level of this pixel, else 0, and its factor."""
     formula, found = pixel.formula, []
-    for seed, (level, block) in f.roots.items():
+    for seed, (level, block) in ctx.forms.roots.items():
         factor = form.get(seed, 0)
-        if f.cursor.block.is_within(block) and _is_not_zero(factor):
+        if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
             is_same = formula.select(formula.term(level).equals(pixel.level), 1, 0).kept("is_same")
             found.append((is_same, formula.term(factor)))
     return found
@@ -235,20 +233,20 @@ def _is_not_zero(c: Any) -> bool:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _declare(f: Forward, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
+def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
     """A result of a value, and of a partial for each argument; in the way of the mode that is being compiled."""
     form: Form = {}
     for argument, partial in parts:
         accumulate(form, argument.form, partial.value)
     primal = value.value
-    if f.seeds.is_reverse:
+    if ctx.walk.facts.seeds.is_reverse:
         total = value.stopped()
         for argument, partial in parts:
             if not isinstance(argument.value, Const):
                 own = value.formula.term(argument.value)
                 total = total + partial.stopped() * (own - own.stopped())
         primal = total.value
-    f.locals.declare_form(Declare(result, (cast(primal, result.dtype),), place=s.place), form)
+    ctx.declare(s, result, cast(primal, result.dtype), form)
 
 
 def _place(s: Boundary) -> str:

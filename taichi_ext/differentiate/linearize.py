@@ -6,12 +6,13 @@ partial can be infinite, go forward: what was not picked is not touched, and a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import GUARDED_BOTH, is_number
+from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.forms import (
+    Carried,
     Form,
     accumulate,
     chosen,
@@ -23,32 +24,34 @@ from taichi_ext.differentiate.forms import (
     times,
     where_nonzero,
 )
+from taichi_ext.differentiate.local_forms import Deferred, LocalForms
+from taichi_ext.differentiate.shadows import Tangents
 from taichi_ext.differentiate.table import Rule, rule_of
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Known, Load, Local, Op, Read, Value
-
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
-
-
-@dataclass(eq=False)
-class Deferred:
-    """A local that is used once: its tangent is accumulated where it is used, over the partials kept here."""
-
-    local: Local
-    root: Value  # its definition
-    loops: tuple[Loop, ...]  # around its definition
-    sweep: int = 0
+from taichi_ext.program import Container, Known, Load, Op, Read, Value
 
 
 class Linearizer:
-    """Forms of expressions; ``forward`` is the walk over the program, which knows locals and containers."""
+    """Forms of expressions.
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
-        self.builder = forward.builder
-        self.is_again = forward.seeds.is_again
-        self.expressions = forward.expressions
+    Args:
+        walk: the walk.
+        locals_: the tangents of locals.
+        containers: the tangents of containers.
+        coverage: what the walk finds out about their shadows.
+    """
+
+    def __init__(
+        self, walk: Walk, locals_: LocalForms, containers: Mapping[Container, Tangents], coverage: Coverage
+    ) -> None:
+        self._walk = walk
+        self._locals = locals_
+        self._containers = containers
+        self._coverage = coverage
+        self.builder = walk.builder
+        self.expressions = walk.expressions
+        self.is_again = walk.facts.seeds.is_again
         self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
         self.tapes: dict[Value, list[tuple[Value, Any]]] = {}
         self.lasting: dict[Value, Any] = {}  # tapes and forms within the definitions of deferred locals
@@ -82,7 +85,7 @@ class Linearizer:
 
     def form(self, node: Value) -> Form:
         """The tangent of a value; its coefficients are not yet evaluated."""
-        if not self.forward.facts.is_active(node):
+        if not self._walk.facts.is_active(node):
             return {}
         if self._is_smooth(node):
             return self._accumulated(node)
@@ -91,7 +94,7 @@ class Linearizer:
     def _definition(self, node: Value) -> Value:
         """The definition of a local that does not change, for what is known of its sign."""
         if isinstance(node, Read) and not node.index:
-            return self.forward.locals.definitions.get(node.local, node)
+            return self._locals.definitions.get(node.local, node)
         return node
 
     def _rule(self, node: Value) -> Rule | None:
@@ -107,13 +110,22 @@ class Linearizer:
             return self.lasting[node]
         if isinstance(node, (Read, Load)):
             deferred = self._deferred(node)
-            return self._accumulated(node) if deferred is not None else self.forward.form_of(node)
+            return self._accumulated(node) if deferred is not None else self._form_of(node)
         if node not in self.forms:
             self.forms[node] = self._forward(node)
         return self.forms[node]
 
     def _deferred(self, node: Value) -> Deferred | None:
-        return self.forward.locals.deferred.get(node.local) if isinstance(node, Read) and not node.index else None
+        return self._locals.deferred.get(node.local) if isinstance(node, Read) and not node.index else None
+
+    def _form_of(self, value: Read | Load) -> Form:
+        """The tangent of what is read."""
+        if isinstance(value, Read):
+            return self._locals.form(value)
+        if self._walk.cursor.block.stops(value.container):
+            return {}
+        self._coverage.read.add(value.container)
+        return self._containers[value.container].form(value)
 
     def _accumulated(self, root: Value) -> Form:
         self.sweeps += 1
@@ -155,7 +167,7 @@ class Linearizer:
             seen.add(name)
             deferred = self._deferred(node)
             if deferred is not None:
-                self.forward.locals.note_sweep(deferred, self.sweeps)
+                self._locals.note_sweep(deferred, self.sweeps)
                 stack.append((node, True))
                 stack.append((deferred.root, False))
             elif self._is_smooth(node):
@@ -186,7 +198,7 @@ class Linearizer:
         values: list[Any] | None = None
         found: list[tuple[Value, Any]] = []
         for arg, partial in zip(node.args, rule.partials, strict=False):
-            if not self.forward.facts.is_active(arg):
+            if not self._walk.facts.is_active(arg):
                 continue
             made: Any = partial
             if callable(partial):
@@ -218,9 +230,15 @@ class Linearizer:
             partials = self._partials(node)
         for arg, partial in partials:
             inner = self._settled(arg)
-            self.forward.reversals.note_singular(inner)
+            self._note_singular(inner)
             accumulate(form, guarded_scale(inner, partial, is_again=self.is_again))
         return form
+
+    def _note_singular(self, form: Form) -> None:
+        """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
+        loop = self._walk.cursor.reversed_loop
+        if loop is not None and any(isinstance(leaf, Carried) for leaf in form):
+            self._walk.decisions.reversals.refuse(loop.statement)
 
     def _guarded(self, node: Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""
@@ -243,7 +261,7 @@ class Linearizer:
         if node.name == "select":
             picks: tuple[Any, ...] = (self.expressions.keep(node.args[0]), None)
             for seed in (seed for form in forms for seed in columns_of(form)):
-                self.forward.naming.note_conditional(seed, self.forward.cursor.loops)
+                self._walk.naming.note_conditional(seed, self._walk.cursor.loops)
         else:
             assert rule.picks is not None
             values = [self.expressions.keep(a, node.dtype) for a in args]

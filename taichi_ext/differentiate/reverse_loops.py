@@ -14,8 +14,9 @@ all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
@@ -39,11 +40,15 @@ from taichi_ext.differentiate.forms import (
 )
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_places import LocalRow, ScratchRow, scratch_part
+from taichi_ext.differentiate.shadows import Tangents
 from taichi_ext.differentiate.storage import Storage
 from taichi_ext.differentiate.storage_facts import StorageFacts
+from taichi_ext.differentiate.storages import Storages
+from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import (
     I32,
     Assign,
+    Body,
     Declare,
     For,
     If,
@@ -60,10 +65,8 @@ from taichi_ext.program import (
 )
 from taichi_ext.program.statements import Target
 
-if TYPE_CHECKING:
-    from taichi_ext.differentiate.forward import Forward
-    from taichi_ext.differentiate.shadows import Tangents
-
+# What walks over the statements of a block: the block, its variables, what comes before and after its statements
+WalkBlock = Callable[[Body, tuple[Local, ...], Callable[[], None], Callable[[], None]], Body]
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
 LONGEST_LOCAL_TAPE = 128  # numbers; Taichi clears each of a local array by a statement, which takes long to compile
 MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
@@ -93,12 +96,12 @@ class Tape:
 class Reversals:
     """The reversed loops of one walk."""
 
-    def __init__(self, forward: Forward) -> None:
-        self.forward = forward
-        self.builder = forward.builder
-        self.decisions: ReversalDecisions = forward.decisions.reversals
+    def __init__(self, walk: Walk, storages: Storages) -> None:
+        self.walk = walk
+        self.storages = storages
+        self.builder = walk.builder
+        self.decisions: ReversalDecisions = walk.decisions.reversals
         self.seen: list[For] = []
-        self.open: list[For] = []  # loops that are being walked
 
     def is_reversed(self, s: Statement) -> bool:
         if isinstance(s, For) and s not in self.decisions.chosen:
@@ -109,11 +112,6 @@ class Reversals:
         """The loop is walked forward from the next walk on."""
         self.decisions.refuse(s)
 
-    def note_singular(self, form: Form) -> None:
-        """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
-        if self.open and any(isinstance(leaf, Carried) for leaf in form):
-            self.refuse(self.open[-1])
-
     def accept(self) -> bool:
         """At the end of a walk that found nothing else: choose loops; True if that is news."""
         count = len(self.decisions.chosen)
@@ -122,7 +120,7 @@ class Reversals:
             if carried:
                 self.decisions.chosen[s] = carried
                 for inner in (local for x in statements(s.body) for local in declared(x)):
-                    self.forward.decisions.storages.pop(inner, None)  # what reached it going forward
+                    self.walk.decisions.storages.pop(inner, None)  # what reached it going forward
                 break  # the others after another walk
         return len(self.decisions.chosen) > count
 
@@ -132,92 +130,89 @@ class Reversals:
             return ()
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
         targets = [x.target for x in statements(s.body) if isinstance(x, (Assign, Update))]
-        active = self.forward.facts.activity.locals
+        active = self.walk.facts.activity.locals
         found = [t.local for t in targets if _is_local(t) and t.local in active and t.local not in inner]  # type: ignore[union-attr]
         carried = tuple(dict.fromkeys(found))
         return carried if len(carried) <= MOST_CARRIED and self._have_rows(carried) else ()
 
     def _is_wanted(self) -> bool:
         """Whether there are columns enough, each of them in memory from the start."""
-        f = self.forward
-        return f.sparse is None and f.given is None and f.facts.columns >= LEAST_COLUMNS
+        seeds = self.walk.facts.seeds
+        has_given = seeds.values is not None and bool(seeds.arguments)
+        return seeds.sparse is None and not has_given and self.walk.facts.columns >= LEAST_COLUMNS
 
     def _is_counted(self, s: For) -> bool:
         """Whether it is a serial loop over a range that runs to its end, by one number that nothing else changes."""
-        loop = self.forward.facts.loops[s]
+        loop = self.walk.facts.loops[s]
         is_whole = not loop.is_parallel and loop.bounds is not None and not loop.is_interrupted
-        return (
-            is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.forward.facts.changed
-        )
+        return is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.walk.facts.changed
 
     def _is_closed(self, s: For) -> bool:
         """Whether it changes nothing but locals, and takes no tangents of rules or edges."""
-        f, changes = self.forward, self.forward.facts.loops[s].changes
+        facts, changes = self.walk.facts, self.walk.facts.loops[s].changes
         kinds = (Declare, Assign, Update, If, For, While)
-        if not all(isinstance(x, kinds) for x in statements(s.body)) or changes & f.tangents.keys():
+        if not all(isinstance(x, kinds) for x in statements(s.body)) or changes & facts.activity.containers:
             return False
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
-        return not (inner | changes) & f.facts.own_seeds.keys()
+        return not (inner | changes) & facts.own_seeds.keys()
 
     def _have_rows(self, carried: tuple[Local, ...]) -> bool:
         """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
-        stored = [self.forward.storages.by_local.get(v) for v in carried]
+        stored = [self.storages.by_local.get(v) for v in carried]
         if len({v.dtype for v in carried}) != 1 or not all(isinstance(x, Storage) and not x.is_array for x in stored):
             return False
         return any(x.row is not None and x.terms.row_loops for x in stored)  # type: ignore[union-attr]
 
     # --- the loop, which writes the tape
 
-    def loop(self, s: For) -> None:
-        f, loop = self.forward, self.forward.facts.loops[s]
+    def loop(self, s: For, block_of: WalkBlock) -> None:
+        """Walk over a loop that writes a tape; ``block_of`` walks over its body."""
+        walk, loop = self.walk, self.walk.facts.loops[s]
         carried = self.decisions.chosen[s]
-        storages = [f.storages.by_local[v] for v in carried]
+        storages = [self.storages.by_local[v] for v in carried]
         before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
-        if any(x.block is not f.cursor.block for x in storages) or any(map(has_row, before.values())):
+        if any(x.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
             self.refuse(s)
         width = max(1, self.decisions.widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
-        tape = Tape(s, loop, carried, f.cursor.loops, _only_added(s, carried), before, own, memory, width)
-        self.open.append(s)
+        tape = Tape(s, loop, carried, walk.cursor.loops, _only_added(s, carried), before, own, memory, width)
         self.builder.frozen.update(s.variables)
-        with f.cursor.in_loop(loop):
-            body = f.block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
-        self.open.pop()
+        with walk.cursor.in_loop(loop, is_reversed=True):
+            body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
         self.builder.emit(For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
         for v in carried:
-            f.storages.put(v, Reversed(self, v, tape))
+            self.storages.put(v, Reversed(self, v, tape))
 
     def _memory(self, s: For, width: int, dtype: Type) -> LocalRow | ScratchRow:
-        f = self.forward
-        iterations = f.facts.loops[s].iterations
+        walk = self.walk
+        iterations = walk.facts.loops[s].iterations
         assert iterations is not None  # a loop that is counted
         size = iterations * width
-        longest = f.seeds.limits.local_array
-        if size > min(LONGEST_LOCAL_TAPE, longest) and f.seeds.is_host:
-            part = scratch_part(f.facts, f.cursor, f.decisions)
-            return ScratchRow(self.builder, f.arguments, size, dtype, part, is_filled=True)
+        longest = walk.facts.seeds.limits.local_array
+        if size > min(LONGEST_LOCAL_TAPE, longest) and walk.facts.seeds.is_host:
+            part = scratch_part(walk.facts, walk.cursor, walk.decisions)
+            return ScratchRow(self.builder, walk.arguments, size, dtype, part, is_filled=True)
         if size > longest:
             self.refuse(s)
         return LocalRow(self.builder, "tape", size, dtype)
 
     def _begin(self, tape: Tape) -> None:
         """At the start of an iteration: what is carried has a seed of its own."""
-        f = self.forward
         for v in tape.carried:
-            facts = f.decisions.storages.setdefault((v, tape.statement), StorageFacts())
+            facts = self.walk.decisions.storages.setdefault((v, tape.statement), StorageFacts())
             seeds = () if v in tape.sums else (Carried(v),)
             facts.own.update(dict.fromkeys((*seeds, *tape.own[v].own_seeds)))
             tape.own[v].note(seed for seed in facts.own if isinstance(seed, OwnSeed))
-            storage = f.storages.begin_with(v, facts, tape.own[v])
+            storage = self.storages.begin_with(v, facts, tape.own[v])
             for seed in seeds:
                 storage.own.begin(seed)
 
     def _finish(self, tape: Tape) -> None:
         """At the end of an iteration: its coefficients go to the tape."""
-        f, iteration = self.forward, Read(tape.statement.variables[0])
+        iteration = Read(tape.statement.variables[0])
         for v in tape.carried:
-            storage = f.storages.by_local[v]
+            storage = self.storages.by_local[v]
             form = storage.form()
             is_named = all(self._is_named(x, iteration.local) for x in columns_of(form))
             if storage.row is not None or storage.slots or not is_named:
@@ -234,7 +229,7 @@ class Reversals:
 
     def _is_named(self, seed: Seed, iteration: Local) -> bool:
         """Whether a column can be named outside of the loop, given the iteration."""
-        outer = self.forward.cursor.block.outer
+        outer = self.walk.cursor.block.outer
         assert outer is not None  # the block of the loop stands in it
         names = (atom[0] if isinstance(atom, tuple) else atom for atom, _ in seed.column.terms)
         return all(name is iteration or outer.can_name(name) for name in names)
@@ -249,17 +244,16 @@ class Reversals:
         return form
 
     def _swept(self, form: Form, tape: Tape, to: Tangents) -> Form:
-        f, mine = self.forward, {}
-        rest: Form = {}
-        for leaf, c in form.items():
-            is_mine = is_row(leaf) and isinstance(leaf.rows, Reversed) and leaf.rows.tape is tape
-            (mine if is_mine else rest)[leaf] = c
-        if tape.loop in f.cursor.loops or any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values()):
+        ours = [x for x in form if is_row(x) and isinstance(x.rows, Reversed) and x.rows.tape is tape]
+        mine = {leaf: form[leaf] for leaf in ours}
+        rest: Form = {leaf: c for leaf, c in form.items() if leaf not in mine}
+        is_guarded = any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values())
+        if tape.loop in self.walk.cursor.loops or is_guarded:
             self.refuse(tape.statement)
             return rest
         tape.sweeps += 1
         local = self.decisions.sums.setdefault((tape.statement, tape.sweeps), Local("sum", to.container.dtype))
-        total = f.storages.begin(local)
+        total = self.storages.begin(local)
         weights = {leaf.source: bare(c) for leaf, c in mine.items()}
         kind = tape.carried[0].dtype
         adjoints = {
@@ -273,17 +267,17 @@ class Reversals:
         return settled(self.builder, rest)
 
     def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: Storage, to: Any) -> None:
-        f = self.forward
+        walk = self.walk
         variable = tape.statement.variables[0]
         back, iteration = Local("back", I32, (), "loop"), Local(variable.name, I32, (), "temporary")
         self.builder.frozen.add(iteration)
         ((first, end),) = tape.loop.bounds  # type: ignore[misc]
         again = Loop(tape.statement, False, (iteration,), tape.loop.bounds)
-        with f.cursor.in_loop(again), f.cursor.in_block((iteration,)), self.builder.collecting() as body:
+        with walk.cursor.in_loop(again), walk.cursor.in_block((iteration,)), self.builder.collecting() as body:
             self.builder.emit(Declare(iteration, (operation("sub", literal(end - 1, I32), Read(back)),)))
             self._step(tape, adjoints, total, Read(iteration))
         loop = For("range", (back,), (literal(end - first, I32),), tuple(body), place=self.builder.place)
-        is_short = end - first <= to.size * f.facts.columns
+        is_short = end - first <= to.size * walk.facts.columns
         for s in not_written_out(loop, to.matrix.array) if is_short else (loop,):
             self.builder.emit(s)
 
@@ -309,7 +303,7 @@ class Reversals:
         column = Affine((), seed.column.constant)
         for atom, factor in seed.column.terms:
             column = column + Affine(((new if atom is old else atom, factor),))
-        renamed, naming = Seed(column), self.forward.naming
+        renamed, naming = Seed(column), self.walk.naming
         if seed in naming.conditional:
             naming.conditional.add(renamed)
         return renamed
@@ -326,11 +320,11 @@ class Reversed:
         self.own = tape.own[local]
         self.slots: list[Any] = []
         self.is_array = False
-        self.block = reversals.forward.cursor.block
+        self.block = reversals.walk.cursor.block
         self.place = reversals.builder.place
 
     def form(self, index: Any = 0) -> Form:
-        return {Row(self.local, 0, self, 0, 0, self.reversals.forward.cursor.loops): 1, **self.own.form()}
+        return {Row(self.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
 
     def entry(self, index: Any, column: Any) -> Value:
         """One entry: something needs all of the row."""

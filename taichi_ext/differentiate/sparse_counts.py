@@ -20,7 +20,6 @@ from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation, select
 from taichi_ext.differentiate.entry_sites import Axis, Site
-from taichi_ext.differentiate.expressions import Expressions
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While, values_of
 from taichi_ext.simplify.usage import written_memory
@@ -54,12 +53,11 @@ class _Counted:
 
 
 class Counts:
-    """The counters of one walk; ``expressions`` gives the values of bounds."""
+    """The counters of one walk."""
 
-    def __init__(self, walk: Walk, expressions: Expressions) -> None:
+    def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.builder = walk.builder
-        self.expressions = expressions
         self.decided: dict[Statement, int] = walk.decisions.sparse.counters
         self._open: dict[Statement, _Open] = {}
         self._counted: dict[Statement, _Counted] = {}
@@ -106,7 +104,7 @@ class Counts:
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)
         ranges = [s.domain] if s.kind == "range" else [d if isinstance(d, tuple) else (d,) for d in s.domain]
-        bounds = [[cast(self.expressions.primal(b), I32) for b in bounds] for bounds in ranges]
+        bounds = [[cast(self.walk.expressions.primal(b), I32) for b in bounds] for bounds in ranges]
         number = self._next()
         array = self._array(number, "lengths")
         firsts = [self.builder.keep(b[0] if len(b) > 1 else literal(0, I32), "first") for b in bounds]
