@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from taichi_ext.solvers.bounds import Part
+from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
 from taichi_ext.solvers.levenberg import History, Limits, Point, Space, minimize
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, system_of
 
@@ -36,7 +38,8 @@ def banana_rows(x):
 
 def as_csr(J, r, factors):
     sparse = pytest.importorskip("scipy.sparse")
-    return system_of(sparse.csr_array(J), r, factors)
+    sizes = [(Part(name, (n,), np.dtype(float)), 1) for name, n in zip(("r", "x"), J.shape, strict=True)]
+    return SparseSystem(SparseJacobian([[sparse.csr_array(J)]], Layout(sizes[:1], sizes[1:], [])), r, factors)
 
 
 SYSTEMS = {"QR": system_of, "Cholesky": lambda J, r, _: NormalSystem(J.T @ J, J.T @ r), "sparse LU": as_csr}

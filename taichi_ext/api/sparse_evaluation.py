@@ -54,11 +54,15 @@ class SparseEvaluation(Evaluation):
     def _in_format(self, blocks: list[list[Any]]) -> list[list[Any]]:
         kind = self._format
         device = self._device() if kind.startswith("torch") else None
-        elements = [self._element(t) for t in self._outputs], [self._element(t) for t in self._params]
+        elements = self.elements()
         return [
             [in_format(m, kind, (rows, columns), device) for m, columns in zip(row, elements[1], strict=True)]
             for row, rows in zip(blocks, elements[0], strict=True)
         ]
+
+    def elements(self) -> tuple[list[int], list[int]]:
+        """How many numbers an element of each output has, and of each parameter."""
+        return [self._element(t) for t in self._outputs], [self._element(t) for t in self._params]
 
     def _device(self) -> Any:
         values: list[Any] = [self.call.value(t) if t.kind in ("argument", "array") else None for t in self._outputs]

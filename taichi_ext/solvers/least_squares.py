@@ -20,11 +20,12 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options, is_real, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
+from taichi_ext.solvers.elimination import whole
 from taichi_ext.solvers.levenberg import History, Iteration, Limits, Space, minimize, print_line
 from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.normal_equations import weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
-from taichi_ext.solvers.results import LeastSquaresResult
+from taichi_ext.solvers.results import LeastSquaresResult, place_of
 from taichi_ext.solvers.scipy_methods import by_scipy
 from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, refuse_with_shards, refuse_without_shards
 
@@ -44,6 +45,7 @@ def least_squares(
     f_scale: Any = 1.0,
     loss_over: str = "entries",
     weights: Any = None,
+    eliminate: Any = None,
     ftol: float = 1e-8,
     xtol: float = 1e-8,
     gtol: float = 1e-8,
@@ -89,6 +91,10 @@ def least_squares(
             but the last, such as the two of an observation in an image.  For ``method="lm"``.
         weights: the weight of each residual, not negative, structured like ``residuals``; None for 1.  Residuals are
             multiplied by their square roots, before the loss.
+        eliminate: some of the params, or a list of those, whose parts of JtJ are block diagonal, such as the points of
+            a bundle adjustment: no residual depends on two of their elements (or, in arrays of numbers, on numbers with
+            other first indices).  They are eliminated one after the other, so a param may be block diagonal thanks to
+            those before it.  Steps are the same, in less time.  For ``method="lm"``; J is sparse then.
         ftol: it ends where a step lowers the cost by a smaller share.
         xtol: it ends where a step is a smaller share of the parameters.  In "lm", both are weighted with the column
             norms of J.
@@ -137,16 +143,22 @@ def least_squares(
     """
     tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     _check(method, options, tolerances, max_nfev, callback, progress, format, loss_over)
+    if eliminate is not None and method != "lm":
+        raise InvalidArgumentError(f"eliminate needs method='lm'; method is {method!r}.")
     points: Weighted | ShardedProblem
     if shards is None:
         refuse_without_shards(start=start, executor=executor, init=init)
-        problem = Problem(*prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format)))
+        eliminated = _eliminated(eliminate, params)
+        if eliminated:
+            format = "csr"
+        prepared = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
+        problem = Problem(*prepared, eliminated)
         shapes = [part.shape for part in problem.rows]
         points = Weighted(
             problem, Robust(loss, f_scale, loss_over, residuals, shapes), weights_of(weights, residuals, shapes)
         )
     else:
-        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
+        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None, eliminate=eliminate)
         if method != "lm":
             raise InvalidArgumentError(f"method is {method!r}; with shards, expected 'lm'.")
         params, losses = start, (loss, f_scale, loss_over)
@@ -181,7 +193,7 @@ def least_squares(
         x=ended.point.x,
         cost=ended.point.cost,
         fun=r,
-        jacobian=J,
+        jacobian=whole(J),
         grad=ended.gradient,
         success=ended.status > 0,
         status=ended.status,
@@ -197,6 +209,17 @@ def least_squares(
         _count=count,
         _system=ended.point.system,
     )
+
+
+def _eliminated(eliminate: Any, params: Any) -> list[int]:
+    """Which of the params are eliminated."""
+    if eliminate is None:
+        return []
+    given = [leaf for _, leaf in flatten(params)[0]]
+    found = [place_of(leaf, given, "eliminate") for _, leaf in flatten(eliminate, "eliminate")[0]]
+    if len(set(found)) < len(found):
+        raise InvalidArgumentError("eliminate names a param twice.")
+    return found
 
 
 def _check(

@@ -37,8 +37,8 @@ class System(Protocol):
         """The s of ``(JtJ + diag(damping)) s = -(Jtr + JtJ fixed)``; None where the matrix is not positive definite."""
         ...
 
-    def times(self, step: np.ndarray) -> np.ndarray:
-        """``JtJ step``."""
+    def curvature(self, step: np.ndarray) -> float:
+        """``step^T JtJ step``."""
         ...
 
 
@@ -323,7 +323,7 @@ class _Run:
                 break
             step[is_out] = fixed[is_out] = within[is_out] - at[is_out]
             free = free & ~is_out
-        return step, -float(system.gradient @ step) - 0.5 * float(step @ system.times(step))
+        return step, -float(system.gradient @ step) - 0.5 * system.curvature(step)
 
 
 def print_line(line: Iteration) -> None:

@@ -17,9 +17,11 @@ from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.plan import Plan
+from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.bounds import Part, refuse_not_finite, refuse_rows_not_finite
+from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.stacked import residual_vector, stacked
@@ -53,7 +55,7 @@ class Problem:
         best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
     """
 
-    def __init__(self, plan: Plan, call: KernelCall) -> None:
+    def __init__(self, plan: Plan, call: KernelCall, eliminated: list[int] | None = None) -> None:
         self._plan = plan
         self._call = call
         self._targets = [call.current(t) for t in plan.prepared.params]
@@ -77,12 +79,18 @@ class Problem:
         self.best: np.ndarray | None = None
         self.noise = 64 * max(float(np.finfo(part.dtype).eps) for part in self.rows)
         self._x = self.start
+        self._layout: Layout | None = None
+        if isinstance(evaluation, SparseEvaluation):
+            heights, widths = evaluation.elements()
+            rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.parts, widths, strict=True))
+            self._layout = Layout(rows, columns, eliminated or [])
 
     def compute(self, x: np.ndarray) -> tuple[np.ndarray, Any]:
-        """The residuals in float64, and J as one matrix."""
+        """The residuals in float64, and J as one dense matrix or as a ``SparseJacobian``."""
         evaluation = self._start(x)
         blocks = evaluation.blocks()
-        return residual_vector(evaluation), stacked(evaluation, blocks)
+        J = stacked(evaluation, blocks) if self._layout is None else SparseJacobian(blocks, self._layout)
+        return residual_vector(evaluation), J
 
     def jacobian(self, x: np.ndarray) -> Any:
         """J in the structure of the outputs and parameters."""
@@ -99,7 +107,12 @@ class Problem:
 
     def refuse_rows(self, J: Any) -> None:
         """Raise where an entry of J is not finite."""
-        refuse_rows_not_finite(J, self.rows, _ADVICE)
+        if not isinstance(J, SparseJacobian):
+            refuse_rows_not_finite(J, self.rows, _ADVICE)
+            return
+        for part, row in zip(self.rows, J.blocks, strict=True):
+            for block in row:
+                refuse_rows_not_finite(block, [part], _ADVICE)
 
     def split(self, x: np.ndarray) -> Any:
         """A vector as arrays of the shapes of the parameters, in their structure."""
@@ -161,6 +174,8 @@ class Weighted:
 
         def system() -> System:
             self._problem.refuse_rows(J)
+            if isinstance(J, SparseJacobian):
+                return SparseSystem(J, scaled, factors)
             return system_of(J, scaled, factors)
 
         return Point(x, cost, system, (r, J, len(r)))
@@ -176,7 +191,7 @@ class Weighted:
         """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
         r, J, _ = point.data
         self._problem.refuse_rows(J)
-        J = J.astype(np.float64, copy=False)
+        J = whole(J).astype(np.float64, copy=False)
         _, scaled, factors = self._scaled(r)
         gradient = J.T @ (scaled if factors is None else factors * scaled)
         return J if self.roots is None else rows_times(self.roots, J), gradient

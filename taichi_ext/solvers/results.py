@@ -22,6 +22,14 @@ from taichi_ext.solvers.covariance import inverse_part
 from taichi_ext.solvers.levenberg import TITLE, Iteration
 
 
+def place_of(leaf: Any, given: list[Any], what: str) -> int:
+    """The number of a param among those that were given."""
+    for n, param in enumerate(given):
+        if param is leaf or (isinstance(leaf, str) and isinstance(param, str) and param == leaf):
+            return n
+    raise InvalidArgumentError(f"{what} names {shown(leaf)}, which is none of the params of least_squares.")
+
+
 @dataclass(frozen=True, repr=False)
 class LeastSquaresResult:
     """The solution of a least-squares problem; P numbers in the params, M residuals.
@@ -85,7 +93,11 @@ class LeastSquaresResult:
             InvalidArgumentError: the residuals do not determine all parameters; the message names those concerned.
         """
         ends = np.cumsum([0, *(math.prod(part.shape) for part in self._parts)])
-        found = [self._place(leaf) for _, leaf in flatten(params)[0]] if params is not None else range(len(self._parts))
+        found = (
+            [place_of(leaf, self._given, "params") for _, leaf in flatten(params)[0]]
+            if params is not None
+            else range(len(self._parts))
+        )
         entries = np.concatenate([np.arange(ends[n], ends[n + 1]) for n in found])
         if variance is None:
             if self._count <= len(self.x):
@@ -100,12 +112,6 @@ class LeastSquaresResult:
     def standard_errors(self, *, variance: float | None = None) -> Any:
         """The square roots of the diagonal of ``covariance``, in the shapes of the params, structured like them."""
         return self._split(np.sqrt(self.covariance(variance=variance).diagonal()))
-
-    def _place(self, leaf: Any) -> int:
-        for n, given in enumerate(self._given):
-            if given is leaf or (isinstance(leaf, str) and given == leaf):
-                return n
-        raise InvalidArgumentError(f"params names {shown(leaf)}, which is none of the params of least_squares.")
 
     def summary(self) -> str:
         """A report as text: the history, the reason of the end, where the time went."""

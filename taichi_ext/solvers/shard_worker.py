@@ -25,6 +25,7 @@ from taichi_ext.api.arguments import flatten
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown
+from taichi_ext.solvers.elimination import SparseJacobian, SparseSystem
 from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.problem import Problem
 from taichi_ext.solvers.systems import products_of
@@ -150,6 +151,9 @@ def _sums(problem: Problem, residuals: Any, task: Task) -> Sums:
         return Sums(np.inf, len(r), None, None, types, problem.noise)
     problem.refuse_rows(J)
     cost, scaled, factors = robust.apply(r)
+    if isinstance(J, SparseJacobian):
+        system = SparseSystem(J, scaled, factors)
+        return Sums(cost, len(r), system.JtJ, system.gradient, types, problem.noise)
     return Sums(cost, len(r), *products_of(J, scaled, factors), types, problem.noise)
 
 

@@ -18,18 +18,15 @@ _FEW_NUMBERS = 2**18  # of a J that is decomposed
 _ROWS = 2**10  # of a dense J that are multiplied at a time: few, so that threads do not change the order of sums
 
 
-def system_of(J: Any, r: np.ndarray, factors: np.ndarray | None) -> Any:
-    """The system of a J, dense or CSR, whose rows are multiplied by factors, and residuals r in float64."""
-    if isinstance(J, np.ndarray) and J.size <= _FEW_NUMBERS:
+def system_of(J: np.ndarray, r: np.ndarray, factors: np.ndarray | None) -> Any:
+    """The system of a dense J, whose rows are multiplied by factors, and residuals r in float64."""
+    if J.size <= _FEW_NUMBERS:
         return JacobianSystem(rows_times(factors, J.astype(np.float64, copy=False)), r)
     return NormalSystem(*products_of(J, r, factors))
 
 
-def products_of(J: Any, r: np.ndarray, factors: np.ndarray | None) -> tuple[Any, np.ndarray]:
-    """JtJ and Jtr of a J, dense or CSR, whose rows are multiplied by factors, in float64."""
-    if not isinstance(J, np.ndarray):
-        scaled = rows_times(factors, J.astype(np.float64, copy=False))
-        return (scaled.T @ scaled).tocsr(), scaled.T @ r
+def products_of(J: np.ndarray, r: np.ndarray, factors: np.ndarray | None) -> tuple[Any, np.ndarray]:
+    """JtJ and Jtr of a dense J, whose rows are multiplied by factors, in float64."""
     sums = np.zeros((J.shape[1] + 1, J.shape[1] + 1))
     for first in range(0, len(J), _ROWS):
         rows = slice(first, first + _ROWS)
@@ -61,9 +58,9 @@ class NormalSystem:
         """See ``System``."""
         return solve_symmetric(self.JtJ, damping, -(self.gradient + self.JtJ @ fixed))
 
-    def times(self, step: np.ndarray) -> np.ndarray:
+    def curvature(self, step: np.ndarray) -> float:
         """See ``System``."""
-        return self.JtJ @ step
+        return float(step @ (self.JtJ @ step))
 
 
 class JacobianSystem:
@@ -84,9 +81,9 @@ class JacobianSystem:
         except np.linalg.LinAlgError:
             return None
 
-    def times(self, step: np.ndarray) -> np.ndarray:
+    def curvature(self, step: np.ndarray) -> float:
         """See ``System``."""
-        return self.J.T @ (self.J @ step)
+        return float(np.square(self.J @ step).sum())
 
 
 def solve_symmetric(A: Any, damping: np.ndarray, b: np.ndarray) -> np.ndarray | None:

@@ -1,0 +1,286 @@
+"""Normal equations of a sparse J, by params and in small dense blocks, and parts of them that are eliminated."""
+
+# pyright knows no types of SciPy, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# J is the Jacobian, and no constant.
+# pyright: reportConstantRedefinition=false
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.solvers.bounds import Part, entry_name
+from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.systems import solve_symmetric
+
+_MOST_WIDE = 32  # numbers on the side of a block
+_MOST_FILLED = 2.0  # numbers in blocks for each entry of J
+_DENSE = 0.1  # of the entries of a matrix, from which on it is decomposed as a dense one
+_FEW = 256  # rows of a matrix that is decomposed as a dense one whatever its entries
+
+
+class Layout:
+    """How J is cut into small dense blocks; found at the first point.
+
+    Args:
+        rows: the outputs, and how many numbers an element of each has.
+        columns: the same of the params.
+        eliminated: which params are eliminated, in this order.
+    """
+
+    def __init__(self, rows: list[tuple[Part, int]], columns: list[tuple[Part, int]], eliminated: list[int]) -> None:
+        self.rows, self.columns = [part for part, _ in rows], [part for part, _ in columns]
+        self.eliminated = eliminated
+        self.kept = [n for n in range(len(columns)) if n not in eliminated]
+        self.heights = [_widths(*row)[-1] for row in rows]
+        self._candidates = [_widths(*column) for column in columns]
+        self.widths = [found[-1] for found in self._candidates]
+        ends = np.cumsum([0, *(math.prod(part.shape) for part in self.columns)])
+        self.places = [slice(*pair) for pair in itertools.pairwise(ends.tolist())]
+        self._is_fixed = False
+
+    def fix(self, J: list[list[Any]]) -> None:
+        """Find the blocks of a J: no larger than needed where params are eliminated, mostly full elsewhere."""
+        if self._is_fixed:
+            return
+        self._is_fixed = True
+        for n in self.eliminated:
+            self.widths[n] = next((w for w in self._candidates[n] if not any(_crossing(row[n], w) for row in J)), 0)
+            if not self.widths[n]:
+                self._refuse(J, n)
+        for m, row in enumerate(J):
+            if self._filling(row, m) > _MOST_FILLED:
+                self.heights[m] = 1
+        for n in self.kept:
+            if any(_filled(row[n], h, self.widths[n]) > _MOST_FILLED for row, h in zip(J, self.heights, strict=True)):
+                self.widths[n] = 1
+
+    def _filling(self, row: list[Any], m: int) -> float:
+        numbers = sum(_filled(b, self.heights[m], w) * b.nnz for b, w in zip(row, self.widths, strict=True))
+        return numbers / max(1, sum(b.nnz for b in row))
+
+    def _refuse(self, J: list[list[Any]], n: int) -> None:
+        for m, row in enumerate(J):
+            found = _crossing(row[n], self._candidates[n][-1])
+            if found is not None:
+                residual, *entries = found
+                raise self.coupled(n, entries, f"{entry_name(residual, [self.rows[m]])} depends on both")
+
+    def coupled(self, n: int, entries: list[int], reason: str) -> InvalidArgumentError:
+        """The error where a part is not block diagonal: two entries of param ``n`` that are coupled."""
+        part = self.columns[n]
+        first, second = (entry_name(k, [part]) for k in entries)
+        return InvalidArgumentError(
+            f"eliminate names {part.name}, whose part of J^T J is not block diagonal: {first} and {second} are in "
+            f"different blocks, and {reason}. Leave it out of eliminate, or list before it what is only coupled with "
+            "one of its blocks."
+        )
+
+
+class SparseJacobian(NamedTuple):
+    """J as CSR blocks by output and param, and how it is cut."""
+
+    blocks: list[list[Any]]
+    layout: Layout
+
+    def stacked(self) -> Any:
+        """One CSR array."""
+        return require_scipy("sparse", "format=").bmat(self.blocks, format="csr")
+
+    def dense_blocks(self, row: int, column: int, factors: np.ndarray | None) -> Any:
+        """A block of J as a BSR array in float64, whose rows are multiplied by factors."""
+        block, layout = self.blocks[row][column], self.layout
+        found = block.astype(np.float64, copy=False).tobsr((layout.heights[row], layout.widths[column]))
+        if factors is not None:
+            counts = np.diff(found.indptr)
+            found.data = found.data * np.repeat(factors.reshape(-1, layout.heights[row]), counts, axis=0)[:, :, None]
+        return found
+
+
+def whole(J: Any) -> Any:
+    """J as one matrix, dense or CSR."""
+    return J.stacked() if isinstance(J, SparseJacobian) else J
+
+
+class _Elimination(NamedTuple):
+    """A part that is eliminated.
+
+    Attributes:
+        param: its number.
+        roots: roots of the inverses of its blocks.
+        coupling: by param, those times the coupling.
+        transposed: minus the transpose of that.
+    """
+
+    param: int
+    roots: np.ndarray
+    coupling: dict[int, Any]
+    transposed: dict[int, Any]
+
+
+class SparseSystem:
+    """The normal equations of a sparse J; see ``System``.
+
+    A param whose part ``V`` of JtJ is block diagonal is eliminated by its Schur complement, of the parts ``U`` of the
+    other params and ``W`` in between: ``(U - W V^-1 W^T) s = -g_U + W V^-1 g_V``; see B. Triggs and others, Bundle
+    Adjustment - A Modern Synthesis, 2000, section 6.1.
+    """
+
+    def __init__(self, J: SparseJacobian, r: np.ndarray, factors: np.ndarray | None) -> None:
+        J.layout.fix(J.blocks)
+        self._layout = layout = J.layout
+        self._order = [*layout.eliminated, *layout.kept]
+        self._matrix: dict[tuple[int, int], Any] = {}  # by pairs of params, in this order; none where it is zero
+        self.gradient = np.zeros(layout.places[-1].stop)
+        ends = np.cumsum([0, *(math.prod(part.shape) for part in layout.rows)]).tolist()
+        for m, rows in enumerate(itertools.starmap(slice, itertools.pairwise(ends))):
+            scale = None if factors is None else factors[rows]
+            blocks = {n: J.dense_blocks(m, n, scale) for n in self._order if J.blocks[m][n].nnz}
+            transposed = {n: block.T for n, block in blocks.items()}
+            for n, block in transposed.items():
+                self.gradient[layout.places[n]] += block @ r[rows]
+            _add_products(self._matrix, transposed, blocks)
+        self.diagonal = np.zeros_like(self.gradient)
+        for n, place in enumerate(layout.places):
+            if (n, n) in self._matrix:
+                self.diagonal[place] = self._matrix[n, n].diagonal()
+
+    @functools.cached_property
+    def JtJ(self) -> Any:
+        """JtJ as a CSR array."""
+        return self._assembled(self._matrix, range(len(self._layout.columns)))
+
+    def curvature(self, step: np.ndarray) -> float:
+        """See ``System``."""
+        parts = [step[place] for place in self._layout.places]
+        terms = ((1 + (a != b)) * float(parts[a] @ (part @ parts[b])) for (a, b), part in self._matrix.items())
+        return sum(terms)
+
+    def solve(self, damping: np.ndarray, fixed: np.ndarray) -> np.ndarray | None:
+        """See ``System``."""
+        right, places, layout = -self.gradient, self._layout.places, self._layout
+        if fixed.any():
+            right -= self.JtJ @ fixed
+        matrix, eliminations = dict(self._matrix), list[_Elimination]()
+        for n in layout.eliminated:
+            found = self._eliminated(matrix, n, damping[places[n]])
+            if found is None:
+                return None
+            right[places[n]] = _times_blocks(found.roots, right[places[n]])
+            for k, coupling in found.transposed.items():
+                right[places[k]] += coupling @ right[places[n]]
+            eliminations.append(found)
+        if layout.kept:
+            solved = self._reduced(matrix, damping, right)
+            if solved is None:
+                return None
+            right = solved
+        for found in reversed(eliminations):
+            rest = right[places[found.param]]
+            for k, coupling in found.coupling.items():
+                rest = rest - coupling @ right[places[k]]
+            right[places[found.param]] = _times_blocks(found.roots.transpose(0, 2, 1), rest)
+        return right
+
+    def _eliminated(self, matrix: dict[tuple[int, int], Any], n: int, damping: np.ndarray) -> _Elimination | None:
+        """Eliminate a param; None where a block is not positive definite."""
+        width = self._layout.widths[n]
+        V = self._diagonal_blocks(matrix.pop((n, n), None), n, width)
+        V[:, np.arange(width), np.arange(width)] += damping.reshape(-1, width)
+        diagonal = np.einsum("nii->ni", V)
+        if not ((diagonal > 0) & np.isfinite(diagonal)).all():
+            return None
+        scale = 1 / np.sqrt(diagonal)
+        try:
+            roots = np.linalg.inv(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
+        except np.linalg.LinAlgError:
+            return None
+        coupling, transposed = dict[int, Any](), dict[int, Any]()
+        for k in self._order:
+            part = matrix.pop((n, k), None)
+            if part is not None:
+                coupling[k] = part.copy()
+                coupling[k].data = roots[np.repeat(np.arange(len(V)), np.diff(part.indptr))] @ part.data
+                transposed[k] = -coupling[k].T
+        _add_products(matrix, transposed, coupling)
+        return _Elimination(n, roots, coupling, transposed)
+
+    def _diagonal_blocks(self, part: Any, n: int, width: int) -> np.ndarray:
+        count = math.prod(self._layout.columns[n].shape) // width
+        found = np.zeros((count, width, width))
+        if part is not None:
+            rows = np.repeat(np.arange(count), np.diff(part.indptr))
+            is_beside = (rows != part.indices) & part.data.any(axis=(1, 2))
+            if is_beside.any():
+                k = int(np.argmax(is_beside))
+                entries = [int(rows[k]) * width, int(part.indices[k]) * width]
+                raise self._layout.coupled(n, entries, "another part that is eliminated before is coupled with both")
+            found[part.indices[rows == part.indices]] = part.data[rows == part.indices]
+        return found
+
+    def _reduced(self, matrix: dict[tuple[int, int], Any], damping: np.ndarray, right: np.ndarray) -> np.ndarray | None:
+        """The right sides of what is kept, with the solution in their place."""
+        kept = np.concatenate(
+            [np.arange(self._layout.places[n].start, self._layout.places[n].stop) for n in self._layout.kept]
+        )
+        A = self._assembled(matrix, self._layout.kept) if self._layout.eliminated else self.JtJ
+        if len(kept) <= _FEW or A.nnz > _DENSE * len(kept) ** 2:
+            A = A.toarray()
+        solved = solve_symmetric(A, damping[kept], right[kept])
+        if solved is not None:
+            right[kept] = solved
+        return None if solved is None else right
+
+    def _assembled(self, matrix: dict[tuple[int, int], Any], params: Any) -> Any:
+        """The matrix of some params as one CSR array."""
+        sparse, sizes = require_scipy("sparse", "format='csr'"), [math.prod(p.shape) for p in self._layout.columns]
+        blocks = [[matrix.get((a, b)) for b in params] for a in params]
+        for (i, a), (j, b) in itertools.product(enumerate(params), repeat=2):
+            if blocks[i][j] is None:
+                mirrored = matrix.get((b, a))
+                blocks[i][j] = sparse.csr_array((sizes[a], sizes[b])) if mirrored is None else mirrored.T
+        return sparse.block_array(blocks, format="csr")
+
+
+def _add_products(matrix: dict[tuple[int, int], Any], left: dict[int, Any], right: dict[int, Any]) -> None:
+    """Add products to the matrices of pairs of params, in their order."""
+    for a, b in itertools.combinations_with_replacement(right, 2):
+        product = left[a] @ right[b]
+        matrix[a, b] = matrix[a, b] + product if (a, b) in matrix else product
+
+
+def _widths(part: Part, element: int) -> list[int]:
+    """How large blocks of a part may be, from small to large: its elements, or what shares the first indices."""
+    axes = next(k for k in range(len(part.shape), -1, -1) if math.prod(part.shape[k:]) == element)
+    return [
+        w for k in range(axes, min(1, axes) - 1, -1) if (w := math.prod(part.shape[k:])) <= max(_MOST_WIDE, element)
+    ]
+
+
+def _crossing(block: Any, width: int) -> tuple[int, int, int] | None:
+    """A row of a CSR array, and two columns of it that are in different blocks of this width."""
+    of_block = block.indices // width
+    starts = block.indptr[:-1][np.diff(block.indptr) > 0]
+    if not len(starts):
+        return None
+    least, most = np.minimum.reduceat(of_block, starts), np.maximum.reduceat(of_block, starts)
+    if (least == most).all():
+        return None
+    row = np.flatnonzero(np.diff(block.indptr))[np.argmax(least != most)]
+    columns = block.indices[block.indptr[row] : block.indptr[row + 1]]
+    return int(row), int(columns.min()), int(columns.max())
+
+
+def _filled(block: Any, height: int, width: int) -> float:
+    """How many numbers a CSR array in blocks of this size keeps for each of its entries."""
+    return block.tobsr((height, width)).data.size / max(1, block.nnz)
+
+
+def _times_blocks(blocks: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    return (blocks @ vector.reshape(len(blocks), -1, 1)).reshape(-1)

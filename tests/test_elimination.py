@@ -1,0 +1,193 @@
+"""Parts of normal equations that are eliminated, compared with the whole equations."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars, vectors
+from numpy.testing import assert_allclose
+
+from taichi_ext import InvalidArgumentError, least_squares
+from taichi_ext.solvers.bounds import Part
+from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
+
+sparse = pytest.importorskip("scipy.sparse")
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("compared with float64")]
+
+CAMERAS, POINTS, SEEN = 4, 11, 35
+RNG = np.random.default_rng(0)
+CENTRES = RNG.uniform(-1, 1, (CAMERAS, 4)) + [0, 0, -6, 2]
+PLACES = RNG.uniform(-1, 1, (POINTS, 3))
+PAIRS = np.stack([np.arange(SEEN) % CAMERAS, (np.arange(SEEN) // 2) % (POINTS - 1)], axis=1)  # nobody sees the last one
+Y = PLACES[PAIRS[:, 1]] - CENTRES[PAIRS[:, 0], :3]
+IMAGES = CENTRES[PAIRS[:, 0], 3:] * Y[:, :2] / Y[:, 2:] + 0.05 * RNG.standard_normal((SEEN, 2))
+START = PLACES + 0.2 * RNG.standard_normal(PLACES.shape)
+EXACT = {"ftol": 0.0, "xtol": 0.0, "gtol": 0.0}
+
+
+class Scene:
+    """Cameras (centre and focal length), points, and a weight for each observation, with a prior."""
+
+    def __init__(self):
+        self.cameras, self.points, self.weights = scalars(CENTRES), vectors(PLACES), scalars(np.ones(SEEN))
+        self.errors, self.priors = vectors(np.zeros((SEEN, 2))), outputs(SEEN)
+        pairs, images = ti.Vector.field(2, ti.i32, SEEN), vectors(IMAGES)
+        pairs.from_numpy(PAIRS.astype(np.int32))
+        cameras, points, weights, errors, priors = self.cameras, self.points, self.weights, self.errors, self.priors
+
+        @ti.kernel
+        def residuals():
+            for k in errors:
+                c = pairs[k][0]
+                y = points[pairs[k][1]] - ti.Vector([cameras[c, 0], cameras[c, 1], cameras[c, 2]])
+                errors[k] = weights[k] * (cameras[c, 3] * ti.Vector([y[0], y[1]]) / y[2] - images[k])
+                priors[k] = 1.1 - weights[k] ** 2
+
+        self.kernel = residuals
+        self.params, self.residuals = [self.cameras, self.points, self.weights], [self.errors, self.priors]
+
+    def solve(self, params=None, residuals=None, **options):
+        for field, values in zip(self.params, (CENTRES, START, np.ones(SEEN)), strict=True):
+            field.from_numpy(values)
+        options = {"max_nfev": 12, **options}
+        return least_squares(self.kernel, params or self.params, residuals or self.residuals, **options)
+
+
+@pytest.fixture(scope="module")
+def scene(ti64):
+    return Scene()
+
+
+def same_steps(found, wanted):
+    """The same points, one after the other."""
+    assert len(found.history) == len(wanted.history)
+    for a, b in zip(found.history, wanted.history, strict=True):
+        assert_allclose(a.x, b.x, rtol=1e-9, atol=1e-9)
+        assert_allclose(a.cost, b.cost, rtol=1e-9)
+
+
+@pytest.mark.parametrize("which", [["points"], ["weights"], ["weights", "points"], ["weights", "cameras"]])
+def test_steps(scene, which):
+    """A point that nobody sees stays; the weights couple a camera and a point each, so they go first."""
+    wanted = scene.solve(**EXACT)
+    found = scene.solve(eliminate=[getattr(scene, name) for name in which], **EXACT)
+    same_steps(found, wanted)
+    assert sparse.issparse(found.jacobian)
+    assert_allclose(found.jacobian.toarray(), wanted.jacobian, atol=1e-9 * np.abs(wanted.jacobian).max())
+    assert_allclose(found.split(found.x)[1][-1], START[-1])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "huber", "f_scale": 0.5},
+        {"loss": ["cauchy", "linear"], "loss_over": "last axis"},
+        {"weights": [RNG.uniform(0.5, 2.0, (SEEN, 2)), RNG.uniform(0.5, 2.0, SEEN)]},
+        {"bounds": ([-np.inf, -2.0, 0.9], [np.inf, 2.0, 1.02])},
+    ],
+    ids=["huber", "norms", "weights", "bounds"],
+)
+def test_losses_weights_and_bounds(scene, options):
+    wanted = scene.solve(**options)
+    found = scene.solve(eliminate=[scene.weights, scene.points], **options)
+    same_steps(found, wanted)
+    if "bounds" in options:
+        assert (found.x[-SEEN:] == 1.02).any()
+
+
+def test_everything_is_eliminated(scene):
+    """Points alone: fits that have nothing to do with each other."""
+    wanted = scene.solve([scene.points], scene.errors)
+    same_steps(scene.solve([scene.points], scene.errors, eliminate=scene.points), wanted)
+
+
+def test_covariance(scene):
+    """Points that cameras have seen at known places."""
+    params = [scene.points, scene.weights]
+    bounds = ([-1.5, 0.0], [1.5, 3.0])
+    options = {"bounds": bounds, "max_nfev": 4}
+    wanted, found = scene.solve(params, **options), scene.solve(params, eliminate=scene.weights, **options)
+    with pytest.raises(InvalidArgumentError, match=r"do not determine entry \[10, 0\]"):
+        found.covariance(scene.weights)
+    assert_allclose(found.grad, wanted.grad, rtol=1e-8, atol=1e-8)
+
+
+def test_arrays():
+    """Numbers with the same first index are a block where not each number is one."""
+    x, shift = RNG.standard_normal((6, 2)), np.zeros(2)
+
+    @ti.kernel
+    def kernel(x: ti.types.ndarray(), shift: ti.types.ndarray(), r: ti.types.ndarray()):
+        for i, j in ti.ndrange(6, 3):
+            r[i, j] = x[i, 0] * ti.cos(0.3 * j) + x[i, 1] ** 2 * j + shift[0] - shift[1] * j - ti.sin(1.0 + i * j)
+
+    def solve(**options):
+        args = x.copy(), shift.copy(), np.zeros((6, 3))
+        return least_squares(kernel, {"x": "x", "shift": "shift"}, "r", args=args, max_nfev=6, **options)
+
+    same_steps(solve(eliminate="x"), solve())
+
+
+@pytest.mark.parametrize(("density", "width"), [(0.1, 1), (1.0, 3)])
+@pytest.mark.parametrize("factors", [None, np.linspace(0.5, 2.0, 40)], ids=["", "factors"])
+def test_system(factors, density, width):
+    """A system of J with random entries, in blocks of 3 if those are not mostly zero, 2 and 1, against its matrix."""
+    rows, columns = np.arange(40), 9 + 2 * np.arange(5)
+    dense = np.zeros((40, 9 + 10 + 4))
+    dense[:, :9] = RNG.standard_normal((40, 9)) * (RNG.uniform(size=(40, 9)) < density)
+    for k in range(2):
+        dense[rows, columns[rows % 5] + k] = RNG.standard_normal(40)
+    dense[:, 19:] = RNG.standard_normal((40, 4))
+    parts = [
+        (Part("a", (3, 3), np.dtype(float)), 3),
+        (Part("b", (5, 2), np.dtype(float)), 1),
+        (Part("c", (4,), np.dtype(float)), 1),
+    ]
+    layout = Layout([(Part("r", (20, 2), np.dtype(float)), 2)], parts, [1])
+    J = SparseJacobian([[sparse.csr_array(p) for p in np.split(dense, [9, 19], axis=1)]], layout)
+    r, damping, fixed = RNG.standard_normal(40), RNG.uniform(0.1, 1.0, 23), RNG.standard_normal(23)
+    scaled = dense if factors is None else factors[:, None] * dense
+    system, A = SparseSystem(J, r, factors), scaled.T @ scaled
+    assert layout.widths == [width, 2, 1]
+    assert_allclose(J.stacked().toarray(), dense)
+    assert_allclose(system.JtJ.toarray(), A, atol=1e-12)
+    assert_allclose(system.gradient, scaled.T @ r, atol=1e-12)
+    assert_allclose(system.diagonal, A.diagonal())
+    assert_allclose(system.curvature(fixed), fixed @ A @ fixed)
+    wanted = np.linalg.solve(A + np.diag(damping), -(scaled.T @ r + A @ fixed))
+    assert_allclose(system.solve(damping, fixed), wanted, rtol=1e-9)
+    damping[9] = -A[9, 9] - 1.0
+    assert system.solve(damping, fixed) is None
+
+
+def test_parts_that_are_not_block_diagonal(scene):
+    """The message names the param, two entries, and the residual that depends on both."""
+    chain, r = vectors(np.zeros((6, 2))), outputs(5)
+
+    @ti.kernel
+    def differences():
+        for i in r:
+            r[i] = chain[i][0] - chain[i + 1][1] - 1.0
+
+    with pytest.raises(InvalidArgumentError) as told:
+        least_squares(differences, chain, r, eliminate=chain)
+    for words in ["not block diagonal", "entry [0, 0]", "entry [1, 1]", "depends on both", "Leave it out"]:
+        assert words in str(told.value)
+    with pytest.raises(InvalidArgumentError, match="another part that is eliminated before is coupled with both"):
+        scene.solve(eliminate=[scene.points, scene.weights])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"eliminate": "nothing"}, "eliminate names 'nothing', which is none of the params"),
+        ({"eliminate": ["points", "points"]}, "eliminate names 'points'"),
+        ({"eliminate": "fields"}, "twice"),
+        ({"eliminate": "one", "method": "trf"}, "eliminate needs method='lm'; method is 'trf'"),
+    ],
+)
+def test_bad_input(scene, options, words):
+    fields = {"fields": [scene.points, scene.points], "one": scene.points}
+    eliminate = options["eliminate"]
+    given = fields.get(eliminate, eliminate) if isinstance(eliminate, str) else eliminate
+    with pytest.raises(InvalidArgumentError, match=words):
+        scene.solve(**{**options, "eliminate": given})
