@@ -154,7 +154,7 @@ def compiled(
         [*positions, *range(len(args), len(args) + len(extra))],
         [args[p] for p in positions] + [None] * len(extra),
         (*(features[p] for p in positions), *extra),
-        has_vectors=emitted.has_vectors,
+        hazards=emitted.hazards,
         like=like,
     )
 

@@ -105,7 +105,7 @@ class Conformance:
         scope["y"].fill(0)
         if "reset_extra" in scope:
             scope["reset_extra"]()
-        with backend.careful_compilation(has_vectors=False), reemission or contextlib.nullcontext():
+        with backend.careful_compilation(frozenset()), reemission or contextlib.nullcontext():
             scope["run"]()
         fields = {k: v for k, v in scope.items() if isinstance(v, ti.Field) and not isinstance(v, ti.StructField)}
         return {k: v.to_numpy() for k, v in fields.items()}
@@ -126,7 +126,7 @@ class Wild:
         self.harness.prepare()
         run, _, _ = self.programs[key].setup()
         state = self.harness.State()
-        with backend.careful_compilation(has_vectors=False):
+        with backend.careful_compilation(frozenset()):
             run()
         want = state.read()
         state.restore()
@@ -180,7 +180,7 @@ class Kernels:
 
     def run(self, loaded: Any, values: Any) -> dict[str, Any]:
         args = loaded.prepare(values)
-        with backend.careful_compilation(has_vectors=True):
+        with backend.careful_compilation(frozenset({"vectors"})):
             result = loaded.entry(*args)
         state = loaded.state(args) if self.module is program_check else loaded.state()
         if result is not None:

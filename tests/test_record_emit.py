@@ -64,7 +64,7 @@ def compare(f, kernel, *args):
     for is_plain in (True, False):
         f.fill()
         given = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
-        with backend.careful_compilation(has_vectors=False):
+        with backend.careful_compilation(frozenset()):
             if is_plain:
                 result = kernel(*given)
             else:
@@ -592,6 +592,6 @@ def test_quantised_types_are_refused():
 @pytest.mark.parametrize(("lines", "level"), [(1000, 1), (1001, 0)])
 def test_taichi_looks_for_repeated_values_in_short_kernels_alone(lines, level):
     config = ti.lang.impl.get_runtime().prog.config()
-    with backend.careful_compilation(has_vectors=False, lines=lines):
+    with backend.careful_compilation(frozenset(), lines=lines):
         assert config.opt_level == level
     assert config.opt_level == 1

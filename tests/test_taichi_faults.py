@@ -313,6 +313,62 @@ class TestVectorsInFields:
 
         np.testing.assert_allclose(check_jacobian(run, p, z, state=[y]), self.SUMS[:, None] * np.eye(2, 6))
 
+    @pytest.mark.parametrize("kind", ["vector", "matrix", "array", "maximum", "difference"])
+    def test_a_constant_that_is_added_to_a_component_found_at_run_time(self, kind):
+        """Taichi aborted while it made local sums for each thread."""
+        x, v, g = scalars([1.0, 2.0]), vector_outputs(2, 2), matrix_outputs(2, 2, 2)
+
+        @ti.kernel
+        def vector():
+            for i in range(2):
+                v[i][i] += 1.0
+            for i in range(2):
+                v[i][i] *= x[i]
+
+        @ti.kernel
+        def matrix():
+            for i in range(2):
+                g[i][i, i] += 1.0
+            for i in range(2):
+                g[i][i, i] *= x[i]
+
+        @ti.kernel
+        def maximum():
+            for i in range(2):
+                ti.atomic_max(v[i][i], 1.0)
+            for i in range(2):
+                v[i][i] *= x[i]
+
+        @ti.kernel
+        def difference():
+            for i in range(2):
+                v[0][i] -= 1.0
+            for i in range(2):
+                v[0][i] *= x[i]
+
+        @ti.kernel
+        def array(a: PAIRS):
+            for i in range(2):
+                a[i][i] += 1.0
+            for i in range(2):
+                a[i][i] *= x[i]
+
+        expected, values = np.zeros((2, 2, 2)), np.diag([1.0, 2.0])
+        expected[[0, 1], [0, 1], [0, 1]] = 1.0
+        if kind == "array":
+            a = np.zeros((2, 2))
+            assert_allclose(jacobian(array, x, "a", args=(a,)), expected)
+            assert_allclose(a, values)
+        elif kind == "matrix":
+            J = jacobian(matrix, x, g)
+            assert_allclose(J[:, [0, 1], [0, 1]], expected)
+            assert_allclose(g.to_numpy()[:, [0, 1], [0, 1]], values)
+        elif kind == "difference":
+            assert_allclose(jacobian(difference, x, v), np.stack([-np.eye(2), np.zeros((2, 2))]))
+        else:
+            assert_allclose(jacobian({"vector": vector, "maximum": maximum}[kind], x, v), expected)
+            assert_allclose(v.to_numpy(), values)
+
     def test_a_loop_over_an_array_that_adds_to_vectors(self):
         """Taichi aborted: an address was used before it was computed."""
         v, a = ti.Vector.field(3, ti.f64, shape=5), real([0.2, 0.9])

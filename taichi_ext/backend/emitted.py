@@ -26,10 +26,10 @@ class EmittedKernel(FusedKernel):
         given: list[Any],
         features: tuple[Any, ...],
         *,
-        has_vectors: bool,
+        hazards: frozenset[str],
         like: Any = None,
     ) -> None:
-        super().__init__(kernel, [], has_vectors=has_vectors)
+        super().__init__(kernel, [], hazards=hazards)
         _unregister(kernel)
         if like is not None:  # the user's kernel, in place of which Taichi launches this one
             self.autodiff_mode = like.autodiff_mode

@@ -78,13 +78,21 @@ SETTINGS = {
     "cfg_optimization": False,  # drops a store to a local vector that is read after an inner loop
     "real_matrix_scalarize": True,  # without it, vectors in a fused kernel hold what was never stored in them
 }
+# the same, for what a kernel has
+HAZARDS = {
+    # fields or array arguments have vectors or matrices as entries: Taichi aborts, or stores nothing, where such
+    # entries are used before and after a parallel loop
+    "vectors": {"force_scalarize_matrix": True},
+    # an atomic operation on a component with an index that is only known at run time: with a constant, it aborts
+    "indexed components": {"make_thread_local": False},
+}
 LONG = 1000  # lines; for each value that such a kernel computes twice, Taichi would go over the whole kernel
 
 
-def _settings_of(has_vectors: bool, lines: int) -> dict[str, int]:
+def _settings_of(hazards: frozenset[str], lines: int) -> dict[str, int]:
     settings: dict[str, int] = {**SETTINGS}
-    if has_vectors:  # else Taichi aborts, or stores nothing, where entries are used before and after a parallel loop
-        settings["force_scalarize_matrix"] = True
+    for hazard in sorted(hazards):
+        settings |= HAZARDS[hazard]
     if lines > LONG:  # short ones run faster with it; in long ones LLVM finds such values soon enough
         settings["opt_level"] = 0
     return settings
@@ -104,13 +112,12 @@ def _settings(config: Any, values: dict[str, int]) -> Iterator[None]:
                 setattr(config, name, value)
 
 
-def careful_compilation(has_vectors: bool, lines: int = 0) -> contextlib.AbstractContextManager[None]:
+def careful_compilation(hazards: frozenset[str], lines: int = 0) -> contextlib.AbstractContextManager[None]:
     """Kernels that are compiled in the meantime avoid what Taichi 1.7.4 gets wrong.
 
-    ``has_vectors`` says whether fields or array arguments have vectors or matrices as entries, ``lines`` how long the
-    kernel is.
+    ``hazards`` are keys of ``HAZARDS``, ``lines`` says how long the kernel is.
     """
-    return _settings(impl.get_runtime().prog.config(), _settings_of(has_vectors, lines))
+    return _settings(impl.get_runtime().prog.config(), _settings_of(hazards, lines))
 
 
 ARGUMENTS = 64  # elements that Taichi's launch lets through; what is compiled takes any number
@@ -133,7 +140,7 @@ class _DroppedError(Exception):
 class FusedKernel(Kernel):
     """A kernel traced from a given tree rather than from a function's source; it is never found by name."""
 
-    def __init__(self, primal: Kernel, extra: list[str], *, has_vectors: bool = False) -> None:
+    def __init__(self, primal: Kernel, extra: list[str], *, hazards: frozenset[str] = frozenset()) -> None:
         # Not super().__init__(): that would register the kernel in the runtime for ever.
         self.func = primal.func
         self.kernel_counter = Kernel.counter
@@ -157,7 +164,7 @@ class FusedKernel(Kernel):
         self.compiled: Any = None
         self.captures = Captures()
         self.uses = Uses()
-        self.has_vectors = has_vectors  # fields or array arguments have vectors or matrices as entries
+        self.hazards = hazards  # keys of HAZARDS
         self.lines = 0  # of its text, where it was generated
 
     def noted(self) -> contextlib.AbstractContextManager[None]:
@@ -209,7 +216,7 @@ class FusedKernel(Kernel):
         prog = self.runtime.prog
         if self.compiled is None:
             reverse: dict[str, int] = {"fast_math": False} if is_reverse(self) else {}
-            with careful_compilation(self.has_vectors, self.lines), _settings(prog.config(), reverse):
+            with careful_compilation(self.hazards, self.lines), _settings(prog.config(), reverse):
                 self.compiled = prog.compile_kernel(prog.config(), prog.get_device_caps(), self.cpp)
         return self.compiled
 
@@ -401,9 +408,9 @@ def as_function(func: Func) -> Any:
     return call
 
 
-def settings_text(has_vectors: bool, lines: int) -> str:
+def settings_text(hazards: frozenset[str], lines: int) -> str:
     """``careful_compilation`` as the text of a function that needs Taichi alone."""
-    settings = _settings_of(has_vectors, lines)
+    settings = _settings_of(hazards, lines)
     return textwrap.dedent(f'''\
         @_contextlib.contextmanager
         def _careful_compilation():

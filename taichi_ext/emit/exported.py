@@ -117,7 +117,7 @@ def export(
         IMPORTS,
         *constants,
     ]
-    settings = backend.settings_text(program.has_vectors, text.count("\n"))
+    settings = backend.settings_text(program.hazards, text.count("\n"))
     copying = () if module.is_in_place else (_COPYING,)
     functions = (text.replace("def make(", "def _make(", 1), module.bind(list(objects)), settings, CHECKS, *copying)
     return "\n".join(parts) + "\n\n" + "\n\n".join(functions)

@@ -24,11 +24,11 @@ class Emitted:
     kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
     tree: ast.Module  # of the kernel alone; nodes keep their places in the text
     text: str
-    has_vectors: bool  # as entries of fields and array arguments
+    hazards: frozenset[str]  # of the program
 
     def __call__(self, *args: Any) -> Any:
         """Run it, compiled without what Taichi gets wrong."""
-        with backend.careful_compilation(self.has_vectors):
+        with backend.careful_compilation(self.hazards):
             return self.kernel(*args)
 
 
@@ -44,4 +44,4 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     weakref.finalize(kernel, linecache.cache.pop, file, None)
     make = tree.body[-1]
     assert isinstance(make, ast.FunctionDef)
-    return Emitted(kernel, ast.Module(make.body[:1], []), text, program.has_vectors)
+    return Emitted(kernel, ast.Module(make.body[:1], []), text, program.hazards)

@@ -214,9 +214,12 @@ class Program:
     default_integer: Type = I32
 
     @property
-    def has_vectors(self) -> bool:
-        """Whether a field or an array argument has vectors or matrices as entries."""
-        return any(c.element_shape for c in self.containers)
+    def hazards(self) -> frozenset[str]:
+        """What it has that Taichi gets wrong with its own settings, see ``backend.kernels.HAZARDS``."""
+        vectors = {"vectors"} if any(c.element_shape for c in self.containers) else set()
+        targets = (s.target for s in statements(self.body) if isinstance(s, (Atomic, Update))) if vectors else ()
+        indexed = (isinstance(i, Value) for t in targets if isinstance(t, Load) for i in t.component)
+        return frozenset(vectors | ({"indexed components"} if any(indexed) else set()))
 
 
 def bodies(statement: Statement) -> tuple[Body, ...]:
