@@ -66,6 +66,7 @@ class Indices:
     def __init__(self, body: Body) -> None:
         self.forms: dict[Local, Affine] = {}  # of integer locals
         self.vectors: set[Local] = set()  # of integers, that do not change
+        self.clamped: dict[Local, Affine] = {}  # of locals that are kept within a range: what they are in the range
         changed = assigned_locals(body)
         for statement in statements(body):
             for local in declared(statement):
@@ -77,7 +78,21 @@ class Indices:
                 known = None
                 if isinstance(statement, Declare) and local.dtype == I32:
                     known = self.form(statement.values[0])
+                    self._note_clamped(local, statement.values[0])
                 self.forms[local] = Affine(((local, 1),)) if known is None else known
+
+    def _note_clamped(self, local: Local, value: Value) -> None:
+        match value:
+            case Op(name="max", args=(Const(), Op(name="min", args=(index, Const())))):
+                known = self.form(index)
+                if known is not None:
+                    self.clamped[local] = known
+
+    def unclamped(self, affine: Affine) -> Affine:
+        """An index that is kept within a range, as it is in the range."""
+        if len(affine.terms) == 1 and affine.terms[0][0] in self.clamped and affine.terms[0][1] == 1:
+            return self.clamped[affine.terms[0][0]] + Affine((), affine.constant)  # type: ignore[index]
+        return affine
 
     def name(self, local: Local) -> Affine:
         """A local that does not change as a normal form of its own."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from taichi_ext.analysis.affine import Affine, Atom, Indices
 from taichi_ext.analysis.loops import Extents, Loop
@@ -77,7 +78,9 @@ class Stores:
         if target.component and len(group) == 1 and len(group) != _count(target.container):
             component = self.component(target)
         indices = tuple(map(self._indices.site, target.indices))
-        site = Site(target.container, indices, component, around, depth, isinstance(group[0], Assign))
+        if is_scattered(first := group[0]):
+            indices = tuple(Affine(((i, 1),)) for i in target.indices)  # any entries
+        site = Site(target.container, indices, component, around, depth, isinstance(first, Assign))
         self.sites.setdefault(target.container, []).append(site)
         for s in group:
             self.of[s] = site
@@ -152,8 +155,15 @@ def grouped(body: Body) -> list[tuple[Statement, ...]]:
     return found
 
 
+def is_scattered(s: Statement) -> TypeGuard[Update]:
+    """Whether a statement is part of a group that adds to any entries of a container."""
+    return isinstance(s, Update) and s.group is not None
+
+
 def _whole_length(body: Body, start: int) -> int:
     first = body[start]
+    if is_scattered(first):
+        return sum(1 for _ in itertools.takewhile(lambda s: getattr(s, "group", None) is first.group, body[start:]))
     if not isinstance(first, (Assign, Update)) or not isinstance(first.target, Load) or not first.target.component:
         return 1
     count = _count(first.target.container)

@@ -7,7 +7,7 @@ from typing import Any
 
 from taichi_ext.api.arguments import flatten
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import checked_options
+from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.prepared import values_of
 from taichi_ext.api.progress import check_progress
@@ -25,6 +25,7 @@ class Hessian(Jacobian):
         args: see ``hessian``.  A call can pass other args; without args it uses those of its thread's last call.
         max_memory: see ``hessian``.
         chunk_size: see ``hessian``.
+        format: see ``hessian``.
         progress: see ``hessian``.
 
     Raises:
@@ -59,9 +60,10 @@ class Hessian(Jacobian):
         args: tuple[Any, ...] = (),
         max_memory: int | None = None,
         chunk_size: int | None = None,
+        format: str | None = None,
         progress: bool | None = None,
     ) -> None:
-        options = checked_options(max_memory, "auto", chunk_size, None)
+        options = checked_options(max_memory, "auto", chunk_size, format)
         self._prepare(kernel, params, energy, args, options, progress, use="hessian")
 
     @with_short_traceback
@@ -90,6 +92,7 @@ def hessian(
     out: Any = None,
     max_memory: int | None = None,
     chunk_size: int | None = None,
+    format: str | None = None,
     progress: bool | None = None,
 ) -> Any:
     """The Hessian of an energy, a number that a kernel computes, in one launch.
@@ -111,11 +114,15 @@ def hessian(
             each pair.
         max_memory: bytes for the tangents of intermediate fields and arrays, see ``jacobian``.
         chunk_size: the largest number of columns of H in one run; by default all columns.
+        format: None for dense arrays; "csr", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``sparse``); "torch_csr"
+            or "torch_coo" for tensors, where all params are tensors. Where the energy is no sum of terms of few entries
+            of the params each, H is computed densely, and its zeros are left out; ``Hessian.explain()`` says why.
         progress: see ``jacobian``.
 
     Returns:
         A NumPy array of shape ``params.shape + element_shape + params.shape + element_shape`` and the type of the
-        energy, a torch tensor if the energy is a tensor.  If params is a list, tuple or dict, the result has its
+        energy, a torch tensor if the energy is a tensor; with ``format=`` a sparse array of shape (entries, entries),
+        raveled in C order, whose entries may be zero.  If params is a list, tuple or dict, the result has its
         structure, and inside it once more: ``H["a"]["b"]``.
 
     Raises:
@@ -136,7 +143,8 @@ def hessian(
         array([[ 402., -400.],
                [-400.,  200.]])
     """
-    return _start(kernel, params, energy, args, out, max_memory, chunk_size, progress).jacobian()
+    options = checked_options(max_memory, "auto", chunk_size, format)
+    return _start(kernel, params, energy, args, out, options, progress).jacobian()
 
 
 @with_short_traceback
@@ -149,6 +157,7 @@ def value_gradient_and_hessian(
     out: Any = None,
     max_memory: int | None = None,
     chunk_size: int | None = None,
+    format: str | None = None,
     progress: bool | None = None,
 ) -> tuple[Any, Any, Any]:
     """The energy, its gradient and its Hessian, from the same launch.
@@ -170,7 +179,8 @@ def value_gradient_and_hessian(
         >>> value, float(gradient), float(H)
         (8.0, 12.0, 12.0)
     """
-    return _start(kernel, params, energy, args, out, max_memory, chunk_size, progress).value_gradient_and_hessian()
+    options = checked_options(max_memory, "auto", chunk_size, format)
+    return _start(kernel, params, energy, args, out, options, progress).value_gradient_and_hessian()
 
 
 @with_short_traceback
@@ -208,9 +218,8 @@ def value_and_gradient(
 
 
 def _start(
-    kernel: Any, params: Any, energy: Any, args: Any, out: Any, max_memory: Any, chunk_size: Any, progress: Any
+    kernel: Any, params: Any, energy: Any, args: Any, out: Any, options: Options, progress: Any
 ) -> SecondOrderEvaluation:
     check_progress(progress)
-    options = checked_options(max_memory, "auto", chunk_size, None)
     plan, call = prepared_form(kernel, params, energy, args, options, "hessian")
     return plan.start(call, out, progress=progress)  # type: ignore[return-value]  # of a plan for second derivatives

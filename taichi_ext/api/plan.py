@@ -21,6 +21,7 @@ from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import check_progress
 from taichi_ext.api.second_order import GradientEvaluation, SecondOrderEvaluation, check_energy
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
+from taichi_ext.api.sparse_second_order import SparseSecondOrderEvaluation
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, with_short_traceback
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.state import State
@@ -123,7 +124,9 @@ class Plan:
         return self._kind()(prepared, call, out, state, watch, progress)
 
     def _kind(self) -> type[Evaluation]:
-        return _KINDS.get(self.prepared.use) or (Evaluation if self.prepared.format is None else SparseEvaluation)
+        if self.prepared.format is None:
+            return _KINDS.get(self.prepared.use, Evaluation)
+        return SparseSecondOrderEvaluation if self.prepared.use == "hessian" else SparseEvaluation
 
     def follow_layout(self, call: KernelCall) -> None:
         """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""

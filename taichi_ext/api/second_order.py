@@ -76,19 +76,23 @@ class SecondOrderEvaluation(GradientEvaluation):
         with self._whole():
             result = self.jacobian()
             (value,) = values_of(self._prepared, self.call, self.returned)
-        parts = [self._gradient[first : first + math.prod(s)].reshape(s) for first, s in self._columns]
-        return value, as_torch(self._prepared.rebuild_params(parts), self.call, self._outputs), result
+        gradient = self._prepared.rebuild_params(self._gradients())
+        return value, as_torch(gradient, self.call, self._outputs), result
+
+    def _gradients(self) -> list[np.ndarray]:
+        """The gradient by each parameter."""
+        return [self._gradient[first : first + math.prod(s)].reshape(s) for first, s in self._columns]
 
     def jacobian(self) -> Any:
         """H in the structure of the parameters, twice, in ``out`` if that was given."""
         with backend.suspend_following():
-            (row,) = self.blocks()
-            size = len(self._gradient)
-            matrix = np.concatenate([block.reshape(size, -1) for block in row], axis=1)
-            result = self._prepared.result(self._blocks_of(_symmetric(matrix)))
+            result = self._prepared.result(self._square(self.blocks()))
             return as_torch(result, self.call, self._outputs) if self._out is None else fill_out(self._out, result)
 
-    def _blocks_of(self, matrix: np.ndarray) -> list[list[np.ndarray]]:
+    def _square(self, blocks: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        """A block for each pair of parameters, of the blocks of the gradient."""
+        size = len(self._gradient)
+        matrix = _symmetric(np.concatenate([block.reshape(size, -1) for block in blocks[0]], axis=1))
         ranges = [(slice(first, first + math.prod(shape)), shape) for first, shape in self._columns]
         return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
 

@@ -33,6 +33,7 @@ MOST_COLUMNS = 512  # of all of them
 class SparseEvaluation(Evaluation):
     """A call with ``format=``."""
 
+    _session_type: type[SparseSession] = SparseSession
     _make_rows: type[SparseRows] = SparseRows
     _most_entries: float = math.inf
 
@@ -51,6 +52,11 @@ class SparseEvaluation(Evaluation):
         assert self._prepared.format is not None
         return self._prepared.format
 
+    @property
+    def _row_targets(self) -> list[Any]:
+        """What the rows of the blocks belong to."""
+        return self._outputs
+
     def _in_format(self, blocks: list[list[Any]]) -> list[list[Any]]:
         kind = self._format
         device = self._device() if kind.startswith("torch") else None
@@ -61,17 +67,18 @@ class SparseEvaluation(Evaluation):
         ]
 
     def elements(self) -> tuple[list[int], list[int]]:
-        """How many numbers an element of each output has, and of each parameter."""
-        return [self._element(t) for t in self._outputs], [self._element(t) for t in self._params]
+        """How many numbers an element of each output has, or of what else has rows, and of each parameter."""
+        return [self._element(t) for t in self._row_targets], [self._element(t) for t in self._params]
 
     def _device(self) -> Any:
-        values: list[Any] = [self.call.value(t) if t.kind in ("argument", "array") else None for t in self._outputs]
-        if not all(backend.is_torch_tensor(v) for v in values):
-            raise InvalidArgumentError(
-                f"format={self._prepared.format!r} gives torch tensors, and not all outputs are torch tensors; use "
-                "format='csr'."
-            )
-        return values[0].device
+        for target in self._row_targets:
+            value = self.call.value(target) if target.kind in ("argument", "array") else None
+            if not backend.is_torch_tensor(value):
+                raise InvalidArgumentError(
+                    f"format={self._prepared.format!r} gives torch tensors, and {target.name} is no torch tensor; use "
+                    "format='csr'."
+                )
+        return self.call.value(self._row_targets[0]).device
 
     def _element(self, target: Any) -> int:
         """How many numbers an element of a parameter or output has."""
@@ -90,7 +97,7 @@ class SparseEvaluation(Evaluation):
         prepared = self._prepared
         if prepared.dense_reason:
             return super()._session()
-        session = SparseSession(prepared.fields, prepared.fused, self.call.kernel is not None, Columns())
+        session = self._session_type(prepared.fields, prepared.fused, self.call.kernel is not None, Columns())
         session.make_rows, session.most_entries = self._make_rows, self._most_entries
         session.arithmetic = prepared.arithmetic
         return session
@@ -207,8 +214,7 @@ class SparseEvaluation(Evaluation):
     def _run_rows(self) -> tuple[Any, list[tuple[Any, int, Any]], list[Any]]:
         """The rows after a run; of each output the key, the size of its container, the type; the parameters' keys."""
         prepared = self._prepared
-        is_simple = self.call.kernel is not None and not self.call.args and self._watch is None
-        is_simple = is_simple and self._out is None and self._state is None
+        is_simple = self._is_simple()
         if is_simple and isinstance(prepared.replay, SparseReplay):
             args = self.call.full_args
             rows = prepared.replay.run(args, self._make_rows, prepared.arithmetic, self._most_entries)
@@ -220,6 +226,11 @@ class SparseEvaluation(Evaluation):
         if is_simple and all(target.kind == "field" for target in self._outputs):
             prepared.replay = SparseReplay.of(session, outputs, params)
         return session.rows, outputs, params
+
+    def _is_simple(self) -> bool:
+        """Whether the launch may be repeated without a session."""
+        is_alone = self.call.kernel is not None and not self.call.args and self._watch is None
+        return is_alone and self._out is None and self._state is None
 
     def _run_session(self) -> tuple[Any, list[Any]]:
         """A run: its session, the keys and shapes of the outputs."""
@@ -239,11 +250,14 @@ class SparseEvaluation(Evaluation):
         rows = [self._rows(session, target) for target in self._outputs]
         entries = sum(rows) * sum(math.prod(shape) for _, shape in columns)
         refuse_too_large(self._prepared.dense_reason, entries, np.dtype(np.float64), available_memory() / 2)
-        dense = super()._run_within_memory()
+        dense = self._dense_blocks()
         return [
             [csr_of(block.reshape(n, math.prod(shape))) for block, (_, shape) in zip(row, columns, strict=True)]
             for row, n in zip(dense, rows, strict=True)
         ]
+
+    def _dense_blocks(self) -> list[list[np.ndarray]]:
+        return super()._run_within_memory()
 
     def _rows(self, session: Session, target: Any) -> int:
         if target.kind == "return":
@@ -260,11 +274,15 @@ class SparseEvaluation(Evaluation):
     def _check_out(self, session: Session, outputs: list[Any], columns: Any) -> None:
         if self._out is None:
             return
-        wanted = [
-            ((math.prod(shape), math.prod(p)), self._dtype(session, key)) for key, shape in outputs for _, p in columns
-        ]
+        wanted = self._wanted(session, outputs, columns)
         numbers = check_out(by_path(self._out, self._prepared.skeleton()), wanted)
         refuse_shared_out(numbers, self._containers())
+
+    def _wanted(self, session: Session, outputs: list[Any], columns: Any) -> list[tuple[tuple[int, int], Any]]:
+        """The shape and type of each block."""
+        return [
+            ((math.prod(shape), math.prod(p)), self._dtype(session, key)) for key, shape in outputs for _, p in columns
+        ]
 
     def _is_repeatable(self, session: Session, outputs: list[Any]) -> bool:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from taichi_ext.analysis.stores import Site
+from taichi_ext.analysis.stores import Site, is_scattered
 from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.forms import columns_only, settled
 from taichi_ext.differentiate.linearize import Linearizer
@@ -84,7 +84,8 @@ class ContainerStores:
         walk, builder, naming = self._walk, self._walk.builder, self._walk.naming
         for s in group:
             load = s.target  # type: ignore[attr-defined]
-            indices = targets[0].indices if targets else tuple(naming.settled_index(i) for i in load.indices)
+            is_same = targets and not is_scattered(s)
+            indices = targets[0].indices if is_same else tuple(naming.settled_index(i) for i in load.indices)
             component = tuple(i if isinstance(i, int) else naming.settled_index(i) for i in load.component)
             targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
         raw = [s.value for s in group]  # type: ignore[attr-defined]

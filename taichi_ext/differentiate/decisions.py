@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Extents, Loop
 from taichi_ext.differentiate.column_blocks import Blocks
 from taichi_ext.differentiate.entry_sites import SparseResult
@@ -110,7 +111,8 @@ class Seeds:
     sparse: SparseSeeds | None = None  # of a sparse Jacobian
     first_column: int | None = None  # of a block of columns, from which all columns here are counted; None: of all
     is_again: bool = False  # the result is differentiated again
-    ignored: frozenset[Container] = frozenset()  # whose tangents nobody asks for
+    ignored: frozenset[Container | Local] = frozenset()  # whose tangents nobody asks for
+    sums: EnergySums | None = None  # the energy whose gradient is added up, term by term
 
     @property
     def takes_derivative(self) -> bool:

@@ -66,6 +66,7 @@ class Site:
         has_rows: whether entries come from rows of tangents, of which any number can be zero.
         opened: the number of the first loop around it, if its number of iterations is only known at run time.
         counter: the number of what counts its slots, if that is only known at run time.
+        is_symmetric: of a Hessian: whether the entries of each slot are a symmetric block.
     """
 
     number: int
@@ -82,6 +83,7 @@ class Site:
     has_rows: bool = False
     opened: int | None = None
     counter: int | None = None
+    is_symmetric: bool = False
 
     @property
     def slots(self) -> int:

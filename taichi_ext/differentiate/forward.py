@@ -23,6 +23,8 @@ from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.cursor import Cursor
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Role, Seeds
 from taichi_ext.differentiate.edges import own_seeds, refuse_stored_positions
+from taichi_ext.differentiate.energy_gradient import EnergyGradient
+from taichi_ext.differentiate.energy_tangents import EnergyTangents
 from taichi_ext.differentiate.expressions import Expressions
 from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.forms import Form, Seed
@@ -65,7 +67,8 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
         refuse_stored_positions(program.body, takes_derivative=seeds.takes_derivative)
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
-    activity = replace(activity, containers=activity.containers - seeds.ignored)
+    ignored = seeds.ignored
+    activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
     special.refuse_bits(program.body, activity)
     accesses: tuple[Access, ...] = ()
     if activity.containers or activity.locals:
@@ -115,11 +118,15 @@ def _walk_over(facts: Facts, decisions: Decisions) -> Differentiated | None:
     matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, decisions, numbering)}
     sources, coverage = RowSources(walk.cursor), Coverage()
     sink = None if numbering is None else Sink(walk, numbering, sources, Counts(walk))
-    storages = Storages(walk, sources, sink, matrices)
+    gradient = None if facts.seeds.sums is None else EnergyGradient.of(walk, facts.seeds.sums, matrices)
+    storages = Storages(walk, sources, sink, matrices, gradient)
     containers: dict[Container, Tangents] = {}
     for c in in_order:
         parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
-        containers[c] = Tangents(*parts) if sink is None else SparseTangents(*parts, sink)
+        if gradient is not None and c is gradient.sums.container:
+            containers[c] = EnergyTangents(*parts, gradient)
+        else:
+            containers[c] = Tangents(*parts) if sink is None else SparseTangents(*parts, sink)
         sources.add(c, containers[c])
     forms = LocalForms(walk, storages, sources)
     linearizer = Linearizer(walk, forms, containers, coverage)

@@ -139,7 +139,8 @@ class Reversals:
         """Whether there are columns enough, each of them in memory from the start."""
         seeds = self.walk.facts.seeds
         has_given = seeds.values is not None and bool(seeds.arguments)
-        return seeds.sparse is None and not has_given and self.walk.facts.columns >= LEAST_COLUMNS
+        is_dense = seeds.sparse is None and seeds.sums is None
+        return is_dense and not has_given and self.walk.facts.columns >= LEAST_COLUMNS
 
     def _is_counted(self, s: For) -> bool:
         """Whether it is a serial loop over a range that runs to its end, by one number that nothing else changes."""

@@ -42,11 +42,19 @@ class SparseDecisions:
 
 @dataclass(frozen=True)
 class SparseSeeds:
-    """What is asked of a sparse Jacobian: its columns, the keys of its outputs, and those of containers and locals."""
+    """What is asked of a sparse Jacobian.
+
+    Attributes:
+        columns: its columns.
+        outputs: the keys of its outputs.
+        keys: those of containers and locals.
+        starts: of a Hessian, whose output is a gradient: the row of the first entry of each parameter.
+    """
 
     columns: Columns
     outputs: frozenset[Any]
     keys: Mapping[Local | Container, Any]
+    starts: Mapping[Any, int] = field(default_factory=dict)
 
     def is_sunk(self, container: Container, composed: Mapping[Any, int]) -> bool:
         """Whether what is stored to a container are entries of sparse rows."""

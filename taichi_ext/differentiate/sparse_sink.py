@@ -7,6 +7,7 @@ it. So a stage must not read what it has written itself, but for an entry that t
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +185,10 @@ class Sink:
         if around.counted is not None:
             counter, slot, is_shared = self.counts.slot(around)
         variables = [axis.variable for axis in axes]
+        is_symmetric = False
+        if self.numbering.asked.starts:
+            rows = [self.walk.facts.indices.unclamped(row) for row in rows]
+            is_symmetric = self._mirror(rows, forms)
         groups = self._groups(forms)
         used = [a for row in rows for a, _ in row.terms]
         used += [a for group in groups for entry in group.entries for a, _ in entry.column.terms]
@@ -202,6 +207,7 @@ class Sink:
             has_rows=any(map(has_row, forms)),
             opened=around.opened,
             counter=counter,
+            is_symmetric=is_symmetric,
         )
         self.sites.append(site)
         self._steps.setdefault(site.key, set()).add(site.stage)
@@ -215,6 +221,31 @@ class Sink:
         self._write_integers(site, slot)
         self._write_values(site, sunk, slot, forms)
         return site.is_injective
+
+    def _mirror(self, rows: list[Affine], forms: list[Form]) -> bool:
+        """Of a Hessian, let what stands below the diagonal of a block be what stands above it.
+
+        Returns:
+            Whether the rows of the block and its columns are the same parameters' entries, without rows of tangents.
+        """
+        starts, numbers, seeds = self.numbering.asked.starts, {row: n for n, row in enumerate(rows)}, {}
+        for seed in {seed: None for form in forms for seed in columns_of(form)}:
+            owner = self.numbering.owner(seed.column)
+            first = starts[owner] - (self.numbering.columns.first(owner) or 0) if owner in starts else 0
+            number = numbers.get(seed.column + Affine((), first))
+            if owner not in starts or number is None:
+                return False
+            seeds[number] = seed
+        if any(map(has_row, forms)) or len(numbers) < len(rows):
+            return False
+        for above, below in itertools.combinations(range(len(rows)), 2):
+            for n, m in ((above, below), (below, above)):
+                if seeds.get(m) in forms[n]:
+                    if n not in seeds:
+                        return False
+                    forms[m][seeds[n]] = forms[n][seeds[m]]
+                    break
+        return True
 
     def iteration(self, name: str) -> Around:
         """The loops around this place; raises where their iterations are not numbered."""

@@ -13,6 +13,7 @@ from taichi_ext.differentiate.build import add, cast
 from taichi_ext.differentiate.container_stores import ContainerStores
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
+from taichi_ext.differentiate.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.entry_sites import Sunk
 from taichi_ext.differentiate.forms import (
     Form,
@@ -108,8 +109,10 @@ def product(walk: Walk, s: Atomic) -> None:
     walk.builder.assign(s.target, Op("mul", (Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
 
 
-def returned(ctx: RuleContext, sink: Sink | None, s: Return) -> None:
-    if ctx.walk.facts.seeds.wants_return:
+def returned(ctx: RuleContext, sink: Sink | None, gradient: EnergyGradient | None, s: Return) -> None:
+    if gradient is not None and ctx.walk.facts.seeds.wants_return:
+        gradient.add(ctx.form(*(e for group in s.values for e in entries(group))))
+    elif ctx.walk.facts.seeds.wants_return:
         _store_returned(ctx, sink, [e for group in s.values for e in entries(group)])
     ctx.walk.builder.emit(with_values(s, ctx.primal))
 

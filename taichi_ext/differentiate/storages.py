@@ -7,6 +7,7 @@ from typing import Any
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.arguments import ShadowMatrix
+from taichi_ext.differentiate.energy_gradient import EnergyGradient, EnergyPart
 from taichi_ext.differentiate.forms import OwnSeed
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, ScratchRow, scratch_part
@@ -30,15 +31,22 @@ class Storages:
         sources: where each storage is entered, as what rows are of.
         sink: of a sparse Jacobian.
         matrices: the tangents of containers, in which rows may lie.
+        gradient: of an energy, if that is added up.
     """
 
     def __init__(
-        self, walk: Walk, sources: RowSources, sink: Sink | None, matrices: Mapping[Container, ShadowMatrix]
+        self,
+        walk: Walk,
+        sources: RowSources,
+        sink: Sink | None,
+        matrices: Mapping[Container, ShadowMatrix],
+        gradient: EnergyGradient | None,
     ) -> None:
         self._walk = walk
         self._sources = sources
         self._sink = sink
         self._matrices = matrices
+        self.gradient = gradient
         self.by_local: dict[Local, Any] = {}  # each a Storage, or what stands in its place
 
     def put(self, local: Local, storage: Any) -> None:
@@ -51,11 +59,14 @@ class Storages:
         walk, decisions = self._walk, self._walk.decisions
         facts = decisions.storages.setdefault(decisions.reversals.key(local), StorageFacts())
         number = decisions.sparse.sums.get(local)
-        if number is None:
+        is_part = self.gradient is not None and local in self.gradient.sums.weights
+        if number is None and not is_part:
             return self.begin_with(local, facts)
-        assert self._sink is not None
         own = OwnRegisters(walk.builder, walk.cursor, local, facts.own)
-        self.put(local, LocalSum(walk, self._sink, local, number, own))
+        if self.gradient is not None and is_part:
+            self.put(local, EnergyPart(self.gradient, local, own))
+        elif self._sink is not None and number is not None:
+            self.put(local, LocalSum(walk, self._sink, local, number, own))
         return self.by_local[local]
 
     def begin_with(self, local: Local, facts: StorageFacts, before: OwnRegisters | None = None) -> Storage:

@@ -109,7 +109,7 @@ class Transform:
             case For() | While():
                 self._loop(s)
             case Return():
-                special.returned(context, self._sink, s)
+                special.returned(context, self._sink, self._storages.gradient, s)
             case Boundary():
                 boundary(context, s)
             case Call() if any(map(walk.facts.is_active, values_of(s))):

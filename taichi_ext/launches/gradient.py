@@ -12,9 +12,12 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.analysis.accesses import read_containers
+from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.differentiate.build import written_out
 from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.differentiate.sparse_columns import DenseRowsError
+from taichi_ext.differentiate.storage_facts import SPARSE
 from taichi_ext.launches.launch import ContainerInfo, Launch
 from taichi_ext.launches.seeds import seeds_of
 from taichi_ext.program import Container, Program, mapped, rebuilt, with_values
@@ -51,6 +54,7 @@ class GradientProgram:
     program: Program
     arrays: dict[Container, FirstOrder]
     energy: Container | None
+    sums: EnergySums | None
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
@@ -59,8 +63,10 @@ class GradientProgram:
     def seeds(self, seeds: Seeds) -> Seeds:
         """What is asked for, without tangents of the energy itself where nothing reads it."""
         is_read = self.energy is None or self.energy in read_containers(self.program.body)
-        ignored: frozenset[Any] = frozenset() if is_read else frozenset({self.energy})
-        return replace(seeds, wants_return=False, ignored=ignored)
+        ignored: set[Any] = set() if is_read else {self.energy}
+        if self.sums is not None:
+            ignored |= energy_sums(self.program, self.sums.container).weights.keys()
+        return replace(seeds, wants_return=False, ignored=frozenset(ignored))
 
     def completed(self, found: Differentiated) -> Differentiated:
         """The program with tangents of the second order, of operations that Taichi has."""
@@ -74,9 +80,15 @@ def gradient_program(
 ) -> GradientProgram:
     """The program that computes the gradient of ``launch.energy``, in an array by the key ``GRADIENT``."""
     columns = launch.energy_columns
-    first = replace(launch, columns=columns, first_column=0, is_block=False, sparse=None, sinks=frozenset())
-    seeds = replace(seeds_of(program, first, infos, constants), wants_return=launch.energy == RETURN, is_again=True)
+    energy = next((c for c, info in infos.items() if info.key == launch.energy), None)
+    sums = None if launch.sparse is None else energy_sums(program, energy)
+    seeds = seeds_of(program, _first_launch(launch), infos, constants)
+    seeds = replace(seeds, wants_return=launch.energy == RETURN, is_again=True, sums=sums)
+    if sums is not None:
+        seeds = replace(seeds, limits=SPARSE)
     found = differentiate(program, seeds)
+    if sums is not None:
+        _refuse_rows(found, energy)
     arrays: dict[Container, FirstOrder] = {}
     for what, c in found.shadows:
         is_energy = what == RETURN if not isinstance(what, Container) else infos[what].key == launch.energy
@@ -86,10 +98,37 @@ def gradient_program(
         else:
             size = found.scratch_sizes[what] if what[0] == "scratch" else columns
             arrays[c] = _first_order(key, c, 1, size)
-    energy = next((c for c, info in infos.items() if info.key == launch.energy), None)
     containers = (*found.program.containers, *arrays)
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
-    return GradientProgram(result, arrays, energy)
+    return GradientProgram(result, arrays, energy, sums)
+
+
+def _first_launch(launch: Launch) -> Launch:
+    """The launch that gives the gradient: with a column for each entry of the parameters, all of them dense."""
+    first = replace(
+        launch, columns=launch.energy_columns, first_column=0, is_block=False, sparse=None, sinks=frozenset()
+    )
+    if launch.sparse is None:
+        return first
+    starts, roles = launch.sparse.starts, launch.roles
+    return replace(
+        first,
+        roles={k: replace(r, first_column=starts[k], components=()) if k in starts else r for k, r in roles.items()},
+        argument_columns={name: starts["argument", name] for name in launch.argument_columns},
+        constants=tuple((variable, starts[variable.key]) for variable, _ in launch.constants),
+    )
+
+
+def _refuse_rows(found: Differentiated, energy: Container | None) -> None:
+    """Raise where the gradient takes tangents of intermediates that have a column for each entry of the parameters."""
+    for what, _ in found.shadows:
+        if isinstance(what, Container) and what is not energy:
+            raise DenseRowsError(f"the energy is computed from {what.name}, which the same kernel computes from params")
+        if not isinstance(what, Container) and what != RETURN:
+            raise DenseRowsError(
+                "the energy is no sum of terms of few entries of the params: a local adds up terms of many, and the "
+                "energy is not linear in it"
+            )
 
 
 def _first_order(

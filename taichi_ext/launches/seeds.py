@@ -37,6 +37,8 @@ def seeds_of(
         limits = SPARSE if launch.strategy == "auto" else limits
         keys = {what: key for what, (key, _) in numbers.items()}
         sparse = SparseSeeds(launch.sparse, launch.sinks, {**{c: info.key for c, info in infos.items()}, **keys})
+        if launch.energy is not None:
+            sparse = replace(sparse, starts=launch.sparse.starts)
     return Seeds(
         launch.columns,
         _roles(launch, infos),

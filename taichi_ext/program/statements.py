@@ -72,11 +72,13 @@ class Update(Statement):
 
     Locals are only updated by ``add``, ``sub``, ``bit_and``, ``bit_or`` and ``bit_xor``, with a value of their type:
     one that is declared at the top of a kernel is shared by the iterations of a parallel loop.
+    Updates of one ``group`` that come one after the other add a vector to some entries of a container.
     """
 
     target: Target
     op: str
     value: Value
+    group: object = None
 
 
 @dataclass(frozen=True, eq=False)

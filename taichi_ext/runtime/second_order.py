@@ -9,6 +9,8 @@ import numpy as np
 from taichi_ext.launches import GRADIENT, ContainerInfo, FirstOrder, Fused, Launch
 from taichi_ext.runtime.memory import Shadow
 from taichi_ext.runtime.session import Session
+from taichi_ext.runtime.sparse_session import SparseSession
+from taichi_ext.runtime.sparse_streams import Streams
 
 
 class SecondOrderSession(Session):
@@ -52,3 +54,15 @@ class SecondOrderSession(Session):
             made.set_identity(column, rows)
         self.first_order[info.key] = made
         return made.array
+
+
+class SparseSecondOrderSession(SecondOrderSession, SparseSession):
+    """The tangents of one run, of the second order, whose Jacobian is sparse."""
+
+    def number(self, sizes: dict[Any, int], in_rows: set[Any], composed: dict[Any, int]) -> None:
+        super().number(sizes, in_rows, composed)
+        self.gradient_columns = sum(sizes.values())  # of whole fields, also where a component is the parameter
+
+    def is_symmetric(self) -> bool:
+        """Whether the entries are those of a symmetric matrix, to the last bit."""
+        return self.launched is not None and bool(self.launched.sites) and Streams.of(self.launched).is_symmetric

@@ -41,6 +41,12 @@ class Slots:
             total += self.values[atom] * factor
         return total
 
+    def has_repeats(self) -> bool:
+        """Whether two parts of a slot are the same row."""
+        rows = np.stack([self.of(row)[self.is_filled] for row in self.site.rows], axis=1)
+        rows.sort(axis=1)
+        return bool((rows[:, 1:] == rows[:, :-1]).any())
+
     def rows(self, group: Group, dtype: Any) -> np.ndarray:
         """The row of each entry, slot by slot."""
         found = np.empty((self.count, len(group.entries)), dtype)

@@ -95,6 +95,7 @@ class Streams:
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
         self._blocks: dict[Any, dict[Any, Block]] = {}
         self._stored: dict[Any, np.ndarray] = {}
+        self.is_symmetric = False  # to the last bit, as the matrix of a Hessian
         self.make_room()
 
     def make_room(self) -> None:
@@ -173,6 +174,7 @@ class Streams:
     def _find_blocks(self) -> None:
         slots = {site.number: Slots(site, self._known.get(site.number), self.counts) for site in self.sites}
         self._blocks, self._stored = {}, {}
+        self.is_symmetric = all(s.site.is_symmetric and not s.has_repeats() for s in slots.values())
         for stage, key in dict.fromkeys((s.stage, s.key) for s in self.sites):
             here = [slots[s.number] for s in self.sites if (s.stage, s.key) == (stage, key)]
             kept = dict(zip((s.site.number for s in here), kept_slots(here), strict=True))
@@ -195,6 +197,8 @@ class Streams:
         places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
         places.append(_joined([slots[s.number].columns(g) for s, g in bundle.sources]))
         is_kept = _joined([kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources])
+        if any(s.is_symmetric for s, _ in bundle.sources):  # rows are those of parameters, also where they do not exist
+            is_kept &= (places[0] >= 0) & (places[0] < size)
         has_rows = any(s.has_rows for s, _ in bundle.sources)
         is_whole = len(bundle.owners) == 1
         blocks = {}

@@ -1,0 +1,99 @@
+"""The gradient of an energy, to be differentiated again: what adds to the energy adds its terms to the gradient.
+
+The terms of one addition, ``gradient[column] += coefficient`` for each column of a form, are a *group* of updates.
+Where the gradient is differentiated again, they are one site, whose entries are the block of one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from taichi_ext.analysis.energy_sums import EnergySums
+from taichi_ext.differentiate.arguments import ShadowMatrix
+from taichi_ext.differentiate.build import cast, literal
+from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.differentiate.forms import (
+    Form,
+    Seed,
+    accumulate,
+    coefficient,
+    columns_of,
+    columns_only,
+    has_row,
+    row_sum,
+    settled,
+)
+from taichi_ext.differentiate.own_registers import OwnRegisters
+from taichi_ext.differentiate.walk import Walk
+from taichi_ext.program import Container, Load, Local, Update, Value
+
+
+class EnergyGradient:
+    """The gradient that one walk adds up.
+
+    Args:
+        walk: the walk.
+        sums: the energy, and the locals that it is a sum of.
+        matrix: the gradient, as the tangents of the energy.
+    """
+
+    def __init__(self, walk: Walk, sums: EnergySums, matrix: ShadowMatrix) -> None:
+        self.walk = walk
+        self.sums = sums
+        self._matrix = matrix
+
+    @staticmethod
+    def of(walk: Walk, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> EnergyGradient | None:
+        """The gradient in the tangents of the energy; None where it has none."""
+        if sums.container is not None:
+            return EnergyGradient(walk, sums, matrices[sums.container]) if sums.container in matrices else None
+        array = walk.arguments.add(RETURN, "d_result", sums.dtype)
+        return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.by_column))
+
+    def add(self, form: Form) -> None:
+        """``gradient += form``, atomically."""
+        walk, entry = self.walk, self._matrix.entry
+        form = settled(walk.builder, columns_only(form, walk.facts.is_column))
+        if has_row(form):
+            walk.builder.loop(walk.facts.columns, lambda k: walk.builder.update(entry(0, k), row_sum(form, k)))
+        terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in columns_of(form).items()]
+        values = [self._kept(target, c) for target, c in terms]
+        group = object()
+        for (target, _), value in zip(terms, values, strict=True):
+            walk.builder.emit(Update(target, "add", value, group, place=walk.builder.place))
+
+    def _kept(self, target: Load, c: Any) -> Value:
+        return self.walk.builder.keep(cast(coefficient(c, target.dtype), target.dtype), "w")
+
+    def clear(self) -> None:
+        """``gradient = 0``."""
+        builder, entry = self.walk.builder, self._matrix.entry
+        zero = literal(0, self._matrix.array.dtype)
+        builder.loop(self.walk.facts.columns, lambda k: builder.assign(entry(0, k), zero))
+
+
+class EnergyPart:
+    """A local that is a part of the energy, in place of a storage: what is added to it is added to the gradient."""
+
+    def __init__(self, gradient: EnergyGradient, local: Local, own: OwnRegisters) -> None:
+        self.local, self.own = local, own
+        self.version, self.row, self.is_array = 0, None, False
+        self.registers: dict[Seed, Any] = {}
+        self.slots: list[Any] = []
+        self.block, self.place = gradient.walk.cursor.block, gradient.walk.builder.place
+        self._gradient = gradient
+
+    def form(self, index: Any = 0) -> Form:
+        """The tangent that the gradient does not have yet: none."""
+        return {}
+
+    def write(self, forms: list[Form], indices: list[Any]) -> None:
+        """The value that the local is declared with."""
+        self.add(forms[0])
+
+    def add(self, form: Form, index: Any = 0) -> None:
+        """Add to the tangent."""
+        total: Form = {}
+        accumulate(total, form, self._gradient.sums.weights[self.local])
+        self._gradient.add(total)

@@ -1,0 +1,404 @@
+"""Sparse Hessians: beside dense ones, which are tested with differences, closed forms and JAX."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+import taichi as ti
+from differences import outputs, read, scalars, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import Hessian, InvalidArgumentError, hessian, value_gradient_and_hessian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+rng = np.random.default_rng(11)
+stiffness = 1.5
+
+
+def integers(values):
+    values = np.asarray(values, np.int32)
+    shape, n = (values.shape, None) if values.ndim == 1 else (values.shape[:1], values.shape[1])
+    field = ti.field(ti.i32, shape) if n is None else ti.Vector.field(n, ti.i32, shape)
+    field.from_numpy(values)
+    return field
+
+
+def matrix_of(H):
+    """Nested sparse or dense blocks, those of pairs of params, as one dense matrix."""
+    if not isinstance(H, (list, tuple)):
+        H = [[H]]
+    if all(scipy.sparse.issparse(b) for row in H for b in row):
+        return np.block([[b.toarray() for b in row] for row in H])
+    sizes = [int(np.sqrt(H[n][n].size)) for n in range(len(H))]
+    return np.block(
+        [[b.reshape(m, n) for b, n in zip(row, sizes, strict=True)] for row, m in zip(H, sizes, strict=True)]
+    )
+
+
+def require_like_dense(kernel, params, energy=None, args=(), *, is_sparse=True):
+    """The same energy, gradient and Hessian as without ``format=``, in new and in repeated calls."""
+
+    def clear():
+        if energy is not None:
+            write(energy, np.zeros_like(read(energy)))
+
+    clear()
+    value, gradient, dense = value_gradient_and_hessian(kernel, params, energy, args=args)
+    expected, scale = matrix_of(dense), max(1.0, np.abs(matrix_of(dense)).max())
+    plan = Hessian(kernel, params, energy, args=args, format="csr")
+    for _ in range(2):
+        clear()
+        again, sparse_gradient, H = plan.value_gradient_and_hessian()
+        found = matrix_of(H)
+        assert_allclose(again, value, rtol=1e-13)
+        for a, b in zip(as_list(sparse_gradient), as_list(gradient), strict=True):
+            assert a.shape == b.shape
+            assert_allclose(a, b, rtol=1e-12, atol=1e-12 * scale)
+        assert_array_equal(found, found.T)
+        assert_allclose(found, expected, rtol=1e-12, atol=1e-12 * scale)
+    assert is_sparse == ("rows of all columns" not in plan.explain()), plan.explain()
+    return plan
+
+
+def as_list(x):
+    return list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def test_springs():
+    x, energy = vectors(rng.normal(size=(40, 3))), scalars(0.0)
+    pairs = integers([rng.choice(40, 2, replace=False) for _ in range(100)])
+
+    @ti.kernel
+    def springs():
+        for s in pairs:
+            i, j = pairs[s]
+            energy[None] += 0.5 * stiffness * ((x[i] - x[j]).norm() - 0.4) ** 2
+
+    plan = require_like_dense(springs, x, energy)
+    assert "36 by" in plan.explain()  # the block of a spring, and no row of all columns
+
+
+def test_tetrahedra_neo_hookean():
+    corners = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]], float)
+    x = vectors(corners + 0.1 * rng.normal(size=corners.shape))
+    tets, energy = integers([[0, 1, 2, 3], [1, 2, 3, 4]]), scalars(0.0)
+    rest = ti.Matrix.field(3, 3, ti.f64, 2)
+    edges = [np.stack([corners[t[k]] - corners[t[0]] for k in (1, 2, 3)], axis=1) for t in read(tets)]
+    rest.from_numpy(np.linalg.inv(np.stack(edges)))
+
+    @ti.kernel
+    def elastic():
+        for e in tets:
+            a, b, c, d = tets[e]
+            F = ti.Matrix.cols([x[b] - x[a], x[c] - x[a], x[d] - x[a]]) @ rest[e]
+            J = F.determinant()
+            energy[None] += 0.7 * ((F.transpose() @ F).trace() - 3) - 0.7 * ti.log(J) + 1.1 * ti.log(J) ** 2
+
+    require_like_dense(elastic, x, energy)
+
+
+def test_neighbours_in_lists_of_any_length():
+    x, energy = vectors(rng.normal(size=(12, 2))), scalars(0.0)
+    lists = [rng.choice(12, rng.integers(0, 6), replace=False) for _ in range(12)]
+    starts = integers(np.concatenate([[0], np.cumsum([len(found) for found in lists])]))
+    others = integers(np.concatenate(lists))
+
+    @ti.kernel
+    def pairs():
+        for i in x:
+            total = 0.0
+            for k in range(starts[i], starts[i + 1]):
+                d = (x[i] - x[others[k]]).norm_sqr() + 0.1
+                total += 1 / d
+            energy[None] += 0.5 * total
+
+    require_like_dense(pairs, x, energy)
+
+
+def test_contacts_whose_pairs_change():
+    x, energy = scalars(np.linspace(0, 1, 9)), scalars(0.0)
+
+    @ti.kernel
+    def contacts():
+        for i in range(9):
+            for j in range(i):
+                d = x[i] - x[j]
+                if abs(d) < 0.3:
+                    energy[None] += -((abs(d) - 0.3) ** 2) * ti.log(abs(d) / 0.3)
+
+    counts = set()
+    plan = Hessian(contacts, x, energy, format="csr")
+    for scale in (1.0, 0.5, 1.7, 5.0):
+        write(x, scale * np.sort(rng.uniform(size=9)))
+        write(energy, 0.0)
+        H = plan()
+        counts.add(H.nnz)
+        write(energy, 0.0)
+        assert_allclose(H.toarray(), hessian(contacts, x, energy), rtol=1e-11, atol=1e-11 * np.abs(H).max())
+        assert_array_equal(H.toarray(), H.T.toarray())
+    assert len(counts) > 2
+
+
+def test_every_kind_of_parameter():
+    """Fields, a component, an array, an argument, a Python number; a returned energy."""
+    x, v = scalars([0.4, 0.7, 1.1]), vectors([[0.3, 0.8], [1.2, 0.6]])
+    array = np.array([0.5, 0.9])
+
+    @ti.kernel
+    def run(a: ti.types.ndarray(ti.f64, ndim=1), w: ti.f64) -> ti.f64:
+        total = 0.0
+        for i in range(3):
+            total += ti.sin(x[i] * w) * a[0] * stiffness
+        for i in range(2):
+            total += a[i] ** 3 * v[i][1] ** 2 * ti.exp(stiffness * w) + v[i][0]
+        return total
+
+    params = [x, v.get_scalar_field(1), array, "w", "stiffness"]
+    require_like_dense(run, params, args=(array, 0.7))
+
+
+def test_energies_in_arrays_and_by_name():
+    x, energy = np.array([0.4, 0.7, 1.1]), np.zeros(1)
+
+    @ti.kernel
+    def run(x: ti.types.ndarray(ti.f64, ndim=1), e: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in range(3):
+            e[0] += ti.sin(x[i]) * x[(i + 1) % 3]
+
+    dense = hessian(run, x, energy, args=(x, energy))
+    assert_allclose(hessian(run, "x", "e", args=(x, energy), format="csr").toarray(), dense, rtol=1e-14)
+
+
+def test_weighted_sums_of_locals():
+    """What is added to a local, times its weight; signs, sums of sums, a sum at the top of a kernel."""
+    x, energy = scalars(rng.uniform(0.3, 1, 10)), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        whole = 0.5
+        for i in range(9):
+            a, b = x[i] ** 3, 0.0
+            for k in range(3):
+                inner = 0.0
+                for m in range(2):
+                    inner -= ti.sin(x[i] * x[(i + k * m) % 10])
+                b += 2 * inner
+                a += x[k] ** 2
+            whole += 3 * (a - b / 4) + x[i + 1] * x[i]
+        energy[None] = whole - x[0] ** 4
+
+    require_like_dense(run, x, energy)
+
+
+def test_locals_that_are_no_sums_of_the_energy():
+    """Each would be wrong if what is added to it were added to the energy."""
+    x, energy = scalars(rng.uniform(0.3, 1, 6)), scalars(0.0)
+
+    @ti.kernel
+    def squared():
+        for i in range(6):
+            s = 0.0
+            for k in range(2):
+                s += x[i] * x[(i + k) % 6]
+            energy[None] += s * s
+
+    @ti.kernel
+    def read_twice():
+        for i in range(6):
+            s = x[i] ** 3
+            for k in range(2):
+                s += x[i] * x[(i + k) % 6]
+            energy[None] += s + ti.sin(s)
+
+    @ti.kernel
+    def left_early():
+        for i in range(6):
+            s = 0.0
+            for k in range(3):
+                s += x[i] * x[(i + k) % 6]
+            if x[i] > 0.5:
+                continue
+            energy[None] += s
+
+    @ti.kernel
+    def added_later():
+        for i in range(6):
+            s = x[i] ** 3
+            s += x[i] ** 2
+            energy[None] += s
+            s += ti.sin(x[i])
+
+    @ti.kernel
+    def in_a_branch():
+        for i in range(6):
+            s = 0.0
+            for k in range(3):
+                s += x[i] * x[(i + k) % 6]
+            if x[i] > 0.5:
+                energy[None] += s
+
+    @ti.kernel
+    def replaced():
+        for i in range(1):
+            s = 0.0
+            for k in range(6):
+                s += x[k] ** 3
+                if k == 2:
+                    s = x[0] * x[1]
+            energy[None] += s
+
+    for kernel in (squared, read_twice, left_early, added_later, in_a_branch, replaced):
+        require_like_dense(kernel, x, energy)
+
+
+def test_an_energy_that_is_stored_over():
+    x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
+
+    @ti.kernel
+    def cleared():
+        energy[None] = 7.0
+        for i in range(4):
+            energy[None] += x[i] ** 3 * x[0]
+
+    @ti.kernel
+    def replaced():
+        energy[None] = x[0] ** 3
+        energy[None] = x[1] ** 2 * x[2]
+
+    for kernel in (cleared, replaced):
+        require_like_dense(kernel, x, energy)
+
+
+def test_elements_with_the_same_vertex_twice():
+    """Three and more terms of an element meet in one entry, whose order decides on the last bit."""
+    x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.0)
+    corners = integers(rng.integers(0, 5, (30, 4)))
+
+    @ti.kernel
+    def run():
+        for e in corners:
+            a, b, c, d = corners[e]
+            energy[None] += ti.sin(x[a].dot(x[b]) + x[c].dot(x[d]) * x[a][0]) * ti.exp(0.3 * x[d][1])
+
+    require_like_dense(run, x, energy)
+
+
+def test_indices_outside_of_a_field():
+    x, energy = scalars(rng.uniform(0.3, 1, 5)), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(5):
+            before = ti.select(i > 0, x[i - 1], 0.5)
+            energy[None] += (x[i] - before) ** 2 * x[i]
+
+    require_like_dense(run, x, energy)
+
+
+def test_intermediates_in_fields_give_rows_of_all_columns():
+    x, u, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(5):
+            u[i] = ti.sin(x[i])
+        for i in range(4):
+            energy[None] += u[i] * u[i + 1]
+
+    plan = require_like_dense(run, x, energy, is_sparse=False)
+    assert "the energy is computed from u" in plan.explain()
+
+
+def test_formats_and_out():
+    import torch
+
+    x, energy = vectors(rng.normal(size=(4, 3))), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(3):
+            energy[None] += (x[i] - x[i + 1]).norm()
+
+    H = hessian(run, x, energy, format="csr")
+    for kind in ("coo", "bsr"):
+        found = hessian(run, x, energy, format=kind)
+        assert found.format == kind
+        assert_array_equal(found.toarray(), H.toarray())
+    assert hessian(run, x, energy, format="bsr").blocksize == (3, 3)
+    given = H.copy()
+    given.data[:] = np.nan
+    assert hessian(run, x, energy, format="csr", out=given) is given
+    assert_array_equal(given.toarray(), H.toarray())
+    with pytest.raises(InvalidArgumentError, match="shape"):
+        hessian(run, x, energy, format="csr", out=scipy.sparse.csr_array((3, 3)))
+    with pytest.raises(InvalidArgumentError, match="field x .* is no torch tensor"):
+        hessian(run, x, energy, format="torch_csr")
+
+    @ti.kernel
+    def of_tensors(p: ti.types.ndarray(ti.f64, ndim=1), e: ti.types.ndarray(ti.f64, ndim=1)):
+        for i in range(3):
+            e[0] += p[i] ** 2 * p[i + 1]
+
+    p, e = torch.arange(1.0, 5.0, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    dense = hessian(of_tensors, p, e, args=(p, e))
+    for kind in ("torch_csr", "torch_coo"):
+        found = hessian(of_tensors, p, e, args=(p, e), format=kind)
+        assert_array_equal(found.to_dense().numpy(), dense.numpy())
+
+
+def test_bad_input():
+    x, y = scalars([0.4, 0.7]), outputs(2)
+
+    @ti.kernel
+    def run():
+        for i in range(2):
+            y[i] += x[i] ** 2
+
+    before = read(y)
+    with pytest.raises(InvalidArgumentError, match="one number"):
+        hessian(run, x, y, format="csr")
+    with pytest.raises(InvalidArgumentError, match="format is 'csc'"):
+        hessian(run, x, y, format="csc")
+    assert_array_equal(read(y), before)
+
+
+def test_state_is_that_of_one_run():
+    """Counters of loops over lists make the kernel run again where there was too little room."""
+    x, energy, count = scalars(rng.uniform(0.3, 1, 8)), scalars(0.25), integers([0])
+    length = integers([5])
+
+    @ti.kernel
+    def run():
+        for i in range(4):
+            for k in range(length[0]):
+                if k != 2:
+                    energy[None] += x[i] * x[(i + k) % 8] ** 2
+            count[0] += 1
+
+    plan = Hessian(run, x, energy, format="csr")
+    for calls, n in enumerate((5, 7, 1), 1):
+        write(energy, 0.25)
+        length[0] = n
+        value, gradient, H = plan.value_gradient_and_hessian()
+        assert count[0] == 4 * calls
+        write(energy, 0.25)
+        expected = value_gradient_and_hessian(run, x, energy)
+        count[0] = 4 * calls
+        assert_allclose(value, expected[0], rtol=1e-14)
+        assert_allclose(gradient, expected[1], rtol=1e-13, atol=1e-13)
+        assert_allclose(H.toarray(), expected[2], rtol=1e-13, atol=1e-13)
+
+
+def test_by_closed_form():
+    """Of sum_i k/2 (x[i + 1] - x[i])^2: the matrix of the second differences."""
+    x, energy = scalars(rng.normal(size=200)), scalars(0.0)
+
+    @ti.kernel
+    def chain():
+        for i in range(199):
+            energy[None] += 0.5 * stiffness * (x[i + 1] - x[i]) ** 2
+
+    H = hessian(chain, x, energy, format="csr")
+    expected = stiffness * (np.diag(np.r_[1, np.full(198, 2), 1]) - np.eye(200, k=1) - np.eye(200, k=-1))
+    assert_allclose(H.toarray(), expected, rtol=1e-15)
+    assert H.nnz == 598
