@@ -115,7 +115,7 @@ class _Elimination(NamedTuple):
         param: its number.
         roots: roots of the inverses of its blocks.
         coupling: by param, those times the coupling.
-        transposed: minus the transpose of that.
+        transposed: the transpose of that.
     """
 
     param: int
@@ -174,7 +174,7 @@ class SparseSystem:
                 return None
             right[places[n]] = _times_blocks(found.roots, right[places[n]])
             for k, coupling in found.transposed.items():
-                right[places[k]] += coupling @ right[places[n]]
+                right[places[k]] -= coupling @ right[places[n]]
             eliminations.append(found)
         if layout.kept:
             solved = self._reduced(matrix, damping, right)
@@ -207,8 +207,8 @@ class SparseSystem:
             if part is not None:
                 coupling[k] = part.copy()
                 coupling[k].data = roots[np.repeat(np.arange(len(V)), np.diff(part.indptr))] @ part.data
-                transposed[k] = -coupling[k].T
-        _add_products(matrix, transposed, coupling)
+                transposed[k] = coupling[k].T
+        _add_products(matrix, transposed, coupling, -1)
         return _Elimination(n, roots, coupling, transposed)
 
     def _diagonal_blocks(self, part: Any, n: int, width: int) -> np.ndarray:
@@ -248,11 +248,16 @@ class SparseSystem:
         return sparse.block_array(blocks, format="csr")
 
 
-def _add_products(matrix: dict[tuple[int, int], Any], left: dict[int, Any], right: dict[int, Any]) -> None:
-    """Add products to the matrices of pairs of params, in their order."""
+def _add_products(
+    matrix: dict[tuple[int, int], Any], left: dict[int, Any], right: dict[int, Any], sign: int = 1
+) -> None:
+    """Add products to the matrices of pairs of params, in their order, or subtract them."""
     for a, b in itertools.combinations_with_replacement(right, 2):
-        product = left[a] @ right[b]
-        matrix[a, b] = matrix[a, b] + product if (a, b) in matrix else product
+        product, before = left[a] @ right[b], matrix.get((a, b))
+        if before is None:
+            matrix[a, b] = sign * product
+        else:
+            matrix[a, b] = before + product if sign > 0 else before - product
 
 
 def _widths(part: Part, element: int) -> list[int]:

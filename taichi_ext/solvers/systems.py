@@ -95,15 +95,26 @@ def solve_symmetric(A: Any, damping: np.ndarray, b: np.ndarray) -> np.ndarray | 
     if isinstance(A, np.ndarray):
         matrix = A * scale * scale[:, None]
         np.fill_diagonal(matrix, 1.0)
-        try:
-            np.linalg.cholesky(matrix)  # which raises where the matrix is not positive definite
-            return scale * np.linalg.solve(matrix, scale * b)
-        except np.linalg.LinAlgError:
-            return None
+        solved = _by_cholesky(matrix, scale * b)
+        return None if solved is None else scale * solved
     sparse = require_scipy("sparse", "least_squares with format='csr'")
     D = sparse.diags_array(scale)
     factor = symmetric_factor(D @ (A + sparse.diags_array(damping)) @ D)
     return None if factor is None else scale * factor.solve(scale * b)
+
+
+def _by_cholesky(matrix: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    """The solution; None where the matrix is not positive definite.  NumPy has no triangular solver, but takes LU."""
+    try:
+        lapack = require_scipy("linalg.lapack", "")
+    except ImportError:
+        try:
+            np.linalg.cholesky(matrix)  # which raises where the matrix is not positive definite
+            return np.linalg.solve(matrix, b)
+        except np.linalg.LinAlgError:
+            return None
+    _, solved, status = lapack.dposv(matrix, b, lower=1)
+    return solved if status == 0 else None
 
 
 def symmetric_factor(matrix: Any) -> Any:

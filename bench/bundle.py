@@ -1,0 +1,120 @@
+"""Bundle adjustment by ``least_squares``: steps of Levenberg and Marquardt with the points eliminated.
+
+python bench/bundle.py                       ADBench's ba1 and a synthetic of the size of a published problem
+python bench/bundle.py ba2 synthetic         these
+python bench/bundle.py synthetic --scipy     beside SciPy's trf
+python bench/bundle.py --cpu-time            CPU time of the process, for a machine that is in use
+
+The synthetic problem is none of the published ones: it has the size of the first problem of libmv, 16 cameras, 22,106
+points and 83,718 observations, and is drawn at random.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+import taichi as ti
+from report import describe, markdown_table
+from sparse_programs import BA_SIZES, SparseProgram, make_bundle_adjustment, turned
+from timing import time_first, time_in_turn
+
+from taichi_ext import Jacobian, least_squares
+
+ITERATIONS = 5
+SIZE = (16, 22106, 83718)
+
+
+def make_synthetic(sizes: tuple[int, int, int] = SIZE) -> SparseProgram:
+    """Cameras (rotation, translation, focal length, two coefficients of distortion) in a row that look at points."""
+    n, m, p = sizes
+    rng = np.random.default_rng(0)
+    places = rng.uniform(-1, 1, (m, 3)) * [4.0, 1.5, 1.0]
+    true = np.zeros((n, 9))
+    true[:, :3] = 0.05 * rng.standard_normal((n, 3))
+    true[:, 3] = np.linspace(3.5, -3.5, n)
+    true[:, 5] = -6.0
+    true[:, 6:] = 800.0, -0.05, 0.005
+    point = np.concatenate([np.arange(m), np.arange(m), rng.integers(0, m, p - 2 * m)])
+    # each is seen by cameras that are near it, by none of them twice
+    order = np.argsort(np.abs(places[:, :1] + true[:, 3]) + 1e-3 * rng.standard_normal((m, n)), axis=1)
+    turn = np.zeros(p, int)
+    seen_before = np.zeros(m, int)
+    for k, j in enumerate(point):
+        turn[k], seen_before[j] = seen_before[j] % n, seen_before[j] + 1
+    camera = order[point, turn]
+    cameras, points = ti.field(ti.f64, (n, 9)), ti.Vector.field(3, ti.f64, m)
+    pairs, seen, errors = ti.Vector.field(2, ti.i32, p), ti.Vector.field(2, ti.f64, p), ti.Vector.field(2, ti.f64, p)
+    pairs.from_numpy(np.stack([camera, point], axis=1).astype(np.int32))
+
+    @ti.kernel
+    def kernel():
+        for k in errors:
+            i = pairs[k][0]
+            r = ti.Vector([cameras[i, 0], cameras[i, 1], cameras[i, 2]])
+            y = turned(r, points[pairs[k][1]]) + ti.Vector([cameras[i, 3], cameras[i, 4], cameras[i, 5]])
+            u = -ti.Vector([y[0], y[1]]) / y[2]
+            q = u.dot(u)
+            errors[k] = cameras[i, 6] * (1 + cameras[i, 7] * q + cameras[i, 8] * q * q) * u - seen[k]
+
+    cameras.from_numpy(true)
+    points.from_numpy(places)
+    kernel()
+    seen.from_numpy(errors.to_numpy() + 0.5 * rng.standard_normal((p, 2)))
+    cameras.from_numpy(true + 0.01 * rng.standard_normal((n, 9)) * ([1.0] * 6 + [100.0, 0.1, 0.01]))
+    points.from_numpy(places + 0.02 * rng.standard_normal((m, 3)))
+    return SparseProgram(kernel, [cameras, points], [errors])
+
+
+def make(name: str) -> SparseProgram:
+    return make_synthetic() if name == "synthetic" else make_bundle_adjustment(name)
+
+
+def measure(name: str, clock: Callable[[], float], with_scipy: bool) -> list[str]:
+    """One line of the table: iterations with the launch of J, without the first call of each."""
+    program = make(name)
+    start = [field.to_numpy() for field in program.params]
+    eliminated = program.params[:0:-1]  # weights, if there are some, and points
+    plan = Jacobian(program.kernel, program.params, program.outputs, format="csr")
+    options: dict[str, Any] = {"ftol": 0.0, "xtol": 0.0, "gtol": 0.0, "format": "csr", "max_nfev": ITERATIONS + 1}
+
+    def solve(**more: Any) -> Any:
+        for field, values in zip(program.params, start, strict=True):
+            field.from_numpy(values)
+        return least_squares(program.kernel, program.params, program.outputs, **{**options, **more})
+
+    calls = {"J": plan, "lm": lambda: solve(eliminate=eliminated)}
+    first = {key: time_first(call, clock) for key, call in calls.items()}
+    timings = time_in_turn(calls, first, 3.0, clock)
+    lm, J = timings["lm"].median, median(timings["J"].later)
+    result = solve(eliminate=eliminated)
+    cells = [name, f"{J * 1e3:.1f}", f"{lm * 1e3:.0f}", f"{lm / ITERATIONS / J:.1f}", f"{result.history[0].cost:.6e}"]
+    cells.append(f"{result.cost:.6e}")
+    if with_scipy:
+        began = clock()
+        beside = solve(method="trf", max_nfev=ITERATIONS + 1, tr_solver="lsmr")
+        seconds = clock() - began
+        cells += [f"{seconds * 1e3:.0f}", f"{seconds / lm:.0f}", f"{beside.cost:.6e}"]
+    print(result.summary())
+    return cells
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["ba1", "synthetic"], help=f"of {', '.join(BA_SIZES)}, synthetic")
+    parser.add_argument("--scipy", action="store_true", help="SciPy's trf as well")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of the process")
+    options = parser.parse_args()
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    print(describe("CPU time" if options.cpu_time else "wall time", "float64"), flush=True)
+    head = ["problem", "J (ms)", f"{ITERATIONS} iterations (ms)", "iteration / J", "first cost", "last cost"]
+    head += ["trf (ms)", "trf / lm", "cost of trf"] if options.scipy else []
+    print(markdown_table(head, [measure(name, clock, options.scipy) for name in options.names]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
