@@ -65,14 +65,47 @@ def make_synthetic(sizes: tuple[int, int, int] = SIZE) -> SparseProgram:
     seen.from_numpy(errors.to_numpy() + 0.5 * rng.standard_normal((p, 2)))
     cameras.from_numpy(true + 0.01 * rng.standard_normal((n, 9)) * ([1.0] * 6 + [100.0, 0.1, 0.01]))
     points.from_numpy(places + 0.02 * rng.standard_normal((m, 3)))
-    return SparseProgram(kernel, [cameras, points], [errors])
+    return SparseProgram(kernel, [cameras, points], [errors], seen=seen, ends=pairs)
 
 
 def make(name: str) -> SparseProgram:
     return make_synthetic() if name == "synthetic" else make_bundle_adjustment(name)
 
 
-def measure(name: str, clock: Callable[[], float], with_scipy: bool) -> list[str]:
+def gtsam_solver(program: SparseProgram, iterations: int) -> Callable[[], float]:
+    """GTSAM's Levenberg-Marquardt on the synthetic problem; its graph is made before."""
+    import gtsam
+    from gtsam.symbol_shorthand import C, P
+
+    cameras, points = (field.to_numpy() for field in program.params)
+    pairs, seen = program.ends.to_numpy(), program.seen.to_numpy()
+    noise, flip = gtsam.noiseModel.Unit.Create(2), np.diag([1.0, -1.0, -1.0])
+    graph, start = gtsam.NonlinearFactorGraph(), gtsam.Values()
+    for (i, j), (u, v) in zip(pairs.tolist(), seen.tolist(), strict=True):
+        graph.add(gtsam.GeneralSFMFactorCal3Bundler(np.array([u, -v]), noise, C(i), P(j)))
+    for i, camera in enumerate(cameras):
+        rotation = flip @ gtsam.Rot3.Expmap(camera[:3]).matrix()
+        pose = gtsam.Pose3(gtsam.Rot3(rotation), flip @ camera[3:6]).inverse()
+        start.insert(C(i), gtsam.PinholeCameraCal3Bundler(pose, gtsam.Cal3Bundler(*camera[6:], 0.0, 0.0)))
+    for j, point in enumerate(points):
+        start.insert(P(j), point)
+    options = gtsam.LevenbergMarquardtParams.CeresDefaults()
+    options.setMaxIterations(iterations)
+    for tolerance in (options.setAbsoluteErrorTol, options.setRelativeErrorTol, options.setErrorTol):
+        tolerance(0.0)
+    ordering = gtsam.Ordering()
+    for key in [*(P(j) for j in range(len(points))), *(C(i) for i in range(len(cameras)))]:
+        ordering.push_back(key)
+
+    def run() -> float:
+        optimizer = gtsam.LevenbergMarquardtOptimizer(graph, start, ordering, options)
+        return graph.error(optimizer.optimize())
+
+    print(f"GTSAM: cost {graph.error(start):.6e} at the start")
+    return run
+
+
+def measure(name: str, clock: Callable[[], float], with_scipy: bool, with_gtsam: bool) -> list[str]:
     """One line of the table: iterations with the launch of J, without the first call of each."""
     program = make(name)
     start = [field.to_numpy() for field in program.params]
@@ -94,9 +127,19 @@ def measure(name: str, clock: Callable[[], float], with_scipy: bool) -> list[str
     cells.append(f"{result.cost:.6e}")
     if with_scipy:
         began = clock()
-        beside = solve(method="trf", max_nfev=ITERATIONS + 1, tr_solver="lsmr")
+        beside = solve(method="trf", max_nfev=ITERATIONS + 1, tr_solver="lsmr", xtol=1e-15)
         seconds = clock() - began
         cells += [f"{seconds * 1e3:.0f}", f"{seconds / lm:.0f}", f"{beside.cost:.6e}"]
+    if with_gtsam and name == "synthetic":
+        for field, values in zip(program.params, start, strict=True):
+            field.from_numpy(values)
+        run = gtsam_solver(program, ITERATIONS)
+        for _ in range(3):
+            began, cpu = time.perf_counter(), time.process_time()
+            cost = run()
+            print(
+                f"GTSAM: {time.perf_counter() - began:.3f} s, {time.process_time() - cpu:.3f} s of CPU, cost {cost:.6e}"
+            )
     print(result.summary())
     return cells
 
@@ -105,6 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=["ba1", "synthetic"], help=f"of {', '.join(BA_SIZES)}, synthetic")
     parser.add_argument("--scipy", action="store_true", help="SciPy's trf as well")
+    parser.add_argument("--gtsam", action="store_true", help="GTSAM, which is installed, beside the synthetic problem")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of the process")
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter
@@ -112,7 +156,7 @@ def main() -> int:
     print(describe("CPU time" if options.cpu_time else "wall time", "float64"), flush=True)
     head = ["problem", "J (ms)", f"{ITERATIONS} iterations (ms)", "iteration / J", "first cost", "last cost"]
     head += ["trf (ms)", "trf / lm", "cost of trf"] if options.scipy else []
-    print(markdown_table(head, [measure(name, clock, options.scipy) for name in options.names]))
+    print(markdown_table(head, [measure(name, clock, options.scipy, options.gtsam) for name in options.names]))
     return 0
 
 

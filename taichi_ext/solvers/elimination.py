@@ -245,7 +245,7 @@ class SparseSystem:
             if blocks[i][j] is None:
                 mirrored = matrix.get((b, a))
                 blocks[i][j] = sparse.csr_array((sizes[a], sizes[b])) if mirrored is None else mirrored.T
-        return sparse.block_array(blocks, format="csr")
+        return sparse.bmat(blocks, format="csr")
 
 
 def _add_products(
