@@ -140,6 +140,13 @@ def test_lines_are_short(page):
         assert is_table or is_printed or len(line) <= 132, f"{page.name}:{number}"
 
 
+@each_page
+def test_tables_have_a_row_for_each_line(page):
+    """A table that was filled as a paragraph still has its separator, in the middle of a line."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        assert "|---|" not in line or re.fullmatch(r" *\|[-:|]+\|", line), f"{page.name}:{number}"
+
+
 def test_every_page_is_linked_from_the_index():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):

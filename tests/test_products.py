@@ -406,5 +406,5 @@ class TestBadInput:
 
         operator._operator_class.cache_clear()
         monkeypatch.setitem(__import__("sys").modules, "scipy.sparse.linalg", None)
-        with pytest.raises(ImportError, match=r"linear_operator needs SciPy.*taichi-ext\[sparse\]"):
+        with pytest.raises(ImportError, match=r"linear_operator needs SciPy.*taichi-ext\[scipy\]"):
             linear_operator(program.run, program.x, program.y, args=program.args)

@@ -81,10 +81,10 @@ class Evaluation:
             result = prepared.result(self.blocks())
             return as_torch(result, self.call, self._outputs) if out is None else fill_out(out, result)
 
-    def value_and_jacobian(self) -> tuple[Any, Any]:
-        """The outputs and J, in the structures that were asked for."""
+    def value_and_jacobian(self, jacobian: Callable[[], Any] | None = None) -> tuple[Any, Any]:
+        """The outputs and J, in the structures that were asked for; or what a function makes of J."""
         with self._whole():
-            result = self.jacobian()
+            result = (jacobian or self.jacobian)()
             values = values_of(self._prepared, self.call, self.returned)
         return self._prepared.rebuild_outputs(values), result
 

@@ -8,6 +8,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall
 from taichi_ext.api.cache_keys import origin_of, structure_key
+from taichi_ext.api.matrix import check_as_matrix, matrix_of
 from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.plan import Plan, prepare
 from taichi_ext.api.plan_table import PlanTable
@@ -30,6 +31,7 @@ def jacobian(
     tangents: str = "auto",
     chunk_size: int | None = None,
     format: str | None = None,
+    as_matrix: bool = False,
     progress: bool | None = None,
 ) -> Any:
     """The Jacobian of a kernel's outputs with respect to its parameters, in one launch.
@@ -60,13 +62,16 @@ def jacobian(
             be zero as well.  "torch_csr" and "torch_coo" give torch tensors if the outputs are torch tensors.  ``out=``
             is then a ``csr_array`` of the same pattern, or a ``ti.linalg.SparseMatrixBuilder``, to which the entries
             are added.
+        as_matrix: whether to return one matrix: a row for each entry of all outputs, a column for each entry of all
+            params, one after the other in C order, elements last.  Its type is the common type of the outputs.  With
+            ``format=`` it is sparse.
         progress: whether to show a progress bar if the columns are computed in several runs.  By default, the bar is
-            shown if rich is installed (the extra ``progress``) and stderr is a terminal, or in a notebook.
+            shown if stderr is a terminal, or in a notebook.
 
     Returns:
         A NumPy array of shape ``outputs.shape + element_shape + params.shape + element_shape`` and the type of the
         output; torch tensors if all outputs are torch tensors.  If outputs or params are lists, tuples or dicts, the
-        result has the structure of outputs, and inside it that of params.
+        result has the structure of outputs, and inside it that of params; with ``as_matrix=True`` it is one matrix.
 
     Raises:
         InvalidArgumentError: an argument is invalid; the message names it and the fix.
@@ -90,8 +95,11 @@ def jacobian(
                [12.,  8.]], dtype=float32)
     """
     check_progress(progress)
+    check_as_matrix(as_matrix, format)
     options = checked_options(max_memory, tangents, chunk_size, format)
     plan, call = prepared_form(kernel, params, outputs, args, options)
+    if as_matrix:
+        return matrix_of(plan.start(call, progress=progress), plan.prepared, out)
     return plan.start(call, out, progress=progress).jacobian()
 
 
@@ -107,6 +115,7 @@ def value_and_jacobian(
     tangents: str = "auto",
     chunk_size: int | None = None,
     format: str | None = None,
+    as_matrix: bool = False,
     progress: bool | None = None,
 ) -> tuple[Any, Any]:
     """The outputs and their Jacobian, from the same launch.
@@ -129,8 +138,12 @@ def value_and_jacobian(
         (15.0, [5.0, 3.0])
     """
     check_progress(progress)
+    check_as_matrix(as_matrix, format)
     options = checked_options(max_memory, tangents, chunk_size, format)
     plan, call = prepared_form(kernel, params, outputs, args, options)
+    if as_matrix:
+        evaluation = plan.start(call, progress=progress)
+        return evaluation.value_and_jacobian(lambda: matrix_of(evaluation, plan.prepared, out))
     return plan.start(call, out, progress=progress).value_and_jacobian()
 
 

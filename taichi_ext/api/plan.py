@@ -16,6 +16,7 @@ from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.explain import explain
 from taichi_ext.api.export import module_text
 from taichi_ext.api.kernel_checks import refuse_uninitialised
+from taichi_ext.api.matrix import check_as_matrix, matrix_of
 from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.prepared import Prepared, values_of
 from taichi_ext.api.progress import check_progress
@@ -172,6 +173,7 @@ class Jacobian:
         tangents: see ``jacobian``.
         chunk_size: see ``jacobian``.
         format: see ``jacobian``.
+        as_matrix: see ``jacobian``.
         progress: see ``jacobian``.
 
     Raises:
@@ -211,8 +213,11 @@ class Jacobian:
         tangents: str = "auto",
         chunk_size: int | None = None,
         format: str | None = None,
+        as_matrix: bool = False,
         progress: bool | None = None,
     ) -> None:
+        check_as_matrix(as_matrix, format)
+        self._as_matrix = as_matrix
         options = checked_options(max_memory, tangents, chunk_size, format)
         self._prepare(kernel, params, outputs, args, options, progress)
 
@@ -242,8 +247,12 @@ class Jacobian:
     @with_short_traceback
     def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
-        evaluation = self._started(args, out)
-        result = evaluation.jacobian()
+        if self._as_matrix:
+            evaluation = self._started(args, None)
+            result = matrix_of(evaluation, self._prepared, out)
+        else:
+            evaluation = self._started(args, out)
+            result = evaluation.jacobian()
         self._last.returned = evaluation.returned
         return result
 

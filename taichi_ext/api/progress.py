@@ -15,7 +15,9 @@ def check_progress(progress: Any) -> None:
     if progress is not None and not isinstance(progress, bool):
         raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False or None.")
     if progress and _rich() is None:
-        raise InvalidArgumentError("progress=True needs rich; install it with: pip install 'taichi-ext[progress]'.")
+        raise InvalidArgumentError(
+            "progress=True needs rich, which comes with Taichi and is not installed: python -m pip install rich"
+        )
 
 
 @contextlib.contextmanager

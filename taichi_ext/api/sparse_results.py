@@ -26,7 +26,7 @@ def checked_format(given: Any) -> str | None:
         scipy_sparse()
     except ImportError:
         raise InvalidArgumentError(
-            f"format={given!r} needs SciPy, which is not installed: python -m pip install 'taichi-ext[sparse]'"
+            f"format={given!r} needs SciPy, which is not installed: python -m pip install 'taichi-ext[scipy]'"
         ) from None
     return given
 

@@ -12,5 +12,5 @@ def require_scipy(module: str, user: str) -> Any:
         return importlib.import_module(f"scipy.{module}")
     except ImportError as error:
         raise ImportError(
-            f"{user} needs SciPy, which is not installed: python -m pip install 'taichi-ext[sparse]'"
+            f"{user} needs SciPy, which is not installed: python -m pip install 'taichi-ext[scipy]'"
         ) from error

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.api.matrix import joined
 from taichi_ext.api.options import checked_options, is_positive
 from taichi_ext.api.products import block_size, matrices
 from taichi_ext.api.progress import check_progress, progress_bar
@@ -24,8 +25,8 @@ from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory import available_memory
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.residuals import residual_vector
 from taichi_ext.solvers.shards import AnyExecutor, Shards, refuse_with_shards, refuse_without_shards
-from taichi_ext.solvers.stacked import residual_vector, stacked
 
 _MEMORY = 2**28  # bytes of J that are kept at a time
 _ROWS = 16384  # of J that are multiplied at a time
@@ -285,7 +286,7 @@ def _add(
 def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tuple[Any, np.ndarray, np.ndarray]:
     sparse = require_scipy("sparse", "normal_equations with format='csr'")
     kind = np.result_type(kind, np.float32)  # SciPy has no float16
-    J = stacked(evaluation, evaluation.blocks()).astype(kind, copy=False)
+    J = joined(evaluation, evaluation.blocks()).astype(kind, copy=False)
     r = residual_vector(evaluation)
     weighted = J if w is None else sparse.diags_array(w, dtype=kind) @ J
     return sparse.csr_array(weighted.T @ J), np.asarray(weighted.T @ r.astype(kind)), r

@@ -16,6 +16,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.matrix import joined
 from taichi_ext.api.plan import Plan
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError
@@ -24,7 +25,7 @@ from taichi_ext.solvers.bounds import Part, refuse_not_finite, refuse_rows_not_f
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.losses import Robust
-from taichi_ext.solvers.stacked import residual_vector, stacked
+from taichi_ext.solvers.residuals import residual_vector
 from taichi_ext.solvers.systems import rows_times, system_of
 
 _ADVICE = "; check_jacobian names the line where it arises."
@@ -89,7 +90,7 @@ class Problem:
         """The residuals in float64, and J as one dense matrix or as a ``SparseJacobian``."""
         evaluation = self._start(x)
         blocks = evaluation.blocks()
-        J = stacked(evaluation, blocks) if self._layout is None else SparseJacobian(blocks, self._layout)
+        J = joined(evaluation, blocks) if self._layout is None else SparseJacobian(blocks, self._layout)
         return residual_vector(evaluation), J
 
     def jacobian(self, x: np.ndarray) -> Any:

@@ -1,4 +1,4 @@
-"""Outputs and blocks of J as one vector and one matrix: raveled in C order, one after the other."""
+"""Outputs as one vector: raveled in C order, one after the other."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.prepared import values_of
-from taichi_ext.solvers.extra import require_scipy
 
 
 def residual_vector(evaluation: Evaluation) -> np.ndarray:
@@ -29,17 +27,3 @@ def _raveled(value: Any) -> np.ndarray:
     if isinstance(value, (list, tuple)):
         return np.concatenate([_raveled(v) for v in value])
     return np.asarray(backend.as_numpy(value), np.float64).reshape(-1)
-
-
-def stacked(evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
-    """J as one matrix: dense in the type of the outputs, or CSR where its blocks are sparse."""
-    if evaluation._prepared.format is not None:
-        return require_scipy("sparse", "format=").bmat(blocks, format="csr")
-    rows = [math.prod(shape) for shape, _ in evaluation.output_shapes()]
-    parts = [
-        [np.asarray(b).reshape(count, math.prod(s)) for b, s in zip(row, evaluation.parameter_shapes(), strict=True)]
-        for count, row in zip(rows, blocks, strict=True)
-    ]
-    if len(parts) == 1 and len(parts[0]) == 1:
-        return parts[0][0]
-    return np.block(parts)
