@@ -42,14 +42,16 @@ def sampler(colour: Any, image: Any, samples: int = 2048) -> Callable[[], None]:
     return lambda: sample(samples)
 
 
-def errors_by_column(kernel: Any, params: Any, image: Any, render: Callable[[], None], steps: Any) -> np.ndarray:
+def errors_by_column(
+    kernel: Any, params: Any, image: Any, render: Callable[[], None], steps: Any, nodes: int = NODES
+) -> np.ndarray:
     """The error (L2 over the image, relative) of the mean of J over ``params[k] +- steps[k]``, for each column k.
 
     Columns of which the step is 0 are left out.
     """
     centre = read(params)
     plan = Jacobian(kernel, params, image)
-    places, weights = np.polynomial.legendre.leggauss(NODES)
+    places, weights = np.polynomial.legendre.leggauss(nodes)
     errors = []
 
     def moved(index: tuple[int, ...], by: float) -> np.ndarray:

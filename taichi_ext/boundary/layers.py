@@ -5,8 +5,8 @@ own edge, by the edges of the shapes before it, and by the lines along which two
 the pixel is ``sum of area_i value_i``.  By Reynolds' theorem its derivative is ``sum of area_i value_i_dot``, and for
 each side of each polygon ``value_i length_k level_k_dot / g_k``, taken at the middle of that side.
 
-Area and lengths follow from one operation, an interval on a line cut by half-planes: the area of a polygon is half the
-sum of ``distance of the side from the centre * length of the side``.
+Levels and depths at the corners of the pixel show whether edges are straight enough.  Where they are not, or where more
+shapes meet than the table holds, the pixel is divided into four squares, and these again.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
@@ -20,23 +20,36 @@ import taichi as ti
 
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.polygons import (
+    BULGE,
+    ENTRIES,
+    KIND,
+    NX,
+    NY,
+    OTHER,
+    SIDES,
+    S,
+    middle_within,
+    part_of_line,
+)
 
-MOST = 6  # shapes of which parts can be seen in one pixel
+MOST = 6  # shapes of which parts can be seen in one square
+FINEST = 5  # how often a pixel can be halved
 
-# The columns of the table of the shapes that a pixel shows, and of that of the lines around a polygon.
-INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, COLUMNS = range(9)
-S, NX, NY, G, BULGE, KIND, OTHER, ENTRIES = range(8)
+# The columns of the table of the shapes that a pixel shows.
+INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, BEND, COLUMNS = range(10)
 NONE, INSIDE, OUTSIDE, ORDER = range(4)  # what a line bounds: the inside of a shape, its outside, what is before it
-SIDES = 4  # of the pixel: the first lines
-_TINY = 1e-4  # of a pixel: parts so small are seen where the centre is
-_PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
+_FLAT = 1e-20
+_BENT = 0.04  # of a square: from where on an edge is not straight
+_AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 
 
 def layers(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
     """The mean of a pixel in which shapes lie over each other, the later over the earlier.
 
-    Edges are straight within the pixel.  Areas are shared exactly, also where edges cross, touch or coincide.
-    Use it instead of ``edge`` in a loop over shapes.
+    Areas are shared exactly where edges are straight, also where they cross, touch or coincide.  A pixel in which an
+    edge bends, or which more than 6 shapes share, is divided, down to 1/32.  Use it instead of ``edge`` in a loop over
+    shapes.
 
     Args:
         shape: a ti.func ``shape(n, x, y)`` that returns ``(level, value)`` of shape n at the position (x, y) in pixels.
@@ -47,7 +60,7 @@ def layers(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
         at: the pixel centre, ``(px, py)``, in pixels.
 
     Returns:
-        The mean value of the pixel.  At most 6 shapes can share one pixel.  Taichi's reverse mode is not supported.
+        The mean value of the pixel.  Taichi's reverse mode is not supported.
 
     Raises:
         UnsupportedError: the shape is no ti.func or does not return two values, or a level does not depend on (x, y).
@@ -131,37 +144,68 @@ for _function in (*PUBLIC, shape_at, level_gradient):
 
 @ti.func
 def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.template()):
-    """The mean of the pixel at (x, y)."""
-    seen = ti.Matrix([[0.0] * COLUMNS] * MOST)
+    """The mean of the pixel at (x, y), square by square, in the order of letters Z in each other.
+
+    ``place`` counts the smallest squares.
+    """
+    total = background * 0.0
+    place = 0
+    depth = 0
+    while place < 4**FINEST:
+        size = 0.5**depth
+        left = 0.5 * size - 0.5
+        low = 0.5 * size - 0.5
+        for k in range(depth):
+            quarter = place >> 2 * (FINEST - 1 - k)
+            left += 0.5 ** (k + 1) * (quarter & 1)
+            low += 0.5 ** (k + 1) * (quarter >> 1 & 1)
+        seen = ti.Matrix([[0.0] * COLUMNS] * MOST)
+        found = collect(shape, count, x + left, y + low, size, seen)
+        if found > MOST and depth < FINEST:
+            depth += 1
+        else:
+            found -= ti.select(found > MOST, MOST + 1, 0)
+            total += size * size * mean_of_square(shape, background, x + left, y + low, size, has_depth, found, seen)
+            place += 4 ** (FINEST - depth)
+            depth = 0
+            while place % 4 ** (FINEST - depth) > 0:
+                depth += 1
+    return total
+
+
+@ti.func
+def mean_of_square(shape: ti.template(), background, x, y, size, has_depth: ti.template(), found, seen: ti.template()):
+    """The mean of the square of a size around (x, y), which is the unit of all lengths."""
     lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 2 * MOST))
     for e in ti.static(range(SIDES)):
         lines[e, S] = 0.5
         lines[e, NX] = (1.0, -1.0, 0.0, 0.0)[e]
         lines[e, NY] = (0.0, 0.0, 1.0, -1.0)[e]
-    found = collect(shape, count, x, y, seen)
     total = background * 0.0
     for i in range(found + 1):  # the last is the background
         for piece in range(2 ** count_mixed(i, found, seen)):
-            last = lines_around(shape, i, piece, found, x, y, seen, lines)
+            last = lines_around(shape, i, piece, found, x, y, size, seen, lines)
             if last > 0:
                 middle = ti.Vector([0.0, 0.0, 1.0])
                 if last > SIDES:
                     middle = middle_within(last, lines)
                 area = middle[2]
                 if i < found:
-                    total += area * shape_at(shape, int(seen[i, INDEX]), x + middle[0], y + middle[1])[2]
+                    at = ti.Vector([x + size * middle[0], y + size * middle[1]])
+                    total += area * shape_at(shape, int(seen[i, INDEX]), at.x, at.y)[2]
                 else:
                     total += area * background
                 for e in range(SIDES, last):
                     part = part_of_line(e, last, lines)
-                    length = (part[1] - part[0]) * part[2] / lines[e, G]
+                    length = (part[1] - part[0]) * part[2] / size
                     if length > 0:
                         along = 0.5 * (part[0] + part[1])
-                        mx = x - lines[e, S] * lines[e, NX] - along * lines[e, NY]
-                        my = y - lines[e, S] * lines[e, NY] + along * lines[e, NX]
+                        mx = x - size * (lines[e, S] * lines[e, NX] + along * lines[e, NY])
+                        my = y - size * (lines[e, S] * lines[e, NY] - along * lines[e, NX])
                         other = shape_at(shape, int(lines[e, OTHER]), mx, my)
                         value = stop_gradient(background * 1.0)
                         moved = other[0] - stop_gradient(other[0])
+                        slope = level_gradient(shape, "level", other[0], at=(mx, my))
                         if i < found:
                             own = shape_at(shape, int(seen[i, INDEX]), mx, my)
                             value = stop_gradient(own[2])
@@ -169,53 +213,100 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
                                 if lines[e, KIND] == ORDER:
                                     ahead = other[1] - own[1]
                                     moved = ahead - stop_gradient(ahead)
-                        total += ti.select(lines[e, KIND] == OUTSIDE, -length, length) * value * moved
+                                    slope = level_gradient(shape, "depth", ahead, at=(mx, my))
+                        g = slope.norm()
+                        if g > 0:
+                            total += ti.select(lines[e, KIND] == OUTSIDE, -length, length) / g * value * moved
     return total
 
 
 @ti.func
-def collect(shape: ti.template(), count, x, y, seen: ti.template()):
-    """Put the shapes that the pixel shows into the table; returns how many there are."""
+def collect(shape: ti.template(), count, x, y, size, seen: ti.template()):
+    """Put the shapes that the square shows into the table; returns how many there are.
+
+    It is ``MOST + 1`` more if the square should be divided.
+    """
     found = 0
+    is_coarse = False
     for n in range(count):
         new = shape_at(shape, n, x, y)
         level = stop_gradient(new[0])
-        slope = level_gradient(shape, "level", new[0], at=(x, y))
+        slope = size * level_gradient(shape, "level", new[0], at=(x, y))
         reach = 0.5 * (abs(slope[0]) + abs(slope[1]))
-        if level > -reach:
-            depth = stop_gradient(new[1])
-            away = level_gradient(shape, "depth", new[1], at=(x, y))
-            is_full = level >= reach
-            is_hidden = False
-            kept = 0
-            for q in range(found):
-                ahead = seen[q, DEPTH] - depth
-                reach = 0.5 * (abs(seen[q, DX] - away[0]) + abs(seen[q, DY] - away[1]))
-                is_hidden |= seen[q, COVERS] > 0 and ahead + reach <= 0
-                if not (is_full and ahead - reach > 0):  # else it is behind the new one
-                    for c in range(COLUMNS):
-                        seen[kept, c] = seen[q, c]
-                    kept += 1
-            found = kept
-            place = found
-            if found == MOST:  # leave out the farthest of those that cover a part
-                place = -1
-                farthest = ti.select(is_full, -ti.math.inf, depth)
+        depth = stop_gradient(new[1])
+        away = size * level_gradient(shape, "depth", new[1], at=(x, y))
+        is_hidden = level < -_AWAY * reach
+        for q in range(found):
+            ahead = seen[q, DEPTH] - depth
+            across = 0.5 * (abs(seen[q, DX] - away[0]) + abs(seen[q, DY] - away[1]))
+            is_hidden |= seen[q, COVERS] > 0 and ahead + seen[q, BEND] + 2.0 * across <= 0
+        if not is_hidden:
+            least = level
+            most = level
+            bend = 0.0
+            off = 0.0
+            for c in range(4):
+                dx = (c % 2) - 0.5
+                dy = (c // 2) - 0.5
+                there = shape_at(shape, n, x + size * dx, y + size * dy)
+                corner = stop_gradient(there[0])
+                least = ti.min(least, corner)
+                most = ti.max(most, corner)
+                off = ti.max(off, abs(corner - level - slope[0] * dx - slope[1] * dy))
+                bend = ti.max(bend, abs(stop_gradient(there[1]) - depth - away[0] * dx - away[1] * dy))
+            is_coarse |= off > _BENT * slope.norm() and least - off < 0 and level + reach + off > 0
+            is_full = level >= reach and least > 0
+            if level > -reach or most > 0:
+                kept = 0
                 for q in range(found):
-                    if seen[q, COVERS] == 0 and seen[q, DEPTH] > farthest:
-                        farthest = seen[q, DEPTH]
-                        place = q
-            if place >= 0 and not is_hidden:
-                seen[place, INDEX] = n
-                seen[place, COVERS] = ti.select(is_full, 1.0, 0.0)
-                seen[place, LEVEL] = level
-                seen[place, GX] = slope[0]
-                seen[place, GY] = slope[1]
-                seen[place, DEPTH] = depth
-                seen[place, DX] = away[0]
-                seen[place, DY] = away[1]
-                found = ti.max(found, place + 1)
-    return found
+                    ahead = seen[q, DEPTH] - depth
+                    across = 0.5 * (abs(seen[q, DX] - away[0]) + abs(seen[q, DY] - away[1]))
+                    bends = seen[q, BEND] + bend
+                    is_hidden |= seen[q, COVERS] > 0 and ahead + across + bends <= 0
+                    if not (is_full and ahead - across - bends > 0):  # else it is behind the new one
+                        for c in range(COLUMNS):
+                            seen[kept, c] = seen[q, c]
+                        kept += 1
+                        if bends > 0 and abs(ahead) < across + bends:
+                            turn = ti.Vector([seen[q, DX] - away[0], seen[q, DY] - away[1]])
+                            is_coarse |= bends > _BENT * turn.norm()
+                found = kept
+                place = -1 if is_hidden else found
+                if place == MOST:
+                    is_coarse = True
+                    place = farthest_of(depth - 0.5 * (abs(away[0]) + abs(away[1])), is_full, seen)
+                if place >= 0:
+                    seen[place, INDEX] = n
+                    seen[place, COVERS] = ti.select(is_full, 1.0, 0.0)
+                    seen[place, LEVEL] = level
+                    seen[place, GX] = slope[0]
+                    seen[place, GY] = slope[1]
+                    seen[place, DEPTH] = depth
+                    seen[place, DX] = away[0]
+                    seen[place, DY] = away[1]
+                    seen[place, BEND] = bend
+                    found = ti.max(found, place + 1)
+    return found + ti.select(is_coarse, MOST + 1, 0)
+
+
+@ti.func
+def farthest_of(depth, is_full, seen: ti.template()):
+    """The place in the full table of what is left out for a new shape, -1 for the new one: the farthest.
+
+    A shape is as far as its nearest point in the square.  Of shapes that fill the square one stays, since the
+    background would be seen in its place.
+    """
+    full = ti.select(is_full, 1.0, 0.0)
+    for q in range(MOST):
+        full += seen[q, COVERS]
+    place = -1
+    farthest = ti.select(is_full and full < 2, -ti.math.inf, depth)
+    for q in range(MOST):
+        least = seen[q, DEPTH] - 0.5 * (abs(seen[q, DX]) + abs(seen[q, DY]))
+        if least > farthest and (seen[q, COVERS] == 0 or full >= 2):
+            farthest = least
+            place = q
+    return place
 
 
 @ti.func
@@ -238,7 +329,7 @@ def count_mixed(i, found, seen: ti.template()):
 
 
 @ti.func
-def lines_around(shape: ti.template(), i, piece, found, x, y, seen: ti.template(), lines: ti.template()):
+def lines_around(shape: ti.template(), i, piece, found, x, y, size, seen: ti.template(), lines: ti.template()):
     """Put the lines around what is seen of shape i into the table, behind the sides of the pixel.
 
     Where a shape j is mixed, it is seen outside of j, and inside of j where it is before it: two polygons.  Each bit of
@@ -274,94 +365,54 @@ def lines_around(shape: ti.template(), i, piece, found, x, y, seen: ti.template(
         if kind != NONE:
             lines[last, KIND] = kind
             lines[last, OTHER] = seen[j, INDEX]
-            put_line(shape, i, last, level, slope, x, y, seen, lines)
+            put_line(shape, i, last, level, slope, x, y, size, seen, lines)
             last += 1
     return last if is_seen else 0
 
 
 @ti.func
-def put_line(shape: ti.template(), i, e, level, slope, x, y, seen: ti.template(), lines: ti.template()):
+def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.template(), lines: ti.template()):
     """Let line e be that through the points where a level is 0 on its way into and out of the pixel.
 
     The level and its slope at the centre give a line.  The level at both ends of its chord says how far off they are,
     and that at its middle how far the edge bulges out between them.
     """
     g = slope.norm()
-    nx = slope[0] / g
-    ny = slope[1] / g
+    nx = 1.0
+    ny = 0.0
+    if g > 0:
+        nx = slope[0] / g
+        ny = slope[1] / g
+    g = ti.max(g, _FLAT)
     s = level / g
     lines[e, S] = s
     lines[e, NX] = nx
     lines[e, NY] = ny
-    lines[e, G] = g
     lines[e, BULGE] = 0.0
     part = part_of_line(e, SIDES, lines)
-    if part[1] > part[0] + 1e-3:
+    first = part[0]
+    last = part[1]
+    if last < first + 0.1:  # it may still come in: look near the centre of the line, or of its short chord
+        middle = ti.select(last > first, 0.5 * (first + last), 0.0)
+        first = middle - 0.25
+        last = middle + 0.25
+    if abs(s) < 1.0:
         at = ti.Vector([0.0, 0.0, 0.0])
         for k in range(3):
-            t = part[0] + 0.5 * k * (part[1] - part[0])
-            found = shape_at(shape, int(lines[e, OTHER]), x - s * nx - t * ny, y - s * ny + t * nx)
+            t = first + 0.5 * k * (last - first)
+            px = x - size * (s * nx + t * ny)
+            py = y - size * (s * ny - t * nx)
+            found = shape_at(shape, int(lines[e, OTHER]), px, py)
             at[k] = ti.select(lines[e, KIND] == OUTSIDE, -stop_gradient(found[0]), stop_gradient(found[0]))
             if lines[e, KIND] == ORDER:
-                behind = shape_at(shape, int(seen[i, INDEX]), x - s * nx - t * ny, y - s * ny + t * nx)
+                behind = shape_at(shape, int(seen[i, INDEX]), px, py)
                 at[k] = stop_gradient(found[1]) - stop_gradient(behind[1])
-        along = (at[2] - at[0]) / (part[1] - part[0])
+        along = (at[2] - at[0]) / (last - first)
         new = ti.sqrt(g * g + along * along)
-        lines[e, S] = (level + at[0] - along * part[0]) / new
+        lines[e, S] = (level + at[0] - along * first) / new
         lines[e, NX] = (g * nx - along * ny) / new
         lines[e, NY] = (g * ny + along * nx) / new
-        lines[e, G] = new
         lines[e, BULGE] = (at[1] - 0.5 * (at[0] + at[2])) / new
-
-
-@ti.func
-def middle_within(last, lines: ti.template()):
-    """The middle, relative to the pixel's centre, and the area within the lines before ``last``.
-
-    Each side and the centre span a triangle.  The area between a curved edge and its chord is 2/3 width * length.
-    """
-    total = ti.Vector([0.0, 0.0, 0.0])
-    for e in range(last):
-        part = part_of_line(e, last, lines)
-        length = (part[1] - part[0]) * part[2]
-        along = 0.5 * (part[0] + part[1])
-        px = -lines[e, S] * lines[e, NX] - along * lines[e, NY]
-        py = -lines[e, S] * lines[e, NY] + along * lines[e, NX]
-        inner = 0.5 * lines[e, S] * length
-        outer = 2.0 / 3.0 * lines[e, BULGE] * length
-        weight = 2.0 / 3.0 * inner + outer
-        total += ti.Vector([weight * px, weight * py, inner + outer])
-    if total[2] > _TINY:
-        for k in ti.static(range(2)):
-            total[k] = ti.max(-0.5, ti.min(0.5, total[k] / total[2]))
-    return total
-
-
-@ti.func
-def part_of_line(e, last, lines: ti.template()):
-    """From where to where line e is within the others, counted from its point nearest to the centre, and its weight.
-
-    Lines that coincide share their length.
-    """
-    px = -lines[e, S] * lines[e, NX]
-    py = -lines[e, S] * lines[e, NY]
-    low = -2.0
-    high = 2.0
-    weight = 1.0
-    for k in range(last):
-        if k != e:
-            inside = lines[k, S] + lines[k, NX] * px + lines[k, NY] * py
-            along = lines[k, NY] * lines[e, NX] - lines[k, NX] * lines[e, NY]
-            if abs(along) < _PARALLEL:
-                if inside < -_PARALLEL:
-                    high = low
-                elif inside < _PARALLEL:
-                    weight *= 0.5
-            elif along > 0:
-                low = ti.max(low, -inside / along)
-            else:
-                high = ti.min(high, -inside / along)
-    return ti.Vector([low, ti.max(low, high), weight])
 
 
 for _function in PUBLIC:

@@ -1,0 +1,67 @@
+"""Polygons in a square of size 1 around 0, given by the lines of their sides, as code in the kernel.
+
+Area and lengths follow from one operation, an interval on a line cut by half-planes: the area of a polygon is half the
+sum of ``distance of the side from the centre * length of the side``.
+"""
+
+# Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
+# pyright: reportInvalidTypeForm=false
+# Those of the variables of a function that Taichi compiles are known when it is compiled.
+# pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+import taichi as ti
+
+S, NX, NY, BULGE, KIND, OTHER, ENTRIES = range(7)  # the columns of the table of lines
+SIDES = 4  # of the square: the first lines
+_TINY = 1e-4  # of the square: parts so small are seen where the centre is
+_PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
+
+
+@ti.func
+def middle_within(last, lines: ti.template()):
+    """The middle, relative to the pixel's centre, and the area within the lines before ``last``.
+
+    Each side and the centre span a triangle.  The area between a curved edge and its chord is 2/3 width * length.
+    """
+    total = ti.Vector([0.0, 0.0, 0.0])
+    for e in range(last):
+        part = part_of_line(e, last, lines)
+        length = (part[1] - part[0]) * part[2]
+        along = 0.5 * (part[0] + part[1])
+        px = -lines[e, S] * lines[e, NX] - along * lines[e, NY]
+        py = -lines[e, S] * lines[e, NY] + along * lines[e, NX]
+        inner = 0.5 * lines[e, S] * length
+        outer = 2.0 / 3.0 * lines[e, BULGE] * length
+        weight = 2.0 / 3.0 * inner + outer
+        total += ti.Vector([weight * px, weight * py, inner + outer])
+    if total[2] > _TINY:
+        for k in ti.static(range(2)):
+            total[k] = ti.max(-0.5, ti.min(0.5, total[k] / total[2]))
+    return total
+
+
+@ti.func
+def part_of_line(e, last, lines: ti.template()):
+    """From where to where line e is within the others, counted from its point nearest to the centre, and its weight.
+
+    Lines that coincide share their length.
+    """
+    px = -lines[e, S] * lines[e, NX]
+    py = -lines[e, S] * lines[e, NY]
+    low = -2.0
+    high = 2.0
+    weight = 1.0
+    for k in range(last):
+        if k != e:
+            inside = lines[k, S] + lines[k, NX] * px + lines[k, NY] * py
+            along = lines[k, NY] * lines[e, NX] - lines[k, NX] * lines[e, NY]
+            if abs(along) < _PARALLEL:
+                if inside < -_PARALLEL:
+                    high = low
+                elif inside < _PARALLEL:
+                    weight *= 0.5
+            elif along > 0:
+                low = ti.max(low, -inside / along)
+            else:
+                high = ti.min(high, -inside / along)
+    return ti.Vector([low, ti.max(low, high), weight])
