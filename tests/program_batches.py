@@ -7,7 +7,9 @@
     python tests/program_batches.py 500 --generator levels     # levels in loops, with edges, stopped gradients and rules
     python tests/program_batches.py 500 --generator hessians   # energies of what programs compute, differentiated twice
     python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
-    python tests/program_batches.py 300 --vary                 # with tangents= and chunk_size= that are drawn by the seed
+    python tests/program_batches.py 300 --by-column            # with tangents in memory as on a GPU
+    python tests/program_batches.py 300 --chunk-size 3         # with three columns of J in each run
+    python tests/program_batches.py 300 --vary                 # with these three drawn by the seed of each program
     python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
     python tests/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
     python tests/program_batches.py 500 --lanes                # loops run in lanes where they can
@@ -40,6 +42,7 @@ from program_level_check import LevelWorkshop, describe_level, level_verdict
 from program_pipeline_check import PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, describe, reduced, verdict
 
+from taichi_ext import backend
 from taichi_ext.backend import kernels
 from taichi_ext.differentiate.storage_facts import STRATEGIES
 
@@ -60,10 +63,18 @@ GENERATORS: dict[str, tuple[Any, Any, Any, Any]] = {
 }
 
 
-def drawn_options(seed: int) -> dict[str, Any]:
-    """Options of jacobian for the program of a seed."""
+def drawn_ways(seed: int) -> dict[str, Any]:
+    """Options of jacobian for the program of a seed, and how its tangents lie in memory."""
     rng = random.Random(f"options of {seed}")
-    return {"tangents": rng.choice([*STRATEGIES]), "chunk_size": rng.choice([None, None, 1, 2, 3, 5, 9])}
+    drawn = {"tangents": rng.choice([*STRATEGIES]), "chunk_size": rng.choice([None, None, 1, 2, 3, 5, 9])}
+    return {**drawn, "by_column": rng.random() < 0.3}
+
+
+def set_ways(ways: dict[str, Any]) -> None:
+    """Let the Jacobians of the next programs be computed so."""
+    program_check.OPTIONS.update({name: value for name, value in ways.items() if name != "by_column"})
+    if "by_column" in ways:
+        backend.stores_by_column = lambda: ways["by_column"]
 
 
 def run_batch(generator: str, first: int, count: int, is_reducing: bool, is_varying: bool) -> None:
@@ -73,8 +84,8 @@ def run_batch(generator: str, first: int, count: int, is_reducing: bool, is_vary
     for seed in range(first, first + count):
         print(json.dumps({"seed": seed}), flush=True)
         program = generate(seed)
-        drawn = drawn_options(seed) if is_varying else {}
-        program_check.OPTIONS.update(drawn)
+        drawn = drawn_ways(seed) if is_varying else {}
+        set_ways(drawn)
         runs_alone = program_check.IS_PLAIN or seed % 4 == 0
         kind, message = judge(program, seed, workshop, runs_alone=runs_alone)
         if is_reducing and kind not in (RIGHT, REJECTED) and generator != "levels":
@@ -132,9 +143,9 @@ def main() -> int:
     parser.add_argument("--log", type=Path, default=Path("random_programs.jsonl"))
     parser.add_argument("--reduce", action="store_true", help="cut down what fails")
     parser.add_argument("--tangents", choices=STRATEGIES, default="auto", help="what jacobian is told, default auto")
-    parser.add_argument(
-        "--vary", action="store_true", help="draw tangents= and chunk_size= by the seed of each program"
-    )
+    parser.add_argument("--by-column", action="store_true", help="tangents in memory as on a GPU")
+    parser.add_argument("--chunk-size", type=int, metavar="N", help="columns of J in each run at most")
+    parser.add_argument("--vary", action="store_true", help="draw these three by the seed of each program")
     parser.add_argument("--format", choices=("dense", "csr"), default="dense", help="of the Jacobians, default dense")
     parser.add_argument(
         "--setting", action="append", default=[], metavar="NAME=VALUE", help="of ti.init, for fused kernels alone"
@@ -153,12 +164,16 @@ def main() -> int:
     kernels.SETTINGS.update({n: ast.literal_eval(value) for n, value in (s.split("=") for s in options.setting)})
     for limit in options.limit:
         set_limit(limit)
+    ways = {"by_column": options.by_column} if options.by_column else {}
+    set_ways(ways if options.chunk_size is None else {**ways, "chunk_size": options.chunk_size})
     if options.here:
         run_batch(options.generator, options.first, options.count, options.reduce, options.vary)
         return 0
     how = ["--generator", options.generator, "--tangents", options.tangents, "--format", options.format]
     how += [f"--setting={setting}" for setting in options.setting] + [f"--limit={limit}" for limit in options.limit]
     how += ["--reduce"] * options.reduce + ["--vary"] * options.vary
+    how += ["--by-column"] * options.by_column
+    how += [] if options.chunk_size is None else ["--chunk-size", str(options.chunk_size)]
     with options.log.open("a") as log:
         counts = run_all(options.first, options.count, how, log)
     return 0 if set(counts) <= {RIGHT, REJECTED, REFUSED, *BY_ITSELF} else 1
