@@ -37,7 +37,7 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
 
     def _run_sparse(self) -> list[list[Any]]:
         ((row,), is_symmetric) = super()._run_sparse(), self._is_symmetric
-        blocks = [[block[rows][self._rows_of(key)] for block in row] for key, rows in self._ranges]
+        blocks = [[_part(block, rows, self._rows_of(key)) for block in row] for key, rows in self._ranges]
         return blocks if is_symmetric else _symmetric(blocks)
 
     def _run_session(self) -> tuple[Any, list[Any]]:
@@ -68,6 +68,12 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
 
     def _is_simple(self) -> bool:
         return False
+
+
+def _part(block: Any, rows: slice, inner: slice) -> Any:
+    """The rows of a parameter, and those of them that belong to a component; slices of CSR arrays are copies."""
+    found = block if rows == slice(0, block.shape[0]) else block[rows]
+    return found if inner == slice(None) else found[inner]
 
 
 def _symmetric(blocks: list[list[Any]]) -> list[list[Any]]:
