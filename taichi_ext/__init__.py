@@ -4,7 +4,7 @@ from taichi_ext.version import __version__  # first: a Taichi that it does not r
 
 # isort: split
 
-from taichi_ext.api.hessian import Hessian, hessian, value_and_gradient, value_gradient_and_hessian
+from taichi_ext.api.hessian import Hessian, hessian, hvp, value_and_gradient, value_gradient_and_hessian
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.products import jvp, vjp
@@ -30,7 +30,7 @@ from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.levenberg import Iteration
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
-from taichi_ext.solvers.operator import linear_operator
+from taichi_ext.solvers.operator import hessian_operator, linear_operator
 from taichi_ext.solvers.results import LeastSquaresResult
 from taichi_ext.solvers.shards import map_jacobian
 
@@ -54,6 +54,8 @@ __all__ = [
     "coverage",
     "edge",
     "hessian",
+    "hessian_operator",
+    "hvp",
     "jacobian",
     "jvp",
     "layers",

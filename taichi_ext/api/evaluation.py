@@ -21,7 +21,7 @@ from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, in_pl
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import Fused, container_key
+from taichi_ext.launches import Fused, container_key, rows_of
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.passed_arguments import NumberSeeds
 from taichi_ext.runtime.passed_numbers import PipelineRun, with_tangents
@@ -347,6 +347,19 @@ class Evaluation:
             with backend.follow(session), watching(session.python, self.call.function), run:
                 self.returned = self.call.function(*args)
             session.read |= {("passed", name) for name in run.passed}
+
+    def _rows_of(self, key: Any) -> slice:
+        """The entries of a container that a parameter or output is."""
+        return slice(None) if key == container_key(key) else rows_of(key, self._prepared.fields.infos[key[:2]])
+
+    def _size(self, key: Any, shape: tuple[int, ...]) -> int:
+        """How many entries the container of a parameter or output has, which has this shape itself."""
+        infos = self._prepared.fields.infos
+        return infos[key[:2]].size if key[0] == "field" else math.prod(shape)
+
+    def _param_containers(self, session: Session) -> list[Any]:
+        """The keys of the containers of the parameters."""
+        return [container_key(self._key(session, target)) for target in self._params]
 
     # --- checks
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from taichi_ext.api.arguments import flatten
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.prepared import values_of
+from taichi_ext.api.products import in_structure, matrices, shaped
 from taichi_ext.api.progress import check_progress
 from taichi_ext.api.second_order import SecondOrderEvaluation
-from taichi_ext.errors import with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, with_short_traceback
 
 
 class Hessian(Jacobian):
@@ -215,6 +218,63 @@ def value_and_gradient(
     leaves = [leaf for _, leaf in flatten(found)[0]]
     shapes = evaluation.parameter_shapes()
     return value, plan.prepared.rebuild_params([g.reshape(s) for g, s in zip(leaves, shapes, strict=True)])
+
+
+@with_short_traceback
+def hvp(
+    kernel: Callable[..., Any],
+    params: Any,
+    vectors: Any,
+    energy: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    max_memory: int | None = None,
+) -> Any:
+    """Products H v of the Hessian of an energy with vectors, without H.
+
+    They cost one launch with a column for each vector, whatever the number of parameters, if the energy is a sum of
+    terms of few entries of the params each.  The call has the side effects of one plain run of the kernel.
+
+    Args:
+        kernel: see ``hessian``.
+        params: see ``hessian``.
+        vectors: structured like ``params``; for each parameter an array of its shape and element shape, or several of
+            them along a leading axis, as many for every parameter.
+        energy: see ``hessian``.
+        args: see ``hessian``.
+        max_memory: bytes for the tangents of intermediate fields and arrays, see ``jacobian``.
+
+    Returns:
+        An array for each parameter, of its shape and element shape and of the type of the energy, with the leading axis
+        of the vectors if they have one; structured like ``params``; torch tensors if the energy is a tensor.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+        UnsupportedError: see ``hessian``.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import hvp
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, energy = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=())
+        >>> x.fill(1.0)
+        >>> @ti.kernel
+        ... def products():
+        ...     for i in range(2):
+        ...         energy[None] += x[i] ** 2 * x[i + 1]
+        >>> hvp(products, x, np.array([1.0, 0.0, 0.0]), energy)
+        array([2., 2., 0.])
+    """
+    options = checked_options(max_memory, "auto", None, None)
+    plan, call = prepared_form(kernel, params, energy, args, options, "hvp")
+    evaluation = plan.start(call)
+    shapes = evaluation.parameter_shapes()
+    given, count = matrices(vectors, params, "vectors", shapes)
+    if count == 0:
+        raise InvalidArgumentError("vectors has no vector: its leading axis is empty.")
+    found = evaluation.times(np.concatenate(given).astype(np.float64))  # type: ignore[attr-defined]
+    return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(found, shapes, strict=True)], "params")
 
 
 def _start(

@@ -27,7 +27,11 @@ from taichi_ext.errors import InvalidArgumentError, UnsupportedError, with_short
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.state import State
 
-_KINDS: dict[str, type[Evaluation]] = {"gradient": GradientEvaluation, "hessian": SecondOrderEvaluation}
+_KINDS: dict[str, type[Evaluation]] = {
+    "gradient": GradientEvaluation,
+    "hessian": SecondOrderEvaluation,
+    "hvp": SecondOrderEvaluation,
+}
 
 
 class Plan:

@@ -82,9 +82,7 @@ def jvp(
     given, count = matrices(tangents, params, "tangents", evaluation.parameter_shapes())
     result = directional(evaluation, np.concatenate(given).astype(np.float64), options[2])
     shapes = [shape for shape, _ in evaluation.output_shapes()]
-    return in_structure(
-        plan, evaluation, [_shaped(v, s, count) for v, s in zip(result, shapes, strict=True)], "outputs"
-    )
+    return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(result, shapes, strict=True)], "outputs")
 
 
 @with_short_traceback
@@ -149,7 +147,7 @@ def vjp(
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():
         size = math.prod(shape)
-        columns.append(_shaped(found[:, at : at + size].T, shape, count))
+        columns.append(shaped(found[:, at : at + size].T, shape, count))
         at += size
     return in_structure(plan, evaluation, columns, "params")
 
@@ -257,6 +255,7 @@ def matrices(
 
 _LIKE = {
     "tangents": "params",
+    "vectors": "params",
     "cotangents": "outputs",
     "weights": "residuals",
     "bounds[0]": "params",
@@ -281,7 +280,7 @@ def real_array(value: Any, place: str) -> np.ndarray:
     return found
 
 
-def _shaped(values: np.ndarray, shape: tuple[int, ...], count: int | None) -> np.ndarray:
+def shaped(values: np.ndarray, shape: tuple[int, ...], count: int | None) -> np.ndarray:
     """Columns as arrays of a shape, along a leading axis if there are several."""
     return np.ascontiguousarray(values.T).reshape(shape if count is None else (count, *shape))
 

@@ -30,7 +30,7 @@ def check_energy(call: KernelCall, energy: list[Target], params: list[Target], u
             f"energy names {len(energy)} fields or arrays; second derivatives are those of one number. Add them up in "
             "the kernel, or take the Hessian of each."
         )
-    if call.kernel is None and use == "hessian":
+    if call.kernel is None and use != "gradient":
         raise InvalidArgumentError(
             f"{call.name} is a Python function. Second derivatives are those of one kernel: give the kernel itself."
         )
@@ -81,7 +81,7 @@ class SecondOrderEvaluation(GradientEvaluation):
 
     def _gradients(self) -> list[np.ndarray]:
         """The gradient by each parameter."""
-        return [self._gradient[first : first + math.prod(s)].reshape(s) for first, s in self._columns]
+        return [self._gradient[rows][inner].reshape(shape) for rows, inner, shape in self._ranges]
 
     def jacobian(self) -> Any:
         """H in the structure of the parameters, twice, in ``out`` if that was given."""
@@ -92,9 +92,17 @@ class SecondOrderEvaluation(GradientEvaluation):
     def _square(self, blocks: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         """A block for each pair of parameters, of the blocks of the gradient."""
         size = len(self._gradient)
-        matrix = _symmetric(np.concatenate([block.reshape(size, -1) for block in blocks[0]], axis=1))
+        matrix = np.concatenate([block.reshape(size, -1) for block in blocks[0]], axis=1)
+        matrix = _symmetric(np.concatenate([matrix[rows][inner] for rows, inner, _ in self._ranges]))
         ranges = [(slice(first, first + math.prod(shape)), shape) for first, shape in self._columns]
         return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
+
+    def times(self, directions: np.ndarray, most: int | None = None) -> list[np.ndarray]:
+        """H times the columns of ``directions``, so many in a run, if that is given: for each parameter a matrix."""
+        count = max(1, directions.shape[1])
+        found = [matrix for _, (matrix,) in self.along(directions).column_blocks(min(count, most or count))]
+        matrix = np.concatenate(found, axis=1)
+        return [matrix[rows][inner] for rows, inner, _ in self._ranges]
 
     # --- runs
 
@@ -106,7 +114,12 @@ class SecondOrderEvaluation(GradientEvaluation):
         assert isinstance(session, SecondOrderSession)
         self._columns = columns
         (energy,) = self._outputs
-        session.begin(container_key(self._key(session, energy)), sum(math.prod(shape) for _, shape in columns))
+        keys = [self._key(session, target) for target in self._params]
+        shapes = [shape for _, shape in columns] if self._directions is None else self.parameter_shapes()
+        sizes = {container_key(key): self._size(key, shape) for key, shape in zip(keys, shapes, strict=True)}
+        session.begin(container_key(self._key(session, energy)), sizes)
+        rows = [session.gradient_rows(container_key(key)) for key in keys]
+        self._ranges = list(zip(rows, map(self._rows_of, keys), shapes, strict=True))
         return session, columns
 
     def _open_output(self, session: Any, target: Target, place: Any) -> tuple[Any, tuple[int, ...]]:

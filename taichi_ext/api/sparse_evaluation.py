@@ -16,7 +16,7 @@ from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse
 from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import container_key, rows_of
+from taichi_ext.launches import container_key
 from taichi_ext.runtime.memory import available_memory
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_adjoint import AdjointRows
@@ -184,19 +184,6 @@ class SparseEvaluation(Evaluation):
             if part != container_key(part):
                 block = block[self._rows_of(part)] if axis == 0 else block[:, self._rows_of(part)]
         return block
-
-    def _rows_of(self, key: Any) -> slice:
-        """The entries of a container that a parameter or output is."""
-        return slice(None) if key == container_key(key) else rows_of(key, self._prepared.fields.infos[key[:2]])
-
-    def _size(self, key: Any, shape: tuple[int, ...]) -> int:
-        """How many entries the container of a parameter or output has, which has this shape itself."""
-        infos = self._prepared.fields.infos
-        return infos[key[:2]].size if key[0] == "field" else math.prod(shape)
-
-    def _param_containers(self, session: Session) -> list[Any]:
-        """The keys of the containers of the parameters."""
-        return [container_key(self._key(session, target)) for target in self._params]
 
     def _run_transposed(self, cotangents: list[np.ndarray]) -> list[np.ndarray | None]:
         rows, outputs, params = self._run_rows()

@@ -10,7 +10,6 @@ import numpy as np
 from taichi_ext.api.second_order import SecondOrderEvaluation
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.api.sparse_results import refuse_too_large
-from taichi_ext.launches import container_key
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.second_order import SparseSecondOrderSession
 from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix
@@ -27,25 +26,13 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
     def _row_targets(self) -> list[Any]:
         return self._params
 
-    def _gradients(self) -> list[np.ndarray]:
-        if self._prepared.dense_reason:
-            return super()._gradients()
-        return [
-            self._gradient[rows][self._rows_of(key)].reshape(shape)
-            for (key, rows), (_, shape) in zip(self._ranges, self._columns, strict=True)
-        ]
-
     def _run_sparse(self) -> list[list[Any]]:
         ((row,), is_symmetric) = super()._run_sparse(), self._is_symmetric
-        blocks = [[_part(block, rows, self._rows_of(key)) for block in row] for key, rows in self._ranges]
+        blocks = [[_part(block, rows, inner) for block in row] for rows, inner, _ in self._ranges]
         return blocks if is_symmetric else _symmetric(blocks)
 
     def _run_session(self) -> tuple[Any, list[Any]]:
         session, outputs = super()._run_session()
-        keys = [self._key(session, target) for target in self._params]
-        starts, sizes = session.numbering.starts, session.numbering.sizes
-        firsts = [starts[container_key(key)] for key in keys]
-        self._ranges = [(k, slice(n, n + sizes[container_key(k)])) for k, n in zip(keys, firsts, strict=True)]
         self._is_symmetric = session.is_symmetric()
         return session, outputs
 

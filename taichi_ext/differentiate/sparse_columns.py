@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,11 +49,6 @@ class Columns:
     def width(self) -> int:
         """How many columns rows have."""
         return max(1, sum(self.sizes[key] for key in self.in_rows))
-
-    @property
-    def starts(self) -> dict[Any, int]:
-        """Where each parameter begins among the entries of all of them."""
-        return dict(zip(self.sizes, itertools.accumulate(self.sizes.values(), initial=0), strict=False))
 
     def extended(self, in_rows: set[Any], composed: dict[Any, int], versions: dict[Any, int]) -> Columns:
         """The same parameters with what a trace has found out."""

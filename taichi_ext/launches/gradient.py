@@ -6,7 +6,6 @@ column, is the gradient. It is an ordinary program, so that its Jacobian is the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
 from taichi_ext.differentiate.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.storage_facts import SPARSE
-from taichi_ext.launches.launch import ContainerInfo, Launch
+from taichi_ext.launches.launch import ContainerInfo, Launch, Role
 from taichi_ext.launches.seeds import seeds_of
 from taichi_ext.program import Container, Program, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
@@ -34,12 +33,12 @@ class FirstOrder:
     Attributes:
         info: its key, and how many numbers it has.
         columns: of a row of it.
-        seeds: the rows that are columns at the start, each with its first column.
+        first_column: of its rows, where these are columns at the start.
     """
 
     info: ContainerInfo
     columns: int
-    seeds: tuple[tuple[int, slice], ...] = ()
+    first_column: int | None = None
 
     @property
     def name(self) -> Any:
@@ -81,20 +80,20 @@ def gradient_program(
     """The program that computes the gradient of ``launch.energy``, in an array by the key ``GRADIENT``."""
     columns = launch.energy_columns
     energy = next((c for c, info in infos.items() if info.key == launch.energy), None)
-    sums = None if launch.sparse is None else energy_sums(program, energy)
+    sums = energy_sums(program, energy) if launch.adds_terms else None
     seeds = seeds_of(program, _first_launch(launch), infos, constants)
     seeds = replace(seeds, wants_return=launch.energy == RETURN, is_again=True, sums=sums)
     if sums is not None:
         seeds = replace(seeds, limits=SPARSE)
     found = differentiate(program, seeds)
-    if sums is not None:
+    if launch.sparse is not None:
         _refuse_rows(found, energy)
     arrays: dict[Container, FirstOrder] = {}
     for what, c in found.shadows:
         is_energy = what == RETURN if not isinstance(what, Container) else infos[what].key == launch.energy
         key = GRADIENT if is_energy else ("gradient", 1 + len(arrays))
         if isinstance(what, Container):
-            arrays[c] = _first_order(key, c, infos[what].size, columns, _starts(what, seeds))
+            arrays[c] = _first_order(key, c, infos[what].size, columns, seeds.roles[what].first_column)
         else:
             size = found.scratch_sizes[what] if what[0] == "scratch" else columns
             arrays[c] = _first_order(key, c, 1, size)
@@ -105,17 +104,18 @@ def gradient_program(
 
 def _first_launch(launch: Launch) -> Launch:
     """The launch that gives the gradient: with a column for each entry of the parameters, all of them dense."""
-    first = replace(
-        launch, columns=launch.energy_columns, first_column=0, is_block=False, sparse=None, sinks=frozenset()
-    )
-    if launch.sparse is None:
-        return first
-    starts, roles = launch.sparse.starts, launch.roles
+    starts, roles = launch.energy_starts, launch.roles
     return replace(
-        first,
-        roles={k: replace(r, first_column=starts[k], components=()) if k in starts else r for k, r in roles.items()},
+        launch,
+        columns=launch.energy_columns,
+        roles={k: Role(starts[k]) if k in starts else r for k, r in roles.items()},
         argument_columns={name: starts["argument", name] for name in launch.argument_columns},
         constants=tuple((variable, starts[variable.key]) for variable, _ in launch.constants),
+        first_column=0,
+        is_block=False,
+        values_dtype=None,
+        sparse=None,
+        sinks=frozenset(),
     )
 
 
@@ -131,17 +131,6 @@ def _refuse_rows(found: Differentiated, energy: Container | None) -> None:
             )
 
 
-def _first_order(
-    key: Any, c: Container, rows: int, columns: int, seeds: tuple[tuple[int, slice], ...] = ()
-) -> FirstOrder:
+def _first_order(key: Any, c: Container, rows: int, columns: int, first_column: int | None = None) -> FirstOrder:
     info = ContainerInfo(key, c.name, None, (rows * columns,), (), (), backend.named_type(c.dtype.name))
-    return FirstOrder(info, columns, seeds)
-
-
-def _starts(container: Container, seeds: Seeds) -> tuple[tuple[int, slice], ...]:
-    """The rows of a container that are columns at the start."""
-    role = seeds.roles[container]
-    if role.components:
-        count = math.prod(container.element_shape)
-        return tuple((column, slice(number, None, count)) for number, column in role.components)
-    return () if role.first_column is None else ((role.first_column, slice(None)),)
+    return FirstOrder(info, columns, first_column)

@@ -88,6 +88,8 @@ class Launch:
     is_block: bool = False  # there are columns that are not computed, and the block may begin at others
     energy: Any = None  # the key of what the second derivatives are of, in place of first derivatives
     energy_columns: int = 0  # of its gradient
+    energy_starts: dict[Any, int] = field(default_factory=dict)  # of which each parameter has its own, from there on
+    adds_terms: bool = False  # whether the gradient is added up term by term
     is_repeated: bool = False  # the same kernel may be launched again, on tangents that it has left behind
 
 

@@ -38,7 +38,7 @@ def seeds_of(
         keys = {what: key for what, (key, _) in numbers.items()}
         sparse = SparseSeeds(launch.sparse, launch.sinks, {**{c: info.key for c, info in infos.items()}, **keys})
         if launch.energy is not None:
-            sparse = replace(sparse, starts=launch.sparse.starts)
+            sparse = replace(sparse, starts=launch.energy_starts)
     return Seeds(
         launch.columns,
         _roles(launch, infos),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,20 @@ class SecondOrderSession(Session):
     first_order: dict[Any, Shadow]  # arrays of the run, by key
     _infos: dict[Any, ContainerInfo]
 
-    def begin(self, energy: Any, columns: int) -> None:
-        """Before the run: what is to be differentiated, and by how many numbers."""
-        self.energy, self.gradient_columns = energy, columns
+    _starts: dict[Any, int]
+    _adds_terms = False  # also of energies with few parameters, of which other tangents are rows
+
+    def begin(self, energy: Any, sizes: dict[Any, int]) -> None:
+        """Before the run: what is to be differentiated, and the entries of each container that is a parameter."""
+        self.energy, self.gradient_columns = energy, sum(sizes.values())
+        self._starts = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
         self.first_order, self._infos = {}, {}
+
+    def gradient_rows(self, key: Any) -> slice:
+        """The entries of the gradient that belong to a container."""
+        ends = [*self._starts.values(), self.gradient_columns]
+        place = list(self._starts).index(key)
+        return slice(ends[place], ends[place + 1])
 
     def gradient(self) -> np.ndarray | None:
         """The gradient after the run; None where the energy depends on no parameter."""
@@ -38,6 +49,8 @@ class SecondOrderSession(Session):
         super()._complete(launch, outer)
         names = {key: local for local, key in outer.items()}
         launch.energy, launch.energy_columns = names.get(self.energy, self.energy), self.gradient_columns
+        launch.energy_starts = {names.get(key, key): first for key, first in self._starts.items()}
+        launch.adds_terms = self._adds_terms or self.directions is not None
 
     def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
         self._infos = {array.info.key: array.info for array in fused.first_order}
@@ -50,8 +63,8 @@ class SecondOrderSession(Session):
     def _first_order(self, array: FirstOrder) -> Any:
         info = array.info
         made = Shadow(info.name, info.size // array.columns, array.columns, info.dtype)
-        for column, rows in array.seeds:
-            made.set_identity(column, rows)
+        if array.first_column is not None:
+            made.set_identity(array.first_column, slice(None))
         self.first_order[info.key] = made
         return made.array
 
@@ -59,9 +72,7 @@ class SecondOrderSession(Session):
 class SparseSecondOrderSession(SecondOrderSession, SparseSession):
     """The tangents of one run, of the second order, whose Jacobian is sparse."""
 
-    def number(self, sizes: dict[Any, int], in_rows: set[Any], composed: dict[Any, int]) -> None:
-        super().number(sizes, in_rows, composed)
-        self.gradient_columns = sum(sizes.values())  # of whole fields, also where a component is the parameter
+    _adds_terms = True
 
     def is_symmetric(self) -> bool:
         """Whether the entries are those of a symmetric matrix, to the last bit."""

@@ -1,4 +1,4 @@
-"""``linear_operator``: J as something that multiplies, for SciPy's iterative solvers."""
+"""``linear_operator``, ``hessian_operator``: J and H as something that multiplies, for SciPy's iterative solvers."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -7,14 +7,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.arguments import KernelCall
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import checked_options
 from taichi_ext.api.plan import Plan
@@ -83,6 +84,60 @@ def linear_operator(
     return operator(_Products(kernel, params, outputs, args, memory, chunk_size))
 
 
+def hessian_operator(
+    kernel: Callable[..., Any],
+    params: Any,
+    energy: Any = None,
+    *,
+    args: tuple[Any, ...] = (),
+    max_memory: int | None = None,
+) -> Any:
+    """The Hessian of an energy as a ``scipy.sparse.linalg.LinearOperator``: for ``cg``, ``minres`` and ``eigsh``.
+
+    A product is taken at the state of that moment, which it leaves as it was, as with ``linear_operator``.  ``H @ x``
+    costs what ``hvp`` costs.
+
+    Args:
+        kernel: see ``hessian``.
+        params: see ``hessian``.
+        energy: see ``hessian``.
+        args: see ``hessian``; the operator keeps them.
+        max_memory: see ``hvp``.
+
+    Returns:
+        The operator, of shape (numbers in the params, numbers in the params), raveled in C order, one after the other
+        in the order of their structure.  ``H.materialize()`` is the matrix, a NumPy array.
+
+    Raises:
+        ImportError: SciPy is not installed (the extra ``sparse``).
+        InvalidArgumentError: see ``linear_operator``.
+        UnsupportedError: see ``hessian``.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from scipy.sparse.linalg import cg
+        >>> from taichi_ext import hessian_operator
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> x, energy = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=())
+        >>> @ti.kernel
+        ... def chain():
+        ...     for i in range(3):
+        ...         energy[None] += x[i] ** 2
+        ...     for i in range(2):
+        ...         energy[None] += x[i] * x[i + 1]
+        >>> H = hessian_operator(chain, x, energy)
+        >>> H @ np.array([1.0, 0.0, 0.0])
+        array([2., 1., 0.])
+        >>> step, _ = cg(H, np.array([1.0, 0.0, 1.0]), rtol=1e-12)
+        >>> step.round(12).tolist()
+        [1.0, -1.0, 1.0]
+    """
+    operator = _operator_class()
+    memory, *_ = checked_options(max_memory, "auto", None, None)
+    return operator(_SymmetricProducts(kernel, params, energy, args, memory))
+
+
 class _Products:
     """The prepared forms of J, and of J times given directions, and one state for both."""
 
@@ -109,44 +164,61 @@ class _Products:
 
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """J times the columns of a matrix."""
-        evaluation, state = self._start(self._along)
-        try:
-            found = directional(evaluation, np.asarray(vectors, np.float64), _MOST_VECTORS)
-        finally:
-            self._put_back(state)
-        return np.concatenate(found)
+        with _started(self._along, self._call) as (evaluation, _):
+            return np.concatenate(directional(evaluation, np.asarray(vectors, np.float64), _MOST_VECTORS))
 
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
         """The transpose of J times the columns of a matrix."""
-        evaluation, state = self._start(self._whole)
         parts = np.split(vectors, np.cumsum(self.rows)[:-1])
-        try:
+        with _started(self._whole, self._call) as (evaluation, state):
             entries = None if self._entries is None else self._entries.start(self._call, state=state)
             return transposed(evaluation, parts, self._chunk_size, entries).T
-        finally:
-            self._put_back(state)
 
     def matrix(self) -> np.ndarray:
-        evaluation, state = self._start(self._whole)
-        try:
+        with _started(self._whole, self._call) as (evaluation, _):
             blocks = evaluation.blocks()
-        finally:
-            self._put_back(state)
         rows = [[b.reshape(count, -1) for b in row] for count, row in zip(self.rows, blocks, strict=True)]
         return np.block(rows).astype(self.dtype, copy=False)
 
-    def _start(self, plan: Plan) -> tuple[Evaluation, State]:
-        plan.refuse_ended()
-        state = State()
-        state.reason, state.advice = "Products of a linear_operator put back what the kernels write", RANDOM_BEFORE
-        return plan.start(self._call, state=state), state
 
-    def _put_back(self, state: State) -> None:
+class _SymmetricProducts:
+    """The prepared form of products with the Hessian of an energy."""
+
+    def __init__(self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], memory: int | None) -> None:
+        self._plan, self._call = prepared_form(kernel, params, energy, args, (memory, "auto", None, None), "hvp")
+        evaluation = self._plan.start(self._call)
+        self.dtype = evaluation.output_shapes()[0][1]
+        self.shape = (evaluation.column_count(),) * 2
+
+    def times(self, vectors: np.ndarray) -> np.ndarray:
+        """H times the columns of a matrix."""
+        with _started(self._plan, self._call) as (evaluation, _):
+            return np.concatenate(evaluation.times(np.asarray(vectors, np.float64), _MOST_VECTORS))
+
+    def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
+        """The same: H is symmetric."""
+        return self.times(vectors)
+
+    def matrix(self) -> np.ndarray:
+        found = self.times(np.eye(self.shape[0]))
+        return 0.5 * (found + found.T)
+
+
+@contextlib.contextmanager
+def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None, None]:
+    """An evaluation whose runs leave the state as it was."""
+    plan.refuse_ended()
+    state = State()
+    state.reason, state.advice = "Products with an operator put back what the kernels write", RANDOM_BEFORE
+    evaluation = plan.start(call, state=state)
+    try:
+        yield evaluation, state
+    finally:
         if state.has_random:
             state.undo()
             raise InvalidArgumentError(
-                "The kernel draws random numbers, so that each product would be with another J. Read the numbers from "
-                "a field that is filled before."
+                "The kernel draws random numbers, so that each product would be with another J or H. Read the numbers "
+                "from a field that is filled before."
             )
         state.restore()
 
@@ -171,9 +243,9 @@ def _operator_class() -> Any:
     base = require_scipy("sparse.linalg", "linear_operator").LinearOperator
 
     class JacobianOperator(base):  # type: ignore[misc, valid-type]
-        """J, which multiplies vectors; see ``linear_operator``."""
+        """J or H, which multiplies vectors; see ``linear_operator`` and ``hessian_operator``."""
 
-        def __init__(self, products: _Products) -> None:
+        def __init__(self, products: _Products | _SymmetricProducts) -> None:
             super().__init__(products.dtype, products.shape)
             self._products = products
 

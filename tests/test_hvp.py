@@ -1,0 +1,151 @@
+"""Products with Hessians: beside H itself."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, read, scalars, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, hessian, hessian_operator, hvp
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+rng = np.random.default_rng(5)
+stiffness = 1.5
+
+
+def test_springs_with_one_vector_and_several():
+    x, energy = vectors(rng.normal(size=(6, 3))), scalars(0.0)
+
+    @ti.kernel
+    def springs():
+        for i in range(5):
+            total = 0.0
+            for k in range(i + 1):
+                total += ((x[i + 1] - x[k]).norm() - 0.3) ** 2
+            energy[None] += 2 * total
+
+    H = hessian(springs, x, energy)
+    one, several = rng.normal(size=(6, 3)), rng.normal(size=(4, 6, 3))
+    write(energy, 0.0)
+    found = hvp(springs, x, one, energy)
+    assert_allclose(found, np.tensordot(H, one, 2), rtol=1e-12, atol=1e-12)
+    after = read(energy)
+    write(energy, 0.0)
+    springs()
+    assert_allclose(after, read(energy), rtol=1e-14)
+    assert_allclose(hvp(springs, x, several, energy), np.einsum("aibj,nbj->nai", H, several), rtol=1e-12, atol=1e-12)
+
+
+def test_every_kind_of_parameter():
+    """Fields, a component, an array, an argument, a Python number; a returned energy."""
+    x, v = scalars([0.4, 0.7, 1.1]), vectors([[0.3, 0.8], [1.2, 0.6]])
+    array = np.array([0.5, 0.9])
+
+    @ti.kernel
+    def run(a: ti.types.ndarray(ti.f64, ndim=1), w: ti.f64) -> ti.f64:
+        total = 0.0
+        for i in range(3):
+            total += ti.sin(x[i] * w) * a[0] * stiffness
+        for i in range(2):
+            total += a[i] ** 3 * v[i][1] ** 2 * ti.exp(stiffness * w) + v[i][0]
+        return total
+
+    params = {"x": x, "v": v.get_scalar_field(1), "a": array, "numbers": ["w", "stiffness"]}
+    H = hessian(run, params, args=(array, 0.7))
+    sizes = {"x": (3,), "v": (2,), "a": (2,)}
+    vectors_ = {k: rng.normal(size=(2, *s)) for k, s in sizes.items()} | {"numbers": [rng.normal(size=2) for _ in "wr"]}
+    found = hvp(run, params, vectors_, args=(array, 0.7))
+
+    def product(row, shape):
+        total = sum(np.tensordot(vectors_[k], row[k], ([1], [len(shape)])) for k in sizes)
+        return total + sum(np.multiply.outer(v, h) for v, h in zip(vectors_["numbers"], row["numbers"], strict=True))
+
+    for key, shape in sizes.items():
+        assert_allclose(found[key], product(H[key], shape), rtol=1e-11, atol=1e-11)
+    for n in range(2):
+        assert_allclose(found["numbers"][n], product(H["numbers"][n], ()), rtol=1e-11, atol=1e-11)
+
+
+def test_energies_that_are_no_sums():
+    x, u, energy = scalars(rng.uniform(0.3, 1, 40)), outputs(40), scalars(0.0)
+
+    @ti.kernel
+    def of_a_sum() -> ti.f64:
+        total = 0.0
+        for i in range(40):
+            total += x[i] ** 3
+        return ti.sin(total) + total * x[3]
+
+    @ti.kernel
+    def of_intermediates():
+        for i in range(40):
+            u[i] = ti.sin(x[i]) * x[(i + 7) % 40]
+        for i in range(39):
+            energy[None] += u[i] ** 2 * u[i + 1]
+
+    for kernel, e in ((of_a_sum, None), (of_intermediates, energy)):
+        vectors_ = rng.normal(size=(3, 40))
+        assert_allclose(hvp(kernel, x, vectors_, e), vectors_ @ hessian(kernel, x, e), rtol=1e-10, atol=1e-10)
+
+
+def test_parameters_that_the_kernel_changes():
+    x, energy = scalars(rng.uniform(0.3, 1, 4)), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(4):
+            x[i] = x[i] ** 2
+        for i in range(4):
+            energy[None] += x[i] * x[(i + 1) % 4]
+
+    start, vector = read(x), rng.normal(size=4)
+    H = hessian(run, x, energy)
+    write(x, start)
+    assert_allclose(hvp(run, x, vector, energy), H @ vector, rtol=1e-12)
+    assert_array_equal(read(x), start**2)
+
+
+def test_operator_leaves_the_state_as_it_was():
+    from scipy.sparse.linalg import cg
+
+    x, energy = vectors(rng.normal(size=(5, 2))), scalars(0.75)
+
+    @ti.kernel
+    def run():
+        for i in range(5):
+            energy[None] += x[i].norm_sqr() ** 2 + x[i].norm_sqr()
+        for i in range(4):
+            energy[None] += 0.3 * x[i].dot(x[i + 1])
+
+    expected = hessian(run, x, energy).reshape(10, 10)
+    write(energy, 0.75)
+    H, right = hessian_operator(run, x, energy), rng.normal(size=(10, 40))
+    assert H.shape == (10, 10)
+    assert_allclose(H @ right, expected @ right, rtol=1e-12, atol=1e-12)
+    assert_allclose(H.T @ right[:, 0], expected @ right[:, 0], rtol=1e-12, atol=1e-12)
+    assert_allclose(H.materialize(), expected, rtol=1e-12, atol=1e-12)
+    found, problem = cg(H, right[:, 0], rtol=1e-12)
+    assert not problem
+    assert_allclose(found, np.linalg.solve(expected, right[:, 0]), rtol=1e-9, atol=1e-9)
+    assert read(energy) == 0.75
+
+
+def test_bad_input():
+    x, y, energy = scalars([0.4, 0.7]), outputs(2), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(2):
+            energy[None] += x[i] ** 2
+            y[i] = x[i]
+
+    with pytest.raises(InvalidArgumentError, match=r"vectors has shape \(3,\); expected \(2,\), or \(n, 2\)"):
+        hvp(run, x, np.ones(3), energy)
+    with pytest.raises(InvalidArgumentError, match="vectors has another structure than params"):
+        hvp(run, [x], {"x": np.ones(2)}, energy)
+    with pytest.raises(InvalidArgumentError, match="its leading axis is empty"):
+        hvp(run, x, np.ones((0, 2)), energy)
+    with pytest.raises(InvalidArgumentError, match="one number"):
+        hvp(run, x, np.ones(2), y)
+    assert read(energy) == 0
