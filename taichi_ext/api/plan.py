@@ -205,6 +205,8 @@ class Jacobian:
         [4. 4.]
     """
 
+    _as_matrix = False
+
     @with_short_traceback
     def __init__(
         self,
