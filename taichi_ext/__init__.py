@@ -27,8 +27,10 @@ from taichi_ext.errors import (
 )
 from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
+from taichi_ext.solvers import manifolds
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.levenberg import Iteration
+from taichi_ext.solvers.manifolds import Manifold
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
 from taichi_ext.solvers.operator import hessian_operator, linear_operator
 from taichi_ext.solvers.results import LeastSquaresResult
@@ -43,6 +45,7 @@ __all__ = [
     "Iteration",
     "Jacobian",
     "LeastSquaresResult",
+    "Manifold",
     "NormalEquations",
     "ShardError",
     "UnsupportedError",
@@ -61,6 +64,7 @@ __all__ = [
     "layers",
     "least_squares",
     "linear_operator",
+    "manifolds",
     "map_jacobian",
     "mark",
     "mesh_edges",

@@ -46,6 +46,7 @@ def least_squares(
     loss_over: str = "entries",
     weights: Any = None,
     eliminate: Any = None,
+    retract: Any = None,
     ftol: float = 1e-8,
     xtol: float = 1e-8,
     gtol: float = 1e-8,
@@ -95,6 +96,9 @@ def least_squares(
             a bundle adjustment: no residual depends on two of their elements (or, in arrays of numbers, on numbers with
             other first indices).  They are eliminated one after the other, so a param may be block diagonal thanks to
             those before it.  Steps are the same, in less time.  For ``method="lm"``; J is sparse then.
+        retract: a ``Manifold`` for a single param whose elements are points of it, such as ``manifolds.so3`` for
+            rotation matrices, or a structure like ``params`` of those and of None.  Steps, J, the gradient and
+            covariances are then in local coordinates of these points.  For ``method="lm"``.
         ftol: it ends where a step lowers the cost by a smaller share.
         xtol: it ends where a step is a smaller share of the parameters.  In "lm", both are weighted with the column
             norms of J.
@@ -143,8 +147,9 @@ def least_squares(
     """
     tolerances = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
     _check(method, options, tolerances, max_nfev, callback, progress, format, loss_over)
-    if eliminate is not None and method != "lm":
-        raise InvalidArgumentError(f"eliminate needs method='lm'; method is {method!r}.")
+    for name, value in {"eliminate": eliminate, "retract": retract}.items():
+        if value is not None and method != "lm":
+            raise InvalidArgumentError(f"{name} needs method='lm'; method is {method!r}.")
     points: Weighted | ShardedProblem
     if shards is None:
         refuse_without_shards(start=start, executor=executor, init=init)
@@ -152,13 +157,14 @@ def least_squares(
         if eliminated:
             format = "csr"
         prepared = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
-        problem = Problem(*prepared, eliminated)
+        problem = Problem(*prepared, eliminated, retract)
         shapes = [part.shape for part in problem.rows]
         points = Weighted(
             problem, Robust(loss, f_scale, loss_over, residuals, shapes), weights_of(weights, residuals, shapes)
         )
     else:
-        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None, eliminate=eliminate)
+        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
+        refuse_with_shards(eliminate=eliminate, retract=retract)
         if method != "lm":
             raise InvalidArgumentError(f"method is {method!r}; with shards, expected 'lm'.")
         params, losses = start, (loss, f_scale, loss_over)
@@ -178,7 +184,7 @@ def least_squares(
         first = start_within(problem.start, low, high, problem.parts)
         low, high = np.broadcast_to(low, first.shape), np.broadcast_to(high, first.shape)
         if isinstance(points, ShardedProblem) or method == "lm":
-            space = Space(low, high, lambda x, step: np.clip(rounded(x + step, problem.parts), low, high))
+            space, first = _space(problem, first, low, high)
             limits = Limits(ftol, xtol, gtol, (max_nfev or 100 * len(first)) - 1, problem.noise)
             ended = minimize(points.point, first, space, limits, history)
         else:
@@ -189,11 +195,12 @@ def least_squares(
     finally:
         problem.close()
     r, J, count = ended.point.data
+    leaves, rebuild = flatten(params)
     return LeastSquaresResult(
         x=ended.point.x,
         cost=ended.point.cost,
         fun=r,
-        jacobian=whole(J),
+        jacobian=whole(problem.local_jacobian(J, ended.point.x) if isinstance(problem, Problem) else J),
         grad=ended.gradient,
         success=ended.status > 0,
         status=ended.status,
@@ -203,12 +210,30 @@ def least_squares(
         history=history.lines,
         method=method,
         seconds=ended.seconds,
-        _split=problem.split,
-        _parts=problem.parts,
-        _given=[leaf for _, leaf in flatten(params)[0]],
+        _rebuild=rebuild,
+        _shapes=problem.shapes,
+        _parts=problem.local_parts if isinstance(problem, Problem) else problem.parts,
+        _given=[leaf for _, leaf in leaves],
         _count=count,
         _system=ended.point.system,
     )
+
+
+def _space(
+    problem: Problem | ShardedProblem, start: np.ndarray, low: np.ndarray, high: np.ndarray
+) -> tuple[Space, np.ndarray]:
+    """How steps are added, and the start, on the manifolds of the params."""
+    charts = problem.charts if isinstance(problem, Problem) else None
+    if charts is None:
+        return Space(low, high, lambda x, step: np.clip(rounded(x + step, problem.parts), low, high)), start
+    charts.refuse_bounds(low, high)
+    space = Space(
+        charts.of_points(low, -np.inf),
+        charts.of_points(high, np.inf),
+        lambda x, step: np.clip(rounded(charts.plus(x, step), problem.parts), low, high),
+        lambda x: charts.of_points(x, 1.0),
+    )
+    return space, rounded(charts.projected(start), problem.parts)
 
 
 def _eliminated(eliminate: Any, params: Any) -> list[int]:

@@ -22,6 +22,7 @@ from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.bounds import Part, refuse_not_finite, refuse_rows_not_finite
+from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
 from taichi_ext.solvers.losses import Robust
@@ -51,12 +52,14 @@ class Problem:
         shapes: of the parameters, those of their elements included.
         parts: the parameters as parts of a vector.
         rows: the residuals as parts of a vector.
+        charts: the local coordinates of the parameters, if some are points of manifolds.
+        local_parts: the parts of a vector of those, else ``parts``.
         start: what the parameters hold, as one vector.
         noise: the relative rounding error of the cost.
         best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
     """
 
-    def __init__(self, plan: Plan, call: KernelCall, eliminated: list[int] | None = None) -> None:
+    def __init__(self, plan: Plan, call: KernelCall, eliminated: list[int] | None = None, retract: Any = None) -> None:
         self._plan = plan
         self._call = call
         self._targets = [call.current(t) for t in plan.prepared.params]
@@ -80,10 +83,14 @@ class Problem:
         self.best: np.ndarray | None = None
         self.noise = 64 * max(float(np.finfo(part.dtype).eps) for part in self.rows)
         self._x = self.start
+        self.charts = None if retract is None else Charts(retract, self.parts)
+        self.local_parts = self.parts if self.charts is None else self.charts.parts
         self._layout: Layout | None = None
         if isinstance(evaluation, SparseEvaluation):
             heights, widths = evaluation.elements()
-            rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.parts, widths, strict=True))
+            if self.charts is not None:
+                widths = self.charts.sizes(widths)
+            rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.local_parts, widths, strict=True))
             self._layout = Layout(rows, columns, eliminated or [])
 
     def compute(self, x: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -96,6 +103,10 @@ class Problem:
     def jacobian(self, x: np.ndarray) -> Any:
         """J in the structure of the outputs and parameters."""
         return self._plan.prepared.result(self._start(x).blocks())
+
+    def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
+        """J of a point by local coordinates."""
+        return J if self.charts is None else self.charts.local_jacobian(J, x)
 
     def _start(self, x: np.ndarray) -> Evaluation:
         self._x = x
@@ -114,12 +125,6 @@ class Problem:
         for part, row in zip(self.rows, J.blocks, strict=True):
             for block in row:
                 refuse_rows_not_finite(block, [part], _ADVICE)
-
-    def split(self, x: np.ndarray) -> Any:
-        """A vector as arrays of the shapes of the parameters, in their structure."""
-        parts = np.split(x, np.cumsum([math.prod(shape) for shape in self.shapes])[:-1])
-        rebuild = self._plan.prepared.rebuild_params
-        return rebuild([part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)])
 
     def close(self) -> None:
         """One plain run at the best point, which is in the parameters afterwards; before that, everything as it was."""
@@ -175,9 +180,10 @@ class Weighted:
 
         def system() -> System:
             self._problem.refuse_rows(J)
-            if isinstance(J, SparseJacobian):
-                return SparseSystem(J, scaled, factors)
-            return system_of(J, scaled, factors)
+            local = self._problem.local_jacobian(J, x)
+            if isinstance(local, SparseJacobian):
+                return SparseSystem(local, scaled, factors)
+            return system_of(local, scaled, factors)
 
         return Point(x, cost, system, (r, J, len(r)))
 

@@ -34,6 +34,9 @@ def place_of(leaf: Any, given: list[Any], what: str) -> int:
 class LeastSquaresResult:
     """The solution of a least-squares problem; P numbers in the params, M residuals.
 
+    Where params are points of manifolds (``retract=``), ``jacobian``, ``grad`` and covariances are those of local
+    coordinates, and P in their shapes is the number of these.
+
     Attributes:
         x: the params as one vector of shape (P,), each raveled in C order; they hold it, too.
         cost: half the sum of squares there, or of the losses.
@@ -64,18 +67,21 @@ class LeastSquaresResult:
     history: list[Iteration]
     method: str
     seconds: dict[str, float]
-    _split: Callable[[np.ndarray], Any]
-    _parts: list[Part]
+    _rebuild: Callable[[list[Any]], Any]  # the structure of the params
+    _shapes: list[tuple[int, ...]]  # of the params
+    _parts: list[Part]  # of local coordinates
     _given: list[Any]  # the params
     _count: int  # of residuals
     _system: Callable[[], Any]
 
     def split(self, vector: np.ndarray) -> Any:
-        """A vector of P numbers, such as ``x``, as arrays of the shapes of the params, structured like them."""
+        """A vector of P numbers as arrays structured like the params, of their shapes or those of local coordinates."""
         values = np.asarray(vector)
-        if values.shape != self.x.shape:
+        if values.shape not in (self.x.shape, self.grad.shape):
             raise InvalidArgumentError(f"vector has shape {values.shape}; expected {self.x.shape}.")
-        return self._split(values)
+        shapes = self._shapes if values.shape == self.x.shape else [part.shape for part in self._parts]
+        parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+        return self._rebuild([v.reshape(shape) for v, shape in zip(parts, shapes, strict=True)])
 
     def covariance(self, params: Any = None, *, variance: float | None = None) -> np.ndarray:
         """The covariance of the parameters, if residuals are independent: their variance times the inverse of JtJ.
@@ -100,18 +106,19 @@ class LeastSquaresResult:
         )
         entries = np.concatenate([np.arange(ends[n], ends[n + 1]) for n in found])
         if variance is None:
-            if self._count <= len(self.x):
+            if self._count <= len(self.grad):
                 raise InvalidArgumentError(
-                    f"variance is missing: {self._count} residuals of {len(self.x)} parameters leave none to estimate."
+                    f"variance is missing: {self._count} residuals of {len(self.grad)} parameters leave none to "
+                    "estimate."
                 )
-            variance = 2 * self.cost / (self._count - len(self.x))
+            variance = 2 * self.cost / (self._count - len(self.grad))
         elif not is_positive(variance):
             raise InvalidArgumentError(f"variance is {shown(variance)}; expected a positive number.")
         return variance * inverse_part(self._system(), entries, self._parts)
 
     def standard_errors(self, *, variance: float | None = None) -> Any:
-        """The square roots of the diagonal of ``covariance``, in the shapes of the params, structured like them."""
-        return self._split(np.sqrt(self.covariance(variance=variance).diagonal()))
+        """The square roots of the diagonal of ``covariance``, as ``split`` gives them."""
+        return self.split(np.sqrt(self.covariance(variance=variance).diagonal()))
 
     def summary(self) -> str:
         """A report as text: the history, the reason of the end, where the time went."""
@@ -120,7 +127,7 @@ class LeastSquaresResult:
         first = self.history[0].cost if self.history else np.nan
         return (
             f"{TITLE}\n" + "".join(f"{line}\n" for line in self.history) + f"\n{'method':>18}: {self.method}, "
-            f"{self._count} residuals, {len(self.x)} parameters\n"
+            f"{self._count} residuals, {len(self.grad)} parameters\n"
             f"{'cost':>18}: {first:.6e} at the start, {self.cost:.6e} at the end\n"
             f"{'points':>18}: {self.nfev}, of which {self.njev} accepted\n{times}{'end':>18}: {self.message}"
         )

@@ -1,0 +1,264 @@
+"""Parameters that are points of manifolds: local coordinates against closed forms and central differences."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, scalars, vectors
+from numpy.testing import assert_allclose
+
+from taichi_ext import InvalidArgumentError, Manifold, least_squares, manifolds
+from taichi_ext.solvers.bounds import Part
+from taichi_ext.solvers.charts import Charts
+
+pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("compared with float64")]
+
+RNG = np.random.default_rng(0)
+F64 = np.dtype(np.float64)
+A, NOISE = RNG.standard_normal((8, 3)), 0.02 * RNG.standard_normal((8, 3))
+
+
+def rotation_of(q):
+    """The matrix of a quaternion (w, x, y, z)."""
+    w, x, y, z = q
+    K = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+    return np.eye(3) + 2 * w * K + 2 * K @ K
+
+
+def normalized(v):
+    return v / np.linalg.norm(v, axis=-1, keepdims=True)
+
+
+def exponential(r):
+    """The matrix of a rotation vector."""
+    K, t = np.array([[0, -r[2], r[1]], [r[2], 0, -r[0]], [-r[1], r[0], 0]]), np.linalg.norm(r)
+    return np.eye(3) + np.sin(t) / t * K + (1 - np.cos(t)) / t**2 * K @ K
+
+
+def kabsch(a, b):
+    """The rotation R for which ``sum |R a - b|**2`` is least."""
+    U, _, V = np.linalg.svd(b.T @ a)
+    return U @ np.diag([1, 1, np.linalg.det(U @ V)]) @ V
+
+
+TRUE = rotation_of(normalized(np.array([0.4, 0.5, -0.6, 0.7])))
+B = A @ TRUE.T + NOISE
+QUATERNIONS = normalized(RNG.standard_normal((4, 4)))
+ROTATIONS = np.stack([rotation_of(q) for q in QUATERNIONS])
+POSES = np.tile(np.eye(4), (4, 1, 1))
+POSES[:, :3, :3], POSES[:, :3, 3] = ROTATIONS, RNG.standard_normal((4, 3))
+UNITS = normalized(RNG.standard_normal((4, 3)))
+POINTS = {"unit_vector": UNITS, "unit_quaternion": QUATERNIONS, "so3": ROTATIONS, "se3": POSES}
+
+
+@pytest.fixture(scope="module")
+def charts(ti64):
+    parts = [Part(name, x.shape, F64) for name, x in POINTS.items()]
+    return Charts([getattr(manifolds, name) for name in POINTS], parts)
+
+
+def test_derivatives(charts):
+    """J by local coordinates is J times central differences of the points."""
+    x = np.concatenate([v.reshape(-1) for v in POINTS.values()])
+    J = RNG.standard_normal((5, len(x)))
+    size = 4 * (2 + 3 + 3 + 6)
+    assert [part.shape for part in charts.parts] == [(4, 2), (4, 3), (4, 3), (4, 6)]
+    differences = [(charts.plus(x, 1e-5 * e) - charts.plus(x, -1e-5 * e)) / 2e-5 for e in np.eye(size)]
+    assert_allclose(charts.local_jacobian(J, x), J @ np.stack(differences, axis=1), atol=1e-8)
+
+
+def test_steps_stay_on_manifolds(charts):
+    x = np.concatenate([v.reshape(-1) for v in POINTS.values()])
+    assert_allclose(charts.plus(x, np.zeros(4 * 14)), x, atol=1e-15)
+    moved = charts.plus(x, RNG.standard_normal(4 * 14))
+    u, q, R, T = (v.reshape(p.shape) for v, p in zip(np.split(moved, [12, 28, 64]), POINTS.values(), strict=True))
+    assert_allclose(np.linalg.norm(u, axis=1), 1.0)
+    assert_allclose(np.linalg.norm(q, axis=1), 1.0)
+    for M in (*R, *T[:, :3, :3]):
+        assert_allclose(M @ M.T, np.eye(3), atol=1e-14)
+        assert np.linalg.det(M) > 0
+    assert_allclose(T[:, 3], np.tile([0, 0, 0, 1], (4, 1)))
+
+
+def test_steps_are_rotation_vectors_to_second_order(charts):
+    x, step = np.concatenate([v.reshape(-1) for v in POINTS.values()]), 1e-3 * RNG.standard_normal((4, 6))
+    zeros, r = np.zeros((4, 2)), step[:, 3:]
+    moved = charts.plus(x, np.concatenate([v.reshape(-1) for v in (zeros, r, r, step)]))
+    _, q, R, T = (v.reshape(p.shape) for v, p in zip(np.split(moved, [12, 28, 64]), POINTS.values(), strict=True))
+    for k in range(4):
+        wanted = ROTATIONS[k] @ exponential(r[k])
+        for found in (rotation_of(q[k]), R[k], T[k, :3, :3]):
+            assert_allclose(found, wanted, atol=1e-9)
+        assert_allclose(T[k, :3, 3], POSES[k, :3, 3] + ROTATIONS[k] @ step[k, :3], atol=1e-15)
+
+
+class Wahba:
+    """The rotation that takes some vectors to others, as a quaternion and as a matrix."""
+
+    def __init__(self):
+        self.q, self.R = vectors(QUATERNIONS[:1]), ti.Matrix.field(3, 3, ti.f64, shape=())
+        self.errors = vectors(np.zeros((8, 3)))
+        a, b, q, R, errors = vectors(A), vectors(B), self.q, self.R, self.errors
+
+        @ti.kernel
+        def by_quaternion():
+            for k in errors:
+                u = ti.Vector([q[0][1], q[0][2], q[0][3]])
+                t = 2 * u.cross(a[k])
+                errors[k] = a[k] + q[0][0] * t + u.cross(t) - b[k]
+
+        @ti.kernel
+        def by_matrix():
+            for k in errors:
+                errors[k] = R[None] @ a[k] - b[k]
+
+        self.by_quaternion, self.by_matrix = by_quaternion, by_matrix
+
+
+@pytest.fixture(scope="module")
+def wahba(ti64):
+    return Wahba()
+
+
+@pytest.mark.parametrize("format", [None, "csr"])
+def test_rotations(wahba, format):
+    """Kabsch's closed form; the covariance in the frame of the vectors is ``(sum |a|**2 - a a^T)^-1``."""
+    if format:
+        pytest.importorskip("scipy.sparse")
+    R = kabsch(A, B)
+    information = sum(a @ a * np.eye(3) - np.outer(a, a) for a in A)
+    wahba.q.from_numpy(QUATERNIONS[:1])
+    wahba.R.from_numpy(ROTATIONS[0])
+    tight = {"format": format, "xtol": 1e-12, "gtol": 1e-14, "ftol": 1e-15}
+    by_quaternion = least_squares(
+        wahba.by_quaternion, [wahba.q], wahba.errors, retract=[manifolds.unit_quaternion], **tight
+    )
+    by_matrix = least_squares(wahba.by_matrix, wahba.R, wahba.errors, retract=manifolds.so3, **tight)
+    assert_allclose(rotation_of(wahba.q.to_numpy()[0]), R, atol=1e-9)
+    assert_allclose(wahba.R.to_numpy(), R, atol=1e-9)
+    for result in (by_quaternion, by_matrix):
+        assert result.success and result.nfev < 20
+        assert result.jacobian.shape == (24, 3) and result.grad.shape == (3,)
+        assert_allclose(result.cost, 0.5 * np.square(A @ R.T - B).sum(), rtol=1e-12)
+        # the vectors turned by R differ from B by the noise, so JtJ is that of A
+        assert_allclose(result.covariance(variance=1.0), np.linalg.inv(information), rtol=1e-8)
+    assert by_quaternion.standard_errors(variance=1.0)[0].shape == (1, 3)
+    assert by_matrix.standard_errors(variance=1.0).shape == (3,)
+    assert by_matrix.split(by_matrix.x).shape == (3, 3)
+
+
+def test_mean_direction():
+    """Of unit vectors: their sum, normalised; without the constraint it would be shorter."""
+    u, seen, r = vectors(UNITS[:1]), vectors(normalized(UNITS + [0, 0, 3])), outputs(12)
+
+    @ti.kernel
+    def differences():
+        for k, c in ti.ndrange(4, 3):
+            r[3 * k + c] = u[0][c] - seen[k][c]
+
+    result = least_squares(differences, u, r, retract=manifolds.unit_vector, xtol=1e-13, gtol=1e-14, ftol=0.0)
+    assert_allclose(result.x, normalized(normalized(UNITS + [0, 0, 3]).sum(axis=0)), atol=1e-10)
+
+
+class Rig:
+    """Poses that see points, and a scale of the images."""
+
+    def __init__(self):
+        self.poses, self.scale = ti.Matrix.field(4, 4, ti.f64, shape=4), scalars([1.0])
+        self.points, self.r = vectors(np.zeros((9, 3))), vectors(np.zeros((36, 3)))
+        poses, scale, points, r = self.poses, self.scale, self.points, self.r
+        self.places = RNG.standard_normal((9, 3))
+        seen = np.concatenate([self.places @ T[:3, :3].T + T[:3, 3] for T in POSES])
+        images = vectors(seen + 0.01 * RNG.standard_normal(seen.shape))
+
+        @ti.kernel
+        def kernel():
+            for k in r:
+                T, x = poses[k // 9], points[k % 9]
+                y = T @ ti.Vector([x[0], x[1], x[2], 1.0])
+                r[k] = scale[0] * ti.Vector([y[0], y[1], y[2]]) - images[k]
+
+        self.kernel = kernel
+
+    def solve(self, **options):
+        self.poses.from_numpy(POSES + 0.0)
+        self.points.from_numpy(self.places + 0.3)
+        self.scale.from_numpy(np.array([1.1]))
+        params = {"poses": self.poses, "scale": self.scale, "points": self.points}
+        retract = {"poses": manifolds.se3, "scale": None, "points": None}
+        return least_squares(self.kernel, params, self.r, retract=retract, max_nfev=8, **options)
+
+
+def test_poses_and_eliminated_points():
+    """The same steps with and without elimination; poses stay rigid."""
+    pytest.importorskip("scipy.sparse")
+    rig = Rig()
+    wanted = rig.solve()
+    assert wanted.cost < 0.05 * wanted.history[0].cost
+    for eliminate in (rig.points, [rig.points, rig.poses]):
+        if isinstance(eliminate, list):
+            with pytest.raises(InvalidArgumentError, match="not block diagonal"):
+                rig.solve(eliminate=eliminate)
+            continue
+        found = rig.solve(eliminate=eliminate)
+        for a, b in zip(found.history, wanted.history, strict=True):
+            assert_allclose(a.x, b.x, atol=1e-8)
+    for T in rig.poses.to_numpy():
+        assert_allclose(T[:3, :3] @ T[:3, :3].T, np.eye(3), atol=1e-12)
+
+
+def test_own_manifold_and_arrays():
+    """The circle: the angle of the mean of some points on it."""
+
+    @ti.func
+    def turn(x, delta):
+        return (x + delta[0] * ti.Vector([-x[1], x[0]])).normalized()
+
+    @ti.kernel
+    def kernel(x: ti.types.ndarray(), angles: ti.types.ndarray(), r: ti.types.ndarray()):
+        for i, k in ti.ndrange(2, 3):
+            r[i, k, 0] = x[i, 0] - ti.cos(angles[i, k])
+            r[i, k, 1] = x[i, 1] - ti.sin(angles[i, k])
+
+    angles = np.array([[0.1, 0.3, 0.5], [3.0, 3.2, 3.4]])
+    for kind in (np.float64, np.float32):
+        x = np.array([[1, 0], [0, 1]], kind)
+        args = x, angles.astype(kind), np.zeros((2, 3, 2), kind)
+        result = least_squares(kernel, "x", "r", args=args, retract=Manifold(turn, size=1, shape=(2,)))
+        assert_allclose(x, [[np.cos(a), np.sin(a)] for a in (0.3, 3.2)], atol=1e-6)
+        assert result.grad.shape == (2,) and result.split(result.grad).shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"retract": "rotation"}, "retract is 'rotation'; expected a Manifold or None for each of the 1 params"),
+        ({"retract": [manifolds.so3, None]}, "for each of the 1 params"),
+        ({"retract": manifolds.unit_vector}, r"has the shape \(1, 4\) .* points of its manifold have the shape \(3,\)"),
+        ({"bounds": (-2.0, 2.0)}, "bounds limits .* which moves on a manifold"),
+        ({"method": "trf"}, "retract needs method='lm'"),
+    ],
+)
+def test_bad_input(wahba, options, words):
+    wahba.q.from_numpy(QUATERNIONS[:1])
+    with pytest.raises(InvalidArgumentError, match=words):
+        least_squares(wahba.by_quaternion, wahba.q, wahba.errors, **{"retract": manifolds.unit_quaternion, **options})
+
+
+def test_a_start_that_is_not_on_the_manifold(wahba):
+    wahba.q.from_numpy(2 * QUATERNIONS[:1])
+    with pytest.raises(InvalidArgumentError, match=r"entry \[0, 0\] of .*after a step of length 0 on its manifold"):
+        least_squares(wahba.by_quaternion, wahba.q, wahba.errors, retract=manifolds.unit_quaternion)
+    assert_allclose(wahba.q.to_numpy(), 2 * QUATERNIONS[:1])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("turn", 1, (2,)), "retract is 'turn'; expected a ti.func"),
+        ((len, 0, (2,)), "size is 0; expected a positive whole number"),
+        ((len, 1, 2), "shape is 2; expected a tuple"),
+    ],
+)
+def test_manifolds_that_are_refused(given, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        Manifold(*given)
