@@ -6,8 +6,9 @@ from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.decisions import VALUES, Role, Seeds
+from taichi_ext.differentiate.decisions import Role, Seeds
 from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.differentiate.keys import VALUES
 from taichi_ext.differentiate.report import LOCAL_ARRAY, Line
 from taichi_ext.differentiate.watch import watched
 from taichi_ext.program import (

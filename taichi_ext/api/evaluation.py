@@ -19,13 +19,14 @@ from taichi_ext.api.progress import progress_bar
 from taichi_ext.api.replay import Replay
 from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.differentiate.keys import RETURN
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import Fused, container_key, rows_of
+from taichi_ext.launches import FieldKey, Fused, NumberArgument, PipelineArgument, container_key, rows_of
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.passed_arguments import NumberSeeds
 from taichi_ext.runtime.passed_numbers import PipelineRun, with_tangents
 from taichi_ext.runtime.python_watch import watching
+from taichi_ext.runtime.regions import View
 from taichi_ext.runtime.run_record import RunRecord
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.state import OverBudgetError, State
@@ -310,7 +311,7 @@ class Evaluation:
             if host is not None and not host.flags.writeable:
                 raise InvalidArgumentError(f"{target.name} is read-only; give an array that can be written.")
             dtype = session.info(key).dtype
-        rows = math.prod(shape) if key == RETURN or key[0] == "array" else session.info(key).size
+        rows = math.prod(shape) if key == RETURN or isinstance(key, View) else session.info(key).size
         is_fit = place is not None and place.size == rows * session.columns and place.dtype == numpy_dtype(dtype)
         session.open_output(key, target.name, rows, dtype, place if is_fit else None)
         return key, shape
@@ -346,16 +347,16 @@ class Evaluation:
                 args[position] = with_tangents(args[position], self.call.names[position], column, run)
             with backend.follow(session), watching(session.python, self.call.function), run:
                 self.returned = self.call.function(*args)
-            session.read |= {("passed", name) for name in run.passed}
+            session.read |= {PipelineArgument(name) for name in run.passed}
 
     def _rows_of(self, key: Any) -> slice:
         """The entries of a container that a parameter or output is."""
-        return slice(None) if key == container_key(key) else rows_of(key, self._prepared.fields.infos[key[:2]])
+        return rows_of(key, self._prepared.fields.infos[key.whole]) if isinstance(key, FieldKey) else slice(None)
 
     def _size(self, key: Any, shape: tuple[int, ...]) -> int:
         """How many entries the container of a parameter or output has, which has this shape itself."""
         infos = self._prepared.fields.infos
-        return infos[key[:2]].size if key[0] == "field" else math.prod(shape)
+        return infos[key.whole].size if isinstance(key, FieldKey) else math.prod(shape)
 
     def _param_containers(self, session: Session) -> list[Any]:
         """The keys of the containers of the parameters."""
@@ -401,7 +402,7 @@ class Evaluation:
         if target.variable is not None:
             return target.variable.key
         if self.call.is_value(target):
-            return ("passed" if self.call.kernel is None else "argument", target.argument)
+            return (PipelineArgument if self.call.kernel is None else NumberArgument)(target.argument)
         return self._container(session, target)[0]
 
     def _check_after_run(self, session: Session, outputs: list[Any]) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.differentiate.column_blocks import LAST
-from taichi_ext.differentiate.decisions import RETURN, VALUES
-from taichi_ext.differentiate.sparse_columns import is_sum_key
-from taichi_ext.launches import Fused
+from taichi_ext.differentiate.keys import RETURN, VALUES, Scratch, SumKey, Version
+from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 
 
@@ -40,22 +39,20 @@ def _blocks(first_columns: range | None) -> str:
 
 def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
     for key in fused.shadows:
-        if key[0] == "site":
-            continue
         if key == RETURN:
             yield "the return value"
         elif key == VALUES:
             yield "arguments and Python numbers, which are given"
-        elif key[0] == "scratch":
-            size = fused.scratch_sizes[key] * numpy_dtype(backend.named_type(key[1])).itemsize
+        elif isinstance(key, Scratch):
+            size = fused.scratch_sizes[key] * numpy_dtype(backend.named_type(key.dtype)).itemsize
             yield f"long rows: {size} bytes of scratch memory"
+        elif isinstance(key, ArrayArgument):
+            yield f"array argument {key.position}"
         elif key in fields.infos:
             info = fields.infos[key]
             size = info.size * fused.columns * numpy_dtype(info.dtype).itemsize
             written = ", every entry written" if key in fused.facts.covered else ""
             yield f"{info.name}: {info.size} x {fused.columns}, {size} bytes{written}"
-        else:
-            yield f"array argument {key[1]}"
 
 
 def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
@@ -71,12 +68,14 @@ def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
 def _owner(owner: Any, fields: FieldTable) -> str:
     if owner is None:
         return "columns that are known at run time"
-    return f"{_name(owner[1], fields)} as it is then" if owner[0] == "composed" else _name(owner, fields)
+    return f"{_name(owner.of, fields)} as it is then" if isinstance(owner, Version) else _name(owner, fields)
 
 
 def _name(key: Any, fields: FieldTable) -> str:
     if key == RETURN:
         return "the return value"
-    if is_sum_key(key):
-        return f"the local {key[1]}"
-    return str(fields.infos[key].name) if key in fields.infos else f"argument {key[1]}"
+    if isinstance(key, SumKey):
+        return f"the local {key.name}"
+    if isinstance(key, (ArrayArgument, NumberArgument)):
+        return f"argument {key.position if isinstance(key, ArrayArgument) else key.name}"
+    return str(fields.infos[key].name) if key in fields.infos else "a Python number"

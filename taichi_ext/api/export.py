@@ -11,10 +11,10 @@ from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.prepared import Prepared
-from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.differentiate.keys import RETURN, Scratch
 from taichi_ext.emit import JacobianPart, TangentArray, export
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
-from taichi_ext.launches import Fused
+from taichi_ext.launches import ArrayArgument, Fused
 from taichi_ext.program import Program
 
 
@@ -85,7 +85,7 @@ def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
     if target.kind == "field":
         info = prepared.fields.field(target.field)
         return None if info is None else info.key
-    return ("argument", call.first_position + target.position)
+    return ArrayArgument(call.first_position + target.position)
 
 
 def _part(param: Target, first: int, shape: tuple[int, ...], rows: tuple[int, ...]) -> JacobianPart:
@@ -108,9 +108,9 @@ def _tangents(
     key = fused.shadows[number]
     container: Any = fused.program.arguments[number - len(fused.shadows)].value
     shape = (_rows(prepared, call, fused, key), fused.columns)
-    if key[0] == "scratch":
+    if isinstance(key, Scratch):
         shape = (fused.scratch_sizes[key], 1)
-    is_covered = key in fused.facts.covered or key[0] == "scratch"
+    is_covered = key in fused.facts.covered or isinstance(key, Scratch)
     is_paired = key in fused.paired
     dtype = "f32" if is_paired else container.dtype.name
     return TangentArray(container.name, dtype, shape, output, parts, is_covered, columns.get(key), is_paired)
@@ -119,8 +119,8 @@ def _tangents(
 def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:
     if key == RETURN:
         return math.prod(call.return_shape())
-    if key[0] == "argument":
-        return fused.arrays[key[1]].size
+    if isinstance(key, ArrayArgument):
+        return fused.arrays[key.position].size
     return prepared.fields.infos[key].size if key in prepared.fields.infos else 1
 
 

@@ -14,7 +14,7 @@ from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.findings import Findings
 from taichi_ext.api.prepared import values_of
 from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, refuse_shared_out
-from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.differentiate.keys import RETURN
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import GRADIENT, container_key
 from taichi_ext.runtime.memory import numpy_dtype

@@ -13,7 +13,7 @@ from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.results import by_path, refuse_shared_out
 from taichi_ext.api.sparse_replay import SparseReplay
 from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse_too_large
-from taichi_ext.differentiate.decisions import RETURN
+from taichi_ext.differentiate.keys import RETURN
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import container_key

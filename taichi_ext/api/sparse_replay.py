@@ -10,7 +10,8 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.launches import Fused, Relaunch
+from taichi_ext.differentiate.keys import OwnArray, Scratch, SiteArray
+from taichi_ext.launches import FieldKey, Fused, Relaunch
 from taichi_ext.runtime.sparse_matrices import Arithmetic
 from taichi_ext.runtime.sparse_rows import SparseRows
 from taichi_ext.runtime.sparse_session import SparseSession
@@ -47,8 +48,9 @@ class SparseReplay:
         fused = session.launched
         if fused is None or Streams.of(fused).counts or backend.stores_by_column():
             return None
-        passed = [key for key in fused.shadows if key[0] not in ("site", "scratch")]
-        if any(key[0] != "field" or key in session.numbering.sizes or key in session.outputs for key in passed):
+        passed = [key for key in fused.shadows if not isinstance(key, OwnArray)]
+        sparse = {*session.numbering.sizes, *session.outputs}
+        if any(not isinstance(key, FieldKey) or key in sparse for key in passed):
             return None
         shadows = {key: session.shadows[key] for key in passed}
         tangents = {key: (shadow.shape, shadow.dtype) for key, shadow in shadows.items()}
@@ -74,9 +76,9 @@ class SparseReplay:
         return rows
 
     def _array(self, streams: Streams, key: Any) -> Any:
-        if key[0] == "site":
+        if isinstance(key, SiteArray):
             return streams.array(key)
-        if key[0] == "scratch":
+        if isinstance(key, Scratch):
             return self.fused.scratch[key].array
         is_covered = key in self.fused.facts.covered
         if key in self._kept:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.differentiate.build import add, literal, multiply
-from taichi_ext.differentiate.decisions import VALUES
 from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.forms import Form, Row
+from taichi_ext.differentiate.keys import VALUES, Scratch
 from taichi_ext.program import I32, Argument, Container, Load, Local, Program, Read, Type, Value
 
 
@@ -64,7 +64,7 @@ class Arguments:
             dtype: its type.
             part: into how many parts the memory is cut, and the number of the one that is used here.
         """
-        key = ("scratch", dtype.name)
+        key = Scratch(dtype.name)
         if key not in self._scratch:
             self._scratch[key] = self.add(key, f"scratch_{dtype.name}", dtype)
         parts, own = part

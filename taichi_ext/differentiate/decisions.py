@@ -16,10 +16,6 @@ from taichi_ext.differentiate.sparse_numbering import SparseDecisions, SparseSee
 from taichi_ext.differentiate.storage_facts import Limits, StorageFacts
 from taichi_ext.program import Container, Local, Program, Statement, Type
 
-# What shadows are for that belong to no container
-RETURN = ("return",)
-VALUES = ("values",)  # arguments and Python numbers, where their tangents are given
-
 
 @dataclass
 class ReversalDecisions:

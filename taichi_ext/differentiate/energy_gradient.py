@@ -12,7 +12,6 @@ from typing import Any
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.differentiate.arguments import ShadowMatrix
 from taichi_ext.differentiate.build import cast, literal
-from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.forms import (
     Form,
     Seed,
@@ -24,6 +23,7 @@ from taichi_ext.differentiate.forms import (
     row_sum,
     settled,
 )
+from taichi_ext.differentiate.keys import RETURN
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import Container, Load, Local, Update, Value

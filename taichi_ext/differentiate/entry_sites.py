@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom
 from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.keys import Key, SiteArray
 from taichi_ext.differentiate.sparse_columns import Columns
 from taichi_ext.program import Type
 
@@ -21,7 +21,7 @@ from taichi_ext.program import Type
 class Axis:
     """A loop around a site: its variable, and the indices that it runs over."""
 
-    variable: Any
+    variable: Atom
     first: int
     end: int
 
@@ -42,7 +42,7 @@ class Entry:
 class Group:
     """The entries of a site whose columns belong to one container; owner None: which one is known at run time."""
 
-    owner: Any
+    owner: Key
     entries: tuple[Entry, ...]
 
 
@@ -71,7 +71,7 @@ class Site:
 
     number: int
     stage: tuple[int, int]
-    key: Any
+    key: Key
     is_sum: bool
     axes: tuple[Axis, ...]
     loops: tuple[Loop, ...]
@@ -95,14 +95,9 @@ class Site:
         """How many integers a slot keeps."""
         return len(self.atoms) + self.is_conditional
 
-    def names(self) -> list[Any]:
-        """The arrays that it writes to."""
-        integers = [("site", self.number, "integers", self.key)] if self.integers else []
-        if self.opened is not None:
-            integers.append(("site", self.opened, "lengths", None))
-        if self.counter is not None:
-            integers += [("site", self.counter, what, None) for what in ("offsets", "counts")]
-        return integers + [("site", self.number, group.owner, self.key) for group in self.groups]
+    def entries(self, owner: Key) -> SiteArray:
+        """The array of the entries whose columns belong to one container."""
+        return SiteArray(self.number, "entries", owner, self.key)
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,7 @@ class Sunk:
         opened: the number of an open loop, for each iteration of which there are so many entries.
     """
 
-    key: Any
+    key: Key
     name: str
     size: int
     dtype: Type
@@ -132,4 +127,4 @@ class SparseResult:
 
     sites: tuple[Site, ...]
     columns: Columns
-    containers: dict[Any, Sunk]
+    containers: dict[Key, Sunk]

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+
+from taichi_ext.differentiate.keys import Key, Version
 
 FIRST_SPARSE = 1 << 28  # columns from here on are in no row
 LAST_SPARSE = 2**31 - 1
 OPEN_ENTRIES = 1 << 25  # columns of a local in a loop over ranges that are only known at run time, at most
-
-
-def composed_key(key: Any, version: int) -> Any:
-    """The columns of a container's entries as they are after so many of the stages that write to it."""
-    return ("composed", key, version)
-
-
-def sum_key(name: str, number: int) -> Any:
-    """What the entries of a local are known by that has columns of its own in one kernel."""
-    return ("sum", name, number)
-
-
-def is_sum_key(key: Any) -> bool:
-    """Whether a container, or the owner of columns, is such a local."""
-    return key[0] == "sum" or (key[0] == "composed" and is_sum_key(key[1]))
 
 
 class DenseRowsError(Exception):
@@ -40,25 +26,25 @@ class Columns:
         versions: how many versions of them a kernel reads, where that is more than one.
     """
 
-    sizes: dict[Any, int] = field(default_factory=dict)
-    in_rows: set[Any] = field(default_factory=set)
-    composed: dict[Any, int] = field(default_factory=dict)
-    versions: dict[Any, int] = field(default_factory=dict)
+    sizes: dict[Key, int] = field(default_factory=dict)
+    in_rows: set[Key] = field(default_factory=set)
+    composed: dict[Key, int] = field(default_factory=dict)
+    versions: dict[Key, int] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
         """How many columns rows have."""
         return max(1, sum(self.sizes[key] for key in self.in_rows))
 
-    def extended(self, in_rows: set[Any], composed: dict[Any, int], versions: dict[Any, int]) -> Columns:
+    def extended(self, in_rows: set[Key], composed: dict[Key, int], versions: dict[Key, int]) -> Columns:
         """The same parameters with what a trace has found out."""
         return Columns(self.sizes, set(in_rows), dict(composed), dict(versions))
 
-    def first(self, key: Any) -> int | None:
+    def first(self, key: Key) -> int | None:
         """The first column of a container; None where it has none."""
         return self._numbers().get(key)
 
-    def _numbers(self) -> dict[Any, int]:
+    def _numbers(self) -> dict[Key, int]:
         numbers, row, other = {}, 0, FIRST_SPARSE
         for key, size in self.sizes.items():
             if key in self.in_rows:
@@ -67,16 +53,16 @@ class Columns:
                 numbers[key], other = other, other + size
         for key, size in self.composed.items():
             for version in range(self.versions.get(key, 1)):
-                numbers[composed_key(key, version)], other = other, other + size
+                numbers[Version(key, version)], other = other, other + size
         if other > LAST_SPARSE:
             raise DenseRowsError(f"parameters and intermediates have {other - FIRST_SPARSE} entries, too many columns")
         return numbers
 
-    def ranges(self) -> list[tuple[int, int, Any]]:
+    def ranges(self) -> list[tuple[int, int, Key]]:
         """First column, end and container, in order of the columns."""
 
-        def size(key: Any) -> int:
-            return self.sizes[key] if key in self.sizes else self.composed[key[1]]
+        def size(key: Key) -> int:
+            return self.composed[key.of] if isinstance(key, Version) else self.sizes[key]
 
         numbers = self._numbers().items()
         return sorted(((first, first + size(key), key) for key, first in numbers), key=lambda r: r[:2])

@@ -14,12 +14,13 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation, select
 from taichi_ext.differentiate.entry_sites import Axis, Site
+from taichi_ext.differentiate.keys import SiteArray
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While, values_of
 from taichi_ext.simplify.usage import written_memory
@@ -117,8 +118,8 @@ class Counts:
         self._count += 1
         return self._count - 1
 
-    def _array(self, number: int, what: str) -> Container:
-        return self.walk.arguments.find(("site", number, what, None), f"{what}_{number}", I32)
+    def _array(self, number: int, what: Literal["lengths", "offsets", "counts"]) -> Container:
+        return self.walk.arguments.find(SiteArray(number, what), f"{what}_{number}", I32)
 
     # --- places
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms import Form, Seed, columns_of
-from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError, composed_key, sum_key
+from taichi_ext.differentiate.keys import Key, SumKey, Version
+from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError
 from taichi_ext.program import Container, Local, Statement
 
 MOST_IN_ROWS = 4096  # columns that rows may have
@@ -19,9 +20,9 @@ MOST_IN_ROWS = 4096  # columns that rows may have
 class SparseDecisions:
     """What the walks have found out about columns; it only grows."""
 
-    in_rows: set[Any] = field(default_factory=set)  # parameters whose columns rows hold
-    composed: dict[Any, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
-    versions: dict[Any, int] = field(default_factory=dict)  # how many versions of them are read
+    in_rows: set[Key] = field(default_factory=set)  # parameters whose columns rows hold
+    composed: dict[Key, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
+    versions: dict[Key, int] = field(default_factory=dict)  # how many versions of them are read
     sums: dict[Local, int] = field(default_factory=dict)  # locals that have columns of their own, and their numbers
     counters: dict[Statement, int] = field(default_factory=dict)  # loops that count what they write
     no_sums: set[Local] = field(default_factory=set)  # those that cannot
@@ -30,8 +31,8 @@ class SparseDecisions:
         """A local that had columns of its own gets none."""
         number = self.sums.pop(local, None)
         if number is not None:
-            self.composed.pop(sum_key(local.name, number), None)
-            self.versions.pop(sum_key(local.name, number), None)
+            self.composed.pop(SumKey(local.name, number), None)
+            self.versions.pop(SumKey(local.name, number), None)
         self.no_sums.add(local)
 
     def state(self) -> tuple[Any, ...]:
@@ -52,11 +53,11 @@ class SparseSeeds:
     """
 
     columns: Columns
-    outputs: frozenset[Any]
-    keys: Mapping[Local | Container, Any]
-    starts: Mapping[Any, int] = field(default_factory=dict)
+    outputs: frozenset[Key]
+    keys: Mapping[Local | Container, Key]
+    starts: Mapping[Key, int] = field(default_factory=dict)
 
-    def is_sunk(self, container: Container, composed: Mapping[Any, int]) -> bool:
+    def is_sunk(self, container: Container, composed: Mapping[Key, int]) -> bool:
         """Whether what is stored to a container are entries of sparse rows."""
         return self.keys.get(container) in self.outputs or self.keys.get(container) in composed
 
@@ -74,18 +75,18 @@ class Numbering:
         self.renumber = renumber
         self.columns = asked.columns.extended(decisions.in_rows, decisions.composed, decisions.versions)
         self._ranges = self.columns.ranges()
-        self._owners: dict[Affine, frozenset[Any]] = {}
+        self._owners: dict[Affine, frozenset[Key]] = {}
 
     def is_sunk(self, container: Container) -> bool:
         """Whether what is stored to a container are entries of sparse rows in this walk."""
         return self.asked.is_sunk(container, self.columns.composed)
 
-    def first(self, what: Any) -> int | None:
+    def first(self, what: Local | Container) -> int | None:
         """The first column of a container or local; None where it has none."""
         key = self.asked.keys.get(what)
-        return self.columns.first(composed_key(key, 0) if key in self.columns.composed else key)
+        return self.columns.first(Version(key, 0) if key in self.columns.composed else key)
 
-    def seed(self, key: Any, row: Affine, size: int, version: int) -> Form:
+    def seed(self, key: Key, row: Affine, size: int, version: int) -> Form:
         """The tangent of an entry that is a column."""
         first, owner = self.columns.first(key), key
         if key in self.columns.composed:
@@ -93,29 +94,29 @@ class Numbering:
                 self.decisions.versions[key] = max(version + 1, self.decisions.versions.get(key, 1))
                 self.renumber()
                 version = 0
-            owner = composed_key(key, version)
+            owner = Version(key, version)
             first = self.columns.first(owner)
         column = row + Affine((), first or 0)
         self.note_owners(column, {owner})
         return {Seed(column): 1}
 
-    def owner(self, column: Affine) -> Any:
+    def owner(self, column: Affine) -> Key:
         """The container of a column, None where that is only known at run time."""
         owners = self.owners(column)
         return next(iter(owners)) if len(owners) == 1 else None
 
-    def owners(self, column: Affine) -> frozenset[Any]:
+    def owners(self, column: Affine) -> frozenset[Key]:
         """The containers that a column can be of."""
         if not column.is_constant:
             return self._owners.get(column, frozenset())
         return frozenset(key for first, end, key in self._ranges if first <= column.constant < end)
 
-    def note_owners(self, column: Affine, owners: AbstractSet[Any]) -> None:
+    def note_owners(self, column: Affine, owners: AbstractSet[Key]) -> None:
         """Take note of whose column this may be."""
         if not column.is_constant:
             self._owners[column] = self.owners(column) | owners
 
-    def no_column(self, owner: Any) -> int:
+    def no_column(self, owner: Key) -> int:
         """What a slot holds as long as it has no column: one that rows have, where it may be added to a row."""
         return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
 
@@ -134,7 +135,7 @@ class Numbering:
 
     # --- what the next walk has to know
 
-    def require_columns(self, key: Any, size: int) -> None:
+    def require_columns(self, key: Key, size: int) -> None:
         """The entries of a container are to be columns of their own."""
         if self.decisions.composed.get(key) != size:
             self.decisions.composed[key] = size

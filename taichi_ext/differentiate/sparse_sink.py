@@ -18,13 +18,14 @@ from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
 from taichi_ext.differentiate.cursor import Block
 from taichi_ext.differentiate.entry_sites import Entry, Group, Site, SparseResult, Sunk
 from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_sum
+from taichi_ext.differentiate.keys import SiteArray, is_of_sum
 from taichi_ext.differentiate.row_sources import RowSources
-from taichi_ext.differentiate.sparse_columns import DenseRowsError, is_sum_key
+from taichi_ext.differentiate.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
 from taichi_ext.differentiate.walk import Walk
-from taichi_ext.program import I32, Container, Load, Type, Value
+from taichi_ext.program import I32, Container, Load, Value
 
 MOST_SLOTS = 2**31 - 1
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
@@ -82,8 +83,8 @@ class Sink:
         return self._is_later(column, (self.stage, LAST_STEP))
 
     def _is_later(self, column: Affine, step: tuple[int, int]) -> bool:
-        owners = (o for o in self.numbering.owners(column) if o[0] == "composed" and is_sum_key(o))
-        return any(version > self.versions(key, step) for _, key, version in owners)
+        owners = self.numbering.owners(column)
+        return any(is_of_sum(o) and o.number > self.versions(o.of, step) for o in owners)
 
     def read(self, sunk: Sunk, row: Affine) -> Form:
         """The tangent of an entry of a container with a sink."""
@@ -290,13 +291,10 @@ class Sink:
                 found.setdefault(self.numbering.owner(column), []).append(Entry(part, column))
         return tuple(Group(owner, tuple(entries)) for owner, entries in found.items())
 
-    def _array(self, what: Any, name: str, dtype: Type) -> Container:
-        return self.walk.arguments.add(what, name, dtype)
-
     def _write_integers(self, site: Site, slot: Coefficient) -> None:
         if not site.integers:
             return
-        array = self._array(("site", site.number, "integers", site.key), f"integers_{site.number}", I32)
+        array = self.walk.arguments.add(SiteArray(site.number, "integers"), f"integers_{site.number}", I32)
         values = [*map(atom_value, site.atoms), *([literal(1, I32)] * site.is_conditional)]
         start = self.builder.keep(multiply(slot, site.integers), "start")
         for n, value in enumerate(values):
@@ -304,7 +302,7 @@ class Sink:
 
     def _write_values(self, site: Site, sunk: Sunk, slot: Coefficient, forms: list[Form]) -> None:
         for group in site.groups:
-            array = self._array(("site", site.number, group.owner, site.key), f"entries_{site.number}", sunk.dtype)
+            array = self.walk.arguments.add(site.entries(group.owner), f"entries_{site.number}", sunk.dtype)
             start = self.builder.keep(multiply(slot, len(group.entries)), "start")
             places = {(e.part, e.column): n for n, e in enumerate(group.entries)}
             for part, form in enumerate(forms):

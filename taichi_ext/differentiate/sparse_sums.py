@@ -21,8 +21,9 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.entry_sites import Sunk
 from taichi_ext.differentiate.forms import Form, Seed, columns_of, numbered, settled
+from taichi_ext.differentiate.keys import SumKey, is_of_sum
 from taichi_ext.differentiate.own_registers import OwnRegisters
-from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError, is_sum_key, sum_key
+from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_sink import LAST_STEP, Sink
 from taichi_ext.differentiate.walk import Walk
@@ -66,7 +67,7 @@ class LocalSum:
         self._is_open = False  # whether what is added next belongs to the step before
         self._first = Affine()
         size, opened = self._count()
-        self.sunk = Sunk(sum_key(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
+        self.sunk = Sunk(SumKey(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
         if local not in walk.decisions.sparse.no_sums:
             self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
 
@@ -163,7 +164,7 @@ class LocalSum:
     def _step(self, forms: list[Form], *, is_sum: bool) -> int:
         """The number of the step: that of the sum before in the stage, unless it was read, or another sum is used."""
         owners = {self.sink.numbering.owner(s.column) for form in forms for s in columns_of(form)}
-        uses_sums = any(owner is None or is_sum_key(owner) for owner in owners)
+        uses_sums = any(owner is None or is_of_sum(owner) for owner in owners)
         is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.sink.stage
         return self._writes[-1].step if is_same else self.sink.next_step()
 

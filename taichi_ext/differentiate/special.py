@@ -11,7 +11,6 @@ from taichi_ext.analysis.bits import escaping_bits
 from taichi_ext.differentiate.arguments import ShadowMatrix
 from taichi_ext.differentiate.build import add, cast
 from taichi_ext.differentiate.container_stores import ContainerStores
-from taichi_ext.differentiate.decisions import RETURN
 from taichi_ext.differentiate.decompositions import partials_of
 from taichi_ext.differentiate.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.entry_sites import Sunk
@@ -25,6 +24,7 @@ from taichi_ext.differentiate.forms import (
     row_sum,
     settled,
 )
+from taichi_ext.differentiate.keys import RETURN
 from taichi_ext.differentiate.rule_context import RuleContext
 from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.differentiate.storages import Storages

@@ -1,7 +1,17 @@
 """Launches: what is asked for, in the words of the program, and the kernel that does it."""
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
-from taichi_ext.launches.gradient import GRADIENT, FirstOrder, GradientProgram, gradient_program
+from taichi_ext.launches.gradient import FirstOrder, GradientProgram, gradient_program
+from taichi_ext.launches.keys import (
+    GRADIENT,
+    ArrayArgument,
+    FieldKey,
+    FirstOrderArray,
+    GradientKey,
+    NumberArgument,
+    PipelineArgument,
+    container_key,
+)
 from taichi_ext.launches.launch import (
     ContainerInfo,
     Fused,
@@ -9,7 +19,6 @@ from taichi_ext.launches.launch import (
     Launch,
     Relaunch,
     Role,
-    container_key,
     refuse_buffers,
     refuse_changed,
     rows_of,
@@ -18,12 +27,18 @@ from taichi_ext.launches.seeds import assumed_role, constants_of, seeds_of, with
 
 __all__ = [
     "GRADIENT",
+    "ArrayArgument",
     "ContainerInfo",
+    "FieldKey",
     "FirstOrder",
+    "FirstOrderArray",
     "Fused",
+    "GradientKey",
     "GradientProgram",
     "KernelFacts",
     "Launch",
+    "NumberArgument",
+    "PipelineArgument",
     "Relaunch",
     "Role",
     "assumed_role",

@@ -13,17 +13,17 @@ from taichi_ext import backend
 from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.differentiate.build import written_out
-from taichi_ext.differentiate.decisions import RETURN, Differentiated, Seeds
+from taichi_ext.differentiate.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
+from taichi_ext.differentiate.keys import RETURN, Key, Scratch
 from taichi_ext.differentiate.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.storage_facts import SPARSE
+from taichi_ext.launches.keys import GRADIENT, FirstOrderArray, GradientKey, NumberArgument
 from taichi_ext.launches.launch import ContainerInfo, Launch, Role
 from taichi_ext.launches.seeds import seeds_of
 from taichi_ext.program import Container, Program, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
 from taichi_ext.simplify import simplify
-
-GRADIENT = ("gradient", 0)  # the key of the gradient
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class FirstOrder:
     first_column: int | None = None
 
     @property
-    def name(self) -> Any:
+    def name(self) -> FirstOrderArray:
         """What the array itself is known by, beside its tangents."""
-        return ("site", "first order", *self.info.key)
+        return FirstOrderArray(self.info.key)
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ def gradient_program(
     arrays: dict[Container, FirstOrder] = {}
     for what, c in found.shadows:
         is_energy = what == RETURN if not isinstance(what, Container) else infos[what].key == launch.energy
-        key = GRADIENT if is_energy else ("gradient", 1 + len(arrays))
+        key = GRADIENT if is_energy else GradientKey(1 + len(arrays))
         if isinstance(what, Container):
             arrays[c] = _first_order(key, c, infos[what].size, columns, seeds.roles[what].first_column)
         else:
-            size = found.scratch_sizes[what] if what[0] == "scratch" else columns
+            size = found.scratch_sizes[what] if isinstance(what, Scratch) else columns
             arrays[c] = _first_order(key, c, 1, size)
     containers = (*found.program.containers, *arrays)
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
@@ -109,7 +109,7 @@ def _first_launch(launch: Launch) -> Launch:
         launch,
         columns=launch.energy_columns,
         roles={k: Role(starts[k]) if k in starts else r for k, r in roles.items()},
-        argument_columns={name: starts["argument", name] for name in launch.argument_columns},
+        argument_columns={name: starts[NumberArgument(name)] for name in launch.argument_columns},
         constants=tuple((variable, starts[variable.key]) for variable, _ in launch.constants),
         first_column=0,
         is_block=False,
@@ -131,6 +131,6 @@ def _refuse_rows(found: Differentiated, energy: Container | None) -> None:
             )
 
 
-def _first_order(key: Any, c: Container, rows: int, columns: int, first_column: int | None = None) -> FirstOrder:
+def _first_order(key: Key, c: Container, rows: int, columns: int, first_column: int | None = None) -> FirstOrder:
     info = ContainerInfo(key, c.name, None, (rows * columns,), (), (), backend.named_type(c.dtype.name))
     return FirstOrder(info, columns, first_column)

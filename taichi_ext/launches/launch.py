@@ -14,10 +14,12 @@ from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import read_containers, stages_of
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.differentiate.report import Report
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
+from taichi_ext.launches.keys import FieldKey
 from taichi_ext.program import Body, Program
 from taichi_ext.record.variables import Variable
 
@@ -26,7 +28,7 @@ from taichi_ext.record.variables import Variable
 class ContainerInfo:
     """A field or array, as it is known outside of kernels."""
 
-    key: Any
+    key: Key
     name: Label | str
     obj: Any
     shape: tuple[int, ...]
@@ -42,14 +44,10 @@ class ContainerInfo:
         return n
 
 
-def container_key(key: Any) -> Any:
-    """The key of the container of a parameter or output: that of a component begins with it."""
-    return key[:2] if key[0] == "field" else key
-
-
-def rows_of(key: Any, info: ContainerInfo) -> slice:
+def rows_of(key: Key, info: ContainerInfo) -> slice:
     """The rows of a container's tangents that belong to a parameter or output in it."""
-    return slice(key[2], None, math.prod(info.element_shape)) if key[0] == "field" and len(key) > 2 else slice(None)
+    component = key.component if isinstance(key, FieldKey) else None
+    return slice(None) if component is None else slice(component, None, math.prod(info.element_shape))
 
 
 @dataclass(frozen=True)

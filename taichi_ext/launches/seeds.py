@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.analysis.accesses import read_containers
@@ -12,8 +11,10 @@ from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate import shadows
 from taichi_ext.differentiate.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.differentiate.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.storage_facts import SPARSE, STRATEGIES
+from taichi_ext.launches.keys import NumberArgument
 from taichi_ext.launches.launch import ContainerInfo, Launch, Role
 from taichi_ext.program import Container, Local, Program, Read, entries
 from taichi_ext.record.constants import Constants
@@ -77,14 +78,14 @@ def _extents(program: Program, infos: dict[Container, ContainerInfo]) -> dict[Co
     return extents
 
 
-def _numbers(program: Program, launch: Launch, constants: Constants | None) -> dict[Local, tuple[Any, int]]:
+def _numbers(program: Program, launch: Launch, constants: Constants | None) -> dict[Local, tuple[Key, int]]:
     """The arguments and Python numbers that are parameters: the key and the first column of each."""
-    found: dict[Local, tuple[Any, int]] = {}
+    found: dict[Local, tuple[Key, int]] = {}
     for argument in program.arguments:
         if argument.value is not None and not isinstance(argument.value, Container):
             for local in {value.local for value in entries(argument.value) if isinstance(value, Read)}:
                 if local.name in launch.argument_columns:
-                    found[local] = ("argument", local.name), launch.argument_columns[local.name]
+                    found[local] = NumberArgument(local.name), launch.argument_columns[local.name]
     for variable, first in launch.constants:
         if constants is not None and variable.key in constants.locals:
             found[constants.locals[variable.key]] = variable.key, first

@@ -12,7 +12,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
-from taichi_ext.launches import ContainerInfo, Fused, Role
+from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role
 from taichi_ext.runtime.array_stores import ArrayStores
 from taichi_ext.runtime.memory import Shadow, array_info, view_of
 from taichi_ext.runtime.regions import Region, Regions, View
@@ -37,13 +37,9 @@ class Given:
     """An array as it is given to a kernel."""
 
     name: Label | str
-    key: Any  # what a session calls the array
+    view: View  # what a session knows the array by
     value: Any
     info: ContainerInfo | None  # the container of the trace; None for integers
-
-    @property
-    def view(self) -> View:
-        return self.key[1]
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Binding:
 class ArrayTangents:
     """Which arrays carry which tangents, by the memory that they lie in.
 
-    ``("array", view)`` is the key of an array; those that share memory share the tangents in it.
+    The key of an array is its view; those that share memory share the tangents in it.
     """
 
     def __init__(self) -> None:
@@ -79,7 +75,7 @@ class ArrayTangents:
 
     def register(self, value: Any, annotation: Any, name: Label | str, columns: Columns) -> Any:
         """The key of an array that is a parameter or output."""
-        key = ("array", view_of(value))
+        key = view_of(value)
         if key not in self.infos:
             info = array_info(key, name, value, annotation)
             if info is None:
@@ -89,16 +85,16 @@ class ArrayTangents:
             self._relatives.clear()
         return key
 
-    def seed(self, key: Any, column: int) -> None:
+    def seed(self, key: View, column: int) -> None:
         """An array is a parameter: its entries are the columns from one on."""
         region = self._region(key)
         for other in region.seeds:
-            if other.overlaps(key[1]):
-                names = f"{self.infos['array', other].name} and {self.infos[key].name}"
+            if other.overlaps(key):
+                names = f"{self.infos[other].name} and {self.infos[key].name}"
                 raise InvalidArgumentError(
                     f"{names} share a part of their memory; pass copies, or name one array that holds both."
                 )
-        region.seeds[key[1]] = column
+        region.seeds[key] = column
 
     def bind(self, kernel: Any, args: tuple[Any, ...], columns: Columns) -> Binding:
         """The arrays that a kernel is given among its leaf arguments, each in its region."""
@@ -116,7 +112,7 @@ class ArrayTangents:
                 self._include(array, columns)
         for array in binding.given:
             if array.info is not None:
-                region = self._region(array.key)
+                region = self._region(array.view)
                 if region.seeds and region.first_seed(array.view) is None:
                     self._sow(region, columns)
         return binding
@@ -141,7 +137,7 @@ class ArrayTangents:
         for region in self.regions.overlapping(array.view):
             if region.layout.fits(array.view):
                 continue
-            if region.is_active or any(key[1].overlaps(region.layout) for key in self.infos):
+            if region.is_active or any(key.overlaps(region.layout) for key in self.infos):
                 raise InvalidArgumentError(_SHARED.format(region.name, array.name) + _OTHER_TYPE)
 
     def accesses(self, fused: Fused, binding: Binding) -> tuple[set[Any], set[Any]]:
@@ -156,47 +152,47 @@ class ArrayTangents:
         """The keys, with those of the parameters and outputs that arrays among them share memory with."""
         known = set(keys)
         for key in list(known):
-            if key[0] == "array":
+            if isinstance(key, View):
                 if key not in self._relatives:
-                    self._relatives[key] = {other for other in self.infos if other[1].overlaps(key[1])}
+                    self._relatives[key] = {other for other in self.infos if other.overlaps(key)}
                 known |= self._relatives[key]
         return known
 
     # --- tangents
 
-    def _region(self, key: Any) -> Region:
-        region = self.regions.find(key[1])
+    def _region(self, key: View) -> Region:
+        region = self.regions.find(key)
         assert region is not None
         return region
 
-    def carries_tangent(self, key: Any) -> bool:
-        return any(region.is_active for region in self.regions.overlapping(key[1]))
+    def carries_tangent(self, key: View) -> bool:
+        return any(region.is_active for region in self.regions.overlapping(key))
 
-    def has_shadow(self, key: Any) -> bool:
+    def has_shadow(self, key: View) -> bool:
         return self._region(key).shadow is not None
 
-    def is_fresh(self, key: Any) -> bool:
+    def is_fresh(self, key: View) -> bool:
         return self._region(key).shadow.is_fresh
 
-    def role(self, key: Any) -> Role:
+    def role(self, key: View) -> Role:
         region = self._region(key)
         if region.seeds:
-            return Role(first_column=region.first_seed(key[1]))
+            return Role(first_column=region.first_seed(key))
         if region.shadow is None:
             return Role()
         return Role(has_shadow=not region.shadow.is_fresh, is_fresh=region.shadow.is_fresh)
 
-    def open_output(self, key: Any, columns: Columns, place: np.ndarray | None) -> None:
+    def open_output(self, key: View, columns: Columns, place: np.ndarray | None) -> None:
         """Make the shadow of an output, in the memory of ``place`` where that can hold it."""
         region = self._region(key)
         if region.shadow is None:
             size, dtype = region.layout.size, self.infos[key].dtype
-            place = place if region.is_whole(key[1]) else None
+            place = place if region.is_whole(key) else None
             region.shadow = Shadow(self.infos[key].name, size, columns.columns, dtype, place)
         if region.seeds:
             self._sow(region, columns)
 
-    def shadow(self, key: Any, columns: Columns) -> Shadow:
+    def shadow(self, key: View, columns: Columns) -> Shadow:
         """The shadow of the memory that an array lies in."""
         region = self._region(key)
         if region.shadow is None or region.seeds:
@@ -213,9 +209,9 @@ class ArrayTangents:
         region.seeds.clear()
         return region.shadow
 
-    def lend(self, key: Any, columns: Columns, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
+    def lend(self, key: View, columns: Columns, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
         """The tangents of an array as a kernel takes them, and what is done after a launch that writes to them."""
-        view, region, shadow = key[1], self._region(key), self.shadow(key, columns)
+        view, region, shadow = key, self._region(key), self.shadow(key, columns)
         if is_covered and region.is_whole(view):
             shadow.is_dirty = False
         else:
@@ -230,9 +226,9 @@ class ArrayTangents:
         part.set_rows(slice(None), shadow.to_numpy()[rows])
         return part.array, lambda: shadow.set_rows(rows, part.to_numpy())
 
-    def tangents(self, key: Any) -> np.ndarray:
+    def tangents(self, key: View) -> np.ndarray:
         """The tangents of an array, a row for each entry."""
-        region, view = self._region(key), key[1]
+        region, view = self._region(key), key
         values = region.shadow.to_numpy()
         return values if region.is_whole(view) else values[region.rows(view)]
 
@@ -271,9 +267,8 @@ class ArrayTangents:
             if stored is not None:
                 changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
             if changed.any():
-                key = ("array", region.layout)
-                self.shadow(key, columns).clear_rows(region.changed_rows(changed))
-                found.append((region.name, key, int(changed.sum())))
+                self.shadow(region.layout, columns).clear_rows(region.changed_rows(changed))
+                found.append((region.name, region.layout, int(changed.sum())))
         return found
 
 
@@ -288,12 +283,12 @@ def _array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
         if not backend.is_array(value):
             raise InvalidArgumentError(f"{name} {backend.argument_problem(argument.annotation, value)}.")
         view, element_shape = view_of(value, name), backend.array_element_shape(value, argument.annotation)
-        local = first.setdefault((view, element_shape), ("argument", position))
-        given = Given(name, ("array", view), value, array_info(local, name, value, argument.annotation))
+        local = first.setdefault((view, element_shape), ArrayArgument(position))
+        given = Given(name, view, value, array_info(local, name, value, argument.annotation))
         binding.given.append(given)
         if given.info is not None:
             binding.arrays[position] = given.info
-            binding.outer[local] = given.key
+            binding.outer[local] = given.view
     return binding
 
 

@@ -12,7 +12,7 @@ import taichi as ti
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
-from taichi_ext.launches import ContainerInfo
+from taichi_ext.launches import ContainerInfo, FieldKey
 from taichi_ext.runtime.regions import View
 
 _INDEX_LIMIT = 2**31 - 1
@@ -51,7 +51,7 @@ class FieldTable:
             return known[0]
         is_matrix = isinstance(field, backend.MatrixField)
         shape = () if not is_matrix else ((field.n,) if field.ndim == 1 else (field.n, field.m))
-        key = ("field", id(components[0]))
+        key = FieldKey(id(components[0]))
         name = self._labels.field(field)
         if not backend.has_one_offset(field):
             raise UnsupportedError(
@@ -72,13 +72,14 @@ class FieldTable:
         return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
 
     def part(self, field: Any) -> ContainerInfo:
-        """A field, or a component of one, as a parameter or output; its key is that of the container, or begins so."""
+        """A field, or a component of one, as a parameter or output; its key is of that field or component."""
         info = self.field(field)
         assert info is not None  # of real numbers
         component = self.component(field)
         if component is None:
             return info
-        key = (*info.key, component)
+        assert isinstance(info.key, FieldKey)
+        key = replace(info.key, component=component)
         if key not in self._parts:  # once, while the field exists
             self._parts[key] = replace(info, key=key, name=self._labels.field(field), obj=field, element_shape=())
         return self._parts[key]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.launches import GRADIENT, ContainerInfo, FirstOrder, Fused, Launch
+from taichi_ext.launches import GRADIENT, ContainerInfo, FirstOrder, Fused, GradientKey, Launch
 from taichi_ext.runtime.memory import Shadow
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_session import SparseSession
@@ -43,7 +43,7 @@ class SecondOrderSession(Session):
         return None if held is None else held.to_numpy().reshape(-1)
 
     def info(self, key: Any) -> ContainerInfo:
-        return self._infos[key] if key[0] == "gradient" else super().info(key)
+        return self._infos[key] if isinstance(key, GradientKey) else super().info(key)
 
     def _complete(self, launch: Launch, outer: dict[Any, Any]) -> None:
         super()._complete(launch, outer)

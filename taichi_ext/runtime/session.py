@@ -11,9 +11,9 @@ import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.decisions import VALUES
+from taichi_ext.differentiate.keys import VALUES, LaunchArray, OwnArray, Scratch
 from taichi_ext.labels import Label
-from taichi_ext.launches import ContainerInfo, Fused, Launch, Role, container_key, rows_of
+from taichi_ext.launches import ContainerInfo, FieldKey, Fused, Launch, Role, container_key, rows_of
 from taichi_ext.runtime.active_numbers import ActiveNumbers
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.field_rows import role_of, row_of_entry, rows_of_index, rows_under
@@ -33,6 +33,7 @@ from taichi_ext.runtime.passed_arguments import NumberSeeds, taken_out
 from taichi_ext.runtime.passed_numbers import PipelineRun
 from taichi_ext.runtime.python_watch import PythonRun
 from taichi_ext.runtime.reachable import reachable_arrays
+from taichi_ext.runtime.regions import View
 from taichi_ext.runtime.repetitions import Repetitions
 from taichi_ext.runtime.run_record import RunRecord
 from taichi_ext.runtime.state import OverBudgetError, State
@@ -80,7 +81,7 @@ class Session(LaunchHooks):
 
     def info(self, key: Any) -> ContainerInfo:
         """The container of a field, or of an array that is a parameter or output."""
-        return self.arrays.infos[key] if key[0] == "array" else self.fields.infos[container_key(key)]
+        return self.arrays.infos[key] if isinstance(key, View) else self.fields.infos[container_key(key)]
 
     def register_array(self, value: Any, annotation: Any, name: Label | str) -> Any:
         """The key of an array that is a parameter or output."""
@@ -89,7 +90,7 @@ class Session(LaunchHooks):
     def seed(self, columns: dict[Any, int]) -> None:
         """Name the parameters, each with its first column."""
         for key, column in columns.items():
-            if key[0] == "array":
+            if isinstance(key, View):
                 self.arrays.seed(key, column)
             else:
                 self.seeds.setdefault(container_key(key), {})[key] = column
@@ -98,7 +99,7 @@ class Session(LaunchHooks):
 
     def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
         """Make the shadow of an output, in the memory of ``place`` where that is given: of a component that of all."""
-        if key[0] == "array":
+        if isinstance(key, View):
             self.arrays.open_output(key, self, place)
         elif (key := container_key(key)) not in self.shadows:
             self.shadows[key] = Shadow(name, rows, self.columns, dtype, place)
@@ -107,7 +108,7 @@ class Session(LaunchHooks):
 
     def shadow(self, key: Any) -> Shadow:
         """The shadow of a container, made when first needed; a parameter's starts as its seeds."""
-        if key[0] == "array":
+        if isinstance(key, View):
             return self.arrays.shadow(key, self)
         if key not in self.shadows or key in self.seeds:
             self._changes += 1
@@ -133,7 +134,7 @@ class Session(LaunchHooks):
 
     def tangents(self, key: Any) -> np.ndarray:
         """The tangents of an output, a row for each entry."""
-        if key[0] == "array":
+        if isinstance(key, View):
             return self.arrays.tangents(key)
         values = self.shadows[container_key(key)].to_numpy()
         return values if key in self.shadows else np.ascontiguousarray(values[rows_of(key, self.info(key))])
@@ -141,11 +142,11 @@ class Session(LaunchHooks):
     def dtype(self, key: Any) -> np.dtype:
         """The type of the tangents of an output."""
         key = container_key(key)
-        return numpy_dtype(self.arrays.infos[key].dtype) if key[0] == "array" else self.shadows[key].dtype
+        return numpy_dtype(self.arrays.infos[key].dtype) if isinstance(key, View) else self.shadows[key].dtype
 
     def is_fresh(self, key: Any) -> bool:
         """Whether nothing has been written to the tangents of an output."""
-        return self.arrays.is_fresh(key) if key[0] == "array" else self.shadows[container_key(key)].is_fresh
+        return self.arrays.is_fresh(key) if isinstance(key, View) else self.shadows[container_key(key)].is_fresh
 
     def _spend(self, size: int) -> None:
         """Count the memory of tangents other than J against the limit; a single column is computed in any case."""
@@ -156,14 +157,14 @@ class Session(LaunchHooks):
     def _scratch(self, fused: Fused, key: Any) -> Shadow:
         if key not in fused.scratch:
             self._spend(fused.scratch_sizes[key] * 8)
-            fused.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key[1]))
+            fused.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key.dtype))
         return fused.scratch[key]
 
     def _passed(self, fused: Fused, outer: dict[Any, Any]) -> tuple[list[Any], list[Callable[[], None]]]:
         """What a kernel takes behind the user's arguments, and what is to be done after the launch."""
         passed, after = [], []
         for key in fused.shadows:
-            if key[0] == "site":
+            if isinstance(key, LaunchArray):
                 passed.append(self._stream(fused, key))
                 continue
             is_covered = key in fused.facts.covered
@@ -173,7 +174,7 @@ class Session(LaunchHooks):
                 if key in fused.facts.written:
                     after.append(give_back)
                 continue
-            shadow = self._scratch(fused, key) if key[0] == "scratch" else self.shadow(key)
+            shadow = self._scratch(fused, key) if isinstance(key, Scratch) else self.shadow(key)
             if is_covered:
                 shadow.is_dirty = False
             else:
@@ -183,17 +184,13 @@ class Session(LaunchHooks):
             passed.append(self.first_column)
         return passed, after
 
-    def _shadows(self, fused: Fused, outer: dict[Any, Any]) -> list[Shadow]:
-        """The shadows of containers that a kernel takes."""
-        return [self.shadow(outer.get(key, key)) for key in fused.shadows if key[0] not in ("scratch", "site")]
-
     def carries_tangent(self, key: Any) -> bool:
-        if key[0] == "array":
+        if isinstance(key, View):
             return self.arrays.carries_tangent(key)
         return key in self.seeds or (key in self.shadows and not self.shadows[key].is_fresh)
 
     def _role(self, key: Any) -> Role:
-        if key[0] == "array":
+        if isinstance(key, View):
             return self.arrays.role(key)
         return role_of(key, self.seeds.get(key, {}), self.shadows.get(key))
 
@@ -266,7 +263,7 @@ class Session(LaunchHooks):
 
     def _roles(self, binding: Binding) -> dict[Any, Role]:
         """What the fields, and the arrays that a launch is given, carry."""
-        roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if key[0] == "field"}
+        roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if isinstance(key, FieldKey)}
         return roles | {local: self._role(key) for local, key in binding.outer.items()}
 
     def _fused_kernel(
@@ -290,7 +287,7 @@ class Session(LaunchHooks):
             self._complete(launch, binding.outer)
             fused = engine.fuse(launch)
             keys = (fused.facts.read, fused.facts.written)
-            named = tuple(frozenset(key for key in found if key[0] == "field") for found in keys)
+            named = tuple(frozenset(key for key in found if isinstance(key, FieldKey)) for found in keys)
             version = (id(kernel), features, registry.version)
             refuse_other_fields(kernel, self._named.setdefault(version, named), named)
             if self.before_launch is not None:
@@ -330,7 +327,8 @@ class Session(LaunchHooks):
         self._collect(fused, binding.outer)
         for give_back in after:
             give_back()
-        for shadow in self._shadows(fused, binding.outer):
+        for key in (key for key in fused.shadows if not isinstance(key, OwnArray)):
+            shadow = self.shadow(binding.outer.get(key, key))
             self._changes += shadow.is_fresh
             shadow.is_fresh = False
         read, written = self.arrays.accesses(fused, binding)
@@ -344,7 +342,7 @@ class Session(LaunchHooks):
         for key in self.params:
             if container_key(key) != container or container in self.read or key in self.overwritten:
                 continue
-            has_shadow = self.arrays.has_shadow(key) if key[0] == "array" else container in self.shadows
+            has_shadow = self.arrays.has_shadow(key) if isinstance(key, View) else container in self.shadows
             if has_shadow and not self.tangents(key).any():
                 self.overwritten.add(key)
 
@@ -385,7 +383,7 @@ class Session(LaunchHooks):
         self._clear_array(array, rows_of_index(array, index))
 
     def _clear_array(self, array: Any, rows: Any) -> None:
-        key = ("array", view_of(array))
+        key = view_of(array)
         if self.carries_tangent(key):
             self.shadow(key).clear_rows(rows)
             for shared in self.arrays.shared([key]):
@@ -396,7 +394,7 @@ class Session(LaunchHooks):
         if self.record is not None:
             self.record.note_read()
         if isinstance(obj, backend.Ndarray):
-            is_active = self.carries_tangent(("array", view_of(obj)))
+            is_active = self.carries_tangent(view_of(obj))
         else:
             found = self.fields.field(obj) if isinstance(obj, backend.Field) else self.fields.by_entry(obj)
             info = found[0] if isinstance(found, tuple) else found

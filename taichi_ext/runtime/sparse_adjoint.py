@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.sparse_columns import is_sum_key
+from taichi_ext.differentiate.keys import SumKey, Version
 from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse_rows import IDENTITY, SparseRows
 from taichi_ext.runtime.sparse_streams import StageBlocks
@@ -64,10 +64,10 @@ class AdjointRows(SparseRows):
         key = outer(written.key)
         matrices = []
         for owner, (block, data) in written.blocks.items():
-            source = ("version", outer(owner[1]), owner[2]) if owner[0] == "composed" else outer(owner)
+            source = Version(outer(owner.of), owner.number) if isinstance(owner, Version) else outer(owner)
             own = data.copy() if block.is_lent else data  # it is used after the last launch
             matrices.append((source, Matrix(block.pattern, own).view()))
-        if matrices and not is_sum_key(key):
+        if matrices and not isinstance(key, SumKey):
             self._blocks[key] = {key: IDENTITY}
         return _Written(key, written.stored, matrices)
 
@@ -87,20 +87,19 @@ def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints) 
     for stage in launch:
         for written in stage:
             now[written.key] = now.get(written.key, 0) + 1
-    versions = {(key, count): adjoints.pop(key) for key, count in now.items() if key in adjoints}
+    versions = {Version(key, count): adjoints.pop(key) for key, count in now.items() if key in adjoints}
     for stage in reversed(launch):
         for written in stage:
-            adjoint = versions.pop((written.key, now[written.key]), None)
+            adjoint = versions.pop(Version(written.key, now[written.key]), None)
             now[written.key] -= 1
             if adjoint is None:
                 continue
-            _add(versions, (written.key, now[written.key]), _without(adjoint, written.stored))
+            _add(versions, Version(written.key, now[written.key]), _without(adjoint, written.stored))
             for source, matrix in written.matrices:
-                is_version = source[0] == "version"
-                _add(versions if is_version else gradient, source[1:] if is_version else source, matrix.T @ adjoint)
-    for (key, _), adjoint in versions.items():
-        if not is_sum_key(key):
-            _add(adjoints, key, adjoint)
+                _add(versions if isinstance(source, Version) else gradient, source, matrix.T @ adjoint)
+    for version, adjoint in versions.items():
+        if not isinstance(version.of, SumKey):
+            _add(adjoints, version.of, adjoint)
 
 
 def _without(adjoint: np.ndarray, rows: Any) -> np.ndarray:

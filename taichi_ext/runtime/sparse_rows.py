@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.sparse_columns import is_sum_key
+from taichi_ext.differentiate.keys import SumKey, Version
 from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, identity, scipy_sparse
 from taichi_ext.runtime.sparse_pattern import sparse_dtype
 from taichi_ext.runtime.sparse_streams import StageBlocks
@@ -67,7 +67,7 @@ class SparseRows:
             for key, blocks in found.items():
                 versions.setdefault(key, [self.blocks(key)]).append(blocks)
             self._blocks.update(found)
-        for key in [key for key in self._blocks if is_sum_key(key)]:
+        for key in [key for key in self._blocks if isinstance(key, SumKey)]:
             del self._blocks[key]
 
     def _after(
@@ -78,10 +78,10 @@ class SparseRows:
             matrix = Matrix(block.pattern, data)
             if block.has_rows:
                 matrix = self._arithmetic.without_zeros(block.pattern, data)
-            if owner[0] != "composed":
+            if not isinstance(owner, Version):
                 terms.setdefault(outer(owner), []).append(matrix)
                 continue
-            for param, before in known(outer(owner[1]), owner[2]).items():
+            for param, before in known(outer(owner.of), owner.number).items():
                 term = matrix if isinstance(before, str) else self._arithmetic.product(matrix, before)
                 terms.setdefault(param, []).append(term)
         for param, before in self.blocks(outer(written.key)).items():

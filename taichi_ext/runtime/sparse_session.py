@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError, is_sum_key
+from taichi_ext.differentiate.keys import LaunchArray, OwnArray, SumKey
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, Launch, Role, container_key
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
+from taichi_ext.runtime.regions import View
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_matrices import Arithmetic
 from taichi_ext.runtime.sparse_rows import SparseRows, csr_of
@@ -44,7 +46,7 @@ class SparseSession(Session):
         """Python is about to store to a parameter: from now on its entries are other columns than at the start."""
         if key not in self.numbering.sizes or key in self.numbering.composed:
             return
-        if key[0] == "array":
+        if isinstance(key, View):
             raise DenseRowsError("an array that is a parameter is changed from Python")
         composed = {**self.numbering.composed, key: self.numbering.sizes[key]}
         self._extend(self.numbering.in_rows, composed)
@@ -87,9 +89,9 @@ class SparseSession(Session):
     # --- launches
 
     def _role(self, key: Any) -> Role:
-        if key[0] == "array" and key not in self.numbering.sizes and key not in self.outputs:
-            known = [k for k in (*self.numbering.sizes, *self.outputs) if k[0] == "array"]
-            if any(other[1].overlaps(key[1]) for other in known):
+        if isinstance(key, View) and key not in self.numbering.sizes and key not in self.outputs:
+            known = [k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)]
+            if any(other.overlaps(key) for other in known):
                 raise DenseRowsError("two arrays share a part of their memory")
         return super()._role(key)
 
@@ -119,9 +121,9 @@ class SparseSession(Session):
     def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
         assert fused.sparse is not None
         in_rows = {outer.get(key, key) for key in fused.sparse.in_rows} - self.numbering.in_rows
-        composed = {outer.get(k, k): n for k, n in fused.sparse.composed.items() if not is_sum_key(k)}
+        composed = {outer.get(k, k): n for k, n in fused.sparse.composed.items() if not isinstance(k, SumKey)}
         new = {key: n for key, n in composed.items() if key not in self.numbering.composed}
-        if any(key[0] == "array" for key in new):
+        if any(isinstance(key, View) for key in new):
             raise DenseRowsError("an array that carries tangents is read and written")
         if in_rows or new:
             before = self.numbering
@@ -177,13 +179,12 @@ class SparseSession(Session):
             self._streams.make_room()
             self._refuse_many(self._streams)
             self._streams.begin()
-            passed = [
-                self._stream(fused, k) if k[0] == "site" else p for k, p in zip(fused.shadows, passed, strict=True)
-            ]
+            both = zip(fused.shadows, passed, strict=True)
+            passed = [self._stream(fused, k) if isinstance(k, LaunchArray) else p for k, p in both]
 
     def _refuse_repetition(self, state: State, fused: Fused) -> None:
         """Raise where a kernel that counts its entries cannot be run again."""
-        is_lost = any(k in fused.facts.written for k in fused.shadows if k[0] not in ("site", "scratch"))
+        is_lost = any(k in fused.facts.written for k in fused.shadows if not isinstance(k, OwnArray))
         if is_lost or state.has_random:
             raise DenseRowsError(
                 "the number of entries is only known after a launch, which cannot be repeated: it draws random "
@@ -200,5 +201,5 @@ class SparseSession(Session):
 
     def finish(self) -> None:
         super().finish()
-        if not self.is_direct and any(key[0] == "array" for key in (*self.numbering.sizes, *self.outputs)):
+        if not self.is_direct and any(isinstance(key, View) for key in (*self.numbering.sizes, *self.outputs)):
             raise DenseRowsError("arrays that Python can change are parameters or outputs of a pipeline")

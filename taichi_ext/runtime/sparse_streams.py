@@ -12,6 +12,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Group, Site
+from taichi_ext.differentiate.keys import SiteArray, Version
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
@@ -103,12 +104,12 @@ class Streams:
         for key in self._open:
             if self._size(key) > OPEN_ENTRIES:
                 raise InvalidArgumentError(
-                    f"The local {key[1]} has {self._size(key)} entries in all iterations of its loop. A sparse "
+                    f"The local {key.name} has {self._size(key)} entries in all iterations of its loop. A sparse "
                     f"Jacobian can have {OPEN_ENTRIES} of them where the number of iterations is only known at run "
                     "time: make it a constant of the kernel, or leave format= out."
                 )
         self._bundles: dict[Any, _Bundle] = {}
-        self._places: dict[Any, tuple[_Bundle, int]] = {}
+        self._places: dict[SiteArray, tuple[_Bundle, int]] = {}
         self._integers: dict[int, Any] = {}
         self._blocks.clear()
         self._make_bundles()
@@ -122,7 +123,7 @@ class Streams:
                 name = (site.stage, site.key, None if is_mixed else group.owner)
                 bundle = self._bundles.setdefault(name, _Bundle([], every if is_mixed else (group.owner,), [0]))
                 length = self.counts.slots(site) * len(group.entries)
-                self._places["site", site.number, group.owner, site.key] = (bundle, len(bundle.sources))
+                self._places[site.entries(group.owner)] = (bundle, len(bundle.sources))
                 bundle.sources.append((site, group))
                 bundle.starts.append(bundle.numbers + length)
         sizes = ((b.numbers, numpy_dtype(self._dtypes[name[1]]).itemsize) for name, b in self._bundles.items())
@@ -143,14 +144,16 @@ class Streams:
                 if site.is_conditional:
                     _clear(self._integers[site.number])
 
-    def array(self, name: Any) -> Any:
-        """The array of that name, as it is passed to the kernel."""
-        if name[2] == "integers":
-            return self._integers[name[1]]
-        if name[2] in ("lengths", "offsets", "counts"):
-            return self.counts.array(name[1], name[2])
-        bundle, source = self._places[name]
-        return bundle.array(source)
+    def array(self, name: SiteArray) -> Any:
+        """An array as it is passed to the kernel."""
+        match name.what:
+            case "integers":
+                return self._integers[name.number]
+            case "entries":
+                bundle, source = self._places[name]
+                return bundle.array(source)
+            case _:
+                return self.counts.array(name.number, name.what)
 
     def has_room(self) -> bool:
         """After a launch: whether there was room for all that it has written; otherwise ``make_room`` makes some."""
@@ -206,9 +209,11 @@ class Streams:
             if owner in bundle.owners:
                 here = is_kept & (places[1] >= first) & (places[1] < end)
                 if here.any():
-                    is_open = owner[0] == "composed" and owner[1] in self._open
-                    shape = (size, self._size(owner[1]) if is_open else end - first)
-                    width = max(1, shape[1])  # the keys are passed on at once, so that they can go, too
+                    columns = end - first
+                    if isinstance(owner, Version) and owner.of in self._open:
+                        columns = self._size(owner.of)
+                    shape = (size, columns)
+                    width = max(1, columns)  # the keys are passed on at once, so that they can go, too
                     is_row = has_rows and owner in self._in_rows
                     blocks[owner] = block_of(
                         _keys(places, first, width, is_last=is_whole), here, shape, is_row, may_be_in_place=is_whole

@@ -1,0 +1,71 @@
+"""What fields and arguments are known by outside of kernels; an array is known by the view of memory that it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taichi_ext.differentiate.keys import Key, LaunchArray
+
+
+@dataclass(frozen=True)
+class FieldKey:
+    """A field, or one component of it.
+
+    Attributes:
+        identity: of the first component that is placed.
+        component: its number; None for the whole field.
+    """
+
+    identity: int
+    component: int | None = None
+
+    def __hash__(self) -> int:
+        return self.identity
+
+    @property
+    def whole(self) -> FieldKey:
+        """The field that it is, or is a component of."""
+        return self if self.component is None else FieldKey(self.identity)
+
+
+@dataclass(frozen=True)
+class ArrayArgument:
+    """An array that a kernel is given, by its position among the leaf arguments."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class NumberArgument:
+    """An argument of a kernel that is passed by value."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class PipelineArgument:
+    """An argument of a pipeline that is passed by value."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class GradientKey:
+    """An array of tangents of the first order, in a kernel that has those of the second; 0: the gradient itself."""
+
+    number: int
+
+
+GRADIENT = GradientKey(0)
+
+
+@dataclass(frozen=True)
+class FirstOrderArray(LaunchArray):
+    """Such an array itself, beside its tangents."""
+
+    key: Key
+
+
+def container_key(key: Key) -> Key:
+    """The key of the container of a parameter or output, which may be a component of it."""
+    return key.whole if isinstance(key, FieldKey) else key
