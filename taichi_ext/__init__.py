@@ -25,6 +25,7 @@ from taichi_ext.errors import (
     ShardError,
     UnsupportedError,
 )
+from taichi_ext.interop.fit_plot import plot_fit
 from taichi_ext.interop.plots import plot_jacobian, plot_sparsity
 from taichi_ext.interop.torch_function import torch_function
 from taichi_ext.solvers import manifolds
@@ -70,6 +71,7 @@ __all__ = [
     "mesh_edges",
     "nearest",
     "normal_equations",
+    "plot_fit",
     "plot_jacobian",
     "plot_sparsity",
     "ray_level",

@@ -8,7 +8,7 @@ import taichi as ti
 from conftest import end_program
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, Jacobian, plot_jacobian, plot_sparsity
+from taichi_ext import InvalidArgumentError, Jacobian, least_squares, plot_fit, plot_jacobian, plot_sparsity
 
 
 @pytest.fixture(autouse=True)
@@ -185,3 +185,40 @@ def test_matplotlib_is_missing(monkeypatch):
     for plot in (plot_jacobian, plot_sparsity):
         with pytest.raises(ImportError, match=r"plot_\w+ needs matplotlib.*taichi-ext\[plot\]"):
             plot(np.eye(2))
+
+
+def test_a_fit_is_drawn():
+    """The costs as they were, rejected steps marked, residuals counted, and correlations of a line: -sqrt(3) / 2."""
+    ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+    line, angle, r = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=1), ti.field(ti.f64, shape=64)
+
+    @ti.kernel
+    def straight():
+        for i in r:
+            r[i] = line[0] + line[1] * i - ti.sin(12.9 * i)
+
+    @ti.kernel
+    def overshoot():  # Newton's steps from 3 on go farther and farther
+        for i in r:
+            r[i] = ti.atan2(angle[0], 1.0) - 0.01 * ti.sin(1.0 * i)
+
+    figure = plot_fit(least_squares(straight, line, r))
+    history, residuals, correlations = figure.axes[:3]
+    assert history.get_yscale() == "log"
+    counts = [patch.get_height() * patch.get_width() for patch in residuals.patches]
+    assert len(counts) == 8
+    assert_allclose(sum(counts), 1.0)
+    i = np.arange(64)
+    wanted = -i.sum() / np.sqrt(64 * (i * i).sum())
+    assert_allclose(correlations.images[0].get_array(), [[1, wanted], [wanted, 1]], rtol=1e-12)
+    angle[0] = 3.0
+    result = least_squares(overshoot, angle, r)
+    drawn = plot_fit(result).axes
+    assert len(drawn) == 2  # one parameter has no correlations
+    costs, rejected = (curve.get_data() for curve in drawn[0].lines)
+    assert_array_equal(costs, [[h.number for h in result.history], [h.cost for h in result.history]])
+    assert_array_equal(rejected[0], [h.number for h in result.history[1:] if h.change <= 0])
+    assert len(rejected[0]) > 0
+    with pytest.raises(InvalidArgumentError, match="result is 3; expected what least_squares returns"):
+        plot_fit(3)
+    end_program()

@@ -68,7 +68,7 @@ def plot_jacobian(
         >>> [axes.get_title() for axes in figure.axes[:2]]
         ['∂output / ∂parameter[0]', '∂output / ∂parameter[1]']
     """
-    figure = _new_figure("plot_jacobian")
+    figure = new_figure("plot_jacobian")
     if not isinstance(columns, int) or columns < 1:
         raise InvalidArgumentError(f"columns is {shown(columns)}; expected a positive whole number of images.")
     blocks = blocks_of(J, plan, params, outputs, output_axes)
@@ -130,7 +130,7 @@ def plot_sparsity(
         >>> figure.axes[0].get_title()
         '[0]: 4 x 4, 4 entries (25 %)'
     """
-    figure = _new_figure("plot_sparsity")
+    figure = new_figure("plot_sparsity")
     blocks = blocks_of(J, plan, params, outputs, output_axes)
     across = math.ceil(math.sqrt(len(blocks)))
     down = math.ceil(len(blocks) / across)
@@ -151,7 +151,7 @@ def plot_sparsity(
     return figure
 
 
-def _new_figure(user: str) -> Any:
+def new_figure(user: str) -> Any:
     """A figure that pyplot does not manage: it is not shown twice in a notebook, and freed when it is dropped."""
     try:
         import matplotlib.pyplot as plt

@@ -1,0 +1,98 @@
+"""``plot_fit``: how a fit went, and what is left of the residuals."""
+
+# Arrays are of any shape and type here, which pyright takes for unknown.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# What users give is checked, whatever its annotation says.
+# pyright: reportUnnecessaryIsInstance=false
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.errors import InvalidArgumentError, shown
+from taichi_ext.interop.plots import new_figure
+from taichi_ext.solvers.results import LeastSquaresResult
+
+_MOST_BINS = 60
+_MOST_PARAMS = 32  # whose correlations are drawn
+
+
+def plot_fit(result: LeastSquaresResult) -> Any:
+    """Draw a fit: its cost after each iteration, its residuals, and the correlations of up to 32 parameters.
+
+    Steps that were rejected are marked.  The curve over the residuals is the normal distribution of their standard
+    deviation, ``sqrt(2 * cost / (M - P))``: where residuals are far beyond, a robust loss may help.  Correlations near
+    1 or -1 are of parameters that the residuals hardly tell apart; the panel is left out where they cannot.
+
+    Args:
+        result: of ``least_squares``; with shards, it has no residuals.
+
+    Returns:
+        The matplotlib figure, which pyplot does not keep: ``figure.savefig("fit.png")``.
+
+    Raises:
+        ImportError: matplotlib is not installed (the extra ``plot``).
+        InvalidArgumentError: ``result`` is none of ``least_squares``.
+
+    Example:
+        >>> from taichi_ext import plot_fit
+        >>> def save(result):  # of least_squares
+        ...     plot_fit(result).savefig("fit.png")
+    """
+    if not isinstance(result, LeastSquaresResult):
+        raise InvalidArgumentError(f"result is {shown(result)}; expected what least_squares returns.")
+    figure = new_figure("plot_fit")
+    panels = [_draw_history]
+    if result.fun is not None:
+        panels.append(_draw_residuals)
+    correlations = _correlations(result)
+    figure.set_size_inches(4.5 * (len(panels) + (correlations is not None)), 3.6)
+    every = figure.subplots(1, len(panels) + (correlations is not None), squeeze=False)[0]
+    for draw, axes in zip(panels, every, strict=False):
+        draw(axes, result)
+    if correlations is not None:
+        image = every[-1].imshow(correlations, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+        every[-1].set(title="correlations of the parameters", xlabel="entry of x", ylabel="entry of x")
+        for axis in (every[-1].xaxis, every[-1].yaxis):
+            axis.get_major_locator().set_params(integer=True)
+        figure.colorbar(image, ax=every[-1])
+    return figure
+
+
+def _draw_history(axes: Any, result: LeastSquaresResult) -> None:
+    numbers, costs = (np.array([getattr(line, name) for line in result.history]) for name in ("number", "cost"))
+    rejected = [line.number > 0 and not line.change > 0 for line in result.history]
+    axes.plot(numbers, costs, "o-", markersize=3, label="cost")
+    if any(rejected):
+        axes.plot(numbers[rejected], costs[rejected], "x", color="C3", label="rejected step")
+        axes.legend(fontsize="small")
+    if (costs > 0).all():
+        axes.set_yscale("log")
+    axes.get_xaxis().get_major_locator().set_params(integer=True)
+    axes.set(title=f"cost {result.cost:.4g}", xlabel="iteration", ylabel="cost")
+
+
+def _draw_residuals(axes: Any, result: LeastSquaresResult) -> None:
+    residuals = np.asarray(result.fun)
+    free = len(residuals) - len(result.grad)
+    bins = min(_MOST_BINS, max(5, round(math.sqrt(len(residuals)))))
+    axes.hist(residuals, bins=bins, density=True)
+    sigma = math.sqrt(2 * result.cost / free) if free > 0 else 0.0
+    if sigma > 0:
+        at = np.linspace(-4 * sigma, 4 * sigma, 200)
+        axes.plot(at, np.exp(-0.5 * (at / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi)), color="C1")
+    axes.set(title=f"{len(residuals)} residuals, standard deviation {sigma:.3g}", xlabel="residual", ylabel="density")
+
+
+def _correlations(result: LeastSquaresResult) -> np.ndarray | None:
+    if not 1 < len(result.grad) <= _MOST_PARAMS:
+        return None
+    try:
+        covariance = result.covariance(variance=1.0)
+    except InvalidArgumentError:  # the residuals do not determine all parameters
+        return None
+    errors = np.sqrt(covariance.diagonal())
+    return covariance / errors / errors[:, None]
