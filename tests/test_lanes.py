@@ -308,3 +308,27 @@ def test_explain_and_threads(monkeypatch):
     plan = Jacobian(k, x, y)
     plan()
     assert "parallel loop 1 runs in lanes, 8 iterations at a time in vectors" in plan.explain()
+
+
+def test_entries_side_by_side():
+    """Up to four numbers next to each other in a row of J are kept side by side: the fifth is by itself."""
+    x, y = scalars(np.linspace(0.2, 0.9, 10)), outputs(2, 11)
+    w = scalars(np.linspace(0.2, 0.9, 22).reshape(2, 11))
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = 0.0
+            for n in range(2):
+                s += (
+                    x[5 * n] * w[i, j]
+                    + ti.sqrt(x[5 * n + 1] + x[5 * n + 2])
+                    - x[5 * n + 4] * j / (x[5 * n + 3] + w[i, j])
+                )
+            y[i, j] = s
+
+    check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    plan()
+    assert "d_y_of[lane * 4 + 3]" in plan.source
+    assert "d_y_of_1[lane]" in plan.source

@@ -11,8 +11,9 @@ the least normal one for zero; so do they.
   ``2 * atanh(s)``, as in fdlibm.
 * ``tanh`` is a series near 0, else ``1 - 2 / (exp(2 * x) + 1)`` or ``m / (m + 2)`` with ``m = exp(2 * x) - 1``.
 
-With ``fast_math`` LLVM reorders sums and knows neither NaN nor infinity. So ``max`` with what is always less stands
-between steps that must not be joined, and special values are chosen by their bits.
+With ``fast_math`` LLVM reorders sums and knows neither NaN nor infinity. So a choice that always falls the same way
+stands between steps that must not be joined, and special values are chosen by their bits. Choices are ``ti.select``,
+one instruction; ``ti.max`` and ``ti.min`` are six, since they compare with NaN.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def _horner(coefficients: tuple[float, ...], variable: str) -> str:
 
 _REDUCED = """\
     n = ti.floor(t * R(1.4426950408889634) + R({half}))
-    r = max(t - n * R({high}), R(-1.0)) - n * R({low})
+    c = t - n * R({high})
+    r = ti.select(c > R(-1.0), c, R(-1.0)) - n * R({low})
 """
 _LOG2 = {
     F32: {"high": 0.693359375, "low": -2.12194440e-4},
@@ -86,10 +88,12 @@ def _reduced(dtype: Type, half: float = 0.5) -> str:
 
 
 _EXP = """\
-    t = max(R({low}), min(x, R({high})))
+    a = ti.select(x < R({high}), x, R({high}))
+    t = ti.select(a > R({low}), a, R({low}))
 {reduced}    k = ti.cast(n, ti.i32)
     h = k >> 1
-    y = max((r * r * P + r + R(1.0)) * {first}, R(0.0)) * {second}
+    b = (r * r * P + r + R(1.0)) * {first}
+    y = ti.select(b > R(0.0), b, R(0.0)) * {second}
     return ti.bit_cast(ti.select((ti.bit_cast(x, I) & REST) > INF, ti.bit_cast(x, I), ti.bit_cast(y, I)), R)
 """
 
@@ -101,7 +105,7 @@ def _exp(dtype: Type, low: float, high: float, bias: int, mantissa: int) -> str:
 
 
 _LOG_END = """\
-    b = ti.bit_cast(max(y, R(-1.0)) + ti.cast(n, R) * R(0.6931471805599453), I)
+    b = ti.bit_cast(ti.select(y > R(-1.0), y, R(-1.0)) + ti.cast(n, R) * R(0.6931471805599453), I)
     b = ti.select(bits >= INF, bits, ti.select(bits < 0, NAN, b))
     b = ti.select((bits & REST) < TINY, SIGN | INF, ti.select((bits & REST) > INF, bits, b))
     return ti.bit_cast(b, R)
@@ -123,7 +127,8 @@ _LOG64 = f"""\
 {_LOG_END}"""
 _TANH = """\
     bits = ti.bit_cast(x, I)
-    t = R(2.0) * min(ti.bit_cast(bits & REST, R), R({largest}))
+    a = ti.bit_cast(bits & REST, R)
+    t = R(2.0) * ti.select(a < R({largest}), a, R({largest}))
     z = R(0.25) * t * t
     near = R(0.5) * t * z * Q + R(0.5) * t
 {reduced}{far}    b = ti.bit_cast(ti.select(t < R({least}), near, far), I) | (bits & SIGN)
@@ -135,7 +140,7 @@ _FAR32 = """\
 """
 _FAR64 = """\
     s = ti.bit_cast(ti.cast(ti.cast(n, ti.i32) + 1023, I) << I(52), R)
-    m = (r * r * P + r) * s + max(s - R(1.0), R(0.0))
+    m = (r * r * P + r) * s + ti.select(s > R(1.0), s - R(1.0), R(0.0))
     far = m / (m + R(2.0))
 """
 

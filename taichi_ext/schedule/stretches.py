@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
@@ -15,6 +15,7 @@ from taichi_ext.program import (
     Assign,
     Body,
     Const,
+    Container,
     Declare,
     For,
     If,
@@ -36,6 +37,8 @@ from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
 from taichi_ext.schedule.pieces import start_of
 from taichi_ext.simplify.dead import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
+
+SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost
 
 
 @dataclass
@@ -126,6 +129,7 @@ class _RunWriter:
         self.after_lane = Local("lane", I32, (), "loop")
         self.stores: list[Statement] = []
         self.starts: dict[tuple[tuple[Atom, int], ...], Read] = {}
+        self.neighbours = _neighbours(run, self.lanes.places)
 
     def written(self) -> list[Statement]:
         inner = [x for s in self.run.statements for x in self._statement(s)]
@@ -203,17 +207,22 @@ class _RunWriter:
         """Keep what is stored to memory in an array, and copy that to memory behind the loop."""
         target = s.target
         assert isinstance(target, Load)
-        kept = Local(f"{target.container.name}_of", target.dtype, (), "temporary")
-        lane = self.after_lane
+        lane, name = self.after_lane, f"{target.container.name}_of"
+        kept, number = self.neighbours.get(s, (Local(name, target.dtype, (1,), "temporary"), 0))
+        (size,) = kept.shape
+
+        def entry(lane: Local) -> Read:
+            return Read(self.stretch.array(kept), (cast(add(multiply(Read(lane), size), number), I32),))
+
         if s in self.lanes.places:
             place = self.lanes.places[s]
             along = multiply(Read(lane), dict(place.terms)[self.last])
             to = Load(target.container, (cast(add(add(self._start(place), along), place.constant), I32),))
         else:
-            number = cast(add(self.stretch.first, Read(lane)), I32)
-            to = Load(target.container, (*target.indices[:-1], number), target.component)
-        self.stores.append(replace(s, target=to, value=Read(self.stretch.array(kept), (Read(lane),))))
-        return replace(self._kept(kept, cast(value, kept.dtype)), place=s.place)
+            own = cast(add(self.stretch.first, Read(lane)), I32)
+            to = Load(target.container, (*target.indices[:-1], own), target.component)
+        self.stores.append(replace(s, target=to, value=entry(lane)))
+        return Assign(entry(self.lane), cast(value, self.stretch.array(kept).dtype), place=s.place)
 
     def _start(self, place: Affine) -> Read:
         """Where the first lane stores, without the constant."""
@@ -225,6 +234,29 @@ class _RunWriter:
             self.after.append(Declare(start, (cast(total, I32),)))
             self.starts[place.terms] = Read(start)
         return self.starts[place.terms]
+
+
+def _neighbours(run: Run, places: Mapping[Statement, Affine]) -> dict[Statement, tuple[Local, int]]:
+    """Stores of a run to entries of J next to each other: the array that keeps them side by side, and which each is.
+
+    LLVM makes whole vectors of what is stored side by side, and reads them in the order in which they go to memory.
+    """
+    rows: dict[tuple[Container, tuple[tuple[Atom, int], ...]], list[tuple[int, Statement]]] = defaultdict(list)
+    for s in run.statements:
+        if isinstance(s, (Assign, Update)) and isinstance(s.target, Load) and s in places:
+            rows[s.target.container, places[s].terms].append((places[s].constant, s))
+    found: dict[Statement, tuple[Local, int]] = {}
+    for (c, _), stores in rows.items():
+        stores.sort(key=lambda store: store[0])
+        while stores:
+            start, _ = stores[0]
+            n = 1
+            while n < min(SIDE_BY_SIDE, len(stores)) and stores[n][0] == start + n:
+                n += 1
+            array = Local(f"{c.name}_of", c.dtype, (n,), "temporary")
+            found |= {s: (array, number) for number, (_, s) in enumerate(stores[:n])}
+            del stores[:n]
+    return found
 
 
 def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:
