@@ -18,13 +18,13 @@ from taichi_ext.differentiate.arguments import first_column_argument, shadow_arg
 from taichi_ext.differentiate.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
 from taichi_ext.differentiate.keys import RETURN
-from taichi_ext.differentiate.sparse_sink import SparseResult
 from taichi_ext.differentiate.taichi_reverse import with_known_operations
 from taichi_ext.emit import Emitted, build
 from taichi_ext.launches import (
     ContainerInfo,
     Fused,
     KernelFacts,
+    KernelMemory,
     Launch,
     NumberArgument,
     assumed_role,
@@ -54,7 +54,7 @@ def fuse(launch: Launch) -> Fused:
     """The kernel that does what ``launch.kernel`` does, and its tangents."""
     start = time.perf_counter()
     captures, constants = backend.Captures(), constants_of(launch)
-    rules = RulesInUse(takes_derivative=launch.columns > 0 or launch.sparse is not None)
+    rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
     recorded = record(launch.kernel, launch.args, rules, captures, constants)
     recorded, infos = with_whole_fields(recorded, launch)
     if has_node_calls(recorded.body):
@@ -89,20 +89,31 @@ def fuse(launch: Launch) -> Fused:
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
     report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
     differentiated = replace(differentiated, report=report)
-    facts, sizes = _facts(recorded, differentiated, infos, launch, constants), differentiated.scratch_sizes
+    facts = _facts(recorded, differentiated, infos, launch, constants)
     returns = returns_active(program, differentiated.active)
     facts = replace(facts, rules=tuple(rules.found.items()), returns_active=returns)
-    fused = Fused(launch.kernel, kernel, keys, facts, emitted.text, sizes, registry.version, launch.columns)
-    fused.paired = frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired)
-    fused.program, fused.arrays = scheduled.program, launch.arrays
-    fused.first_columns = differentiated.first_columns
-    fused.takes_first_column = differentiated.first_column is not None
-    fused.first_order = () if gradient is None else tuple(gradient.arrays.values())
+    assumed = None
     if launch.sparse is None:
-        fused.assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
-    if differentiated.sparse is not None:
-        _note_entries(fused, differentiated.sparse)
-    return fused
+        assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
+    entries = differentiated.sparse
+    return Fused(
+        launch.kernel,
+        kernel,
+        keys,
+        facts,
+        emitted.text,
+        differentiated.scratch_sizes,
+        launch.block.count if entries is None else entries.columns.width,
+        paired=frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired),
+        entries=entries,
+        program=scheduled.program,
+        arrays=launch.arrays,
+        first_columns=differentiated.first_columns,
+        takes_first_column=differentiated.first_column is not None,
+        first_order=() if gradient is None else tuple(gradient.arrays.values()),
+        assumed=assumed,
+        memory=KernelMemory(registry.version),
+    )
 
 
 def _differentiated(program: Program, seeds: Seeds) -> Differentiated:
@@ -170,14 +181,6 @@ def own_features(differentiated: Differentiated, paired: frozenset[Container]) -
     return tuple(features)
 
 
-def _note_entries(fused: Fused, found: SparseResult) -> None:
-    """What a session has to know of the entries of a sparse Jacobian."""
-    fused.sites, fused.sparse, fused.columns = found.sites, found.columns, found.columns.width
-    fused.row_counts = {key: c.size for key, c in found.containers.items()}
-    fused.row_loops = {key: c.opened for key, c in found.containers.items() if c.opened is not None}
-    fused.row_types = {key: backend.named_type(c.dtype.name) for key, c in found.containers.items()}
-
-
 def with_arguments(differentiated: Differentiated) -> Program:
     """The program with its own arguments, shadows first, under names that no other argument has."""
     program = differentiated.program
@@ -221,7 +224,7 @@ def _facts(
     outputs = {infos[c].key for c in written if c in infos} | ({RETURN} if launch.wants_return else set())
     locals_ = read_locals(recorded.body)
     names = {local.name for local in locals_ if local.kind == "parameter"}
-    numbers: set[Any] = {NumberArgument(name) for name in names & launch.argument_columns.keys()}
+    numbers: set[Any] = {NumberArgument(name) for name in names & launch.numbers.arguments.keys()}
     numbers |= set() if constants is None else set(constants.locals)
     others = {id(c.object): c.object for c in written if c not in infos and not c.is_argument}
     return KernelFacts(

@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -87,9 +88,9 @@ class Plan:
         Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs; there is none at this moment.
         """
         prepared = self.prepared
-        for fused in prepared.fused.values():
-            fused.scratch.clear()
-            fused.program = None
+        for name, fused in prepared.fused.items():
+            fused.memory.scratch.clear()
+            prepared.fused[name] = replace(fused, program=None)
         self.prepared = Prepared([], [], _only, _only, None, "", prepared.fields, prepared.fused)
 
     def refuse_ended(self) -> None:

@@ -28,14 +28,14 @@ class Replay:
     @staticmethod
     def is_possible(fused: Fused, key: Any) -> bool:
         """Whether nothing but J and scratch memory is passed to the kernel, and J need not hold anything before."""
-        return not backend.stores_by_column() and all(k == key or k in fused.scratch for k in fused.shadows)
+        return not backend.stores_by_column() and all(k == key or k in fused.memory.scratch for k in fused.shadows)
 
     def run(self, args: tuple[Any, ...], out: Any) -> np.ndarray | None:
         """J, in ``out`` if that is given; None where something is not as it was at the call before.
 
         ``args`` holds the object that the kernel is bound to.
         """
-        if self.fused.rules_version != registry.version or not math.prod(self.shape):
+        if self.fused.memory.rules_version != registry.version or not math.prod(self.shape):
             return None
         self.fused.refuse_changed()
         is_covered = self.key in self.fused.facts.covered
@@ -45,7 +45,7 @@ class Replay:
             return None
         elif not is_covered:
             out.fill(0)
-        flat, scratch = out.reshape(-1), self.fused.scratch
+        flat, scratch = out.reshape(-1), self.fused.memory.scratch
         with backend.exclusive:  # scratch memory is shared
             self._launch(args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
         return out

@@ -64,7 +64,7 @@ class SparseReplay:
         ``args`` holds the object that the kernel is bound to.
         """
         streams = Streams.of(self.fused)
-        if self.fused.rules_version != registry.version or streams.entries > most_entries:
+        if self.fused.memory.rules_version != registry.version or streams.entries > most_entries:
             return None
         self.fused.refuse_changed()
         streams.begin()
@@ -79,7 +79,7 @@ class SparseReplay:
         if isinstance(key, SiteArray):
             return streams.array(key)
         if isinstance(key, Scratch):
-            return self.fused.scratch[key].array
+            return self.fused.memory.scratch[key].array
         is_covered = key in self.fused.facts.covered
         if key in self._kept:
             if not is_covered:

@@ -19,7 +19,7 @@ from taichi_ext.differentiate.keys import RETURN, Key, Scratch
 from taichi_ext.differentiate.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.storage_facts import SPARSE
 from taichi_ext.launches.keys import GRADIENT, FirstOrderArray, GradientKey, NumberArgument
-from taichi_ext.launches.launch import ContainerInfo, Launch, Role
+from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
 from taichi_ext.launches.seeds import seeds_of
 from taichi_ext.program import Container, Program, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
@@ -78,11 +78,12 @@ def gradient_program(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
 ) -> GradientProgram:
     """The program that computes the gradient of ``launch.energy``, in an array by the key ``GRADIENT``."""
-    columns = launch.energy_columns
-    energy = next((c for c, info in infos.items() if info.key == launch.energy), None)
-    sums = energy_sums(program, energy) if launch.adds_terms else None
-    seeds = seeds_of(program, _first_launch(launch), infos, constants)
-    seeds = replace(seeds, wants_return=launch.energy == RETURN, is_again=True, sums=sums)
+    target = launch.energy
+    assert target is not None
+    energy = next((c for c, info in infos.items() if info.key == target.key), None)
+    sums = energy_sums(program, energy) if target.adds_terms else None
+    seeds = seeds_of(program, _first_launch(launch, target), infos, constants)
+    seeds = replace(seeds, wants_return=target.key == RETURN, is_again=True, sums=sums)
     if sums is not None:
         seeds = replace(seeds, limits=SPARSE)
     found = differentiate(program, seeds)
@@ -90,32 +91,30 @@ def gradient_program(
         _refuse_rows(found, energy)
     arrays: dict[Container, FirstOrder] = {}
     for what, c in found.shadows:
-        is_energy = what == RETURN if not isinstance(what, Container) else infos[what].key == launch.energy
+        is_energy = what == RETURN if not isinstance(what, Container) else infos[what].key == target.key
         key = GRADIENT if is_energy else GradientKey(1 + len(arrays))
         if isinstance(what, Container):
-            arrays[c] = _first_order(key, c, infos[what].size, columns, seeds.roles[what].first_column)
+            arrays[c] = _first_order(key, c, infos[what].size, target.columns, seeds.roles[what].first_column)
         else:
-            size = found.scratch_sizes[what] if isinstance(what, Scratch) else columns
+            size = found.scratch_sizes[what] if isinstance(what, Scratch) else target.columns
             arrays[c] = _first_order(key, c, 1, size)
     containers = (*found.program.containers, *arrays)
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
     return GradientProgram(result, arrays, energy, sums)
 
 
-def _first_launch(launch: Launch) -> Launch:
+def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
     """The launch that gives the gradient: with a column for each entry of the parameters, all of them dense."""
-    starts, roles = launch.energy_starts, launch.roles
+    starts, numbers = energy.starts, launch.numbers
     return replace(
         launch,
-        columns=launch.energy_columns,
-        roles={k: Role(starts[k]) if k in starts else r for k, r in roles.items()},
-        argument_columns={name: starts[NumberArgument(name)] for name in launch.argument_columns},
-        constants=tuple((variable, starts[variable.key]) for variable, _ in launch.constants),
-        first_column=0,
-        is_block=False,
-        values_dtype=None,
+        block=ColumnBlock(energy.columns),
+        roles={k: Role(starts[k]) if k in starts else r for k, r in launch.roles.items()},
+        numbers=NumberColumns(
+            {name: starts[NumberArgument(name)] for name in numbers.arguments},
+            tuple((variable, starts[variable.key]) for variable, _ in numbers.constants),
+        ),
         sparse=None,
-        sinks=frozenset(),
     )
 
 

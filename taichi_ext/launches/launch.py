@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import read_containers, stages_of
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.differentiate.entry_sites import Site, SparseResult
 from taichi_ext.differentiate.keys import Key
 from taichi_ext.differentiate.report import Report
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
@@ -63,32 +63,94 @@ class Role:
     is_fresh: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
+class ColumnBlock:
+    """The columns that are computed.
+
+    Attributes:
+        count: how many there are.
+        first: the first of them.
+        is_part: whether there are others, and the kernel may compute those too if it is given the first one.
+    """
+
+    count: int
+    first: int = 0
+    is_part: bool = False
+
+
+@dataclass(frozen=True)
+class NumberColumns:
+    """The arguments and Python numbers that are parameters.
+
+    Attributes:
+        arguments: leaf arguments by name, each with its first column.
+        constants: Python numbers, each with its first column.
+        shadow: where their tangents are rows of a shadow instead, whose numbers these are: its type and rows.
+    """
+
+    arguments: Mapping[str, int] = field(default_factory=dict)
+    constants: tuple[tuple[Variable, int], ...] = ()
+    shadow: tuple[Any, int] | None = None
+
+
+@dataclass(frozen=True)
+class SparseTarget:
+    """What a sparse Jacobian is of: its columns, and the keys of its outputs."""
+
+    columns: Columns
+    outputs: frozenset[Key]
+
+
+@dataclass(frozen=True)
+class EnergyTarget:
+    """What second derivatives are of.
+
+    Attributes:
+        key: of the energy.
+        columns: of its gradient.
+        starts: of which each parameter has its own, from there on.
+        adds_terms: whether the gradient is added up term by term.
+    """
+
+    key: Key
+    columns: int
+    starts: Mapping[Key, int]
+    adds_terms: bool
+
+
+@dataclass(frozen=True)
 class Launch:
-    """One kernel launch to be differentiated."""
+    """One kernel launch to be differentiated.
+
+    Attributes:
+        kernel: the user's kernel.
+        args: what it is called with.
+        block: the columns.
+        fields: what is known of fields: ``runtime.memory.FieldTable``.
+        roles: what containers carry.
+        arrays: the arrays among the leaf arguments, by position.
+        numbers: the arguments and Python numbers that are parameters.
+        wants_return: whether the returned value is an output.
+        watch: what looks for numbers that are not finite.
+        strategy: how tangents of locals are kept, a key of ``STRATEGIES``.
+        sparse: of a sparse Jacobian, its columns and outputs.
+        energy: of second derivatives, what they are of.
+        is_repeated: whether the same kernel may be launched again, on tangents that it has left behind.
+    """
 
     kernel: Any
     args: tuple[Any, ...]
-    columns: int
-    fields: Any  # runtime.memory.FieldTable
-    roles: dict[Any, Role]
-    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # by position among the leaf arguments
-    argument_columns: dict[str, int] = field(default_factory=dict)  # value arguments that are parameters
-    wants_return: bool = False
-    first_column: int = 0  # of the block of columns that is computed
-    watch: Any = None
-    strategy: str = "auto"  # a key of STRATEGIES
-    constants: tuple[tuple[Variable, int], ...] = ()  # Python numbers that are parameters, each with its first column
-    values_dtype: Any = None  # where arguments and numbers have tangents in a shadow of their own: its type
-    values_rows: int = 0  # of that shadow
-    sparse: Columns | None = None  # of a sparse Jacobian
-    sinks: frozenset[Any] = frozenset()  # the outputs of a sparse Jacobian
-    is_block: bool = False  # there are columns that are not computed, and the block may begin at others
-    energy: Any = None  # the key of what the second derivatives are of, in place of first derivatives
-    energy_columns: int = 0  # of its gradient
-    energy_starts: dict[Any, int] = field(default_factory=dict)  # of which each parameter has its own, from there on
-    adds_terms: bool = False  # whether the gradient is added up term by term
-    is_repeated: bool = False  # the same kernel may be launched again, on tangents that it has left behind
+    block: ColumnBlock
+    fields: Any
+    roles: Mapping[Key, Role]
+    arrays: Mapping[int, ContainerInfo]
+    numbers: NumberColumns
+    wants_return: bool
+    watch: Any
+    strategy: str
+    sparse: SparseTarget | None
+    energy: EnergyTarget | None
+    is_repeated: bool
 
 
 @dataclass(frozen=True)
@@ -109,31 +171,64 @@ class KernelFacts:
 
 
 @dataclass
-class Fused:
-    """A kernel with tangents, and what its extra arguments are."""
+class KernelMemory:
+    """What a kernel keeps from launch to launch.
 
-    primal: Any  # the user's kernel, kept alive so that its identity stays its own
+    Attributes:
+        rules_version: of the registry when its rules were last found to be the same.
+        scratch: memory for rows, by key.
+        streams: the memory of the entries that it writes.
+    """
+
+    rules_version: Hashable
+    scratch: dict[Key, Any] = field(default_factory=dict)
+    streams: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Fused:
+    """A kernel with tangents, and what its extra arguments are.
+
+    Attributes:
+        primal: the user's kernel, kept alive so that its identity stays its own.
+        kernel: that with tangents.
+        shadows: what the arrays behind the user's arguments are for, in order.
+        facts: what a session has to know of the kernel.
+        text: its text.
+        scratch_sizes: of its memory for rows.
+        columns: how many rows have.
+        paired: shadows that are stored to two numbers at a time.
+        entries: of a sparse Jacobian, where they are written.
+        program: what the kernel was emitted from, as long as the Taichi program lives.
+        arrays: the arrays among the leaf arguments, by position.
+        first_columns: of the blocks of columns that it can compute; None: of all columns.
+        takes_first_column: whether that is its last argument.
+        first_order: its arrays of tangents of the first order, where it has those of the second.
+        assumed: what the containers that it uses may carry; None: as at its first launch.
+        memory: what it keeps from launch to launch.
+    """
+
+    primal: Any
     kernel: Any
-    shadows: tuple[Any, ...]  # keys of the containers whose shadows are passed, in order
+    shadows: tuple[Key, ...]
     facts: KernelFacts
     text: str
-    scratch_sizes: dict[Any, int]
-    rules_version: Hashable
+    scratch_sizes: Mapping[Key, int]
     columns: int
-    scratch: dict[Any, Any] = field(default_factory=dict)  # memory for rows, kept from launch to launch
-    paired: frozenset[Any] = frozenset()  # shadows that are stored to two numbers at a time
-    sites: tuple[Site, ...] = ()  # where entries of a sparse Jacobian are written
-    sparse: Columns | None = None  # of a sparse Jacobian
-    row_counts: dict[Any, int] = field(default_factory=dict)  # of the containers that sites write to
-    row_loops: dict[Any, int] = field(default_factory=dict)  # open loops, for each iteration of which there are so many
-    row_types: dict[Any, Any] = field(default_factory=dict)
-    streams: Any = None  # the memory of the sites, kept from launch to launch
-    program: Program | None = None  # what the kernel was emitted from
-    arrays: dict[int, ContainerInfo] = field(default_factory=dict)  # by position among the leaf arguments
-    first_columns: range | None = None  # of the blocks of columns that it can compute; None: of all columns
-    takes_first_column: bool = False  # as its last argument
-    first_order: tuple[Any, ...] = ()  # its arrays of tangents of the first order, where it has those of the second
-    assumed: dict[Any, Role] | None = None  # what the containers that it uses may carry; None: as at its first launch
+    paired: frozenset[Key]
+    entries: SparseResult | None
+    program: Program | None
+    arrays: Mapping[int, ContainerInfo]
+    first_columns: range | None
+    takes_first_column: bool
+    first_order: tuple[Any, ...]
+    assumed: Mapping[Key, Role] | None
+    memory: KernelMemory
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where entries of a sparse Jacobian are written."""
+        return () if self.entries is None else self.entries.sites
 
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""

@@ -23,9 +23,10 @@ from taichi_ext.record.taichi_types import type_of
 
 def constants_of(launch: Launch) -> Constants | None:
     """The Python numbers that are parameters; None where there are none, and no name could mean one."""
-    if not launch.columns or not (launch.constants or launch.argument_columns):
+    numbers = launch.numbers
+    if not launch.block.count or not (numbers.constants or numbers.arguments):
         return None
-    return Constants(tuple(variable for variable, _ in launch.constants), frozenset(launch.argument_columns))
+    return Constants(tuple(variable for variable, _ in numbers.constants), frozenset(numbers.arguments))
 
 
 def seeds_of(
@@ -36,24 +37,24 @@ def seeds_of(
     limits, sparse = STRATEGIES[launch.strategy], None
     if launch.sparse is not None:
         limits = SPARSE if launch.strategy == "auto" else limits
-        keys = {what: key for what, (key, _) in numbers.items()}
-        sparse = SparseSeeds(launch.sparse, launch.sinks, {**{c: info.key for c, info in infos.items()}, **keys})
-        if launch.energy is not None:
-            sparse = replace(sparse, starts=launch.energy_starts)
+        keys: dict[Local | Container, Key] = {what: key for what, (key, _) in numbers.items()}
+        keys |= {c: info.key for c, info in infos.items()}
+        starts = {} if launch.energy is None else launch.energy.starts
+        sparse = SparseSeeds(launch.sparse.columns, launch.sparse.outputs, keys, starts)
     return Seeds(
-        launch.columns,
+        launch.block.count,
         _roles(launch, infos),
         _extents(program, infos),
-        {local: first - launch.first_column for local, (_, first) in numbers.items()},
+        {local: first - launch.block.first for local, (_, first) in numbers.items()},
         limits,
         launch.wants_return,
         backend.stores_by_column(),
         backend.is_host_arch(),
-        None if launch.values_dtype is None else (type_of(launch.values_dtype), launch.values_rows),
+        None if launch.numbers.shadow is None else (type_of(launch.numbers.shadow[0]), launch.numbers.shadow[1]),
         is_debug=backend.is_debug(),
         threads=backend.thread_count(),
         sparse=sparse,
-        first_column=launch.first_column if launch.is_block else None,
+        first_column=launch.block.first if launch.block.is_part else None,
     )
 
 
@@ -62,9 +63,9 @@ def _roles(launch: Launch, infos: dict[Container, ContainerInfo]) -> dict[Contai
     found = {}
     for c, info in infos.items():
         role = launch.roles.get(info.key, Role())
-        first = None if role.first_column is None else role.first_column - launch.first_column
+        first = None if role.first_column is None else role.first_column - launch.block.first
         is_fresh = first is None and (role.is_fresh or not role.has_shadow)
-        components = tuple((number, column - launch.first_column) for number, column in role.components)
+        components = tuple((number, column - launch.block.first) for number, column in role.components)
         found[c] = shadows.Role(first, is_fresh, backend.stores_by_column(), components)
     return found
 
@@ -84,9 +85,9 @@ def _numbers(program: Program, launch: Launch, constants: Constants | None) -> d
     for argument in program.arguments:
         if argument.value is not None and not isinstance(argument.value, Container):
             for local in {value.local for value in entries(argument.value) if isinstance(value, Read)}:
-                if local.name in launch.argument_columns:
-                    found[local] = NumberArgument(local.name), launch.argument_columns[local.name]
-    for variable, first in launch.constants:
+                if local.name in launch.numbers.arguments:
+                    found[local] = NumberArgument(local.name), launch.numbers.arguments[local.name]
+    for variable, first in launch.numbers.constants:
         if constants is not None and variable.key in constants.locals:
             found[constants.locals[variable.key]] = variable.key, first
     return found
@@ -105,7 +106,7 @@ def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Dif
     role = seeds.roles[c]
     has_shadow = any(what is c for what, _ in differentiated.shadows)  # which holds whatever it carries, seeds too
     if role.first_column is not None and not has_shadow:
-        components = tuple((number, column + launch.first_column) for number, column in role.components)
-        return Role(role.first_column + launch.first_column, components)
+        components = tuple((number, column + launch.block.first) for number, column in role.components)
+        return Role(role.first_column + launch.block.first, components)
     may_carry = c in differentiated.active.containers and c not in differentiated.relied
     return Role(has_shadow=may_carry or not role.is_fresh)

@@ -5,35 +5,63 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext.boundary.registry import registry
-from taichi_ext.launches import Fused, Role, refuse_changed
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.launches import FieldKey, Fused, Role, refuse_changed
 
 
-def find(table: dict[Any, Fused], name: tuple[Any, ...], first: int, roles: dict[Any, Role]) -> Fused | None:
-    """A kernel that is right for the block of columns from ``first`` on and for these roles.
+class KernelTable:
+    """The kernels of one session, in a table that is kept from one session to the next.
 
-    A table has it under its name, and the first column and the roles of its first launch.
+    A kernel is in the table under its name, and the first column and the roles of its first launch.
     """
-    exact = (*name, first, frozenset(roles.items()))
-    for key in ([exact] if exact in table else []) + [key for key in table if key[:-2] == name]:
-        fused = table.get(key)
-        if fused is None:
-            continue
-        if not _is_current(fused):
-            del table[key]
-        elif not fused.has_block(first):
-            continue
-        elif key[-1] == exact[-1]:
-            return fused
-        elif fused.suits(roles):
-            refuse_changed(fused.primal, fused.kernel.captures.changed())
-            return fused
-    return None
+
+    def __init__(self, kept: dict[Any, Fused]) -> None:
+        self._kept = kept
+        self._fields: dict[Any, Any] = {}  # that a kernel reads and writes
+
+    def find(self, name: tuple[Any, ...], first: int, roles: dict[Any, Role]) -> Fused | None:
+        """A kernel that is right for the block of columns from ``first`` on and for these roles."""
+        table, exact = self._kept, (*name, first, frozenset(roles.items()))
+        for key in ([exact] if exact in table else []) + [key for key in table if key[:-2] == name]:
+            fused = table.get(key)
+            if fused is None:
+                continue
+            if not _is_current(fused):
+                del table[key]
+            elif not fused.has_block(first):
+                continue
+            elif key[-1] == exact[-1]:
+                return fused
+            elif fused.suits(roles):
+                refuse_changed(fused.primal, fused.kernel.captures.changed())
+                return fused
+        return None
+
+    def add(self, name: tuple[Any, ...], first: int, roles: dict[Any, Role], fused: Fused, most: int) -> None:
+        """Keep a kernel; the first one goes where there are ``most`` of them."""
+        if len(self._kept) >= most:
+            del self._kept[next(iter(self._kept))]
+        self._kept[(*name, first, frozenset(roles.items()))] = fused
+
+    def check_fields(self, features: Any, fused: Fused) -> None:
+        """Raise where a kernel names other fields than when it was recorded before, in another state of the pipeline.
+
+        Raises:
+            UnsupportedError: it does.
+        """
+        kernel, both = fused.primal, (fused.facts.read, fused.facts.written)
+        now = tuple(frozenset(key for key in keys if isinstance(key, FieldKey)) for keys in both)
+        if self._fields.setdefault((id(kernel), features, registry.version), now) != now:
+            raise UnsupportedError(
+                f"{kernel.func.__qualname__} names other fields than at an earlier launch: attributes or globals have "
+                "changed, which plain Taichi does not notice. Pass the fields as ti.template() arguments."
+            )
 
 
 def _is_current(fused: Fused) -> bool:
     """Whether the rules that a kernel was built with are still those of the registry."""
-    if fused.rules_version == registry.version:
+    if fused.memory.rules_version == registry.version:
         return True
     if all(registry.rule_for(target) is rule for target, rule in fused.facts.rules):
-        fused.rules_version = registry.version
-    return fused.rules_version == registry.version
+        fused.memory.rules_version = registry.version
+    return fused.memory.rules_version == registry.version

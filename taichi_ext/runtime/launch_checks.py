@@ -77,12 +77,3 @@ def warn_of_changes(name: Any, count: int) -> None:
         f"{count} entries of {name} were changed from Python between kernels: they count as constants, their tangents "
         "are lost. Change them in a kernel."
     )
-
-
-def refuse_other_fields(kernel: Any, before: Any, now: Any) -> None:
-    """Raise where a kernel names other fields than when it was recorded before, in another state of the pipeline."""
-    if before != now:
-        raise UnsupportedError(
-            f"{kernel.func.__qualname__} names other fields than at an earlier launch: attributes or globals have "
-            "changed, which plain Taichi does not notice. Pass the fields as ti.template() arguments."
-        )

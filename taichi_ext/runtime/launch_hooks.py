@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taichi_ext.launches import Fused, Launch
+from taichi_ext.launches import EnergyTarget, Fused, SparseTarget
 
 
 class LaunchHooks:
@@ -14,8 +14,13 @@ class LaunchHooks:
         """What tells kernels apart that are traced from the same kernel."""
         return None
 
-    def _complete(self, launch: Launch, outer: dict[Any, Any]) -> None:
-        """Say more about a launch that is to be traced."""
+    def _sparse_target(self, outer: dict[Any, Any]) -> SparseTarget | None:
+        """The columns and outputs of a sparse Jacobian."""
+        return None
+
+    def _energy_target(self, outer: dict[Any, Any]) -> EnergyTarget | None:
+        """What second derivatives are of."""
+        return None
 
     def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
         """Take note of what a trace has found out, before the launch."""

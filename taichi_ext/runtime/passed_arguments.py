@@ -10,6 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
+from taichi_ext.launches import NumberColumns
 from taichi_ext.record.variables import Variable, number_shape
 from taichi_ext.runtime.memory import Shadow
 from taichi_ext.runtime.passed_numbers import PipelineRun, Tangent, is_passed, plain_number, quoted
@@ -36,9 +37,10 @@ class NumberSeeds:
         return tuple(self.arguments.items()), tuple(first for _, first in self.constants), rows
 
     @property
-    def shadow_type(self) -> tuple[Any, int]:
-        """The type of the rows in memory and their number; None where there are none."""
-        return (None, 0) if self.tangents is None else (backend.default_type(float), len(self.tangents))
+    def columns(self) -> NumberColumns:
+        """The numbers as a launch is given them."""
+        shadow = None if self.tangents is None else (backend.default_type(float), len(self.tangents))
+        return NumberColumns(self.arguments, self.constants, shadow)
 
     def shadow(self, columns: int) -> Shadow:
         """The rows in memory, as kernels take them."""

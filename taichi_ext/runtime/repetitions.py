@@ -24,7 +24,7 @@ class Repetitions:
         if name not in self._launches or backend.is_gradient_replaced():
             return None
         before, fused, repeat, _ = self._launches[name]
-        if before != changes or fused.rules_version != registry.version:
+        if before != changes or fused.memory.rules_version != registry.version:
             return None
         fused.refuse_changed()
         return repeat

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.launches import GRADIENT, ContainerInfo, FirstOrder, Fused, GradientKey, Launch
+from taichi_ext.launches import GRADIENT, ContainerInfo, EnergyTarget, FirstOrder, Fused, GradientKey
 from taichi_ext.runtime.memory import Shadow
 from taichi_ext.runtime.session import Session
 from taichi_ext.runtime.sparse_session import SparseSession
@@ -45,12 +45,11 @@ class SecondOrderSession(Session):
     def info(self, key: Any) -> ContainerInfo:
         return self._infos[key] if isinstance(key, GradientKey) else super().info(key)
 
-    def _complete(self, launch: Launch, outer: dict[Any, Any]) -> None:
-        super()._complete(launch, outer)
+    def _energy_target(self, outer: dict[Any, Any]) -> EnergyTarget:
         names = {key: local for local, key in outer.items()}
-        launch.energy, launch.energy_columns = names.get(self.energy, self.energy), self.gradient_columns
-        launch.energy_starts = {names.get(key, key): first for key, first in self._starts.items()}
-        launch.adds_terms = self._adds_terms or self.directions is not None
+        starts = {names.get(key, key): first for key, first in self._starts.items()}
+        adds_terms = self._adds_terms or self.directions is not None
+        return EnergyTarget(names.get(self.energy, self.energy), self.gradient_columns, starts, adds_terms)
 
     def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
         self._infos = {array.info.key: array.info for array in fused.first_order}

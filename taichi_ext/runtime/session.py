@@ -13,15 +13,14 @@ from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.keys import VALUES, LaunchArray, OwnArray, Scratch
 from taichi_ext.labels import Label
-from taichi_ext.launches import ContainerInfo, FieldKey, Fused, Launch, Role, container_key, rows_of
+from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey, Fused, Launch, Role, container_key, rows_of
 from taichi_ext.runtime.active_numbers import ActiveNumbers
 from taichi_ext.runtime.array_tangents import ArrayTangents, Binding, refuse_overlaps
 from taichi_ext.runtime.field_rows import role_of, row_of_entry, rows_of_index, rows_under
-from taichi_ext.runtime.fused_kernels import find
+from taichi_ext.runtime.fused_kernels import KernelTable
 from taichi_ext.runtime.launch_checks import (
     STORED,
     refuse_arguments,
-    refuse_other_fields,
     refuse_replaced_gradient,
     refuse_restart,
     warn_of_changes,
@@ -47,7 +46,7 @@ class Session(LaunchHooks):
 
     def __init__(self, fields: FieldTable, fused: dict[Any, Fused], is_direct: bool) -> None:
         self.fields = fields
-        self.fused = fused
+        self.kernels = KernelTable(fused)
         self.first_column = self.columns = 0
         self.blocks = 1  # into which the columns of J are divided
         self.max_memory = math.inf  # bytes for tangents other than J
@@ -73,7 +72,6 @@ class Session(LaunchHooks):
         self.overwritten: set[Any] = set()  # of them, before anything read them
         self.has_launched = False
         self._program = weakref.ref(backend.program())
-        self._named: dict[Any, Any] = {}  # the fields that a kernel reads and writes
         self._changes = 0  # of which shadows there are and whether they are zero
         self._repetitions = Repetitions()
 
@@ -155,10 +153,10 @@ class Session(LaunchHooks):
             raise OverBudgetError
 
     def _scratch(self, fused: Fused, key: Any) -> Shadow:
-        if key not in fused.scratch:
+        if key not in fused.memory.scratch:
             self._spend(fused.scratch_sizes[key] * 8)
-            fused.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key.dtype))
-        return fused.scratch[key]
+            fused.memory.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key.dtype))
+        return fused.memory.scratch[key]
 
     def _passed(self, fused: Fused, outer: dict[Any, Any]) -> tuple[list[Any], list[Callable[[], None]]]:
         """What a kernel takes behind the user's arguments, and what is to be done after the launch."""
@@ -275,26 +273,30 @@ class Session(LaunchHooks):
         is_block = self.blocks > 1 and self.directions is None
         place = (self.columns, is_block, self._variant(binding.outer), numbers.key)
         name = (id(kernel), features, shapes, place)
-        fused = find(self.fused, name, self.first_column, roles)
+        fused = self.kernels.find(name, self.first_column, roles)
         if fused is None:
             backend.materialize()  # fields that the pipeline has just made
-            wants_return = self.wants_return and self.is_direct
-            options = (numbers.arguments, wants_return, self.first_column, self.watch, self.strategy, numbers.constants)
-            launch = Launch(kernel, args, self.columns, self.fields, roles, binding.arrays, *options)
-            launch.is_repeated = not self.is_direct
-            launch.is_block = is_block
-            launch.values_dtype, launch.values_rows = numbers.shadow_type
-            self._complete(launch, binding.outer)
-            fused = engine.fuse(launch)
-            keys = (fused.facts.read, fused.facts.written)
-            named = tuple(frozenset(key for key in found if isinstance(key, FieldKey)) for found in keys)
-            version = (id(kernel), features, registry.version)
-            refuse_other_fields(kernel, self._named.setdefault(version, named), named)
+            fused = engine.fuse(
+                Launch(
+                    kernel,
+                    args,
+                    ColumnBlock(self.columns, self.first_column, is_block),
+                    self.fields,
+                    roles,
+                    binding.arrays,
+                    numbers.columns,
+                    self.wants_return and self.is_direct,
+                    self.watch,
+                    self.strategy,
+                    self._sparse_target(binding.outer),
+                    self._energy_target(binding.outer),
+                    is_repeated=not self.is_direct,
+                )
+            )
+            self.kernels.check_fields(features, fused)
             if self.before_launch is not None:
                 self.before_launch(fused, binding.outer)
-            if len(self.fused) >= MOST_KERNELS * self.blocks:
-                del self.fused[next(iter(self.fused))]
-            self.fused[(*name, self.first_column, frozenset(roles.items()))] = fused
+            self.kernels.add(name, self.first_column, roles, fused, MOST_KERNELS * self.blocks)
         self._accept(fused, binding.outer)
         return fused
 

@@ -11,7 +11,7 @@ from taichi_ext import backend
 from taichi_ext.differentiate.keys import LaunchArray, OwnArray, SumKey
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.labels import Label
-from taichi_ext.launches import Fused, Launch, Role, container_key
+from taichi_ext.launches import Fused, Role, SparseTarget, container_key
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 from taichi_ext.runtime.regions import View
 from taichi_ext.runtime.session import Session
@@ -100,9 +100,8 @@ class SparseSession(Session):
         ranges = tuple(r for r in numbering.ranges())
         return (ranges, frozenset(numbering.in_rows), self._sinks(outer))
 
-    def _complete(self, launch: Launch, outer: dict[Any, Any]) -> None:
-        launch.sparse = self._local(outer)
-        launch.sinks = self._sinks(outer)
+    def _sparse_target(self, outer: dict[Any, Any]) -> SparseTarget:
+        return SparseTarget(self._local(outer), self._sinks(outer))
 
     def _sinks(self, outer: dict[Any, Any]) -> frozenset[Any]:
         names = {key: local for local, key in outer.items()}
@@ -119,9 +118,10 @@ class SparseSession(Session):
         )
 
     def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
-        assert fused.sparse is not None
-        in_rows = {outer.get(key, key) for key in fused.sparse.in_rows} - self.numbering.in_rows
-        composed = {outer.get(k, k): n for k, n in fused.sparse.composed.items() if not isinstance(k, SumKey)}
+        assert fused.entries is not None
+        columns = fused.entries.columns
+        in_rows = {outer.get(key, key) for key in columns.in_rows} - self.numbering.in_rows
+        composed = {outer.get(k, k): n for k, n in columns.composed.items() if not isinstance(k, SumKey)}
         new = {key: n for key, n in composed.items() if key not in self.numbering.composed}
         if any(isinstance(key, View) for key in new):
             raise DenseRowsError("an array that carries tangents is read and written")

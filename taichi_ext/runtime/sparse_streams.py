@@ -12,7 +12,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Group, Site
-from taichi_ext.differentiate.keys import SiteArray, Version
+from taichi_ext.differentiate.keys import SiteArray, SumKey, Version
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
@@ -80,18 +80,20 @@ class Streams:
 
     @staticmethod
     def of(fused: Fused) -> Streams:
-        if fused.streams is None:
-            fused.streams = Streams(fused)
-        return fused.streams
+        if fused.memory.streams is None:
+            fused.memory.streams = Streams(fused)
+        return fused.memory.streams
 
     def __init__(self, fused: Fused) -> None:
-        assert fused.sparse is not None
-        self.sites = fused.sites
-        self._sizes = {site.key: fused.row_counts[site.key] for site in fused.sites}
-        self._open = fused.row_loops
-        self._dtypes = {site.key: fused.row_types[site.key] for site in fused.sites}
-        self._ranges = fused.sparse.ranges()
-        self._in_rows = frozenset(fused.sparse.in_rows)
+        entries = fused.entries
+        assert entries is not None
+        self.sites = entries.sites
+        written = {site.key: entries.containers[site.key] for site in entries.sites}
+        self._sizes = {key: c.size for key, c in written.items()}
+        self._open = {key: c.opened for key, c in entries.containers.items() if c.opened is not None}
+        self._dtypes = {key: backend.named_type(c.dtype.name) for key, c in written.items()}
+        self._ranges = entries.columns.ranges()
+        self._in_rows = frozenset(entries.columns.in_rows)
         self.counts = SlotCounts(self.sites, _array_of)
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
         self._blocks: dict[Any, dict[Any, Block]] = {}
@@ -102,7 +104,7 @@ class Streams:
     def make_room(self) -> None:
         """Get ready for as many slots as are known of."""
         for key in self._open:
-            if self._size(key) > OPEN_ENTRIES:
+            if isinstance(key, SumKey) and self._size(key) > OPEN_ENTRIES:
                 raise InvalidArgumentError(
                     f"The local {key.name} has {self._size(key)} entries in all iterations of its loop. A sparse "
                     f"Jacobian can have {OPEN_ENTRIES} of them where the number of iterations is only known at run "
