@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import warnings
 from dataclasses import replace
@@ -15,7 +16,15 @@ from program_model import SHAPES, Field, Program
 from program_reference import RejectedError
 from program_verdict import REFUSED, REJECTED, RIGHT, Workshop
 
-from taichi_ext import DerivativeWarning, Hessian, InvalidArgumentError, UnsupportedError, value_and_gradient
+from taichi_ext import (
+    DerivativeWarning,
+    Hessian,
+    InvalidArgumentError,
+    UnsupportedError,
+    hessian,
+    hvp,
+    value_and_gradient,
+)
 
 STEPS = (1e-6, 2e-6)  # of differences, which agree where there is no kink
 LARGEST = 1e5  # entry of H, beyond which differences cannot tell
@@ -42,13 +51,34 @@ def with_energy(program: Program) -> Program:
     return replace(program, text=text, fields=(*program.fields, ENERGY))
 
 
+def with_terms(program: Program) -> Program | None:
+    """The program, whose kernel adds what it stores to scalar outputs to an energy, too; None where it stores none."""
+    numbers = {f.name for f in program.fields if f.type == "f" and f.name in program.outputs}
+    lines, added = program.text.splitlines(), False
+    nodes = (n for n in ast.walk(ast.parse(program.text)) if isinstance(n, (ast.Assign, ast.AugAssign)))
+    for node in sorted(nodes, key=lambda n: -n.lineno):
+        target = node.target if isinstance(node, ast.AugAssign) else None
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            (target,) = node.targets
+        is_output = isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
+        if not is_output or target.value.id not in numbers or "random" in ast.unparse(node):
+            continue
+        added = True
+        lines.insert(node.lineno - 1, f"{' ' * node.col_offset}energy[None] += 0.7 * ({ast.unparse(node.value)})")
+    text = "\n".join([*lines, ""])
+    return replace(program, text=text, fields=(*program.fields, ENERGY)) if added else None
+
+
 def hessian_verdict(program: Program, seed: int, workshop: Workshop, **_: Any) -> tuple[str, str]:
     """How a program fares, in a word, with a message; see ``program_verdict.verdict``."""
     name = f"<random energy {seed}, {workshop.count}>"
     if program.returns or f"@ti.kernel\ndef {program.entry}" not in program.text:
         return REJECTED, "no kernel that fills its outputs"
     try:
-        loaded = Loaded(with_energy(program), workshop.ready(), name)
+        whole = (
+            with_terms(program) if seed % 2 else None
+        )  # of parameters alone, as far as the program stores such terms
+        loaded = Loaded(whole or with_energy(program), workshop.ready(), name)
         try:
             for values, expected in judge(program, seed)[:1]:
                 _check(loaded, {**values, "energy": np.zeros(())}, expected, np.random.default_rng(seed))
@@ -91,6 +121,7 @@ def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random
             plan = Hessian(loaded.entry, params, loaded.fields["energy"], args=args, **options)
             _, g, H = plan.value_gradient_and_hessian()
             after = loaded.state(args)
+            others = _other_ways(loaded, values, targets)
             first = gradient()
             directions = rng.normal(size=(2, len(first)))
             differences = [[(gradient(v, h) - gradient(v, -h)) / (2 * h) for v in directions] for h in STEPS]
@@ -110,8 +141,28 @@ def _check(loaded: Loaded, values: dict[str, Any], expected: Any, rng: np.random
     )
     if not np.array_equal(whole, whole.T, equal_nan=True):
         raise MismatchError("derivative", "H is not symmetric")
+    for kind, found in others.items():
+        require_close("derivative", kind, found / (1 + np.abs(whole).max()), whole / (1 + np.abs(whole).max()), 1e-9)
     products = directions @ whole
     scale = 1 + np.abs(first).max() + np.abs(differences[0]).max()
     if np.abs(differences[0]).max() > LARGEST or np.abs(np.subtract(*differences)).max() > 1e-5 * scale:
         raise RejectedError("the gradient has kinks near the point")
     require_close("derivative", "products of H", products / scale, differences[0] / scale, 3e-6)
+
+
+def _other_ways(loaded: Loaded, values: dict[str, Any], targets: Any) -> dict[str, np.ndarray]:
+    """H from its sparse form, and from products with all unit vectors."""
+    names, energy = loaded.program.params, loaded.fields["energy"]
+    sizes = [np.size(values[name]) for name in names]
+    args = loaded.prepare(values)
+    params = {n: targets(args)[n] for n in names}
+    H = hessian(loaded.entry, params, energy, args=args, format="csr")
+    found = np.block([[H[a][b].toarray() for b in names] for a in names])
+    if not np.array_equal(found, found.T, equal_nan=True):
+        raise MismatchError("derivative", "sparse H is not symmetric")
+    args = loaded.prepare(values)
+    params = {n: targets(args)[n] for n in names}
+    parts = np.split(np.eye(sum(sizes)), np.cumsum(sizes)[:-1], axis=1)
+    units = {n: part.reshape(-1, *np.shape(values[n])) for n, part in zip(names, parts, strict=True)}
+    products = hvp(loaded.entry, params, units, energy, args=args)
+    return {"sparse H": found, "hvp": np.concatenate([products[n].reshape(sum(sizes), -1) for n in names], axis=1)}
