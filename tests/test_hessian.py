@@ -15,6 +15,7 @@ from taichi_ext import (
     UnsupportedError,
     boundary_gradient,
     hessian,
+    hvp,
     registry,
     replace_gradient,
     step,
@@ -62,9 +63,33 @@ def as_matrix(H):
 
 def require_right(kernel, fields, energy, args=()):
     expected = differences_of_gradients(kernel, fields, energy, args)
+    start = [read(f) for f in fields]
     H = as_matrix(hessian(kernel, fields, energy, args=args))
     assert_array_equal(H, H.T)
-    assert_allclose(H, expected, rtol=1e-6, atol=1e-7 * max(1, np.abs(expected).max()))
+    scale = max(1, np.abs(expected).max())
+    assert_allclose(H, expected, rtol=1e-6, atol=1e-7 * scale)
+    for found in (sparse_matrix, products_with_units):
+        for field, values in zip(fields, start, strict=True):  # which the kernel may change
+            write(field, values)
+        write(energy, np.zeros_like(read(energy)))
+        assert_allclose(found(kernel, fields, energy, args), H, rtol=1e-11, atol=1e-11 * scale)
+
+
+def sparse_matrix(kernel, fields, energy, args=()):
+    """H from its sparse form, as one matrix, which is symmetric to the last bit."""
+    found = hessian(kernel, fields, energy, args=args, format="csr")
+    H = np.block([[b.toarray() for b in row] for row in found])
+    assert_array_equal(H, H.T)
+    return H
+
+
+def products_with_units(kernel, fields, energy, args=()):
+    """H from products with all unit vectors, as one matrix."""
+    shapes = [read(f).shape for f in fields]
+    sizes = [int(np.prod(shape)) for shape in shapes]
+    units = np.split(np.eye(sum(sizes)), np.cumsum(sizes)[:-1], axis=1)
+    found = hvp(kernel, fields, [u.reshape(-1, *s) for u, s in zip(units, shapes, strict=True)], energy, args=args)
+    return np.concatenate([f.reshape(sum(sizes), -1) for f in found], axis=1)
 
 
 def test_springs_by_their_closed_form():
@@ -207,6 +232,9 @@ def test_infinite_second_derivatives_are_not_zero():
     H = as_matrix(hessian(run, [x, exponent], energy))
     assert not np.isfinite(H[0, 0]) and not np.isfinite(H[1, 1]) and not np.isfinite(H[2, 2])
     assert_allclose(H[3:, 3:], [[0.0, 0.5], [0.5, np.log(2.0) ** 2]], rtol=1e-14)
+    found = sparse_matrix(run, [x, exponent], energy)
+    assert_array_equal(np.isfinite(np.diagonal(found)), np.isfinite(np.diagonal(H)))
+    assert_allclose(found[3:, 3:], H[3:, 3:], rtol=1e-14)
 
 
 def test_stopped_and_replaced_gradients():
@@ -220,6 +248,8 @@ def test_stopped_and_replaced_gradients():
     # of s x0 x1 + r(x0) x1: s = 0.49 is constant, r is 0 with the derivatives of x0^3
     expected = [[6 * 0.7 * 1.3, 0.49 + 3 * 0.49], [0.49 + 3 * 0.49, 0.0]]
     assert_allclose(hessian(run, x, energy), expected, rtol=1e-14)
+    assert_allclose(sparse_matrix(run, [x], energy), expected, rtol=1e-14)
+    assert_allclose(products_with_units(run, [x], energy), expected, rtol=1e-14)
 
 
 def test_decompositions():
@@ -369,5 +399,9 @@ def test_rules_and_edges_have_no_second_derivative(program):
         for kernel, name in ((with_rule, "a function with a rule"), (with_step, "step")):
             with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
                 hessian(kernel, x, energy)
+            with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
+                hessian(kernel, x, energy, format="csr")
+            with pytest.raises(UnsupportedError, match=f"The second derivative of {name}"):
+                hvp(kernel, x, np.ones(2), energy)
     finally:
         registry.remove("bump of energies")
