@@ -44,6 +44,7 @@ LONGEST = 430
 OPTIONAL = {
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure", "matplotlib.pyplot"},
     "progress": {"rich", "rich.console", "rich.progress"},
+    "projection": {"scipy", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
     "sparse_results": {"torch"},
     "sparse_matrices": {"scipy.sparse", "scipy"},
     "torch_function": {"torch"},

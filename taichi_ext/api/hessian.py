@@ -15,7 +15,8 @@ from taichi_ext.api.prepared import values_of
 from taichi_ext.api.products import in_structure, matrices, shaped
 from taichi_ext.api.progress import check_progress
 from taichi_ext.api.second_order import SecondOrderEvaluation
-from taichi_ext.errors import InvalidArgumentError, with_short_traceback
+from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
+from taichi_ext.runtime.projection import PROJECTIONS
 
 
 class Hessian(Jacobian):
@@ -29,6 +30,7 @@ class Hessian(Jacobian):
         max_memory: see ``hessian``.
         chunk_size: see ``hessian``.
         format: see ``hessian``.
+        project: see ``hessian``.
         progress: see ``hessian``.
 
     Raises:
@@ -64,10 +66,12 @@ class Hessian(Jacobian):
         max_memory: int | None = None,
         chunk_size: int | None = None,
         format: str | None = None,
+        project: str | None = None,
         progress: bool | None = None,
     ) -> None:
         options = checked_options(max_memory, "auto", chunk_size, format)
-        self._prepare(kernel, params, energy, args, options, progress, use="hessian")
+        self._prepare(kernel, params, energy, args, options, progress, use=_use(project, format))
+        self._project = project
 
     @with_short_traceback
     def value_gradient_and_hessian(
@@ -78,6 +82,11 @@ class Hessian(Jacobian):
         result = evaluation.value_gradient_and_hessian()
         self._last.returned = evaluation.returned
         return result
+
+    def _started(self, args: tuple[Any, ...] | None, out: Any) -> Any:
+        evaluation = super()._started(args, out)
+        evaluation.projection = self._project
+        return evaluation
 
     def value(self) -> Any:
         """The energy as it is now; a return value is of this thread's last call."""
@@ -96,6 +105,7 @@ def hessian(
     max_memory: int | None = None,
     chunk_size: int | None = None,
     format: str | None = None,
+    project: str | None = None,
     progress: bool | None = None,
 ) -> Any:
     """The Hessian of an energy, a number that a kernel computes, in one launch.
@@ -120,6 +130,9 @@ def hessian(
         format: None for dense arrays; "csr", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``sparse``); "torch_csr"
             or "torch_coo" for tensors, where all params are tensors. Where the energy is no sum of terms of few entries
             of the params each, H is computed densely, and its zeros are left out; ``Hessian.explain()`` says why.
+        project: how the block of each element is made positive semidefinite, for ``format=``: "clamp" sets its negative
+            eigenvalues to 0, "abs" to their absolute values, and "on_demand" clamps them only if H is not positive
+            definite as it is. None leaves H as it is.
         progress: see ``jacobian``.
 
     Returns:
@@ -147,7 +160,7 @@ def hessian(
                [-400.,  200.]])
     """
     options = checked_options(max_memory, "auto", chunk_size, format)
-    return _start(kernel, params, energy, args, out, options, progress).jacobian()
+    return _start(kernel, params, energy, args, out, options, project, progress).jacobian()
 
 
 @with_short_traceback
@@ -161,6 +174,7 @@ def value_gradient_and_hessian(
     max_memory: int | None = None,
     chunk_size: int | None = None,
     format: str | None = None,
+    project: str | None = None,
     progress: bool | None = None,
 ) -> tuple[Any, Any, Any]:
     """The energy, its gradient and its Hessian, from the same launch.
@@ -183,7 +197,7 @@ def value_gradient_and_hessian(
         (8.0, 12.0, 12.0)
     """
     options = checked_options(max_memory, "auto", chunk_size, format)
-    return _start(kernel, params, energy, args, out, options, progress).value_gradient_and_hessian()
+    return _start(kernel, params, energy, args, out, options, project, progress).value_gradient_and_hessian()
 
 
 @with_short_traceback
@@ -278,8 +292,25 @@ def hvp(
 
 
 def _start(
-    kernel: Any, params: Any, energy: Any, args: Any, out: Any, options: Options, progress: Any
+    kernel: Any, params: Any, energy: Any, args: Any, out: Any, options: Options, project: Any, progress: Any
 ) -> SecondOrderEvaluation:
     check_progress(progress)
-    plan, call = prepared_form(kernel, params, energy, args, options, "hessian")
-    return plan.start(call, out, progress=progress)  # type: ignore[return-value]  # of a plan for second derivatives
+    plan, call = prepared_form(kernel, params, energy, args, options, _use(project, options[3]))
+    evaluation: Any = plan.start(call, out, progress=progress)
+    evaluation.projection = project
+    return evaluation
+
+
+def _use(project: Any, format: str | None) -> str:
+    """What a plan is for; raises for a projection that cannot be done."""
+    if project is None:
+        return "hessian"
+    if not isinstance(project, str) or project not in PROJECTIONS:
+        expected = ", ".join(map(repr, PROJECTIONS))
+        raise InvalidArgumentError(f"project is {shown(project)}; expected None or one of {expected}.")
+    if format is None:
+        raise InvalidArgumentError(
+            f"project={project!r} changes the blocks of elements, which a dense Hessian does not have; use it with "
+            "format='csr', or another sparse format."
+        )
+    return "projected"

@@ -32,6 +32,7 @@ _KINDS: dict[str, type[Evaluation]] = {
     "gradient": GradientEvaluation,
     "hessian": SecondOrderEvaluation,
     "hvp": SecondOrderEvaluation,
+    "projected": SecondOrderEvaluation,
 }
 
 
@@ -62,7 +63,7 @@ class Plan:
                 raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
         if use in _KINDS:
             check_energy(call, output_targets, param_targets, use)
-            rebuild_outputs = rebuild_params if use == "hessian" else _only
+            rebuild_outputs = rebuild_params if use in ("hessian", "projected") else _only
         backend.materialize()
         self.prepared = Prepared(
             param_targets,
@@ -132,7 +133,7 @@ class Plan:
     def _kind(self) -> type[Evaluation]:
         if self.prepared.format is None:
             return _KINDS.get(self.prepared.use, Evaluation)
-        return SparseSecondOrderEvaluation if self.prepared.use == "hessian" else SparseEvaluation
+        return SparseSecondOrderEvaluation if self.prepared.use in ("hessian", "projected") else SparseEvaluation
 
     def follow_layout(self, call: KernelCall) -> None:
         """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""

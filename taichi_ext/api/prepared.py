@@ -81,7 +81,7 @@ class Prepared:
 
     def skeleton(self) -> Any:
         """Something of the structure of the result."""
-        rows = self.params if self.use == "hessian" else self.outputs
+        rows = self.params if self.use in ("hessian", "projected") else self.outputs
         return self.result([[0] * len(self.params) for _ in rows])
 
 

@@ -10,9 +10,11 @@ import numpy as np
 from taichi_ext.api.second_order import SecondOrderEvaluation
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.api.sparse_results import refuse_too_large
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
+from taichi_ext.runtime.projection import positive_factors
 from taichi_ext.runtime.second_order import SparseSecondOrderSession
-from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix
+from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, scipy_sparse
 from taichi_ext.runtime.sparse_pattern import sparse_dtype
 from taichi_ext.runtime.sparse_rows import csr_of
 
@@ -21,22 +23,40 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
     """A call of a ``Hessian`` with ``format=``."""
 
     _session_type = SparseSecondOrderSession
+    projection: str | None = None
 
     @property
     def _row_targets(self) -> list[Any]:
         return self._params
 
-    def _run_sparse(self) -> list[list[Any]]:
-        ((row,), is_symmetric) = super()._run_sparse(), self._is_symmetric
-        blocks = [[_part(block, rows, inner) for block in row] for rows, inner, _ in self._ranges]
-        return blocks if is_symmetric else _symmetric(blocks)
+    def _new_session(self, first: int, count: int | None) -> tuple[Any, Any]:
+        session, columns = super()._new_session(first, count)
+        session.projection = self.projection
+        self._run = session
+        return session, columns
 
-    def _run_session(self) -> tuple[Any, list[Any]]:
-        session, outputs = super()._run_session()
-        self._is_symmetric = session.is_symmetric()
-        return session, outputs
+    def _run_sparse(self) -> list[list[Any]]:
+        rows, (gradient,), params = self._run_rows()
+        blocks = self._square_of(rows, gradient, params)
+        if (
+            self.projection == "on_demand"
+            and positive_factors(scipy_sparse().block_array(blocks, format="csc")) is None
+        ):
+            blocks = self._square_of(self._run.project_saved(), gradient, params)
+        return blocks
+
+    def _square_of(self, rows: Any, gradient: Any, params: list[Any]) -> list[list[Any]]:
+        """A block for each pair of parameters."""
+        row = [self._block(rows, gradient, param) for param in params]
+        blocks = [[_part(block, rows, inner) for block in row] for rows, inner, _ in self._ranges]
+        return blocks if self._run.is_symmetric() else _symmetric(blocks)
 
     def _run_dense(self) -> list[list[Any]]:
+        if self.projection is not None:
+            raise UnsupportedError(
+                f"project={self.projection!r} needs an energy that is a sum of terms of few entries of the params: "
+                f"{self._prepared.dense_reason}. Leave out project=."
+            )
         size = self.column_count()
         refuse_too_large(self._prepared.dense_reason, size * size, np.dtype(np.float64), available_memory() / 2)
         sizes = list(map(math.prod, self.parameter_shapes()))

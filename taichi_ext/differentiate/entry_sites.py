@@ -8,6 +8,7 @@ its entries, and the integers that rows and columns depend on and that are not l
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import Affine, Atom
@@ -66,7 +67,7 @@ class Site:
         has_rows: whether entries come from rows of tangents, of which any number can be zero.
         opened: the number of the first loop around it, if its number of iterations is only known at run time.
         counter: the number of what counts its slots, if that is only known at run time.
-        is_symmetric: of a Hessian: whether the entries of each slot are a symmetric block.
+        parts: of a Hessian whose entries are a symmetric block in each slot: the part that each column belongs to.
     """
 
     number: int
@@ -83,7 +84,12 @@ class Site:
     has_rows: bool = False
     opened: int | None = None
     counter: int | None = None
-    is_symmetric: bool = False
+    parts: Mapping[Affine, int] | None = None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the entries of each slot are a symmetric block."""
+        return self.parts is not None
 
     @property
     def slots(self) -> int:

@@ -50,12 +50,14 @@ class SparseSeeds:
         outputs: the keys of its outputs.
         keys: those of containers and locals.
         starts: of a Hessian, whose output is a gradient: the row of the first entry of each parameter.
+        has_whole_blocks: whether the symmetric blocks of a Hessian are written with their zeros.
     """
 
     columns: Columns
     outputs: frozenset[Key]
     keys: Mapping[Local | Container, Key]
     starts: Mapping[Key, int] = field(default_factory=dict)
+    has_whole_blocks: bool = False
 
     def is_sunk(self, container: Container, composed: Mapping[Key, int]) -> bool:
         """Whether what is stored to a container are entries of sparse rows."""

@@ -186,10 +186,10 @@ class Sink:
         if around.counted is not None:
             counter, slot, is_shared = self.counts.slot(around)
         variables = [axis.variable for axis in axes]
-        is_symmetric = False
+        parts: dict[Affine, int] | None = None
         if self.numbering.asked.starts:
             rows = [self.walk.facts.indices.unclamped(row) for row in rows]
-            is_symmetric = self._mirror(rows, forms)
+            parts = self._mirror(rows, forms)
         groups = self._groups(forms)
         used = [a for row in rows for a, _ in row.terms]
         used += [a for group in groups for entry in group.entries for a, _ in entry.column.terms]
@@ -208,7 +208,7 @@ class Sink:
             has_rows=any(map(has_row, forms)),
             opened=around.opened,
             counter=counter,
-            is_symmetric=is_symmetric,
+            parts=parts,
         )
         self.sites.append(site)
         self._steps.setdefault(site.key, set()).add(site.stage)
@@ -223,11 +223,12 @@ class Sink:
         self._write_values(site, sunk, slot, forms)
         return site.is_injective
 
-    def _mirror(self, rows: list[Affine], forms: list[Form]) -> bool:
+    def _mirror(self, rows: list[Affine], forms: list[Form]) -> dict[Affine, int] | None:
         """Of a Hessian, let what stands below the diagonal of a block be what stands above it.
 
         Returns:
-            Whether the rows of the block and its columns are the same parameters' entries, without rows of tangents.
+            The number of each column among the rows; None where the block has rows of tangents, or where its columns
+            are not the parameters' entries that its rows are.
         """
         starts, numbers, seeds = self.numbering.asked.starts, {row: n for n, row in enumerate(rows)}, {}
         for seed in {seed: None for form in forms for seed in columns_of(form)}:
@@ -235,18 +236,21 @@ class Sink:
             first = starts[owner] - (self.numbering.columns.first(owner) or 0) if owner in starts else 0
             number = numbers.get(seed.column + Affine((), first))
             if owner not in starts or number is None:
-                return False
+                return None
             seeds[number] = seed
         if any(map(has_row, forms)) or len(numbers) < len(rows):
-            return False
+            return None
         for above, below in itertools.combinations(range(len(rows)), 2):
             for n, m in ((above, below), (below, above)):
                 if seeds.get(m) in forms[n]:
                     if n not in seeds:
-                        return False
+                        return None
                     forms[m][seeds[n]] = forms[n][seeds[m]]
                     break
-        return True
+        if self.numbering.asked.has_whole_blocks:
+            for number, other in itertools.product(seeds, seeds.values()):
+                forms[number].setdefault(other, 0)
+        return {seed.column: number for number, seed in seeds.items()}
 
     def iteration(self, name: str) -> Around:
         """The loops around this place; raises where their iterations are not numbered."""

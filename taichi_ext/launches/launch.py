@@ -110,12 +110,14 @@ class EnergyTarget:
         columns: of its gradient.
         starts: of which each parameter has its own, from there on.
         adds_terms: whether the gradient is added up term by term.
+        has_whole_blocks: whether the blocks of a sparse Hessian are written with their zeros.
     """
 
     key: Key
     columns: int
     starts: Mapping[Key, int]
     adds_terms: bool
+    has_whole_blocks: bool = False
 
 
 @dataclass(frozen=True)

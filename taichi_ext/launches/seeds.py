@@ -39,8 +39,10 @@ def seeds_of(
         limits = SPARSE if launch.strategy == "auto" else limits
         keys: dict[Local | Container, Key] = {what: key for what, (key, _) in numbers.items()}
         keys |= {c: info.key for c, info in infos.items()}
-        starts = {} if launch.energy is None else launch.energy.starts
-        sparse = SparseSeeds(launch.sparse.columns, launch.sparse.outputs, keys, starts)
+        sparse = SparseSeeds(launch.sparse.columns, launch.sparse.outputs, keys)
+        if launch.energy is not None:
+            is_whole = launch.energy.has_whole_blocks
+            sparse = replace(sparse, starts=launch.energy.starts, has_whole_blocks=is_whole)
     return Seeds(
         launch.block.count,
         _roles(launch, infos),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import GRADIENT, ContainerInfo, EnergyTarget, FirstOrder, Fused, GradientKey
 from taichi_ext.runtime.memory import Shadow
+from taichi_ext.runtime.projection import project
 from taichi_ext.runtime.session import Session
+from taichi_ext.runtime.sparse_rows import SparseRows
 from taichi_ext.runtime.sparse_session import SparseSession
 from taichi_ext.runtime.sparse_streams import Streams
 
@@ -72,6 +76,41 @@ class SparseSecondOrderSession(SecondOrderSession, SparseSession):
     """The tangents of one run, of the second order, whose Jacobian is sparse."""
 
     _adds_terms = True
+    projection: str | None = None
+
+    def _variant(self, outer: dict[Any, Any]) -> Any:
+        return super()._variant(outer), self.projection is not None
+
+    def _energy_target(self, outer: dict[Any, Any]) -> EnergyTarget:
+        return replace(super()._energy_target(outer), has_whole_blocks=self.projection is not None)
+
+    def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
+        if self.projection is not None and not all(site.is_symmetric for site in fused.sites):
+            raise UnsupportedError(
+                f"project={self.projection!r} needs the block of each element, and there is a term whose entries of "
+                "params are only known in a branch or loop: a local takes them on there. Add the term to the energy in "
+                "the branch or loop itself, or leave out project=."
+            )
+        super()._accept(fused, outer)
+
+    def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:
+        streams = Streams.of(fused) if fused.sites else None
+        self._outer = outer
+        self._saved = streams.saved() if streams is not None and self.projection == "on_demand" else None
+        if streams is not None and self.projection in ("clamp", "abs"):
+            project(streams, self.projection)
+        super()._collect(fused, outer)
+
+    def project_saved(self) -> SparseRows:
+        """Project the blocks after all; the rows of the matrix that they make up."""
+        assert self.launched is not None
+        assert self._saved is not None
+        streams = Streams.of(self.launched)
+        streams.put_back(self._saved)
+        project(streams, "clamp")
+        self.rows = self.make_rows(self.numbering.sizes, self.arithmetic)
+        super()._collect(self.launched, self._outer)
+        return self.rows
 
     def is_symmetric(self) -> bool:
         """Whether the entries are those of a symmetric matrix, to the last bit."""

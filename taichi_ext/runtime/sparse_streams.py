@@ -224,6 +224,24 @@ class Streams:
 
     # --- what it wrote
 
+    def entries_of(self, site: Site, group: Group) -> np.ndarray:
+        """The numbers of a group of a site, in the memory that the kernel has written them to."""
+        return _to_numpy(self.array(site.entries(group.owner)))[: self.counts.slots(site) * len(group.entries)]
+
+    def is_filled(self, site: Site) -> np.ndarray:
+        """Which slots of a site the kernel has filled."""
+        integers = self._integers.get(site.number)
+        return Slots(site, None if integers is None else _to_numpy(integers), self.counts).is_filled
+
+    def saved(self) -> list[np.ndarray]:
+        """Copies of all numbers that the kernel has written."""
+        return [bundle.written().copy() for bundle in self._bundles.values()]
+
+    def put_back(self, saved: list[np.ndarray]) -> None:
+        """Let the memory hold what was saved."""
+        for bundle, numbers in zip(self._bundles.values(), saved, strict=True):
+            bundle.memory = numbers
+
     def stages(self) -> list[tuple[int, int]]:
         return sorted({site.stage for site in self.sites})
 
