@@ -1030,7 +1030,7 @@ def vector_level(x: ti.template(), i, j, px, py):
 
 
 def integer_position(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - i, 1.0, 0.0, at=(i, j))
+    return edge(8 * x[0] - i, 1.0, 0.0, at=(2 * i, j))
 
 
 def position_written_in_place(x: ti.template(), i, j, px, py):
@@ -1042,7 +1042,7 @@ def single_position(x: ti.template(), i, j, px, py):
 
 
 def independent_level(x: ti.template(), i, j, px, py):
-    return edge(8 * x[0] - i, 1.0, 0.0, at=(px, py))
+    return edge(8 * x[0] - 2.5, 1.0, 0.0, at=(px, py))
 
 
 def unknown_antialias(x: ti.template(), i, j, px, py):

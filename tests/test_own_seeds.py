@@ -403,11 +403,12 @@ def roots_over_each_other(x, y):
 
 @ti.func
 def at_moved_positions(x, y):
-    level, seen = 0.1 * x, 0.0
+    carried, seen = 0.1 * p[0, 0], 0.0
     for k in LOOP:
         u = x + 0.2 * k
         v = y - 0.1 * k
-        level = level * 0.5 + level_at(u, v)
+        carried = carried * 0.5 + 0.1 * p[k, 2]
+        level = carried + level_at(u, v)
         seen += coverage(level, at=(u, v)) * p[k, 2]
     return seen
 

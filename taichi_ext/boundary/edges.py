@@ -24,9 +24,9 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
         level: a real scalar that is positive inside; its zero set is the edge.
         inside: scalar, vector or matrix.
         outside: of the same shape; or one of the two is a scalar.
-        at: the position of the pixel centre in pixels: ``(px, py)``, two real variables, or a vector variable.  The
-            kernel must compute level from these variables.  Needed for derivatives and for ``antialias=True``.
-            In one dimension ``at=x``, the middle of an interval of length 1.
+        at: the position of the pixel centre in pixels: ``(px, py)``, two real variables or the indices of a loop, or a
+            vector of two.  The kernel must compute level from these variables.  Needed for derivatives and for
+            ``antialias=True``.  In one dimension ``at=x``, the middle of an interval of length 1.
         antialias: False takes a point sample at the pixel's centre; True gives ``C * inside + (1 - C) * outside``,
             where C is the covered area of the pixel.
         jump: replaces ``inside - outside`` in the boundary term by its limit on the edge.  Use it if inside varies fast
@@ -38,8 +38,8 @@ def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bo
         gradient of level is zero, the last term is 0.
 
     Raises:
-        UnsupportedError: ``at`` is needed but missing, or is not a pair of real variables; or level is an integer or
-            does not depend on ``at``.
+        UnsupportedError: ``at`` is needed but missing, or is not a pair of variables; or level is an integer, does not
+            depend on ``at``, or depends on the index of the pixel's loop other than through ``at``.
 
     Example:
         >>> import taichi as ti

@@ -44,7 +44,7 @@ _BENT = 0.04  # of a square: from where on an edge is not straight
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 
 
-def layers(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
+def layers(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
     """The mean of a pixel in which shapes lie over each other, the later over the earlier.
 
     Areas are shared exactly where edges are straight, also where they cross, touch or coincide.  A pixel in which an
@@ -54,9 +54,11 @@ def layers(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
     Args:
         shape: a ti.func ``shape(n, x, y)`` that returns ``(level, value)`` of shape n at the position (x, y) in pixels.
             The level is a real scalar that is positive inside, or the number 1.0 if the shape is everywhere.  The value
-            is a scalar, vector or matrix.  It must be finite everywhere, and must not store to anything.
+            is a scalar, vector or matrix.  It must be finite everywhere, and must not store to anything.  A ti.func
+            sees no arguments and variables of the kernel: pass them as ``args``.
         count: the number of shapes; n runs from 0 to count - 1.
         background: the value where no shape is, of the same shape.
+        args: further arguments of the shape: ``shape(n, x, y, *args)``.
         at: the pixel centre, ``(px, py)``, in pixels.
 
     Returns:
@@ -85,7 +87,7 @@ def layers(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
     leave_to_engine("layers", count)
 
 
-def nearest(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
+def nearest(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
     """The mean of a pixel that shows the nearest of several surfaces.
 
     Like ``layers``, but a depth decides which shape is before which.  The line along which two surfaces swap their
@@ -96,6 +98,7 @@ def nearest(shape: Any, count: Any, background: Any, *, at: Any) -> Any:
             in pixels.  The smallest depth is seen, of equal ones the first.
         count: the number of surfaces.
         background: the value where no surface is.
+        args: further arguments of the shape: ``shape(n, x, y, *args)``.
         at: the pixel centre, ``(px, py)``, in pixels.
 
     Returns:

@@ -18,7 +18,7 @@ _REFINEMENTS = 24
 _GOLDEN = 0.6180339887498949
 
 
-def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any) -> Any:
+def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any, *args: Any) -> Any:
     """How deep a ray enters a surface: minus the smallest signed distance along the ray.
 
     It is positive where the ray hits the surface, so it is a level for ``edge`` and ``layers``: of the silhouette, if
@@ -33,6 +33,7 @@ def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any) -
         direction: of length 1.
         near: the distance from the origin at which the ray starts to count.
         far: the distance from the origin at which it ends.
+        args: further arguments of the distance, ``distance(p, *args)``, such as variables of the kernel.
 
     Returns:
         A real number, minus the smallest distance.  Taichi's reverse mode is not supported.

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from taichi_ext.analysis.position_indices import IndexInLevel, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
 from taichi_ext.differentiate.build import cast
 from taichi_ext.differentiate.facts import OwnSeeds
@@ -147,15 +148,17 @@ def takes_position(s: Boundary, *, takes_derivative: bool) -> bool:
     return "at" in s.given and bool(takes_derivative or s.kind == "gradient" or s.options.get("antialias"))
 
 
-def refuse_stored_positions(body: Body, *, takes_derivative: bool) -> None:
-    """Raise where a level reads from memory what was computed from the same position.
+def refuse_lost_positions(body: Body, *, takes_derivative: bool) -> None:
+    """Raise where a level depends on its position in a way that its gradient would lack.
 
     Raises:
-        UnsupportedError: the gradient of the level would lack what a field or array holds.
+        UnsupportedError: a level reads from memory what was computed from the position, or takes the index of the loop.
     """
     boundaries = [s for s in statements(body) if isinstance(s, Boundary)]
     using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
-    found = find_stored_position(body, {s: frozenset(position_entries(s)) for s in using})
+    positions = {s: frozenset(position_entries(s)) for s in using}
+    _refuse_index(find_index_in_level(body, positions))
+    found = find_stored_position(body, positions)
     if found is None:
         return
     name, what = found.load.container.name, found.use.options.get("what", found.use.kind)
@@ -171,19 +174,33 @@ def refuse_stored_positions(body: Body, *, takes_derivative: bool) -> None:
     )
 
 
+def _refuse_index(found: IndexInLevel | None) -> None:
+    if found is None:
+        return
+    name, what = found.index.name, found.use.options.get("what", found.use.kind)
+    place = found.read.place or found.use.place
+    start = "" if place is None else place.message() + "\n"
+    raise UnsupportedError(
+        f"{start}{what}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
+        "gradient of the level would lack this part, and the derivative would be wrong. Compute the level from the "
+        f"real numbers in at=, for example px = float({name}), everywhere. If the level has one value in the whole "
+        f"pixel there, write stop_gradient(float({name}))."
+    )
+
+
 def position_entries(s: Boundary) -> list[tuple[Local, int]]:
     """The locals that hold the position of a pixel, each with the number of its entry.
 
     Raises:
-        UnsupportedError: it is not held by real variables.
+        UnsupportedError: it is held neither by real variables nor by indices of a loop.
     """
     found = []
     for value in entries(s.given["at"]):
         index = [i for i in value.index if isinstance(i, int)] if isinstance(value, Read) else []
         if not isinstance(value, Read) or not value.dtype.is_real or len(index) < len(value.index):
             raise UnsupportedError(
-                f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i), or one for "
-                "an interval; level is computed from them."
+                f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i), or the "
+                "indices of a loop, or one of these for an interval; level is computed from them."
             )
         flat = 0
         for i, n in zip(index, value.local.shape, strict=True):

@@ -22,7 +22,7 @@ from taichi_ext.differentiate.container_stores import ContainerStores
 from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.cursor import Cursor
 from taichi_ext.differentiate.decisions import Decisions, Differentiated, Role, Seeds
-from taichi_ext.differentiate.edges import own_seeds, refuse_stored_positions
+from taichi_ext.differentiate.edges import own_seeds, refuse_lost_positions
 from taichi_ext.differentiate.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.energy_tangents import EnergyTangents
 from taichi_ext.differentiate.expressions import Expressions
@@ -33,6 +33,7 @@ from taichi_ext.differentiate.local_forms import LocalForms
 from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
 from taichi_ext.differentiate.naming import Naming
+from taichi_ext.differentiate.pixel_indices import with_real_positions
 from taichi_ext.differentiate.report import Report, costs, local_choices, loop_choices
 from taichi_ext.differentiate.reverse_loops import Reversals
 from taichi_ext.differentiate.roles import named_columns, role_of, size_of
@@ -62,9 +63,10 @@ MOST_WALKS = 100
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
     """The program that computes what ``program`` does, and its tangents."""
     decisions = Decisions(Blocks(seeds.columns, seeds.first_column))
+    program = with_real_positions(program)
     own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
     if own:
-        refuse_stored_positions(program.body, takes_derivative=seeds.takes_derivative)
+        refuse_lost_positions(program.body, takes_derivative=seeds.takes_derivative)
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     ignored = seeds.ignored

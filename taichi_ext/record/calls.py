@@ -21,7 +21,7 @@ from taichi_ext.backend import matrix_ops, ops
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER
-from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
+from taichi_ext.record.handles import Callback, Cell, Cells, DynamicList, Record, has_values, shape_of, value_of
 from taichi_ext.record.inlining import inline_call
 from taichi_ext.record.known_calls import BY_CLASS
 from taichi_ext.record.literals import captured
@@ -62,6 +62,8 @@ def call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any],
     """``function(*args, **keywords)``."""
     if inspect.ismethod(function) and not isinstance(function.__self__, type):
         return call(r, function.__func__, [function.__self__, *args], keywords, is_statement)
+    if isinstance(function, Callback):
+        return call(r, function.function, [*args, *function.args], keywords, is_statement)
     if hasattr(function, "boundary_kind"):
         return primitive_call(r, function, args, keywords)
     try:

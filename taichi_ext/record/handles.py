@@ -49,6 +49,14 @@ class Cells:
 
 
 @dataclass(frozen=True, eq=False)
+class Callback:
+    """A function that code of this package calls for the user, and what it is given behind other arguments."""
+
+    function: Any
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Record:
     """A struct: its members, each a value or a place; ``kind`` is its type, where it has one."""
 

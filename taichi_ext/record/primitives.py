@@ -9,7 +9,7 @@ import taichi_ext.record.edges as edges
 import taichi_ext.record.shapes as shapes
 from taichi_ext import backend
 from taichi_ext.record.boundaries import replaced, stopped
-from taichi_ext.record.handles import value_of
+from taichi_ext.record.handles import Callback, value_of
 from taichi_ext.record.inlining import inline_call, walk_typed
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.rules import marked
@@ -20,10 +20,14 @@ def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[
     kind = function.boundary_kind
     bound = inspect.signature(function).bind(*args, **keywords)
     bound.apply_defaults()
-    given = {k: value_of(v) for k, v in bound.arguments.items()}
+    given: dict[str, Any] = {
+        k: tuple(map(value_of, v)) if k == "args" else value_of(v) for k, v in bound.arguments.items()
+    }
     if kind in shapes.HANDLERS:
 
         def call(func: Any, *args: Any) -> Any:
+            if isinstance(func, Callback):
+                func, args = func.function, (*args, *func.args)
             if inspect.ismethod(func):
                 func, args = func.__func__, (func.__self__, *args)
             return inline_call(r, backend.taichi_func(func), list(args), {})

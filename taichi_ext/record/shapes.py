@@ -8,8 +8,9 @@ from typing import Any
 
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import F64, Const, Tensor, Value, entries, statements, values_of, walk
+from taichi_ext.record.assignments import declare
 from taichi_ext.record.edges import gradient, position, real_level, require_function, shown_value
-from taichi_ext.record.handles import shape_of, value_of
+from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Block, Recording
@@ -27,7 +28,7 @@ class Shapes:
     """What ``layers`` and ``nearest`` are given, as their kernel code passes it on."""
 
     kind: str
-    function: Any
+    function: Callback
     value_shape: tuple[int, ...]
     has_depth: bool
     is_everywhere: bool = False  # the level is a number
@@ -38,8 +39,14 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     kind, shape, background = function.boundary_kind, given["shape"], given["background"]
     require_function(r, kind, "shape", shape, "n, x and y")
     x, y = position(kind, given["at"])
-    shapes = Shapes(kind, shape, shape_of(background), kind == "nearest")
+    shapes = Shapes(kind, callback(r, shape, given["args"]), shape_of(background), kind == "nearest")
     return call(function.boundary_body, shapes, given["count"], background, x, y, shapes.has_depth)
+
+
+def callback(r: Recording, function: Any, args: tuple[Any, ...]) -> Callback:
+    """A function with the values that its further arguments have now."""
+    kept = (declare(r, "passed", a, "argument") if isinstance(a, (Value, Tensor, Record)) else a for a in args)
+    return Callback(function, tuple(kept))
 
 
 @dataclass
@@ -111,7 +118,8 @@ def add_visible_edge(r: Recording, call: Call, function: Any, given: dict[str, A
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     require_function(r, "ray_level", "distance", given["distance"], "a position")
-    return call(function.boundary_body, *(given[name] for name in ("distance", "origin", "direction", "near", "far")))
+    distance = callback(r, given["distance"], given["args"])
+    return call(function.boundary_body, distance, *(given[name] for name in ("origin", "direction", "near", "far")))
 
 
 def shape_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:

@@ -1,0 +1,186 @@
+"""Whether a level depends on the index of a pixel's loop beside the variables that hold the pixel's position.
+
+The gradient of a level is its derivative by the variables of ``at=``. Where ``px = float(i)`` is one of them, and the
+level takes ``i`` itself in another place, that place counts as constant, and the gradient lacks a part.
+
+What counts is what a small change of an index would reach: operations on real numbers, and sums and products of whole
+ones. Indices of fields, comparisons, whole quotients, rounding and ``stop_gradient`` end it. Of the loops around, only
+those count that move the pixel by one (``px = float(i)``), not those of samples within a pixel
+(``px = i + (s + 0.5) / 4``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from taichi_ext.analysis.activity import CONSTANT
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Call,
+    Const,
+    Declare,
+    For,
+    Known,
+    Local,
+    Op,
+    Read,
+    Update,
+    Value,
+    entries,
+    statements,
+    values_of,
+)
+
+Entry = tuple[Local, int | None]  # an entry of a local; None where it is not known which
+Position = frozenset[tuple[Local, int]]
+_WHOLE = frozenset(
+    ("add", "sub", "mul", "neg", "cast", "mod", "raw_mod", "max", "min", "abs", "select", "ifte", "bit_shl")
+)
+_CHOICES = ("select", "ifte")  # of which the first argument is a condition
+
+
+@dataclass(frozen=True)
+class IndexInLevel:
+    """A level, the index that it depends on, and where."""
+
+    use: Boundary
+    index: Local
+    read: Read
+
+
+def find_index_in_level(body: Body, positions: Mapping[Boundary, Position]) -> IndexInLevel | None:
+    """The first level that depends on an index of its pixel other than by its position; None where there is none."""
+    if not positions:
+        return None
+    slices = _Slices(body)
+    for use, position in positions.items():
+        level = next((use.given[name] for name in ("level", "value") if name in use.given), None)
+        indices = {e for own in position for e in slices.indices_of(own)}
+        for read in slices.reached(list(entries(level)) if level is not None and indices else [], position):
+            if _entry(read) in indices:
+                return IndexInLevel(use, read.local, read)
+    return None
+
+
+class _Slices:
+    """What values depend on, through locals, whatever the order of the statements."""
+
+    def __init__(self, body: Body) -> None:
+        self._of: dict[Local, dict[int | None, list[Value]]] = {}
+        self._indices: set[Local] = set()
+        for s in statements(body):
+            match s:
+                case For(variables=variables):
+                    self._indices.update(variables)
+                case Declare(local=local, values=values):
+                    for n, value in enumerate(values):
+                        self._define((local, n), value)
+                case Assign(target=Read() as target, value=value) | Update(target=Read() as target, value=value):
+                    self._define(_entry(target), value)
+                case Atomic(target=target, value=value, result=result):
+                    if isinstance(target, Read):
+                        self._define(_entry(target), value)
+                        if result is not None:
+                            self._define((result, 0), target)
+                case Call(results=results):
+                    for local in results:
+                        self._define((local, None), *values_of(s))
+                case Boundary(results=results):
+                    for local in results:
+                        self._define((local, 0), *_sources(s))
+                case _:
+                    pass
+
+    def reached(self, values: list[Value], position: Position = frozenset()) -> Iterator[Read]:
+        """The indices of loops that a change of values may come from, past what the position holds."""
+        pending, seen = values, set[object]()
+        while pending:
+            value = pending.pop()
+            if isinstance(value, Known):
+                pending.append(value.source)
+            elif isinstance(value, Op):
+                pending += _operands(value) if value not in seen else ()
+                seen.add(value)
+            elif isinstance(value, Read):
+                entry = _entry(value)
+                if value.local in self._indices:
+                    yield value
+                elif entry not in position and entry not in seen:
+                    seen.add(entry)
+                    pending += self._definitions(entry)
+
+    def indices_of(self, entry: Entry) -> set[Entry]:
+        """The indices that move an entry of a position by one for each iteration, or by an amount not known."""
+        found = {_entry(read) for read in self.reached(self._definitions(entry))}
+        return {index for index in found if self._slope(entry, index) in (1, -1, None)}
+
+    def _define(self, entry: Entry, *values: Value) -> None:
+        self._of.setdefault(entry[0], {}).setdefault(entry[1], []).extend(values)
+
+    def _definitions(self, entry: Entry) -> list[Value]:
+        local, n = entry
+        known = self._of.get(local, {}).items()
+        return [value for m, values in known if n is None or m is None or n == m for value in values]
+
+    def _slope(self, what: Value | Entry, index: Entry) -> float | None:
+        """The derivative of a value by an index, where it is a number that is known."""
+        if isinstance(what, tuple):
+            if what[0] in self._indices:
+                return 1 if what == index else 0
+            definitions = self._definitions(what)
+            return self._slope(definitions[0], index) if len(definitions) == 1 else None
+        if isinstance(what, Read):
+            return self._slope(_entry(what), index)
+        if not any(_entry(read) == index for read in self.reached([what])):
+            return 0
+        if not isinstance(what, Op):
+            return None
+        slopes = [self._slope(arg, index) for arg in what.args]
+        numbers = [arg.value if isinstance(arg, Const) else None for arg in what.args]
+        match what.name, slopes, numbers:
+            case "cast", [float() | int() as a], _:
+                return a
+            case "neg", [float() | int() as a], _:
+                return -a
+            case "add", [float() | int() as a, float() | int() as b], _:
+                return a + b
+            case "sub", [float() | int() as a, float() | int() as b], _:
+                return a - b
+            case "mul", [float() | int() as a, _], [_, float() | int() as c]:
+                return a * c
+            case "mul", [_, float() | int() as b], [float() | int() as c, _]:
+                return b * c
+            case "truediv" | "raw_div", [float() | int() as a, _], [_, float() | int() as c]:
+                return a / c if c else None
+        return None
+
+
+def _operands(value: Op) -> tuple[Value, ...]:
+    """The arguments whose small changes change an operation."""
+    if value.name in CONSTANT or not (value.dtype.is_real or (value.dtype.is_integer and value.name in _WHOLE)):
+        return ()
+    if value.name == "cast" and value.dtype.is_integer and value.args[0].dtype.is_real:  # it rounds
+        return ()
+    return value.args[1:] if value.name in _CHOICES else value.args
+
+
+def _sources(s: Boundary) -> list[Value]:
+    """What the tangents of the results of a boundary come from."""
+    if s.kind in ("stop_gradient", "gradient"):
+        return []
+    if s.kind == "replace_gradient":
+        return s.sources("surrogate")
+    return [e for name, group in s.given.items() if name != "at" for e in entries(group)]
+
+
+def _entry(read: Read) -> Entry:
+    flat = 0
+    for i, n in zip(read.index, read.local.shape, strict=True):
+        if not isinstance(i, int):
+            return read.local, None
+        flat = flat * n + i
+    return read.local, flat

@@ -1,0 +1,271 @@
+"""Positions by the indices of a loop, levels that take such an index beside the position, callbacks with arguments."""
+
+import math
+
+import numpy as np
+import pytest
+import taichi as ti
+from numpy.testing import assert_allclose
+
+from taichi_ext import (
+    UnsupportedError,
+    coverage,
+    edge,
+    jacobian,
+    layers,
+    nearest,
+    ray_level,
+    stop_gradient,
+)
+
+pytestmark = pytest.mark.usefixtures("ti64")
+N, X, Y, R = 40, 19.7, 20.1, 12.0
+ACCURACY = 0.004  # of sums over the pixels of the rim
+
+
+@pytest.fixture(scope="module")
+def scene(ti64):
+    disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(N, N))
+    disc.from_numpy(np.array([X, Y, R]))
+    return disc, image
+
+
+@ti.func
+def disc_level(disc: ti.template(), x, y):
+    return disc[2] - ti.sqrt((x - disc[0]) ** 2 + (y - disc[1]) ** 2)
+
+
+def with_indices(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = edge(disc_level(disc, float(i), float(j)), 5.0, 2.0, at=(i, j))
+
+    return k
+
+
+def with_indices_in_arithmetic(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            level = disc[2] - ti.sqrt((i - disc[0]) ** 2 + (j - disc[1]) ** 2)
+            image[i, j] = edge(level, 5.0, 2.0, at=(i, j))
+
+    return k
+
+
+def with_a_grouped_index(disc, image):
+    @ti.kernel
+    def k():
+        for I in ti.grouped(image):
+            level = disc[2] - (I - ti.Vector([disc[0], disc[1]])).norm()
+            image[I] = edge(level, 5.0, 2.0, at=I)
+
+    return k
+
+
+def with_serial_loops(disc, image):
+    @ti.kernel
+    def k():
+        for i in range(N):
+            for j in range(N):
+                image[i, j] = edge(disc_level(disc, i, j), 5.0, 2.0, at=(i, j))
+
+    return k
+
+
+def with_a_copy_of_an_index(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            p, q = i, j
+            image[i, j] = edge(disc_level(disc, float(i), float(j)), 5.0, 2.0, at=(p, q))
+
+    return k
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_indices,
+        with_indices_in_arithmetic,
+        with_a_grouped_index,
+        with_serial_loops,
+        with_a_copy_of_an_index,
+    ],
+)
+def test_indices_of_a_loop_are_a_position(scene, make):
+    J = jacobian(make(*scene), *scene)
+    assert_allclose(J[..., 2].sum(), 3.0 * 2 * math.pi * R, rtol=ACCURACY)  # jump * circumference
+    for axis in range(2):  # a disc that moves does not grow, and its halves take opposite parts
+        assert abs(J[..., axis].sum()) < 0.01 * abs(J[..., axis]).sum()
+        assert_allclose(abs(J[..., axis]).sum(), 3.0 * 4 * R, rtol=ACCURACY)  # twice the width, on both sides
+
+
+def index_for_x(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = edge(disc_level(disc, float(i), py), 5.0, 2.0, at=(px, py))
+
+    return k
+
+
+def index_beside_x(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level = disc[2] - ti.sqrt((i - disc[0]) * (px - disc[0]) + (py - disc[1]) ** 2)
+            image[i, j] = edge(level, 5.0, 2.0, at=(px, py))
+
+    return k
+
+
+def index_by_way_of_locals(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = i + 0.5
+            py = j + 0.5
+            twice = 2 * i + 1
+            p = ti.Vector([0.5 * twice, py])
+            moved = p - ti.Vector([disc[0], disc[1]])
+            image[i, j] = edge(disc[2] - moved.norm(), 5.0, 2.0, at=(px, py))
+
+    return k
+
+
+def index_plus_one(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = edge(disc_level(disc, i + 1, j), 5.0, 2.0, at=(i, j))
+
+    return k
+
+
+def index_in_a_choice(disc, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            x = px
+            if py > disc[1]:
+                x = i + 0.0
+            image[i, j] = coverage(disc_level(disc, x, py), at=(px, py))
+
+    return k
+
+
+def index_in_a_shape(disc, image):
+    @ti.func
+    def shape(n, x, y, i):
+        return disc_level(disc, i, y), 3.0
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(shape, 1, 0.0, float(i), at=(i, j))
+
+    return k
+
+
+@pytest.mark.parametrize(
+    "make",
+    [index_for_x, index_beside_x, index_by_way_of_locals, index_plus_one, index_in_a_choice, index_in_a_shape],
+)
+def test_a_level_that_takes_the_index_itself_raises(scene, make):
+    with pytest.raises(UnsupportedError, match=r"(?s)test_position_indices.*level depends on the loop index i itself"):
+        jacobian(make(*scene), *scene)
+
+
+def test_what_is_constant_within_a_pixel_is_taken(scene):
+    """Tables by pixel, comparisons, whole quotients, samples within the pixel, and what is said to be constant."""
+    disc, image = scene
+    table = ti.field(ti.f64, shape=N)
+    table.from_numpy(np.linspace(0.0, 1.0, N))
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            total = 0.0
+            for s in range(2):
+                px = i + (s - 0.5) / 2
+                py = float(j)
+                level = disc_level(disc, px, py) + 1e-9 * (table[i] + i // 7 + s + (i > 3) + int(0.3 * i))
+                level += 1e-9 * stop_gradient(float(i))
+                total += 0.5 * edge(level, 5.0, 2.0, at=(px, py))
+            image[i, j] = total
+
+    J = jacobian(k, disc, image)
+    assert_allclose(J[..., 2].sum(), 3.0 * 2 * math.pi * R, rtol=ACCURACY)
+
+
+def test_shapes_take_further_arguments(scene):
+    """Kernel arguments and locals, as parameters too."""
+    disc, image = scene
+
+    @ti.func
+    def shape(n, x, y, scale, colour):
+        return scale * R - ti.sqrt((x - disc[0]) ** 2 + (y - disc[1]) ** 2), colour.x + n * colour.y
+
+    @ti.func
+    def surface(n, x, y, scale, colour):
+        level, value = shape(n, x, y, scale, colour)
+        return level, 1.0 + n, value
+
+    @ti.kernel
+    def over(scale: ti.f64):
+        for i, j in image:
+            colour = ti.Vector([1.0, 2.0])
+            image[i, j] = layers(shape, 2, 0.0, scale, colour, at=(i, j))
+
+    @ti.kernel
+    def before(scale: ti.f64):
+        for i, j in image:
+            colour = ti.Vector([1.0, 2.0])
+            image[i, j] = nearest(surface, 2, 0.0, scale, colour, at=(i, j))
+
+    for k, height in ((over, 3.0), (before, 1.0)):  # of two discs the last, or the nearest, is seen
+        J = jacobian(k, "scale", image, args=(1.0,))
+        assert_allclose(J.sum(), height * 2 * math.pi * R * R, rtol=ACCURACY)
+
+
+def test_a_distance_takes_further_arguments(scene):
+    _, image = scene
+
+    @ti.func
+    def ball(p, radius):
+        return p.norm() - radius
+
+    @ti.kernel
+    def k(radius: ti.f64):
+        for i, j in image:
+            origin = ti.Vector([i - X, j - Y, -50.0])
+            level = ray_level(ball, origin, ti.Vector([0.0, 0.0, 1.0]), 0.0, 100.0, radius)
+            image[i, j] = coverage(level, at=(i, j))
+
+    assert_allclose(jacobian(k, "radius", image, args=(R,)).sum(), 2 * math.pi * R, rtol=ACCURACY)
+
+
+def test_arguments_that_change_afterwards_do_not_matter(scene):
+    disc, image = scene
+
+    @ti.func
+    def shape(n, x, y, height):
+        return disc_level(disc, x, y), height
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            height = 2.0
+            value = layers(shape, 1, 0.0, height, at=(i, j))
+            height = 7.0
+            image[i, j] = value + 0.0 * height
+
+    assert_allclose(jacobian(k, disc, image)[..., 2].sum(), 2.0 * 2 * math.pi * R, rtol=ACCURACY)
