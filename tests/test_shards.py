@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 
@@ -113,6 +114,17 @@ class TestLostWorkers:
         assert (tmp_path / "seen-2").exists()
         assert killed and killed[0] != os.getpid()
         assert_array_equal(found.x, least_squares(decay, shards=SHARDS, start=START).x)
+
+    def test_workers_that_do_not_end(self, monkeypatch):
+        """As one does whose neighbour was killed with the lock of the queue: it is terminated."""
+        monkeypatch.setattr(executors, "_MOST_SECONDS", 0.1)
+        pool = spawned(1)
+        pool.submit(os.getpid).result()
+        (process,) = pool._processes.values()
+        pool.submit(time.sleep, 1e6)
+        executors._end(pool)
+        process.join()
+        assert process.exitcode == -signal.SIGTERM
 
     def test_a_shard_that_always_kills(self, tmp_path, monkeypatch):
         monkeypatch.setattr(executors, "_MOST_LOSSES", 1)  # 3 takes four starts of a process

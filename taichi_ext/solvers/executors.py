@@ -18,6 +18,7 @@ from typing import Any
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown
 from taichi_ext.solvers.shard_worker import Failure, Task, Worker, run
 
+_MOST_SECONDS = 5.0  # for workers to end, once nothing is wanted of them
 _MOST_LOSSES = 3  # of workers with the same task, after which it is not tried again
 _UnderWay = deque[tuple[Task, "Future[Any] | None"]]  # None for a task that is to be computed again
 
@@ -47,7 +48,7 @@ class Workers:
     def close(self) -> None:
         """Shut an executor down that was made for this call."""
         if self._make is not None:
-            self._pool.shutdown(wait=True)
+            _end(self._pool)
 
     def answers(self, tasks: Iterable[Task]) -> Iterator[Any]:
         """The answers in the order of the tasks; raises for the first one that is a failure.
@@ -117,6 +118,21 @@ class Workers:
         for n, (task, future) in enumerate(under_way):
             if future is not None and (not future.done() or _error_of(future) is not None) and (n == 0 or is_broken):
                 under_way[n] = task._replace(attempt=task.attempt + 1), None
+
+
+def _end(pool: Executor) -> None:
+    """Shut an executor down; workers that do not end are terminated.
+
+    A worker that is lost while it waits for a task can hold the lock of the queue.  If the executor is shut down before
+    it notices, the others wait for that lock, and the executor for them, without end.
+    """
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=not processes)
+    end = time.monotonic() + _MOST_SECONDS
+    for process in processes:
+        process.join(max(0.1, end - time.monotonic()))
+        if process.is_alive():
+            process.terminate()
 
 
 def _checked(task: Task, answer: Any) -> Any:
