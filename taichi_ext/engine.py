@@ -17,7 +17,7 @@ from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.arguments import first_column_argument, shadow_argument
 from taichi_ext.differentiate.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.keys import RETURN
+from taichi_ext.differentiate.keys import RETURN, Key
 from taichi_ext.differentiate.taichi_reverse import with_known_operations
 from taichi_ext.emit import Emitted, build
 from taichi_ext.launches import (
@@ -224,7 +224,7 @@ def _facts(
     outputs = {infos[c].key for c in written if c in infos} | ({RETURN} if launch.wants_return else set())
     locals_ = read_locals(recorded.body)
     names = {local.name for local in locals_ if local.kind == "parameter"}
-    numbers: set[Any] = {NumberArgument(name) for name in names & launch.numbers.arguments.keys()}
+    numbers: set[Key] = {NumberArgument(name) for name in names & launch.numbers.arguments.keys()}
     numbers |= set() if constants is None else set(constants.locals)
     others = {id(c.object): c.object for c in written if c not in infos and not c.is_argument}
     return KernelFacts(

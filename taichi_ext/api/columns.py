@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import container_key
@@ -24,14 +25,14 @@ class Parameters:
     """Which columns belong to which parameter: by key, and for each the first one and the shape."""
 
     columns: Columns = field(default_factory=list)
-    seeds: dict[Any, int] = field(default_factory=dict)  # fields and arrays
-    names: dict[Any, Label | str] = field(default_factory=dict)  # of them
+    seeds: dict[Key, int] = field(default_factory=dict)  # fields and arrays
+    names: dict[Key, Label | str] = field(default_factory=dict)  # of them
     arguments: dict[str, int] = field(default_factory=dict)
-    constants: dict[Any, tuple[Variable, int]] = field(default_factory=dict)
+    constants: dict[Key, tuple[Variable, int]] = field(default_factory=dict)
     passed: dict[int, int] = field(default_factory=dict)  # numbers that a pipeline takes, by their positions
     tangents: np.ndarray | None = None  # of arguments and constants, which then have rows in place of columns
 
-    def names_within(self, first: int, count: int) -> dict[Any, Label | str]:
+    def names_within(self, first: int, count: int) -> dict[Key, Label | str]:
         """The names of the fields and arrays that have some of the ``count`` columns from ``first`` on."""
         ends = {at: at + math.prod(shape) for at, shape in self.columns}
         return {k: self.names[k] for k, at in self.seeds.items() if at < first + count and ends[at] > first}
@@ -64,7 +65,7 @@ def lay_out(
     return found
 
 
-def _refuse_part(key: Any, target: Target, found: Parameters) -> None:
+def _refuse_part(key: Key, target: Target, found: Parameters) -> None:
     """Raise for a component of a field among the parameters, and for a field a component of which is among them."""
     for other in found.seeds:
         container = container_key(key)

@@ -19,7 +19,7 @@ from taichi_ext.api.progress import progress_bar
 from taichi_ext.api.replay import Replay
 from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import RETURN
+from taichi_ext.differentiate.keys import RETURN, Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import FieldKey, Fused, NumberArgument, PipelineArgument, container_key, rows_of
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
@@ -349,11 +349,11 @@ class Evaluation:
                 self.returned = self.call.function(*args)
             session.read |= {PipelineArgument(name) for name in run.passed}
 
-    def _rows_of(self, key: Any) -> slice:
+    def _rows_of(self, key: Key) -> slice:
         """The entries of a container that a parameter or output is."""
         return rows_of(key, self._prepared.fields.infos[key.whole]) if isinstance(key, FieldKey) else slice(None)
 
-    def _size(self, key: Any, shape: tuple[int, ...]) -> int:
+    def _size(self, key: Key, shape: tuple[int, ...]) -> int:
         """How many entries the container of a parameter or output has, which has this shape itself."""
         infos = self._prepared.fields.infos
         return infos[key.whole].size if isinstance(key, FieldKey) else math.prod(shape)
@@ -383,7 +383,7 @@ class Evaluation:
         targets = (*self._params, *self._outputs)
         return [*(target.field for target in targets if target.field is not None), *self.call.args]
 
-    def _check_before_launch(self, session: Session, fused: Fused, outer: dict[Any, Any]) -> None:
+    def _check_before_launch(self, session: Session, fused: Fused, outer: dict[Key, Key]) -> None:
         """Every parameter is read by the kernel and every output written."""
         read = session.arrays.shared(outer.get(k, k) for k in fused.facts.read)
         written = session.arrays.shared(outer.get(k, k) for k in fused.facts.written)

@@ -7,7 +7,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.differentiate.column_blocks import LAST
-from taichi_ext.differentiate.keys import RETURN, VALUES, Scratch, SumKey, Version
+from taichi_ext.differentiate.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
 from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 
@@ -71,7 +71,7 @@ def _owner(owner: Any, fields: FieldTable) -> str:
     return f"{_name(owner.of, fields)} as it is then" if isinstance(owner, Version) else _name(owner, fields)
 
 
-def _name(key: Any, fields: FieldTable) -> str:
+def _name(key: Key, fields: FieldTable) -> str:
     if key == RETURN:
         return "the return value"
     if isinstance(key, SumKey):

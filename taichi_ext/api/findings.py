@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from taichi_ext.api.arguments import Target
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.warning import warn_at_user
@@ -21,11 +22,11 @@ class Findings:
 
     def begin(self) -> None:
         """The first run of a call begins; it may have begun before, with more columns at a time."""
-        self._kept: set[Any] = set()  # parameters of which a run has left some columns
-        self._overwritten: dict[Any, Any] = {}  # the names of those of which a run has left none
+        self._kept: set[Key] = set()  # parameters of which a run has left some columns
+        self._overwritten: dict[Key, Any] = {}  # the names of those of which a run has left none
         self._zero = dict(self._active)  # those that have not yet
 
-    def note_params(self, names: dict[Any, Any], overwritten: set[Any]) -> None:
+    def note_params(self, names: dict[Key, Any], overwritten: set[Key]) -> None:
         """A run had columns of these parameters; of some nothing was left before anything read them."""
         self._kept |= names.keys() - overwritten
         self._overwritten |= {key: names[key] for key in overwritten}

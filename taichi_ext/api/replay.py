@@ -10,6 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.launches import Fused, Relaunch
 
 
@@ -18,7 +19,7 @@ class Replay:
     """A launch whose every decision was taken at the call before."""
 
     fused: Fused
-    key: Any  # of the output
+    key: Key  # of the output
     shape: tuple[int, ...]
     dtype: Any
 
@@ -26,7 +27,7 @@ class Replay:
         self._launch = Relaunch(self.fused)
 
     @staticmethod
-    def is_possible(fused: Fused, key: Any) -> bool:
+    def is_possible(fused: Fused, key: Key) -> bool:
         """Whether nothing but J and scratch memory is passed to the kernel, and J need not hold anything before."""
         return not backend.stores_by_column() and all(k == key or k in fused.memory.scratch for k in fused.shadows)
 

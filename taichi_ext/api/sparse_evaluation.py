@@ -13,7 +13,7 @@ from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.results import by_path, refuse_shared_out
 from taichi_ext.api.sparse_replay import SparseReplay
 from taichi_ext.api.sparse_results import check_out, fill_out, in_format, refuse_too_large
-from taichi_ext.differentiate.keys import RETURN
+from taichi_ext.differentiate.keys import RETURN, Key
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import container_key
@@ -176,7 +176,7 @@ class SparseEvaluation(Evaluation):
         rows, outputs, params = self._run_rows()
         return [[self._block(rows, output, param) for param in params] for output in outputs]
 
-    def _block(self, rows: Any, output: tuple[Any, int, Any], param: Any) -> Any:
+    def _block(self, rows: Any, output: tuple[Any, int, Any], param: Key) -> Any:
         """The block of an output and a parameter: of components the rows and columns that are theirs."""
         key, size, dtype = output
         block = rows.block(container_key(key), container_key(param), size, dtype)
@@ -187,7 +187,7 @@ class SparseEvaluation(Evaluation):
 
     def _run_transposed(self, cotangents: list[np.ndarray]) -> list[np.ndarray | None]:
         rows, outputs, params = self._run_rows()
-        given: dict[Any, Any] = {}
+        given: dict[Key, Any] = {}
         for (part, size, _), matrix in zip(outputs, cotangents, strict=True):
             key, whole = container_key(part), matrix
             if part != key:
@@ -251,7 +251,7 @@ class SparseEvaluation(Evaluation):
             return math.prod(self.call.return_shape())
         return math.prod(self._container(session, target)[1])
 
-    def _dtype(self, session: Session, key: Any) -> Any:
+    def _dtype(self, session: Session, key: Key) -> Any:
         dtype = backend.to_numpy_type(self.call.return_dtype()) if key == RETURN else session.dtype(key)
         return sparse_dtype(dtype)
 

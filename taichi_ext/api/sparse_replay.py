@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import OwnArray, Scratch, SiteArray
+from taichi_ext.differentiate.keys import Key, OwnArray, Scratch, SiteArray
 from taichi_ext.launches import FieldKey, Fused, Relaunch
 from taichi_ext.runtime.sparse_matrices import Arithmetic
 from taichi_ext.runtime.sparse_rows import SparseRows
@@ -33,8 +33,8 @@ class SparseReplay:
     """
 
     fused: Fused
-    sizes: dict[Any, int]
-    tangents: dict[Any, tuple[tuple[int, int], np.dtype]]
+    sizes: dict[Key, int]
+    tangents: dict[Key, tuple[tuple[int, int], np.dtype]]
     outputs: list[tuple[Any, int, Any]]
     params: list[Any]
 
@@ -75,7 +75,7 @@ class SparseReplay:
         rows.compose((list(streams.blocks(stage)) for stage in streams.stages()), lambda key: key)
         return rows
 
-    def _array(self, streams: Streams, key: Any) -> Any:
+    def _array(self, streams: Streams, key: Key) -> Any:
         if isinstance(key, SiteArray):
             return streams.array(key)
         if isinstance(key, Scratch):

@@ -10,6 +10,7 @@ import numpy as np
 from taichi_ext.api.second_order import SecondOrderEvaluation
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.api.sparse_results import refuse_too_large
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.memory import available_memory, numpy_dtype
 from taichi_ext.runtime.projection import positive_factors
@@ -70,7 +71,7 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
         sizes, dtype = [math.prod(shape) for _, shape in columns], self._dtype(session, None)
         return [((m, n), dtype) for m in sizes for n in sizes]
 
-    def _dtype(self, session: Any, key: Any) -> Any:
+    def _dtype(self, session: Any, key: Key) -> Any:
         return sparse_dtype(numpy_dtype(self._energy_dtype(session)))
 
     def _is_simple(self) -> bool:

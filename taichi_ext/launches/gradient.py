@@ -7,7 +7,6 @@ column, is the gradient. It is an ordinary program, so that its Jacobian is the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.analysis.accesses import read_containers
@@ -62,7 +61,7 @@ class GradientProgram:
     def seeds(self, seeds: Seeds) -> Seeds:
         """What is asked for, without tangents of the energy itself where nothing reads it."""
         is_read = self.energy is None or self.energy in read_containers(self.program.body)
-        ignored: set[Any] = set() if is_read else {self.energy}
+        ignored: set[Key] = set() if is_read else {self.energy}
         if self.sums is not None:
             ignored |= energy_sums(self.program, self.sums.container).weights.keys()
         return replace(seeds, wants_return=False, ignored=frozenset(ignored))

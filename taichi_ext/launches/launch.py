@@ -159,9 +159,9 @@ class Launch:
 class KernelFacts:
     """What a session has to know of a kernel; containers are named by their keys."""
 
-    read: frozenset[Any]
-    written: frozenset[Any]
-    covered: frozenset[Any]  # containers of which all tangents are written, whatever they were
+    read: frozenset[Key]
+    written: frozenset[Key]
+    covered: frozenset[Key]  # containers of which all tangents are written, whatever they were
     other_fields: tuple[Any, ...] = ()  # integer fields that are written
     read_arguments: frozenset[str] = frozenset()  # names of array arguments of which entries are read
     changed_nodes: tuple[Any, ...] = ()  # of the layout, cells of which are activated and deactivated by name
@@ -169,7 +169,7 @@ class KernelFacts:
     returns_active: bool = False  # what it returns has a tangent
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
     report: Report = field(default_factory=Report)  # the decisions, for people
-    namesakes: dict[Any, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
+    namesakes: dict[Key, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
 
 
 @dataclass
@@ -240,7 +240,7 @@ class Fused:
         """Whether the kernel can compute the block of columns that begins there."""
         return self.first_columns is None or first in self.first_columns
 
-    def suits(self, roles: dict[Any, Role]) -> bool:
+    def suits(self, roles: dict[Key, Role]) -> bool:
         """Whether the kernel is right for containers that carry this: tangents that it reckons with may be zero."""
         if self.assumed is None:
             return False

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role
@@ -48,8 +49,8 @@ class Binding:
 
     given: list[Given]
     arrays: dict[int, ContainerInfo]  # those of real numbers, by position
-    outer: dict[Any, Any]  # the keys of a session by those of the trace
-    accesses: dict[int, tuple[Fused, set[Any], set[Any]]] = field(default_factory=dict)  # by kernel: read, written
+    outer: dict[Key, View]  # the keys of a session by those of the trace
+    accesses: dict[int, tuple[Fused, set[Key], set[Key]]] = field(default_factory=dict)  # by kernel: read, written
 
     def is_current(self) -> bool:
         """Whether all arrays are still where they were: the memory of a tensor can be another's from one day on."""
@@ -66,10 +67,10 @@ class ArrayTangents:
 
     def __init__(self) -> None:
         self.regions = Regions()
-        self.infos: dict[Any, ContainerInfo] = {}  # of parameters and outputs, by key
+        self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
         self._bindings: dict[Any, Binding] = {}
         self.stores = ArrayStores()
-        self._relatives: dict[Any, set[Any]] = {}  # the keys of parameters and outputs in the memory of an array
+        self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
 
     # --- which array is which
 
@@ -140,7 +141,7 @@ class ArrayTangents:
             if region.is_active or any(key.overlaps(region.layout) for key in self.infos):
                 raise InvalidArgumentError(_SHARED.format(region.name, array.name) + _OTHER_TYPE)
 
-    def accesses(self, fused: Fused, binding: Binding) -> tuple[set[Any], set[Any]]:
+    def accesses(self, fused: Fused, binding: Binding) -> tuple[set[Key], set[Key]]:
         """The containers that a kernel reads and writes, see ``shared``."""
         if id(fused) not in binding.accesses:
             outer, facts = binding.outer, fused.facts
@@ -148,7 +149,7 @@ class ArrayTangents:
             binding.accesses[id(fused)] = (fused, read, written)
         return binding.accesses[id(fused)][1:]
 
-    def shared(self, keys: Iterable[Any]) -> set[Any]:
+    def shared(self, keys: Iterable[Key]) -> set[Key]:
         """The keys, with those of the parameters and outputs that arrays among them share memory with."""
         known = set(keys)
         for key in list(known):

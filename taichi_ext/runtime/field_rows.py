@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.launches import ContainerInfo, FieldKey, Role
 from taichi_ext.runtime.memory import Shadow
 
 
-def role_of(key: FieldKey, columns: Mapping[FieldKey, int], shadow: Shadow | None) -> Role:
+def role_of(columns: Mapping[Key, int], shadow: Shadow | None) -> Role:
     """What a field carries: ``columns`` are the first ones by key, of the field or of components."""
     if columns:
-        components = tuple(sorted((p.component, column) for p, column in columns.items() if p.component is not None))
+        parts = ((key.component, column) for key, column in columns.items() if isinstance(key, FieldKey))
+        components = tuple(sorted((number, column) for number, column in parts if number is not None))
         return Role(min(columns.values()), components)
     return Role() if shadow is None else Role(has_shadow=not shadow.is_fresh, is_fresh=shadow.is_fresh)
 

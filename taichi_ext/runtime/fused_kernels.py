@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FieldKey, Fused, Role, refuse_changed
 
@@ -19,7 +20,7 @@ class KernelTable:
         self._kept = kept
         self._fields: dict[Any, Any] = {}  # that a kernel reads and writes
 
-    def find(self, name: tuple[Any, ...], first: int, roles: dict[Any, Role]) -> Fused | None:
+    def find(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role]) -> Fused | None:
         """A kernel that is right for the block of columns from ``first`` on and for these roles."""
         table, exact = self._kept, (*name, first, frozenset(roles.items()))
         for key in ([exact] if exact in table else []) + [key for key in table if key[:-2] == name]:
@@ -37,7 +38,7 @@ class KernelTable:
                 return fused
         return None
 
-    def add(self, name: tuple[Any, ...], first: int, roles: dict[Any, Role], fused: Fused, most: int) -> None:
+    def add(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role], fused: Fused, most: int) -> None:
         """Keep a kernel; the first one goes where there are ``most`` of them."""
         if len(self._kept) >= most:
             del self._kept[next(iter(self._kept))]

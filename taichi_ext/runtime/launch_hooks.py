@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.launches import EnergyTarget, Fused, SparseTarget
 
 
 class LaunchHooks:
     """Called by a session before and after it launches a kernel."""
 
-    def _variant(self, outer: dict[Any, Any]) -> Any:
+    def _variant(self, outer: Mapping[Key, Key]) -> Any:
         """What tells kernels apart that are traced from the same kernel."""
         return None
 
-    def _sparse_target(self, outer: dict[Any, Any]) -> SparseTarget | None:
+    def _sparse_target(self, outer: Mapping[Key, Key]) -> SparseTarget | None:
         """The columns and outputs of a sparse Jacobian."""
         return None
 
-    def _energy_target(self, outer: dict[Any, Any]) -> EnergyTarget | None:
+    def _energy_target(self, outer: Mapping[Key, Key]) -> EnergyTarget | None:
         """What second derivatives are of."""
         return None
 
-    def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
+    def _accept(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
         """Take note of what a trace has found out, before the launch."""
 
     def _stream(self, fused: Fused, name: Any) -> Any:
@@ -32,5 +34,5 @@ class LaunchHooks:
         """Run the kernel."""
         return fused.launch(args, passed)
 
-    def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:
+    def _collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
         """Take what a launch has written."""

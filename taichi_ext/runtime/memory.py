@@ -10,6 +10,7 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
 from taichi_ext.launches import ContainerInfo, FieldKey
@@ -28,8 +29,8 @@ class FieldTable:
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
-        self.infos: dict[Any, ContainerInfo] = {}
-        self._parts: dict[Any, ContainerInfo] = {}  # components, by key
+        self.infos: dict[Key, ContainerInfo] = {}
+        self._parts: dict[Key, ContainerInfo] = {}  # components, by key
         self._components: dict[int, tuple[ContainerInfo, int, Any]] = {}  # by id: container, number, the component
         self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the place of a component in the layout
 
@@ -98,7 +99,7 @@ def view_of(array: Any, name: str = "An array") -> View:
     return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
 
 
-def array_info(key: Any, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
+def array_info(key: Key, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
     """An array argument as a container; None for integer arrays."""
     dtype = backend.outer_array_dtype(value)
     if not backend.is_real(dtype):

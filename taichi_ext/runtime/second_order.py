@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import GRADIENT, ContainerInfo, EnergyTarget, FirstOrder, Fused, GradientKey
 from taichi_ext.runtime.memory import Shadow
@@ -21,21 +23,21 @@ from taichi_ext.runtime.sparse_streams import Streams
 class SecondOrderSession(Session):
     """The tangents of one run, of the second order; ``energy`` is the key of what they are of."""
 
-    energy: Any = None
+    energy: Key = None
     gradient_columns = 0  # entries of all parameters
-    first_order: dict[Any, Shadow]  # arrays of the run, by key
-    _infos: dict[Any, ContainerInfo]
+    first_order: dict[Key, Shadow]  # arrays of the run, by key
+    _infos: dict[Key, ContainerInfo]
 
-    _starts: dict[Any, int]
+    _starts: dict[Key, int]
     _adds_terms = False  # also of energies with few parameters, of which other tangents are rows
 
-    def begin(self, energy: Any, sizes: dict[Any, int]) -> None:
+    def begin(self, energy: Key, sizes: dict[Key, int]) -> None:
         """Before the run: what is to be differentiated, and the entries of each container that is a parameter."""
         self.energy, self.gradient_columns = energy, sum(sizes.values())
         self._starts = dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
         self.first_order, self._infos = {}, {}
 
-    def gradient_rows(self, key: Any) -> slice:
+    def gradient_rows(self, key: Key) -> slice:
         """The entries of the gradient that belong to a container."""
         ends = [*self._starts.values(), self.gradient_columns]
         place = list(self._starts).index(key)
@@ -46,16 +48,16 @@ class SecondOrderSession(Session):
         held = self.first_order.get(GRADIENT)
         return None if held is None else held.to_numpy().reshape(-1)
 
-    def info(self, key: Any) -> ContainerInfo:
+    def info(self, key: Key) -> ContainerInfo:
         return self._infos[key] if isinstance(key, GradientKey) else super().info(key)
 
-    def _energy_target(self, outer: dict[Any, Any]) -> EnergyTarget:
+    def _energy_target(self, outer: Mapping[Key, Key]) -> EnergyTarget:
         names = {key: local for local, key in outer.items()}
         starts = {names.get(key, key): first for key, first in self._starts.items()}
         adds_terms = self._adds_terms or self.directions is not None
         return EnergyTarget(names.get(self.energy, self.energy), self.gradient_columns, starts, adds_terms)
 
-    def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
+    def _accept(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
         self._infos = {array.info.key: array.info for array in fused.first_order}
         super()._accept(fused, outer)
 

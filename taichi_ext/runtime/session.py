@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import VALUES, LaunchArray, OwnArray, Scratch
+from taichi_ext.differentiate.keys import VALUES, Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.labels import Label
 from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey, Fused, Launch, Role, container_key, rows_of
 from taichi_ext.runtime.active_numbers import ActiveNumbers
@@ -57,19 +57,19 @@ class Session(LaunchHooks):
         self.watch: Any = None
         self.strategy = "auto"
         self.is_direct = is_direct
-        self.seeds: dict[Any, dict[Any, int]] = {}  # of fields: first columns by key, of the field or components
-        self.shadows: dict[Any, Shadow] = {}  # of fields
+        self.seeds: dict[Key, dict[Key, int]] = {}  # of fields: first columns by key, of the field or components
+        self.shadows: dict[Key, Shadow] = {}  # of fields
         self.arrays = ArrayTangents()
         self.python = PythonRun(ActiveNumbers(self.arrays.is_active_memory), self.arrays.stores)
         self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
         self.numbers = NumberSeeds()  # arguments and Python numbers that are parameters
         self.pipeline: PipelineRun | None = None  # where its arguments are parameters
         self.wants_return = False
-        self.before_launch: Callable[[Fused, dict[Any, Any]], None] | None = None
-        self.read: set[Any] = set()
-        self.written: set[Any] = set()
-        self.params: dict[Any, Label | str] = {}  # those that have columns in this run, and their names
-        self.overwritten: set[Any] = set()  # of them, before anything read them
+        self.before_launch: Callable[[Fused, dict[Key, Any]], None] | None = None
+        self.read: set[Key] = set()
+        self.written: set[Key] = set()
+        self.params: dict[Key, Label | str] = {}  # those that have columns in this run, and their names
+        self.overwritten: set[Key] = set()  # of them, before anything read them
         self.has_launched = False
         self._program = weakref.ref(backend.program())
         self._changes = 0  # of which shadows there are and whether they are zero
@@ -77,7 +77,7 @@ class Session(LaunchHooks):
 
     # --- containers
 
-    def info(self, key: Any) -> ContainerInfo:
+    def info(self, key: Key) -> ContainerInfo:
         """The container of a field, or of an array that is a parameter or output."""
         return self.arrays.infos[key] if isinstance(key, View) else self.fields.infos[container_key(key)]
 
@@ -85,7 +85,7 @@ class Session(LaunchHooks):
         """The key of an array that is a parameter or output."""
         return self.arrays.register(value, annotation, name, self)
 
-    def seed(self, columns: dict[Any, int]) -> None:
+    def seed(self, columns: dict[Key, int]) -> None:
         """Name the parameters, each with its first column."""
         for key, column in columns.items():
             if isinstance(key, View):
@@ -95,7 +95,7 @@ class Session(LaunchHooks):
         for key in columns if self.directions is not None else ():
             self.shadow(container_key(key))
 
-    def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
+    def open_output(self, key: Key, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
         """Make the shadow of an output, in the memory of ``place`` where that is given: of a component that of all."""
         if isinstance(key, View):
             self.arrays.open_output(key, self, place)
@@ -104,7 +104,7 @@ class Session(LaunchHooks):
             if key in self.seeds:
                 self.shadow(key)
 
-    def shadow(self, key: Any) -> Shadow:
+    def shadow(self, key: Key) -> Shadow:
         """The shadow of a container, made when first needed; a parameter's starts as its seeds."""
         if isinstance(key, View):
             return self.arrays.shadow(key, self)
@@ -130,19 +130,19 @@ class Session(LaunchHooks):
         self._spend(rows * self.columns * numpy_dtype(dtype).itemsize)
         return Shadow(name, rows, self.columns, dtype)
 
-    def tangents(self, key: Any) -> np.ndarray:
+    def tangents(self, key: Key) -> np.ndarray:
         """The tangents of an output, a row for each entry."""
         if isinstance(key, View):
             return self.arrays.tangents(key)
         values = self.shadows[container_key(key)].to_numpy()
         return values if key in self.shadows else np.ascontiguousarray(values[rows_of(key, self.info(key))])
 
-    def dtype(self, key: Any) -> np.dtype:
+    def dtype(self, key: Key) -> np.dtype:
         """The type of the tangents of an output."""
         key = container_key(key)
         return numpy_dtype(self.arrays.infos[key].dtype) if isinstance(key, View) else self.shadows[key].dtype
 
-    def is_fresh(self, key: Any) -> bool:
+    def is_fresh(self, key: Key) -> bool:
         """Whether nothing has been written to the tangents of an output."""
         return self.arrays.is_fresh(key) if isinstance(key, View) else self.shadows[container_key(key)].is_fresh
 
@@ -152,13 +152,13 @@ class Session(LaunchHooks):
         if self.spent > self.max_memory and self.columns > 1:
             raise OverBudgetError
 
-    def _scratch(self, fused: Fused, key: Any) -> Shadow:
+    def _scratch(self, fused: Fused, key: Scratch) -> Shadow:
         if key not in fused.memory.scratch:
             self._spend(fused.scratch_sizes[key] * 8)
             fused.memory.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key.dtype))
         return fused.memory.scratch[key]
 
-    def _passed(self, fused: Fused, outer: dict[Any, Any]) -> tuple[list[Any], list[Callable[[], None]]]:
+    def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[Any], list[Callable[[], None]]]:
         """What a kernel takes behind the user's arguments, and what is to be done after the launch."""
         passed, after = [], []
         for key in fused.shadows:
@@ -182,15 +182,15 @@ class Session(LaunchHooks):
             passed.append(self.first_column)
         return passed, after
 
-    def carries_tangent(self, key: Any) -> bool:
+    def carries_tangent(self, key: Key) -> bool:
         if isinstance(key, View):
             return self.arrays.carries_tangent(key)
         return key in self.seeds or (key in self.shadows and not self.shadows[key].is_fresh)
 
-    def _role(self, key: Any) -> Role:
+    def _role(self, key: Key) -> Role:
         if isinstance(key, View):
             return self.arrays.role(key)
-        return role_of(key, self.seeds.get(key, {}), self.shadows.get(key))
+        return role_of(self.seeds.get(key, {}), self.shadows.get(key))
 
     # --- launches
 
@@ -259,13 +259,13 @@ class Session(LaunchHooks):
             self._clear_under(node)
         return node is not None
 
-    def _roles(self, binding: Binding) -> dict[Any, Role]:
+    def _roles(self, binding: Binding) -> dict[Key, Role]:
         """What the fields, and the arrays that a launch is given, carry."""
         roles = {key: self._role(key) for key in [*self.seeds, *self.shadows] if isinstance(key, FieldKey)}
         return roles | {local: self._role(key) for local, key in binding.outer.items()}
 
     def _fused_kernel(
-        self, kernel: Any, args: tuple[Any, ...], binding: Binding, roles: dict[Any, Role], numbers: NumberSeeds
+        self, kernel: Any, args: tuple[Any, ...], binding: Binding, roles: dict[Key, Role], numbers: NumberSeeds
     ) -> Fused:
         """The kernel with tangents, from the table where the same was built before."""
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())

@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.keys import SumKey, Version
+from taichi_ext.differentiate.keys import Key, SumKey, Version
 from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse_rows import IDENTITY, SparseRows
 from taichi_ext.runtime.sparse_streams import StageBlocks
 
-Adjoints = dict[Any, np.ndarray]
+Adjoints = dict[Key, np.ndarray]
 
 
 @dataclass(frozen=True)
 class _Written:
     """What one stage writes to one container: matrices by what their columns are, a parameter or a version."""
 
-    key: Any
+    key: Key
     stored: np.ndarray
     matrices: list[tuple[Any, Any]]
 
@@ -32,11 +32,11 @@ class _Written:
 class AdjointRows(SparseRows):
     """What has been written, launch by launch; the blocks of the class before only say what carries tangents."""
 
-    def __init__(self, sizes: dict[Any, int], arithmetic: Arithmetic) -> None:
+    def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
         super().__init__(sizes, arithmetic)
         self._events: list[Callable[[Adjoints, Adjoints], None]] = []
 
-    def replace(self, key: Any, blocks: dict[Any, Any]) -> None:
+    def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
         """Rows of tangents become sparse."""
         self._blocks[key] = {key: IDENTITY}
 
@@ -47,7 +47,7 @@ class AdjointRows(SparseRows):
 
         self._events.append(back)
 
-    def clear(self, key: Any, rows: Any) -> None:
+    def clear(self, key: Key, rows: Any) -> None:
         """Constants are stored to some entries from outside of a kernel."""
 
         def back(adjoints: Adjoints, gradient: Adjoints) -> None:
@@ -56,11 +56,11 @@ class AdjointRows(SparseRows):
 
         self._events.append(back)
 
-    def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Any], Any]) -> None:
+    def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Key], Key]) -> None:
         launch = [[self._written(w, outer) for w in stage] for stage in stages]
         self._events.append(lambda adjoints, gradient: _back(launch, adjoints, gradient))
 
-    def _written(self, written: StageBlocks, outer: Callable[[Any], Any]) -> _Written:
+    def _written(self, written: StageBlocks, outer: Callable[[Key], Key]) -> _Written:
         key = outer(written.key)
         matrices = []
         for owner, (block, data) in written.blocks.items():
@@ -83,7 +83,7 @@ class AdjointRows(SparseRows):
 
 def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints) -> None:
     """The adjoints before a launch, from those after it; what belongs to parameters is added to the gradient."""
-    now: dict[Any, int] = {}  # how many of the stages, from the first one on, have written to a container
+    now: dict[Key, int] = {}  # how many of the stages, from the first one on, have written to a container
     for stage in launch:
         for written in stage:
             now[written.key] = now.get(written.key, 0) + 1
@@ -109,5 +109,5 @@ def _without(adjoint: np.ndarray, rows: Any) -> np.ndarray:
     return rest
 
 
-def _add(to: Adjoints, key: Any, values: np.ndarray) -> None:
+def _add(to: dict[Any, np.ndarray], key: Key, values: np.ndarray) -> None:
     to[key] = to[key] + values if key in to else values

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.keys import SumKey, Version
+from taichi_ext.differentiate.keys import Key, SumKey, Version
 from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, identity, scipy_sparse
 from taichi_ext.runtime.sparse_pattern import sparse_dtype
 from taichi_ext.runtime.sparse_streams import StageBlocks
@@ -18,34 +18,34 @@ IDENTITY = "identity"  # a parameter that nothing has written to, by itself
 class SparseRows:
     """For each container a sparse matrix by each parameter; ``arithmetic`` is kept from call to call."""
 
-    def __init__(self, sizes: dict[Any, int], arithmetic: Arithmetic) -> None:
+    def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
         self._sizes = sizes
         self._arithmetic = arithmetic
-        self._blocks: dict[Any, dict[Any, Any]] = {key: {key: IDENTITY} for key in sizes}
+        self._blocks: dict[Key, dict[Key, Any]] = {key: {key: IDENTITY} for key in sizes}
 
     def keys(self) -> list[Any]:
         return list(self._blocks)
 
-    def of(self, key: Any, note_clear: Callable[[Any], None] | None = None) -> Rows:
+    def of(self, key: Key, note_clear: Callable[[Any], None] | None = None) -> Rows:
         """The rows of one container; ``note_clear`` is called before some of them are cleared."""
         return Rows(self, key, note_clear)
 
-    def blocks(self, key: Any) -> dict[Any, Any]:
+    def blocks(self, key: Key) -> dict[Key, Any]:
         """The blocks of a container that have entries."""
         return self._blocks.get(key, {})
 
-    def block(self, key: Any, param: Any, rows: int, dtype: Any) -> Any:
+    def block(self, key: Key, param: Key, rows: int, dtype: Any) -> Any:
         """A block of J as a CSR array."""
         found = self.blocks(key).get(param)
         if found is None:
             return scipy_sparse().csr_array((rows, self._sizes[param]), dtype=dtype)
         return identity(rows, dtype).csr() if isinstance(found, str) else found.csr()
 
-    def replace(self, key: Any, blocks: dict[Any, Any]) -> None:
+    def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
         """Give a container the rows of CSR arrays."""
         self._blocks[key] = {param: Matrix.of(block) for param, block in blocks.items()}
 
-    def clear(self, key: Any, rows: Any) -> None:
+    def clear(self, key: Key, rows: Any) -> None:
         """Set the tangents of some entries to zero."""
         left = {}
         for param, block in self.blocks(key).items():
@@ -55,11 +55,11 @@ class SparseRows:
                 left[param] = rest
         self._blocks[key] = left
 
-    def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Any], Any]) -> None:
+    def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Key], Key]) -> None:
         """Go on by one launch: what each stage writes, by what was there before it."""
-        versions: dict[Any, list[Any]] = {}
+        versions: dict[Key, list[Any]] = {}
 
-        def before(key: Any, version: int) -> dict[Any, Any]:
+        def before(key: Key, version: int) -> dict[Key, Any]:
             return versions.get(key, [self.blocks(key)])[version]
 
         for written in stages:
@@ -71,9 +71,9 @@ class SparseRows:
             del self._blocks[key]
 
     def _after(
-        self, written: StageBlocks, outer: Callable[[Any], Any], known: Callable[[Any, int], dict[Any, Any]]
-    ) -> dict[Any, Any]:
-        terms: dict[Any, list[Any]] = {}
+        self, written: StageBlocks, outer: Callable[[Key], Key], known: Callable[[Any, int], dict[Key, Any]]
+    ) -> dict[Key, Any]:
+        terms: dict[Key, list[Any]] = {}
         for owner, (block, data) in written.blocks.items():
             matrix = Matrix(block.pattern, data)
             if block.has_rows:
@@ -98,7 +98,7 @@ class SparseRows:
             block = identity(size, np.float64)
         return self._arithmetic.without_rows(block, rows)
 
-    def _total(self, param: Any, blocks: list[Any]) -> Any:
+    def _total(self, param: Key, blocks: list[Any]) -> Any:
         if len(blocks) == 1:
             return blocks[0]
         types = [b.data.dtype for b in blocks if not isinstance(b, str)]
@@ -111,7 +111,7 @@ class Rows:
 
     is_fresh = False
 
-    def __init__(self, rows: SparseRows, key: Any, note_clear: Callable[[Any], None] | None) -> None:
+    def __init__(self, rows: SparseRows, key: Key, note_clear: Callable[[Any], None] | None) -> None:
         self._rows = rows
         self._key = key
         self._note_clear = note_clear

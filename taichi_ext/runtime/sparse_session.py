@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.keys import LaunchArray, OwnArray, SumKey
+from taichi_ext.differentiate.keys import Key, LaunchArray, OwnArray, SumKey
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.labels import Label
 from taichi_ext.launches import Fused, Role, SparseTarget, container_key
@@ -27,7 +28,7 @@ class SparseSession(Session):
     def __init__(self, fields: FieldTable, fused: dict[Any, Fused], is_direct: bool, numbering: Columns) -> None:
         super().__init__(fields, fused, is_direct)
         self.numbering = numbering
-        self.outputs: dict[Any, Any] = {}  # sizes by key
+        self.outputs: dict[Key, Any] = {}  # sizes by key
         self.make_rows: type[SparseRows] = SparseRows
         self.most_entries = math.inf  # that are not rather computed as dense rows
         self.arithmetic = Arithmetic()
@@ -35,14 +36,14 @@ class SparseSession(Session):
         self.launched: Fused | None = None  # the last kernel
         self._streams: Streams | None = None
 
-    def number(self, sizes: dict[Any, int], in_rows: set[Any], composed: dict[Any, int]) -> None:
+    def number(self, sizes: dict[Key, int], in_rows: set[Key], composed: dict[Key, int]) -> None:
         """Give the parameters their columns."""
         self.numbering = Columns(sizes, in_rows, dict(composed))
         self.rows = self.make_rows(sizes, self.arithmetic)
         self.arithmetic.begin()
         self.columns = self.numbering.width
 
-    def _note_clear(self, key: Any) -> None:
+    def _note_clear(self, key: Key) -> None:
         """Python is about to store to a parameter: from now on its entries are other columns than at the start."""
         if key not in self.numbering.sizes or key in self.numbering.composed:
             return
@@ -51,34 +52,34 @@ class SparseSession(Session):
         composed = {**self.numbering.composed, key: self.numbering.sizes[key]}
         self._extend(self.numbering.in_rows, composed)
 
-    def _extend(self, in_rows: set[Any], composed: dict[Any, int]) -> None:
+    def _extend(self, in_rows: set[Key], composed: dict[Key, int]) -> None:
         """Number the columns of more containers; kernels that launches repeat may lack the tangents of these."""
         self.numbering = self.numbering.extended(in_rows, composed, {})
         self._changes += 1
 
     # --- containers
 
-    def seed(self, columns: dict[Any, int]) -> None:
+    def seed(self, columns: dict[Key, int]) -> None:
         """Name the parameters; whole fields have columns, also where a component is the parameter."""
         super().seed({container_key(key): column for key, column in columns.items()})
 
-    def open_output(self, key: Any, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
+    def open_output(self, key: Key, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
         self.outputs[container_key(key)] = rows
 
-    def tangents(self, key: Any) -> Any:
+    def tangents(self, key: Key) -> Any:
         """Something whose ``any()`` says whether an output or parameter depends on parameters."""
         return self.rows.of(container_key(key))
 
-    def is_fresh(self, key: Any) -> bool:
+    def is_fresh(self, key: Key) -> bool:
         return not self.tangents(key).any()
 
-    def dtype(self, key: Any) -> np.dtype:
+    def dtype(self, key: Key) -> np.dtype:
         return numpy_dtype(self.info(key).dtype)
 
-    def carries_tangent(self, key: Any) -> bool:
+    def carries_tangent(self, key: Key) -> bool:
         return self.rows.of(key).any() or super().carries_tangent(key)
 
-    def shadow(self, key: Any) -> Any:
+    def shadow(self, key: Key) -> Any:
         if key in self.numbering.composed or key in self.outputs or key in self.numbering.sizes:
             return self.rows.of(key, self._note_clear)
         return super().shadow(key)
@@ -88,26 +89,26 @@ class SparseSession(Session):
 
     # --- launches
 
-    def _role(self, key: Any) -> Role:
+    def _role(self, key: Key) -> Role:
         if isinstance(key, View) and key not in self.numbering.sizes and key not in self.outputs:
             known = [k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)]
             if any(other.overlaps(key) for other in known):
                 raise DenseRowsError("two arrays share a part of their memory")
         return super()._role(key)
 
-    def _variant(self, outer: dict[Any, Any]) -> Any:
+    def _variant(self, outer: Mapping[Key, Key]) -> Any:
         numbering = self._local(outer)
         ranges = tuple(r for r in numbering.ranges())
         return (ranges, frozenset(numbering.in_rows), self._sinks(outer))
 
-    def _sparse_target(self, outer: dict[Any, Any]) -> SparseTarget:
+    def _sparse_target(self, outer: Mapping[Key, Key]) -> SparseTarget:
         return SparseTarget(self._local(outer), self._sinks(outer))
 
-    def _sinks(self, outer: dict[Any, Any]) -> frozenset[Any]:
+    def _sinks(self, outer: Mapping[Key, Key]) -> frozenset[Key]:
         names = {key: local for local, key in outer.items()}
         return frozenset(names.get(key, key) for key in self.outputs)
 
-    def _local(self, outer: dict[Any, Any]) -> Columns:
+    def _local(self, outer: Mapping[Key, Key]) -> Columns:
         """The columns with the keys that a trace has for arrays."""
         names = {key: local for local, key in outer.items()}
         numbering = self.numbering
@@ -117,7 +118,7 @@ class SparseSession(Session):
             {names.get(key, key): size for key, size in numbering.composed.items()},
         )
 
-    def _accept(self, fused: Fused, outer: dict[Any, Any]) -> None:
+    def _accept(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
         assert fused.entries is not None
         columns = fused.entries.columns
         in_rows = {outer.get(key, key) for key in columns.in_rows} - self.numbering.in_rows
@@ -191,7 +192,7 @@ class SparseSession(Session):
                 "numbers, or writes to rows of tangents"
             )
 
-    def _collect(self, fused: Fused, outer: dict[Any, Any]) -> None:
+    def _collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
         if not fused.sites:
             return
         streams, self._streams = self._streams or Streams.of(fused), None  # those that only clear rows write nothing

@@ -12,7 +12,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Group, Site
-from taichi_ext.differentiate.keys import SiteArray, SumKey, Version
+from taichi_ext.differentiate.keys import Key, SiteArray, SumKey, Version
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
@@ -21,6 +21,8 @@ from taichi_ext.runtime.sparse_counts import SlotCounts
 from taichi_ext.runtime.sparse_pattern import Block, Slots, block_of, kept_slots, stored_rows
 
 ORDERING = 32  # bytes by entry: row, column, key, order
+
+Stage = tuple[int, int]  # of a site
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,10 @@ class StageBlocks:
         blocks: CSR arrays, data included, by the owner of the columns. Data that are lent hold until the next launch.
     """
 
-    key: Any
+    key: Key
     size: int
     stored: np.ndarray
-    blocks: dict[Any, tuple[Block, np.ndarray]]
+    blocks: dict[Key, tuple[Block, np.ndarray]]
 
 
 @dataclass
@@ -96,8 +98,8 @@ class Streams:
         self._in_rows = frozenset(entries.columns.in_rows)
         self.counts = SlotCounts(self.sites, _array_of)
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
-        self._blocks: dict[Any, dict[Any, Block]] = {}
-        self._stored: dict[Any, np.ndarray] = {}
+        self._blocks: dict[tuple[Stage, Key], dict[Key, Block]] = {}
+        self._stored: dict[tuple[Stage, Key], np.ndarray] = {}
         self.is_symmetric = False  # to the last bit, as the matrix of a Hessian
         self.make_room()
 
@@ -189,14 +191,14 @@ class Streams:
                 if (at, to) == (stage, key):
                     blocks.update(self._bundle_blocks(bundle, key, slots, kept))
 
-    def _size(self, key: Any) -> int:
+    def _size(self, key: Key) -> int:
         """How many entries a container has, or a local that has columns of its own in this launch."""
         opened = self._open.get(key)
         return self._sizes[key] * (1 if opened is None else self.counts.rooms[opened])
 
     def _bundle_blocks(
-        self, bundle: _Bundle, key: Any, slots: dict[int, Slots], kept: dict[int, np.ndarray]
-    ) -> dict[Any, Block]:
+        self, bundle: _Bundle, key: Key, slots: dict[int, Slots], kept: dict[int, np.ndarray]
+    ) -> dict[Key, Block]:
         size = self._size(key)
         row_type = np.int32 if size < 2**31 else np.int64
         places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
@@ -242,10 +244,10 @@ class Streams:
         for bundle, numbers in zip(self._bundles.values(), saved, strict=True):
             bundle.memory = numbers
 
-    def stages(self) -> list[tuple[int, int]]:
+    def stages(self) -> list[Stage]:
         return sorted({site.stage for site in self.sites})
 
-    def blocks(self, stage: tuple[int, int]) -> Iterator[StageBlocks]:
+    def blocks(self, stage: Stage) -> Iterator[StageBlocks]:
         for (at, key), blocks in self._blocks.items():
             if at == stage:
                 full = {}
