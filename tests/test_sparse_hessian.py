@@ -7,7 +7,7 @@ import taichi as ti
 from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import Hessian, InvalidArgumentError, hessian, value_gradient_and_hessian
+from taichi_ext import Hessian, InvalidArgumentError, hessian, hvp, value_gradient_and_hessian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -113,6 +113,37 @@ def test_neighbours_in_lists_of_any_length():
             energy[None] += 0.5 * total
 
     require_like_dense(pairs, x, energy)
+
+
+def test_energies_that_are_stored_from_themselves():
+    """``energy = 1 / energy``: the gradient so far is a part of the tangent that is stored."""
+    x, scale, energy = scalars([0.9, 1.3, 0.6, 1.1]), scalars(1.2), scalars(0.0)
+
+    @ti.kernel
+    def inverse():
+        for i in x:
+            energy[None] += x[i] ** 2
+        energy[None] = 1 / energy[None]
+
+    @ti.kernel
+    def in_turns():
+        energy[None] = scale[None] * x[0]
+        for _ in range(1):
+            for i in range(4):
+                energy[None] = energy[None] * x[i] + x[i] ** 2
+        if energy[None] > 0.5:
+            energy[None] *= scale[None]
+        for i in x:
+            energy[None] += x[i] ** 3
+
+    require_like_dense(inverse, x, energy)
+    require_like_dense(in_turns, [x, scale], energy, is_sparse=False)
+    write(energy, 0.0)
+    H = hessian(inverse, x, energy)
+    write(energy, 0.0)
+    assert_allclose(hvp(inverse, x, np.eye(4), energy), H, rtol=1e-12)
+    total = (read(x) ** 2).sum()
+    assert_allclose(H, 8 * np.outer(read(x), read(x)) / total**3 - 2 * np.eye(4) / total**2, rtol=1e-12)
 
 
 def test_contacts_whose_pairs_change():

@@ -7,7 +7,7 @@ from taichi_ext.differentiate.arguments import ShadowMatrix
 from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.decisions import Role
 from taichi_ext.differentiate.energy_gradient import EnergyGradient
-from taichi_ext.differentiate.forms import Form, negated
+from taichi_ext.differentiate.forms import Form, has_row, negated
 from taichi_ext.differentiate.shadows import Tangents
 from taichi_ext.differentiate.storages import Storages
 from taichi_ext.differentiate.walk import Walk
@@ -31,6 +31,9 @@ class EnergyTangents(Tangents):
         self.gradient = gradient
 
     def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+        if has_row(forms[0]):  # it may be the gradient itself, so each column is read before it is stored
+            super()._store_forms(site, targets, forms)
+            return
         if not (self.walk.facts.stores.is_first(site) and self._is_fresh()):
             self.gradient.clear()
         self.gradient.add(forms[0])
