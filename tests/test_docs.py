@@ -1,5 +1,6 @@
 """The documentation runs: every Python block of README.md and docs/, and what it says that lines print."""
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -152,6 +153,19 @@ def test_every_page_is_linked_from_the_index():
     for page in (ROOT / "docs").glob("*.md"):
         if page.name != "index.md":
             assert f"({page.name})" in index, f"docs/index.md does not link {page.name}"
+
+
+def test_the_reference_lists_every_public_name():
+    listed = re.findall(r"^\.\. auto\w+:: (\w+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(set(taichi_ext.__all__) - {"__version__"})
+
+
+def test_the_gallery_has_the_first_sentence_of_every_example():
+    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    for path in (ROOT / "examples").glob("*.py"):
+        first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
+        if not first.startswith("Shared by"):
+            assert f"| `examples/{path.name}` | {first} |\n" in text
 
 
 def test_public_names_are_documented_somewhere():

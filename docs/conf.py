@@ -1,0 +1,29 @@
+"""The documentation site: ``sphinx-build -W docs OUT``, with the extra ``docs``."""
+
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import taichi_ext
+
+project, author, copyright = "taichi_ext", "The taichi_ext contributors", "The taichi_ext contributors"
+version = release = taichi_ext.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+html_theme, html_title = "furo", f"taichi_ext {version}"
+myst_heading_anchors = 4
+nitpicky = False
+napoleon_use_ivar = True  # attributes of classes are a list in the text of the class
+autodoc_typehints, autodoc_member_order = "none", "bysource"
+templates_path: list[str] = []
+
+
+def _without_links_outside(app: object, page: str, text: list[str]) -> None:
+    """Links to files of the repository that are no pages are shown as paths."""
+    text[0] = re.sub(r"\[([^\]]*)\]\(\.\./([^)#]+)[^)]*\)", r"\1 (`\2`)", text[0])
+
+
+def setup(app) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _without_links_outside)
