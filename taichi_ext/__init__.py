@@ -32,6 +32,7 @@ from taichi_ext.solvers import manifolds
 from taichi_ext.solvers.least_squares import least_squares
 from taichi_ext.solvers.levenberg import Iteration
 from taichi_ext.solvers.manifolds import Manifold
+from taichi_ext.solvers.newton import NewtonIteration, NewtonResult, newton
 from taichi_ext.solvers.normal_equations import NormalEquations, normal_equations
 from taichi_ext.solvers.operator import hessian_operator, linear_operator
 from taichi_ext.solvers.results import LeastSquaresResult
@@ -47,6 +48,8 @@ __all__ = [
     "Jacobian",
     "LeastSquaresResult",
     "Manifold",
+    "NewtonIteration",
+    "NewtonResult",
     "NormalEquations",
     "ShardError",
     "UnsupportedError",
@@ -70,6 +73,7 @@ __all__ = [
     "mark",
     "mesh_edges",
     "nearest",
+    "newton",
     "normal_equations",
     "plot_fit",
     "plot_jacobian",

@@ -79,6 +79,14 @@ class SecondOrderEvaluation(GradientEvaluation):
         gradient = self._prepared.rebuild_params(self._gradients())
         return value, as_torch(gradient, self.call, self._outputs), result
 
+    def point(self) -> tuple[float, np.ndarray, list[list[Any]]]:
+        """The energy, its gradient as one vector, and the blocks of H by pairs of parameters."""
+        with self._whole(), backend.suspend_following():
+            blocks = self.blocks()
+            (value,) = values_of(self._prepared, self.call, self.returned)
+        gradient = np.concatenate([part.reshape(-1) for part in self._gradients()])
+        return float(np.asarray(backend.as_numpy(value)).reshape(-1)[0]), gradient, blocks
+
     def _gradients(self) -> list[np.ndarray]:
         """The gradient by each parameter."""
         return [self._gradient[rows][inner].reshape(shape) for rows, inner, shape in self._ranges]

@@ -18,6 +18,7 @@ from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.matrix import joined
 from taichi_ext.api.plan import Plan
+from taichi_ext.api.prepared import values_of
 from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
@@ -59,7 +60,14 @@ class Problem:
         best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
     """
 
-    def __init__(self, plan: Plan, call: KernelCall, eliminated: list[int] | None = None, retract: Any = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        call: KernelCall,
+        eliminated: list[int] | None = None,
+        retract: Any = None,
+        user: str = "least_squares",
+    ) -> None:
         self._plan = plan
         self._call = call
         self._targets = [call.current(t) for t in plan.prepared.params]
@@ -70,7 +78,7 @@ class Problem:
                     "stored; put it in a field."
                 )
         self._state = _StateAtPoint(lambda: self._save_and_store())
-        self._state.reason, self._state.advice = "least_squares runs the kernels once for each point", RANDOM_BEFORE
+        self._state.reason, self._state.advice = f"{user} runs the kernels once for each point", RANDOM_BEFORE
         for target in self._targets:
             self._state.save(self._container(target))
         evaluation = plan.start(call)
@@ -109,9 +117,21 @@ class Problem:
         return J if self.charts is None else self.charts.local_jacobian(J, x)
 
     def _start(self, x: np.ndarray) -> Evaluation:
+        return self.start_at(x, self._plan)
+
+    def start_at(self, x: np.ndarray, plan: Plan) -> Evaluation:
+        """An evaluation of the same kernel at a point."""
         self._x = x
         self._state.restore()
-        return self._plan.start(self._call, state=self._state)
+        return plan.start(self._call, state=self._state)
+
+    def value(self, x: np.ndarray) -> float:
+        """The only output, which is one number, from a plain run at a point, after an evaluation at another one."""
+        self._x = x
+        self._state.restore()
+        returned = self._call.function(*self._call.given)
+        (found,) = values_of(self._plan.prepared, self._call, returned)
+        return float(np.asarray(backend.as_numpy(found)).reshape(-1)[0])
 
     def refuse_residuals(self, r: np.ndarray, where: str = "") -> None:
         """Raise where a residual is not finite."""
@@ -140,6 +160,10 @@ class Problem:
         for target in self._targets:
             self._state.save(self._container(target))  # while it holds what it did: it is changed now
         self._store(self._x)
+
+    def store(self, x: np.ndarray) -> None:
+        """Let the parameters hold a point."""
+        self._store(x)
 
     def _store(self, x: np.ndarray) -> None:
         at = 0

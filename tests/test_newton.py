@@ -1,0 +1,167 @@
+"""``newton``: minima that are known, statics of springs, callbacks, state."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import outputs, read, scalars, vectors, write
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import InvalidArgumentError, UnsupportedError, newton, value_and_gradient
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+def hanging_chain(n=12):
+    """Springs between neighbours, pressed at the start, that hang under their weight between fixed ends."""
+    points = np.stack([np.linspace(0, 4, n), 0.1 * np.sin(np.arange(n))], axis=1)
+    x, energy = vectors(points), scalars(0.25)
+
+    @ti.kernel
+    def run():
+        for i in range(n - 1):
+            energy[None] += 50 * ((x[i + 1] - x[i]).norm() - 0.5) ** 2
+        for i in range(n):
+            energy[None] += 0.1 * x[i][1]
+
+    fixed = np.zeros(n, bool)
+    fixed[[0, -1]] = True
+    return run, x, energy, fixed
+
+
+def test_springs_hang_between_fixed_ends():
+    run, x, energy, fixed = hanging_chain()
+    start = read(x)
+    result = newton(run, x, energy, fixed=fixed, gtol=1e-12)
+    assert result.success and result.status == 1
+    assert any(h.is_projected for h in result.history)
+    assert_array_equal(read(x)[[0, -1]], start[[0, -1]])
+    assert_array_equal(read(x).reshape(-1), result.x)
+    assert_allclose(read(energy), result.energy, rtol=1e-14)  # that of one run at the minimiser
+    write(energy, 0.25)
+    value, gradient = value_and_gradient(run, x, energy)
+    assert_allclose(value, result.energy, rtol=1e-14)
+    assert np.abs(gradient[~fixed]).max() < 1e-9
+    assert_allclose(gradient.reshape(-1), result.gradient, atol=1e-10)
+    last = [h.gradient for h in result.history[-3:]]  # squares of each other, down to rounding
+    assert last[2] < 50 * last[1] ** 2 + 1e-11
+    assert "Hessians" in result.summary() and len(result.summary().splitlines()) == len(result.history) + 2
+
+
+def test_rosenbrock_and_several_params():
+    x, y, energy = scalars([-1.2]), scalars([1.0]), outputs(1)
+
+    @ti.kernel
+    def run():
+        for _ in range(1):
+            energy[0] += (1 - x[0]) ** 2 + 100 * (y[0] - x[0] ** 2) ** 2
+
+    result = newton(run, {"x": x, "y": y}, energy)
+    assert_allclose(result.x, [1, 1], rtol=1e-9)
+    assert len(result.history) < 30
+    write(x, [-1.2])
+    write(y, [1.0])
+    newton(run, {"x": x, "y": y}, energy, fixed={"x": [True], "y": [False]})
+    assert_allclose([read(x)[0], read(y)[0]], [-1.2, 1.44], rtol=1e-12)
+
+
+def test_returned_energies_and_arrays():
+    x = np.array([3.0, -2.0])
+
+    @ti.kernel
+    def run(x: ti.types.ndarray(ti.f64, ndim=1)) -> ti.f64:
+        total = 0.0
+        for i in range(2):
+            total += ti.exp(x[i] - i) + ti.exp(i - x[i])
+        return total
+
+    result = newton(run, x, args=(x,))
+    assert result.success
+    assert_allclose(x, [0, 1], atol=1e-6)
+
+
+def test_callbacks_keep_steps_where_they_are_valid():
+    """A barrier is only known where x is positive; max_step ends a step before it, is_valid takes it back."""
+    x, energy = scalars([1e-3]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for _ in range(1):
+            energy[None] += 100 * (x[0] + 1) ** 2 - 1e-4 * ti.log(x[0])
+
+    seen, steps = [], []
+
+    def is_valid(point):
+        seen.append(point[0])
+        return point[0] > 0
+
+    def max_step(direction):
+        steps.append((read(x)[0], direction[0]))
+        return 0.9 * x[0] / -direction[0] if direction[0] < 0 else 1.0
+
+    for options in ({"is_valid": is_valid}, {"max_step": max_step, "is_valid": is_valid}):
+        write(x, [1e-3])
+        seen.clear()
+        result = newton(run, x, energy, **options)
+        assert result.success
+        # 200 (x + 1) = 1e-4 / x
+        assert_allclose(read(x)[0], (-1 + np.sqrt(1 + 4 * 5e-7)) / 2, rtol=1e-6)
+        assert (min(seen) > 0) == ("max_step" in options)
+    assert steps[0][0] == 1e-3
+
+
+def test_ends():
+    x, energy = scalars([3.0]), scalars(0.0)
+
+    @ti.kernel
+    def quartic():
+        for _ in range(1):
+            energy[None] += x[0] ** 4
+
+    result = newton(quartic, x, energy, max_iterations=2)
+    assert not result.success and result.status == 0 and len(result.history) == 3
+    write(x, [3.0])
+    result = newton(quartic, x, energy, callback=lambda h: h.number == 1)
+    assert result.status == -1 and len(result.history) == 2
+    assert_allclose(read(x), [2.0])  # 2/3 of the way
+
+
+def test_progress(capsys):
+    run, x, energy, fixed = hanging_chain(5)
+    result = newton(run, x, energy, fixed=fixed, progress=True)
+    assert capsys.readouterr().out.splitlines() == result.summary().splitlines()[:-1]
+
+
+def test_bad_input():
+    run, x, energy, _ = hanging_chain(5)
+    before = read(x)
+    with pytest.raises(InvalidArgumentError, match=r"fixed\[0\] has shape \(4,\)"):
+        newton(run, x, energy, fixed=np.zeros(4, bool))
+    with pytest.raises(InvalidArgumentError, match="fixed leaves nothing that moves"):
+        newton(run, x, energy, fixed=np.ones(5, bool))
+    with pytest.raises(InvalidArgumentError, match="fixed has 2 arrays"):
+        newton(run, x, energy, fixed=[np.ones(5, bool), None])
+    with pytest.raises(InvalidArgumentError, match="gtol is -1"):
+        newton(run, x, energy, gtol=-1)
+    with pytest.raises(InvalidArgumentError, match="max_iterations is 0.5"):
+        newton(run, x, energy, max_iterations=0.5)
+    with pytest.raises(InvalidArgumentError, match="one number"):
+        newton(run, x, x)
+    with pytest.raises(InvalidArgumentError, match="Python function"):
+        newton(lambda: run(), x, energy)
+
+    @ti.kernel
+    def not_finite():
+        for i in range(5):
+            energy[None] += ti.log(-1.0 - x[i].norm())
+
+    with pytest.raises(InvalidArgumentError, match="not finite at the start"):
+        newton(not_finite, x, energy)
+
+    @ti.kernel
+    def random():
+        for i in range(5):
+            energy[None] += x[i].norm_sqr() * ti.random(ti.f64)
+
+    with pytest.raises((InvalidArgumentError, UnsupportedError)):
+        newton(random, x, energy)
+    assert_array_equal(read(x), before)
