@@ -3,7 +3,7 @@
 import mpmath as mp
 import numpy as np
 
-mp.mp.dps = 50
+mp.mp.dps = 90
 LOG2 = mp.log(2) * mp.mpf("1.0001")
 HALF = (mp.sqrt(0.5) - 1, mp.sqrt(2) - 1)  # of a power of 2 on each side of 1
 
@@ -28,6 +28,28 @@ def tanh(z):
     return (mp.tanh(mp.sqrt(z)) - mp.sqrt(z)) / mp.sqrt(z) ** 3
 
 
+def sin(z):
+    """What is left of sin(y) behind y, by y**3, with z = y**2."""
+    return (mp.sin(mp.sqrt(z)) - mp.sqrt(z)) / mp.sqrt(z) ** 3
+
+
+def cos(z):
+    """What is left of cos(y) behind 1 - z / 2, by z**2, with z = y**2."""
+    return (mp.cos(mp.sqrt(z)) - 1 + z / 2) / z**2
+
+
+def parts_of_turn(bits: int = 29, count: int = 7) -> list[str]:
+    """1 / (2 * pi) as a sum of numbers with so many bits each: their products with a float32 are exact in float64."""
+    rest, found = 1 / (2 * mp.pi), []
+    for k in range(1, count + 1):
+        part = mp.floor(rest * mp.mpf(2) ** (bits * k)) / mp.mpf(2) ** (bits * k)
+        found.append(repr(float(part)))
+        rest -= part
+    return found
+
+
+QUARTER = (0, (mp.pi / 4 * mp.mpf("1.0001")) ** 2)
+
 SERIES = {
     "exp, float32": (exp, (-LOG2 / 2, LOG2 / 2), 4, np.float32),
     "exp, float64": (exp, (-LOG2 / 2, LOG2 / 2), 9, np.float64),
@@ -36,6 +58,8 @@ SERIES = {
     "log, float64": (log_of_ratio, (0, (HALF[1] / (HALF[1] + 2)) ** 2), 6, np.float64),
     "tanh, float32": (tanh, (0, 0.625**2), 5, np.float32),
     "tanh, float64": (tanh, (0, 0.25**2), 6, np.float64),
+    "sin, float32": (sin, QUARTER, 3, np.float32),
+    "cos, float32": (cos, QUARTER, 2, np.float32),
 }
 
 
@@ -49,3 +73,4 @@ def coefficients(name: str) -> list[str]:
 if __name__ == "__main__":
     for name in SERIES:
         print(f"{name}: {', '.join(coefficients(name))}")
+    print(f"turn: {', '.join(parts_of_turn())}")

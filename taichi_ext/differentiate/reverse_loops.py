@@ -68,7 +68,6 @@ from taichi_ext.program.statements import Target
 # What walks over the statements of a block: the block, its variables, what comes before and after its statements
 WalkBlock = Callable[[Body, tuple[Local, ...], Callable[[], None], Callable[[], None]], Body]
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
-LONGEST_LOCAL_TAPE = 128  # numbers; Taichi clears each of a local array by a statement, which takes long to compile
 MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
 
 
@@ -191,7 +190,7 @@ class Reversals:
         assert iterations is not None  # a loop that is counted
         size = iterations * width
         longest = walk.facts.seeds.limits.local_array
-        if size > min(LONGEST_LOCAL_TAPE, longest) and walk.facts.seeds.is_host:
+        if size > longest and walk.facts.seeds.is_host:
             part = scratch_part(walk.facts, walk.cursor, walk.decisions)
             return ScratchRow(self.builder, walk.arguments, size, dtype, part, is_filled=True)
         if size > longest:

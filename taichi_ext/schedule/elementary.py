@@ -10,6 +10,9 @@ the least normal one for zero; so do they.
 * ``log(2**n * (1 + f)) = n * log(2) + log(1 + f)``, for float64 with ``s = f / (2 + f)`` and the series of
   ``2 * atanh(s)``, as in fdlibm.
 * ``tanh`` is a series near 0, else ``1 - 2 / (exp(2 * x) + 1)`` or ``m / (m + 2)`` with ``m = exp(2 * x) - 1``.
+* ``sin`` and ``cos`` of float32: ``1 / (2 * pi)`` is a sum of seven float64 numbers of 29 bits, whose products with x
+  are exact; whole turns are taken from each product (after Payne and Hanek, 1983), so that large x lose nothing. There
+  are none of float64: as much arithmetic as that takes is slower than the library.
 
 With ``fast_math`` LLVM reorders sums and knows neither NaN nor infinity. So a choice that always falls the same way
 stands between steps that must not be joined, and special values are chosen by their bits. Choices are ``ti.select``,
@@ -144,6 +147,33 @@ _FAR64 = """\
     far = m / (m + R(2.0))
 """
 
+
+_PART = """\
+    c = d * ti.f64({part!r})
+    c = c - ti.floor(c + ti.f64(0.5))
+    turn = turn + ti.select(c > ti.f64(-1.0), c, ti.f64(-1.0))
+"""
+_TURN = (  # 1 / (2 * pi)
+    *(0.15915494225919247, 8.327028684640414e-10, 5.69002511952534e-19, 6.317065083361892e-27),
+    *(5.595982707708916e-36, 6.551007945072098e-45, 9.301187157400502e-54),
+)
+_SIN32 = f"""\
+    bits = ti.bit_cast(x, I)
+    d = ti.cast(ti.bit_cast(bits & REST, R), ti.f64)
+    turn = ti.f64(0.0)
+{"".join(_PART.format(part=part) for part in _TURN)}\
+    turn = ti.select(turn > ti.f64(-8.0), turn, ti.f64(-8.0))
+    turn = turn - ti.floor(turn + ti.f64(0.5))
+    n = ti.floor(turn * ti.f64(4.0) + ti.f64(0.5))
+    y = ti.cast((turn * ti.f64(4.0) - n) * ti.f64(1.5707963267948966), R)
+    z = y * y
+    sine = y * z * P + y
+    cosine = z * z * Q + (R(1.0) - R(0.5) * z)
+    k = ti.cast(n, ti.i32) + I(FIRST)
+    b = ti.bit_cast(ti.select((k & I(1)) == I(0), sine, cosine), I) ^ ((k & I(2)) << I(30)) ^ (bits & ODD)
+    return ti.bit_cast(ti.select((bits & REST) >= INF, NAN, b), R)
+"""
+
 _EXP32 = (0.0013926184, 0.008363179, 0.041666556, 0.16666576, 0.5)
 _EXP64 = (
     *(2.510038549551032e-08, 2.7620088445409746e-07, 2.7557268459997064e-06, 2.4801521295954376e-05),
@@ -169,6 +199,10 @@ _TANH64 = (
     *(-0.0013334287579797762, 0.003581791786990957, -0.008862798753789404, 0.02186947902594781),
     *(-0.053968253869450214, 0.1333333333329479, -0.3333333333333331),
 )
+_SINE = {
+    "p z": (2.7249864e-06, -0.00019840086, 0.008333332, -0.16666667),
+    "q z": (2.4547891e-05, -0.0013888302, 0.041666664),
+}
 _tanh32 = _TANH.format(largest=10.0, least=1.25, reduced=_reduced(F32), far=_FAR32)
 _tanh64 = _TANH.format(largest=22.0, least=0.5, reduced=_reduced(F64, 0.2), far=_FAR64)
 
@@ -178,6 +212,8 @@ _TABLE = [
     Elementary("log", F32, 25, _LOG32, {"p f": _LOG32_SERIES}),
     Elementary("log", F64, 30, _LOG64, {"p z": _LOG64_SERIES}),
     Elementary("tanh", F32, 35, _tanh32, {"p r": _EXP32, "q z": _TANH32}),
+    Elementary("sin", F32, 40, _SIN32.replace("FIRST", "0").replace("ODD", "SIGN"), _SINE),
+    Elementary("cos", F32, 40, _SIN32.replace("FIRST", "1").replace("ODD", "I(0)"), _SINE),
     Elementary("tanh", F64, 45, _tanh64, {"p r": _EXP64_UP_TO_HALF, "q z": _TANH64}),
 ]
 ELEMENTARY = {e.function: e for e in _TABLE}

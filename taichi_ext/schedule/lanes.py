@@ -59,7 +59,7 @@ from taichi_ext.schedule.pieces import FREE, WORK
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
 LANES_OF_FLOAT32, LANES_OF_FLOAT64 = 16, 8  # in one stretch: two vectors of 32 bytes
-MOST_NUMBERS = 8192  # in the arrays of a stretch, which are to stay in the cache next to the processor
+MOST_NUMBERS = 12288  # in the arrays of a stretch, which are to stay in the cache next to the processor
 MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
 LEAST_LOOPS = 1  # in a body; one of arithmetic alone may run in pieces
 NEEDS_VECTORS = True  # no operation that is a call for each lane
