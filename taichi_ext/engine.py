@@ -97,13 +97,13 @@ def fuse(launch: Launch) -> Fused:
         assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
     entries = differentiated.sparse
     return Fused(
-        launch.kernel,
-        kernel,
-        keys,
-        facts,
-        emitted.text,
-        differentiated.scratch_sizes,
-        launch.block.count if entries is None else entries.columns.width,
+        primal=launch.kernel,
+        kernel=kernel,
+        shadows=keys,
+        facts=facts,
+        text=emitted.text,
+        scratch_sizes=differentiated.scratch_sizes,
+        columns=launch.block.count if entries is None else entries.columns.width,
         paired=frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired),
         entries=entries,
         program=scheduled.program,

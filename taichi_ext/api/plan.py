@@ -66,13 +66,13 @@ class Plan:
             rebuild_outputs = rebuild_params if use in ("hessian", "projected") else _only
         backend.materialize()
         self.prepared = Prepared(
-            param_targets,
-            output_targets,
-            rebuild_params,
-            rebuild_outputs,
-            max_memory,
-            tangents,
-            FieldTable(call.labels),
+            params=param_targets,
+            outputs=output_targets,
+            rebuild_params=rebuild_params,
+            rebuild_outputs=rebuild_outputs,
+            limit=max_memory,
+            strategy=tangents,
+            fields=FieldTable(call.labels),
             chunk_size=chunk_size,
             format=format,
             layout=backend.layout_version(),
@@ -92,7 +92,16 @@ class Plan:
         for name, fused in prepared.fused.items():
             fused.memory.scratch.clear()
             prepared.fused[name] = replace(fused, program=None)
-        self.prepared = Prepared([], [], _only, _only, None, "", prepared.fields, prepared.fused)
+        self.prepared = Prepared(
+            params=[],
+            outputs=[],
+            rebuild_params=_only,
+            rebuild_outputs=_only,
+            limit=None,
+            strategy="",
+            fields=prepared.fields,
+            fused=prepared.fused,
+        )
 
     def refuse_ended(self) -> None:
         """Raise where the Taichi program that it was prepared in has ended: ``ti.init`` begins another."""

@@ -17,7 +17,7 @@ from taichi_ext.runtime.sparse_matrices import Arithmetic
 _MOST_SIZES = 256  # combinations of shapes that are remembered
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Prepared:
     """Everything that the calls of one Jacobian share, whatever the thread: nothing in it belongs to one call.
 

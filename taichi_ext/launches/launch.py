@@ -120,7 +120,7 @@ class EnergyTarget:
     has_whole_blocks: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """One kernel launch to be differentiated.
 
@@ -187,7 +187,7 @@ class KernelMemory:
     streams: Any = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Fused:
     """A kernel with tangents, and what its extra arguments are.
 

@@ -278,18 +278,18 @@ class Session(LaunchHooks):
             backend.materialize()  # fields that the pipeline has just made
             fused = engine.fuse(
                 Launch(
-                    kernel,
-                    args,
-                    ColumnBlock(self.columns, self.first_column, is_block),
-                    self.fields,
-                    roles,
-                    binding.arrays,
-                    numbers.columns,
-                    self.wants_return and self.is_direct,
-                    self.watch,
-                    self.strategy,
-                    self._sparse_target(binding.outer),
-                    self._energy_target(binding.outer),
+                    kernel=kernel,
+                    args=args,
+                    block=ColumnBlock(self.columns, self.first_column, is_block),
+                    fields=self.fields,
+                    roles=roles,
+                    arrays=binding.arrays,
+                    numbers=numbers.columns,
+                    wants_return=self.wants_return and self.is_direct,
+                    watch=self.watch,
+                    strategy=self.strategy,
+                    sparse=self._sparse_target(binding.outer),
+                    energy=self._energy_target(binding.outer),
                     is_repeated=not self.is_direct,
                 )
             )
