@@ -13,6 +13,7 @@ from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
 from taichi_ext.boundary.layers import layers, nearest
 from taichi_ext.boundary.mesh_table import mesh_edges
 from taichi_ext.boundary.meshes import add_visible_edge, visible_edge
+from taichi_ext.boundary.pixels import pixel
 from taichi_ext.boundary.rays import ray_level
 from taichi_ext.boundary.registry import boundary_gradient, registry
 from taichi_ext.checks.check import check_jacobian
@@ -75,6 +76,7 @@ __all__ = [
     "nearest",
     "newton",
     "normal_equations",
+    "pixel",
     "plot_fit",
     "plot_jacobian",
     "plot_sparsity",

@@ -23,18 +23,21 @@ from taichi_ext.boundary.kernel_scope import leave_to_engine
 from taichi_ext.boundary.polygons import (
     BULGE,
     ENTRIES,
+    FINEST,
     KIND,
     NX,
     NY,
     OTHER,
     SIDES,
     S,
+    coarsest_square,
+    middle_of_square,
     middle_within,
     part_of_line,
+    put_sides,
 )
 
 MOST = 6  # shapes of which parts can be seen in one square
-FINEST = 5  # how often a pixel can be halved
 
 # The columns of the table of the shapes that a pixel shows.
 INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, BEND, COLUMNS = range(10)
@@ -147,32 +150,24 @@ for _function in (*PUBLIC, shape_at, level_gradient):
 
 @ti.func
 def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.template()):
-    """The mean of the pixel at (x, y), square by square, in the order of letters Z in each other.
-
-    ``place`` counts the smallest squares.
-    """
+    """The mean of the pixel at (x, y), square by square."""
     total = background * 0.0
     place = 0
     depth = 0
     while place < 4**FINEST:
         size = 0.5**depth
-        left = 0.5 * size - 0.5
-        low = 0.5 * size - 0.5
-        for k in range(depth):
-            quarter = place >> 2 * (FINEST - 1 - k)
-            left += 0.5 ** (k + 1) * (quarter & 1)
-            low += 0.5 ** (k + 1) * (quarter >> 1 & 1)
+        middle = middle_of_square(place, depth)
+        cx = x + middle[0]
+        cy = y + middle[1]
         seen = ti.Matrix([[0.0] * COLUMNS] * MOST)
-        found = collect(shape, count, x + left, y + low, size, seen)
+        found = collect(shape, count, cx, cy, size, seen)
         if found > MOST and depth < FINEST:
             depth += 1
         else:
             found -= ti.select(found > MOST, MOST + 1, 0)
-            total += size * size * mean_of_square(shape, background, x + left, y + low, size, has_depth, found, seen)
+            total += size * size * mean_of_square(shape, background, cx, cy, size, has_depth, found, seen)
             place += 4 ** (FINEST - depth)
-            depth = 0
-            while place % 4 ** (FINEST - depth) > 0:
-                depth += 1
+            depth = coarsest_square(place)
     return total
 
 
@@ -180,10 +175,7 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
 def mean_of_square(shape: ti.template(), background, x, y, size, has_depth: ti.template(), found, seen: ti.template()):
     """The mean of the square of a size around (x, y), which is the unit of all lengths."""
     lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 2 * MOST))
-    for e in ti.static(range(SIDES)):
-        lines[e, S] = 0.5
-        lines[e, NX] = (1.0, -1.0, 0.0, 0.0)[e]
-        lines[e, NY] = (0.0, 0.0, 1.0, -1.0)[e]
+    put_sides(lines)
     total = background * 0.0
     for i in range(found + 1):  # the last is the background
         for piece in range(2 ** count_mixed(i, found, seen)):

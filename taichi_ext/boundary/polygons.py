@@ -1,4 +1,7 @@
-"""Polygons in a square of size 1 around 0, given by the lines of their sides, as code in the kernel.
+"""Squares that pixels are divided into, and polygons in one of size 1 around 0, as code in the kernel.
+
+Squares come in the order of letters Z in each other; a place counts the smallest ones before.  Polygons are given by
+the lines of their sides.
 
 Area and lengths follow from one operation, an interval on a line cut by half-planes: the area of a polygon is half the
 sum of ``distance of the side from the centre * length of the side``.
@@ -12,9 +15,38 @@ sum of ``distance of the side from the centre * length of the side``.
 import taichi as ti
 
 S, NX, NY, BULGE, KIND, OTHER, ENTRIES = range(7)  # the columns of the table of lines
+FINEST = 5  # how often a pixel can be halved
 SIDES = 4  # of the square: the first lines
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
 _PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
+
+
+@ti.func
+def coarsest_square(place):
+    """How often the pixel is halved for the largest square that starts at a place."""
+    depth = 0
+    while place % 4 ** (FINEST - depth) > 0:
+        depth += 1
+    return depth
+
+
+@ti.func
+def middle_of_square(place, depth):
+    """Where the middle of a square is, relative to the pixel's centre."""
+    middle = ti.Vector([0.5, 0.5]) * (0.5**depth - 1.0)
+    for k in range(depth):
+        quarter = place >> 2 * (FINEST - 1 - k)
+        middle += 0.5 ** (k + 1) * ti.Vector([quarter & 1, quarter >> 1 & 1])
+    return middle
+
+
+@ti.func
+def put_sides(lines: ti.template()):
+    """Put the sides of the square into the table of lines."""
+    for e in ti.static(range(SIDES)):
+        lines[e, S] = 0.5
+        lines[e, NX] = (1.0, -1.0, 0.0, 0.0)[e]
+        lines[e, NY] = (0.0, 0.0, 1.0, -1.0)[e]
 
 
 @ti.func

@@ -34,7 +34,7 @@ from taichi_ext.differentiate.local_tangents import LocalTangents
 from taichi_ext.differentiate.named_indices import with_named_indices
 from taichi_ext.differentiate.naming import Naming
 from taichi_ext.differentiate.pixel_indices import with_real_positions
-from taichi_ext.differentiate.report import Report, costs, local_choices, loop_choices
+from taichi_ext.differentiate.report import Report, costs, found_edges, local_choices, loop_choices
 from taichi_ext.differentiate.reverse_loops import Reversals
 from taichi_ext.differentiate.roles import named_columns, role_of, size_of
 from taichi_ext.differentiate.row_sources import RowSources
@@ -221,6 +221,7 @@ def _result(walk: Walk, body: Body, coverage: Coverage, storages: Storages, sink
             local_choices(storages.by_local, decisions.rows),
             loop_choices(program.body, decisions.serial, decisions.reversals.chosen),
             costs(body, shadows),
+            edges=found_edges(program.body),
         ),
         sparse=None if sink is None else sink.result(),
         first_columns=decisions.blocks.first_columns,

@@ -13,6 +13,7 @@ from taichi_ext.differentiate.row_terms import ADDED, WORDS, RowDecisions
 from taichi_ext.program import (
     Assign,
     Body,
+    Boundary,
     Const,
     Container,
     Declare,
@@ -78,6 +79,7 @@ class Report:
     loops: tuple[LoopChoice, ...] = ()
     operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
     accesses: tuple[Access, ...] = ()  # by indices that are not known to lie within
+    edges: tuple[Place, ...] = ()  # conditions that ``pixel`` has found
 
     def placed(self, key_of: Callable[[Container], Any]) -> Report:
         """The same with the keys of containers in their place."""
@@ -90,7 +92,8 @@ class Report:
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
         loops = sorted(self.loops, key=lambda loop: loop.number)
         guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
-        return [*locals_, *guards, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
+        edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
+        return [*locals_, *edges, *guards, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
 
 
 def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Any], str]) -> str:
@@ -121,6 +124,12 @@ def local_choices(storages: Mapping[Local, Any], rows: RowDecisions) -> tuple[Lo
         if choice.registers or choice.slots or row is not None:
             found.append(choice)
     return tuple(found)
+
+
+def found_edges(body: Body) -> tuple[Place, ...]:
+    """Where the conditions stand that ``pixel`` looks for edges at."""
+    found = (s for s in statements(body) if isinstance(s, Boundary) and s.options.get("is_found"))
+    return tuple(s.place for s in found if s.place is not None)
 
 
 def loop_choices(

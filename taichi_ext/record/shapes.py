@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import F64, Const, Tensor, Value, entries, statements, values_of, walk
-from taichi_ext.record.assignments import declare
+from taichi_ext.program import F64, I32, Const, Tensor, Value, entries, statements, values_of, walk
+from taichi_ext.record.assignments import declare, frozen
+from taichi_ext.record.conditions import Probe
 from taichi_ext.record.edges import gradient, position, real_level, require_function, shown_value
 from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
@@ -57,15 +58,15 @@ class Seen:
     is_fine: bool  # computed in float64
 
 
-def seen_values(r: Recording, call: Call, kind: str, seen: Any) -> Seen:
+def seen_values(r: Recording, call: Call, kind: str, seen: Any, name: str = "seen") -> Seen:
     """What a function of a position returns; it is recorded apart, and not kept."""
-    require_function(r, kind, "seen", seen, "x and y")
+    require_function(r, kind, name, seen, "x and y")
     real = default_types()[0]
     r.blocks.append(Block("for"))
     value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
     body = r.blocks.pop().statements
     if not isinstance(value, (Value, Tensor, int, float)):
-        raise UnsupportedError(f"{kind}: seen returns {shown_value(value)}; expected a number, vector or matrix.")
+        raise UnsupportedError(f"{kind}: {name} returns {shown_value(value)}; expected a number, vector or matrix.")
     values = [v for s in statements(tuple(body)) for given in values_of(s) for v in walk(given)]
     is_fine = real == F64 and all(v.dtype == F64 for v in values if v.dtype.is_real)
     zero = Const(0.0, real)
@@ -152,7 +153,53 @@ def level_gradient(r: Recording, call: Call, function: Any, given: dict[str, Any
     return gradient(r, shapes.kind, value, given["at"], may_be_flat=may_be_flat)
 
 
+def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+    shade = given["shade"]
+    if not isinstance(given["antialias"], bool):
+        raise UnsupportedError(f"pixel: antialias is {shown_value(given['antialias'])}; expected True or False.")
+    seen = seen_values(r, call, "pixel", shade, name="shade")
+    zeros = seen.zeros
+    x, y = position("pixel", given["at"])
+    if not r.rules.takes_derivative and not given["antialias"]:
+        return call(shade, x, y)
+    flat = typed_tensor(list(entries(zeros)), (len(entries(zeros)),))
+    found = value_of(call(function.boundary_body, shade, flat, x, y, given["antialias"]))
+    return Tensor(found.entries, zeros.shape) if isinstance(zeros, Tensor) else found.entries[0]
+
+
+def probe(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> tuple[Any, ...]:
+    """A call of the function of ``pixel``, its conditions noted as the mode asks for: value, seen, near or level."""
+    mode, real = given["mode"], default_types()[0]
+    at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
+    r.blocks.append(Block("for"))
+    value = value_of(call(given["shade"], *at.entries))
+    group = tuple(frozen(r, e, "value") for e in (entries(value) if isinstance(value, Tensor) else [value]))
+    body = tuple(r.blocks.pop().statements)
+    count, seen, level, near = (
+        frozen(r, Const(start, kind), name)
+        for name, start, kind in (("count", 0, I32), ("seen", 0, I32), ("level", 0.0, real), ("near", 1e30, real))
+    )
+    slope: Any = None
+    if mode != "value":
+        probe = Probe(
+            count.local,
+            seen.local,
+            frozen(r, given["which"], "which"),
+            level.local if mode == "level" else None,
+            near.local if mode == "near" else None,
+            at,
+        )
+        body = probe.in_body(body)
+    for s in body:
+        r.add(s)
+    if mode == "level":
+        slope = gradient(r, "pixel", level, (at.entries[0], at.entries[1]), may_be_flat=True)
+    return typed_tensor(list(group), (len(group),)), count, seen, level, slope, near
+
+
 HANDLERS = {
+    "pixel": pixel,
+    "probe": probe,
     "layers": mean_of_shapes,
     "nearest": mean_of_shapes,
     "visible_edge": visible_edge,

@@ -1,0 +1,313 @@
+"""A pixel of any function of a position, whose edges are found: pixel.
+
+The engine notes the conditions of the function as it is called (``record/conditions.py``).  A pixel is divided into
+squares where a condition may change in it.  Where the corners of a square see different outcomes, a search along its
+sides finds the places where the value jumps.  The first condition that turns out differently on both sides of such a
+place is a level that is 0 there, and both sides run through the same code up to it.  So the boundary term is
+``jump dl level_dot / |grad level|``: with the chord between two places that belong together as the length, and else
+with the mean of what the sides of the square, as scan lines, see of it.
+"""
+
+# Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
+# pyright: reportInvalidTypeForm=false
+# Those of the variables of a function that Taichi compiles are known when it is compiled.
+# pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+from typing import Any
+
+import taichi as ti
+
+from taichi_ext.boundary.gradients import stop_gradient
+from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.polygons import (
+    BULGE,
+    ENTRIES,
+    FINEST,
+    NX,
+    NY,
+    SIDES,
+    S,
+    coarsest_square,
+    middle_of_square,
+    middle_within,
+    put_sides,
+)
+
+VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # what a probe returns
+PX, PY, GX, GY, WHICH, WEIGHT, COLUMNS = range(7)  # of the table of places where the sides of a square are crossed
+_ALL = 2**30
+_STEPS = 26  # of a search along a side
+_MOST = 24  # conditions in one call: 2 to the power of this
+_EQUAL = 1e-4  # relative: values that differ by less do not jump
+_ALIKE = 0.3  # by which jumps may differ between the ends of a chord, relative
+_TURN = 0.12  # by which the normals at its ends may be turned to it, radians
+
+
+def pixel(shade: Any, *, at: Any, antialias: bool = False) -> Any:
+    """The value of a pixel of a function of the position, with the boundary terms of all its edges, which are found.
+
+    Edges are where a condition in ``shade`` changes: ``if``, ``select``, comparisons, conversions to integers,
+    rounding, remainders; in loops, in functions that it calls, and on what it reads from fields, too.  A pixel near
+    which no condition changes costs two calls of ``shade``, others about a hundred for each place where an edge
+    crosses the sides of a square.
+
+    Args:
+        shade: a ti.func ``shade(x, y)`` that returns what the image shows at the position (x, y) in pixels: a scalar,
+            vector or matrix.  It must only read.  Conditions must be computed from x and y in ``shade``.
+        at: the pixel centre, ``(px, py)``, in pixels.
+        antialias: False takes the value at the pixel's centre; True the mean of the pixel.
+
+    Returns:
+        The value.  Taichi's reverse mode is not supported.
+
+    Raises:
+        UnsupportedError: the function is no ti.func, stores, draws random numbers, or calls ``edge`` and the like.
+
+    Example:
+        >>> import taichi as ti
+        >>> from taichi_ext import jacobian, pixel
+        >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+        >>> disc, image = ti.field(ti.f64, shape=3), ti.field(ti.f64, shape=(40, 40))
+        >>> disc[0], disc[1], disc[2] = 19.7, 20.1, 12.0  # centre and radius, in pixels
+        >>> @ti.func
+        ... def shade(x, y):
+        ...     colour = 2.0
+        ...     if (x - disc[0]) ** 2 + (y - disc[1]) ** 2 < disc[2] ** 2:
+        ...         colour = 5.0
+        ...     return colour
+        >>> @ti.kernel
+        ... def draw():
+        ...     for i, j in image:
+        ...         image[i, j] = pixel(shade, at=(float(i), float(j)))
+        >>> growth = jacobian(draw, disc, image)[..., 2].sum() / 3.0  # d area / d radius
+        >>> print(f"{growth:.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
+        75.4 of 75.4
+    """
+    leave_to_engine("pixel", at)
+
+
+def probe(shade: Any, x: Any, y: Any, which: Any, mode: str) -> Any:
+    """A call of the function with what its conditions say; traced by the engine."""
+    leave_to_engine("probe", x)
+
+
+for _function in (pixel, probe):
+    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
+    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+
+
+# --- in the kernel ----------------------------------------------------------------------------------------------------
+
+
+@ti.func
+def value_of_pixel(shade: ti.template(), zeros, x, y, antialias: ti.template()):
+    """The value, its entries as a vector."""
+    total = zeros + 0.0
+    if ti.static(not antialias):
+        total += probe(shade, x, y, 0, "value")[VALUE]
+    place = 0
+    depth = coarsest_square(place)
+    while place < 4**FINEST:
+        size = 0.5**depth
+        middle = middle_of_square(place, depth)
+        cx = x + middle[0]
+        cy = y + middle[1]
+        crossed = ti.Matrix([[0.0] * COLUMNS] * SIDES)
+        jumps = ti.Matrix([[0.0] * zeros.n] * SIDES)
+        lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 1))
+        kind = find_crossings(shade, zeros, cx, cy, size, crossed, jumps, lines)
+        if kind == 2 and depth < FINEST:
+            depth += 1
+        else:
+            for s in range(SIDES):
+                if crossed[s, WEIGHT] > 0:
+                    level = probe(shade, crossed[s, PX], crossed[s, PY], int(crossed[s, WHICH]), "level")[LEVEL]
+                    moved = crossed[s, WEIGHT] * (level - stop_gradient(level))
+                    for e in ti.static(range(zeros.n)):
+                        total[e] += moved * jumps[s, e]
+            if ti.static(antialias):
+                total += mean_of_sides(shade, zeros, cx, cy, size, kind, lines)
+            place += 4 ** (FINEST - depth)
+            depth = coarsest_square(place)
+    return total
+
+
+@ti.func
+def mean_of_sides(shade: ti.template(), zeros, x, y, size, kind, lines: ti.template()):
+    """The integral of the values of a square: of one side, of both sides of a chord, or of four quarters."""
+    total = zeros + 0.0
+    for k in range(4 if kind == 2 else 1 + kind):
+        at = ti.Vector([0.0, 0.0, 1.0])
+        if kind == 1:
+            for c in ti.static((S, NX, NY, BULGE)):
+                lines[SIDES, c] *= -1.0
+            at = middle_within(SIDES + 1, lines)
+        elif kind == 2:
+            at = ti.Vector([0.25 - 0.5 * (k % 2), 0.25 - 0.5 * (k // 2), 0.25])
+        total += at[2] * size * size * probe(shade, x + size * at[0], y + size * at[1], 0, "value")[VALUE]
+    return total
+
+
+@ti.func
+def find_crossings(
+    shade: ti.template(), zeros, x, y, size, crossed: ti.template(), jumps: ti.template(), lines: ti.template()
+):
+    """Put the places where the sides of a square are crossed into the tables, and the chord into the lines.
+
+    Returns 0 if no edge crosses the square, 1 if one does, and 2 if it should be divided.
+    """
+    kind = 0
+    centre = probe(shade, x, y, _ALL, "near")
+    near = stop_gradient(centre[NEAR])
+    if near < 2.0 * size:
+        seen = ti.Vector([0] * SIDES)
+        counts = ti.Vector([0] * SIDES)
+        values = ti.Matrix([[0.0] * zeros.n] * SIDES)
+        is_mixed = False
+        is_known = False  # what the centre sees is seen from a corner, too
+        for c in range(SIDES):
+            side = side_of(c, x, y, size)
+            corner = probe(shade, side[0], side[1], _ALL, "seen")
+            seen[c] = corner[SEEN]
+            counts[c] = corner[COUNT]
+            for e in ti.static(range(zeros.n)):
+                values[c, e] = stop_gradient(corner[VALUE][e])
+            is_mixed |= seen[c] != centre[SEEN]
+            is_known |= seen[c] == centre[SEEN]
+        if is_mixed or near < 0.5 * size:
+            kind = 2
+        count = 0
+        ends = ti.Vector([0, 0])
+        for c in range(SIDES):
+            next = (c + 1) % SIDES
+            if seen[c] != seen[next]:
+                low_value = zeros + 0.0
+                high_value = zeros + 0.0
+                for e in ti.static(range(zeros.n)):
+                    low_value[e] = values[c, e]
+                    high_value[e] = values[next, e]
+                low_seen = ti.Vector([seen[c], counts[c]])
+                if has_jump(
+                    shade, side_of(c, x, y, size), c, size, low_value, high_value, low_seen, seen[next], crossed, jumps
+                ):
+                    ends[count % 2] = c
+                    count += 1
+        if is_known and is_mixed and count == 0 and size < 0.1:
+            kind = 0  # outcomes that change nothing
+        elif is_known and count == 2:  # noqa: SIM102  # it would be called anyway
+            if has_chord(ends[0], ends[1], x, y, size, crossed, jumps, lines):
+                kind = 1
+    return kind
+
+
+@ti.func
+def side_of(c, x, y, size):
+    """Where side c of a square starts, and its direction; sides go round to the left."""
+    dx = ti.select(c == 0, 1.0, ti.select(c == 2, -1.0, 0.0))
+    dy = ti.select(c == 1, 1.0, ti.select(c == 3, -1.0, 0.0))
+    return ti.Vector([x + 0.5 * size * (dy - dx), y - 0.5 * size * (dx + dy), dx, dy])
+
+
+@ti.func
+def has_jump(
+    shade: ti.template(),
+    side,
+    c,
+    size,
+    low_value,
+    high_value,
+    low_seen,
+    high_seen,
+    crossed: ti.template(),
+    jumps: ti.template(),
+):
+    """Put the place on side c of a square where the value jumps most into the tables; returns whether there is one.
+
+    Of two halves whose ends both see other outcomes, the search goes on in that whose values differ more.
+    """
+    low = 0.0
+    high = size
+    jump = high_value - low_value
+    for _ in range(_STEPS):
+        if jump.norm() > _EQUAL * (low_value.norm() + high_value.norm()):
+            q = 0.5 * (low + high)
+            here = probe(shade, side[0] + q * side[2], side[1] + q * side[3], _ALL, "seen")
+            value = stop_gradient(here[VALUE])
+            if here[SEEN] == high_seen or (
+                here[SEEN] != low_seen[0] and (value - low_value).norm_sqr() > (high_value - value).norm_sqr()
+            ):
+                high = q
+                high_seen = here[SEEN]
+                high_value = value
+            else:
+                low = q
+                low_seen = ti.Vector([here[SEEN], here[COUNT]])
+                low_value = value
+            jump = high_value - low_value
+    last = low_seen[1]
+    is_found = jump.norm() > _EQUAL * (low_value.norm() + high_value.norm())
+    if is_found:
+        before = 0  # the number of the first condition that differs lies behind it
+        for _ in range(_MOST):
+            if last - before > 1:
+                which = (before + last) // 2
+                both = ti.Vector([0, 0])
+                for k in range(2):
+                    q = ti.select(k == 0, low, high)
+                    both[k] = probe(shade, side[0] + q * side[2], side[1] + q * side[3], which, "seen")[SEEN]
+                if both[0] == both[1]:
+                    before = which
+                else:
+                    last = which
+        px = side[0] + low * side[2]
+        py = side[1] + low * side[3]
+        slope = stop_gradient(probe(shade, px, py, last, "level")[SLOPE])
+        g2 = slope.norm_sqr()
+        along = slope[0] * side[2] + slope[1] * side[3]
+        is_found = g2 > 0
+        if is_found:
+            crossed[c, PX] = px
+            crossed[c, PY] = py
+            crossed[c, GX] = slope[0]
+            crossed[c, GY] = slope[1]
+            crossed[c, WHICH] = last
+            crossed[c, WEIGHT] = 0.5 * size * abs(along) / g2
+            for e in ti.static(range(jumps.m)):
+                jumps[c, e] = ti.select(along > 0, jump[e], -jump[e])
+    return is_found
+
+
+@ti.func
+def has_chord(a, b, x, y, size, crossed: ti.template(), jumps: ti.template(), lines: ti.template()):
+    """Make the chord between the places on sides a and b a line, if they are of one edge; returns whether they are."""
+    first = ti.Vector([crossed[a, PX] - x, crossed[a, PY] - y]) / size
+    chord = ti.Vector([crossed[b, PX] - x, crossed[b, PY] - y]) / size - first
+    length = ti.max(chord.norm(), 1e-9)
+    along = chord / length
+    turns = ti.Vector([0.0, 0.0])
+    signs = ti.Vector([0.0, 0.0])
+    slopes = ti.Vector([0.0, 0.0])
+    for k in range(2):
+        c = ti.select(k == 0, a, b)
+        slope = ti.Vector([crossed[c, GX], crossed[c, GY]])
+        slopes[k] = slope.norm()
+        signs[k] = ti.select(along.cross(slope) > 0, 1.0, -1.0)
+        turns[k] = signs[k] * along.dot(slope) / slopes[k]
+    difference = 0.0
+    total = 0.0
+    for e in ti.static(range(jumps.m)):
+        difference += (signs[0] * jumps[a, e] - signs[1] * jumps[b, e]) ** 2
+        total += jumps[a, e] ** 2 + jumps[b, e] ** 2
+    is_one = difference <= _ALIKE**2 * total and (ti.max(abs(turns[0]), abs(turns[1])) < _TURN or length < 1e-3)
+    if is_one:
+        put_sides(lines)
+        lines[SIDES, NX] = -along[1]
+        lines[SIDES, NY] = along[0]
+        lines[SIDES, S] = first.cross(along)
+        lines[SIDES, BULGE] = length / 8.0 * (turns[0] - turns[1])
+        crossed[a, WEIGHT] = 0.5 * size * length / slopes[0]
+        crossed[b, WEIGHT] = 0.5 * size * length / slopes[1]
+    return is_one
+
+
+pixel.boundary_body = value_of_pixel  # type: ignore[attr-defined]  # what the recorder walks in its place

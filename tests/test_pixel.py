@@ -1,0 +1,321 @@
+"""``pixel``: the edges of a function of the position, found, against supersampled images."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from conftest import initialise
+from differences import outputs, read, scalars, vector_outputs
+from numpy.testing import assert_allclose
+from reverse_mode import gradient_field
+from supersampled import errors_by_column, sampler
+
+from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, pixel, ray_level, stop_gradient, value_and_jacobian
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+
+def drawing(shade, image, antialias):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = pixel(shade, at=(float(i), float(j)), antialias=antialias)
+
+    return k
+
+
+def check(shade, p, image, steps, nodes=24, antialias=True):
+    k, render = drawing(shade, image, antialias), sampler(shade, image, 20_000)
+    errors = errors_by_column(k, p, image, render, steps, nodes)
+    assert np.median(errors) < 0.01, errors
+    assert errors.max() < 0.03, errors
+    render()
+    expected = read(image)
+    k()
+    if antialias:
+        assert_allclose(read(image), expected, atol=1e-3)
+
+
+def nested(p):
+    @ti.func
+    def shade(x, y):
+        c = 0.1
+        if ti.sqrt((x - p[0]) ** 2 + (y - p[1]) ** 2) < p[2]:
+            if x + 0.3 * y < p[3] + 2:
+                c = 0.8 + 0.02 * (x - p[0])
+            else:
+                c = 0.5
+        elif y > p[3]:
+            c = 0.3
+        return c
+
+    return shade
+
+
+def covered_discs(p):
+    @ti.func
+    def shade(x, y):
+        c = 0.1
+        for n in range(4):
+            if (x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2 < p[n, 2] ** 2:
+                c = p[n, 3]
+        return c
+
+    return shade
+
+
+def cells(p):
+    @ti.func
+    def shade(x, y):
+        c = 0.0
+        least = 1e9
+        for n in range(9):
+            distance = (x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2
+            if distance < least:
+                least = distance
+                c = p[n, 2]
+        return c
+
+    return shade
+
+
+@ti.func
+def side(p, a, b, x, y):
+    return (p[b, 0] - p[a, 0]) * (y - p[a, 1]) - (p[b, 1] - p[a, 1]) * (x - p[a, 0])
+
+
+def triangle_by_minimum(p):
+    @ti.func
+    def shade(x, y):
+        return ti.select(ti.min(side(p, 0, 1, x, y), side(p, 1, 2, x, y), side(p, 2, 0, x, y)) > 0, 0.8, 0.1)
+
+    return shade
+
+
+def triangle_by_and(p):
+    @ti.func
+    def shade(x, y):
+        c = 0.1
+        if side(p, 0, 1, x, y) > 0 and side(p, 1, 2, x, y) > 0 and side(p, 2, 0, x, y) > 0:
+            c = 0.8
+        return c
+
+    return shade
+
+
+def turned(p, x, y):
+    return (x * ti.cos(p[1]) + y * ti.sin(p[1]) - p[0]) / p[2], (y * ti.cos(p[1]) - x * ti.sin(p[1])) / p[2]
+
+
+def checkers(p):
+    uv = ti.func(turned)
+
+    @ti.func
+    def shade(x, y):
+        u, v = uv(p, x, y)
+        return ti.select((int(ti.floor(u)) + int(ti.floor(v))) % 2 == 0, 0.2, 0.9)
+
+    return shade
+
+
+def sawtooth(p):
+    uv = ti.func(turned)
+
+    @ti.func
+    def shade(x, y):
+        return uv(p, x, y)[0] % 1.0
+
+    return shade
+
+
+def texture(p):
+    uv = ti.func(turned)
+    texels = scalars(np.random.default_rng(3).uniform(0, 1, (8, 8)))
+
+    @ti.func
+    def shade(x, y):
+        u, v = uv(p, x, y)
+        i = 0
+        i = u  # converted where it is stored
+        return texels[ti.math.clamp(i, 0, 7), ti.math.clamp(int(ti.round(v)), 0, 7)]
+
+    return shade
+
+
+def line(p):
+    @ti.func
+    def shade(x, y):
+        away = (x - p[0]) * ti.cos(p[1]) + (y - 4.3) * ti.sin(p[1])
+        return ti.select(abs(away) < 0.5 * p[2], 0.8, 0.1)
+
+    return shade
+
+
+def disc(p):
+    @ti.func
+    def shade(x, y):
+        return ti.select((x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2, 0.8, 0.1)
+
+    return shade
+
+
+def balls(p):
+    @ti.func
+    def distance(q):
+        other = (q - ti.Vector([1.0, 0.6, 4.2])).norm() - 0.5
+        return ti.min((q - ti.Vector([p[0], p[1], p[2]])).norm() - p[3], other)
+
+    @ti.func
+    def shade(x, y):
+        ray = ti.Vector([(x - 9.5) / 20, (y - 7.5) / 20, 1.0]).normalized()
+        return ti.select(ray_level(distance, ti.Vector([0.0, 0.0, 0.0]), ray, 0.0, 10.0) > 0, 0.9, 0.1)
+
+    return shade
+
+
+OVER = [[6.3, 7.2, 4.4, 0.4], [11.7, 9.1, 4.3, 0.9], [14.2, 5.6, 3.7, 0.6], [8.0, 4.0, 3.0, 0.2]]
+SITES = np.stack(np.meshgrid([4, 10, 16], [3, 8, 13], indexing="ij"), -1).reshape(-1, 2)
+MOVED = np.random.default_rng(3).uniform((-2, -2, 0.1), (2, 2, 1), (9, 3)) + np.pad(SITES, ((0, 0), (0, 1)))
+CORNERS = [[6.3, 3.1], [16.2, 5.7], [9.6, 13.3]]
+PATTERN, BY = [0.3, 0.2, 3.3], [0.2, 0.03, 0.1]
+SCENES = {  # function, parameters, steps, nodes of the mean of J
+    "conditions in each other": (nested, [10.3, 8.2, 5.1, 9.1], 0.2, 24),
+    "loop over discs": (covered_discs, OVER, [[0.2, 0.2, 0.2, 0.05]] * 4, 24),
+    "loop over Voronoi cells": (cells, MOVED, [0.2, 0.2, 0.05], 24),
+    "triangle, a minimum": (triangle_by_minimum, CORNERS, 0.2, 24),
+    "triangle, and": (triangle_by_and, CORNERS, 0.2, 24),
+    "checkers": (checkers, PATTERN, BY, 24),
+    "remainder": (sawtooth, PATTERN, BY, 24),
+    "texture, looked up": (texture, PATTERN, BY, 24),
+    "a line of 0.3 pixels": (line, [5.2, 0.4, 0.3], [0.25, 0.03, 0.05], 96),
+    "a disc, r = 0.3": (disc, [3.1, 3.35, 0.3], [0.2, 0.2, 0.05], 96),
+    "signed distance, ray_level": (balls, [0.1, -0.2, 5.0, 1.3], 0.05, 12),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_edges_are_found(name):
+    function, given, steps, nodes = SCENES[name]
+    p, image = scalars(np.array(given)), outputs(20, 16)
+    check(function(p), p, image, steps, nodes)
+
+
+def test_the_value_at_the_centre_of_the_pixel():
+    """Without antialiasing the value is that of the function, and J that of the mean."""
+    p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(20, 16)
+    shade = nested(p)
+    check(shade, p, image, [0.2, 0.2, 0.2, 0], antialias=False)
+    plain = outputs(20, 16)
+
+    @ti.kernel
+    def at_centres():
+        for i, j in plain:
+            plain[i, j] = shade(float(i), float(j))
+
+    at_centres()
+    drawing(shade, image, False)()
+    assert_allclose(read(image), read(plain), rtol=1e-13)
+    value, _ = value_and_jacobian(drawing(shade, image, False), p, image)
+    assert_allclose(value, read(plain), rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [ti.f64, ti.f32])
+def test_vectors_and_float32(dtype):
+    """Each component has its own jump; the circumference of a disc."""
+    initialise(default_fp=dtype)
+    try:
+        p, image = scalars([10.3, 8.2, 5.1], dtype), vector_outputs(3, 20, 16, dtype=dtype)
+
+        @ti.func
+        def shade(x, y):
+            colour = ti.Vector([0.1, 0.2, 0.3])
+            if (x - p[0]) ** 2 + (y - p[1]) ** 2 < p[2] ** 2:
+                colour = ti.Vector([0.9, 0.0, 0.3 + 0.0 * x])
+            return colour
+
+        J = jacobian(drawing(shade, image, False), p, image)
+    finally:
+        initialise(default_fp=ti.f64)
+    assert J.dtype == (np.float64 if dtype == ti.f64 else np.float32)
+    assert_allclose(J.sum((0, 1))[:, 2], 2 * np.pi * 5.1 * np.array([0.8, -0.2, 0.0]), rtol=4e-3, atol=1e-5)
+    assert_allclose(J.sum((0, 1))[:, :2], 0, atol=5e-3)  # a disc that moves does not grow
+
+
+def test_conditions_that_are_no_edges():
+    """What does not depend on the position, what changes nothing, and what has no gradient by the user's wish."""
+    p, image = scalars([3.3, 2.0, 0.7]), outputs(8, 6)
+
+    @ti.func
+    def shade(x, y):
+        value = p[2]
+        if p[1] > 1.0:
+            value = 2.0 * p[2]
+        if x > p[0]:
+            value += 0.0
+        if stop_gradient(y) > 2.3:
+            value += 1.0
+        return value
+
+    value, J = value_and_jacobian(drawing(shade, image, False), p, image)
+    assert_allclose(value, 1.4 + (np.arange(6) > 2.3) + np.zeros((8, 6)), rtol=1e-13)
+    assert_allclose(J, np.broadcast_to([0.0, 0.0, 2.0], (8, 6, 3)), atol=1e-13)
+
+
+def test_all_edges_are_listed():
+    p, image = scalars([10.3, 8.2, 5.1, 9.1]), outputs(8, 6)
+    plan = Jacobian(drawing(nested(p), image, False), p, image)
+    plan()
+    listed = [line.split(": ")[0] for line in plan.explain().splitlines() if "an edge of pixel" in line]
+    first = nested.__code__.co_firstlineno
+    assert [int(line.split(":")[-1]) - first for line in listed] == [4, 5, 9]
+    assert all("test_pixel.py" in line for line in listed)
+
+
+def test_what_cannot_be_treated_is_refused():
+    p, image, other = scalars([3.3, 2.0]), outputs(8, 6), outputs(8, 6)
+
+    @ti.func
+    def stores(x, y):
+        other[0, 0] = x
+        return x * p[0]
+
+    @ti.func
+    def draws(x, y):
+        return ti.select(ti.random() < x * p[0], 1.0, 0.0)
+
+    @ti.func
+    def has_an_edge(x, y):
+        return edge(p[0] - x, 1.0, 0.0, at=(x, y))
+
+    @ti.func
+    def marches(x, y):
+        t = 0.0
+        for _ in range(50):
+            if x - t < 1e-3 * p[0]:
+                break
+            t += 0.5 * (x - t)
+        return t
+
+    @ti.func
+    def waits(x, y):
+        t = 0.0
+        while t < x * p[0]:
+            t += 1.0
+        return t
+
+    for shade, message in (
+        (stores, "must only read and compute"),
+        (draws, "pixel: random in the function of a position has no level"),
+        (has_an_edge, "pixel: edge in the function of a position has a derivative of its own"),
+        (marches, "pixel: the number of iterations depends on the position"),
+        (waits, "pixel: the number of iterations depends on the position"),
+        (abs, "pixel: shade is .*; expected a ti.func that takes x and y"),
+    ):
+        with pytest.raises(UnsupportedError, match=message) as error:
+            jacobian(drawing(shade, image, False), p, image)
+        assert "test_pixel.py" in str(error.value)
+        assert "line" in str(error.value)
+    with pytest.raises(UnsupportedError, match="pixel is called from Python"):
+        pixel(stores, at=(0.0, 0.0))
+    x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
+    with pytest.raises(UnsupportedError, match="pixel has no derivative in Taichi's reverse mode"):
+        drawing(nested(x), image, False).grad()
