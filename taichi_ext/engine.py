@@ -22,6 +22,7 @@ from taichi_ext.differentiate.taichi_reverse import with_known_operations
 from taichi_ext.emit import Emitted, build
 from taichi_ext.launches import (
     ContainerInfo,
+    Flow,
     Fused,
     KernelFacts,
     KernelMemory,
@@ -30,6 +31,7 @@ from taichi_ext.launches import (
     assumed_role,
     constants_of,
     gradient_program,
+    number_locals,
     refuse_buffers,
     refuse_changed,
     seeds_of,
@@ -55,10 +57,7 @@ def fuse(launch: Launch) -> Fused:
     start = time.perf_counter()
     captures, constants = backend.Captures(), constants_of(launch)
     rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
-    recorded = record(launch.kernel, launch.args, rules, captures, constants)
-    recorded, infos = with_whole_fields(recorded, launch)
-    if has_node_calls(recorded.body):
-        recorded, infos = with_node_calls(recorded, launch, infos, constants)
+    recorded, infos = _recorded(launch, rules, captures, constants)
     program = simplify(without_unused_draws(recorded))
     check_rules(program)
     gradient = None if launch.energy is None else gradient_program(program, launch, infos, constants)
@@ -114,6 +113,25 @@ def fuse(launch: Launch) -> Fused:
         assumed=assumed,
         memory=KernelMemory(registry.version),
     )
+
+
+def _recorded(
+    launch: Launch, rules: RulesInUse, captures: backend.Captures, constants: Constants | None
+) -> tuple[Program, dict[Container, ContainerInfo]]:
+    """What the kernel does, and its containers."""
+    recorded, infos = with_whole_fields(record(launch.kernel, launch.args, rules, captures, constants), launch)
+    if has_node_calls(recorded.body):
+        return with_node_calls(recorded, launch, infos, constants)
+    return recorded, infos
+
+
+@backend.deep_recursion()
+def flow(launch: Launch) -> Flow:
+    """From where to where tangents go in a kernel, which is not differentiated."""
+    constants = constants_of(launch)
+    recorded, infos = _recorded(launch, RulesInUse(takes_derivative=True), backend.Captures(), constants)
+    program = simplify(without_unused_draws(recorded))
+    return Flow(program, infos, frozenset(number_locals(program, launch, constants)))
 
 
 def _differentiated(program: Program, seeds: Seeds) -> Differentiated:

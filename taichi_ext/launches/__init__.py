@@ -1,6 +1,7 @@
 """Launches: what is asked for, in the words of the program, and the kernel that does it."""
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
+from taichi_ext.launches.flow import Flow
 from taichi_ext.launches.gradient import FirstOrder, GradientProgram, gradient_program
 from taichi_ext.launches.keys import (
     GRADIENT,
@@ -28,7 +29,7 @@ from taichi_ext.launches.launch import (
     refuse_changed,
     rows_of,
 )
-from taichi_ext.launches.seeds import assumed_role, constants_of, seeds_of, with_own_tangents
+from taichi_ext.launches.seeds import assumed_role, constants_of, number_locals, seeds_of, with_own_tangents
 
 __all__ = [
     "GRADIENT",
@@ -39,6 +40,7 @@ __all__ = [
     "FieldKey",
     "FirstOrder",
     "FirstOrderArray",
+    "Flow",
     "Fused",
     "GradientKey",
     "GradientProgram",
@@ -55,6 +57,7 @@ __all__ = [
     "constants_of",
     "container_key",
     "gradient_program",
+    "number_locals",
     "refuse_buffers",
     "refuse_changed",
     "rows_of",

@@ -33,7 +33,7 @@ def seeds_of(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
 ) -> Seeds:
     """What is asked for, in the words of the program."""
-    numbers = _numbers(program, launch, constants)
+    numbers = number_locals(program, launch, constants)
     limits, sparse = STRATEGIES[launch.strategy], None
     if launch.sparse is not None:
         limits = SPARSE if launch.strategy == "auto" else limits
@@ -81,7 +81,7 @@ def _extents(program: Program, infos: dict[Container, ContainerInfo]) -> dict[Co
     return extents
 
 
-def _numbers(program: Program, launch: Launch, constants: Constants | None) -> dict[Local, tuple[Key, int]]:
+def number_locals(program: Program, launch: Launch, constants: Constants | None) -> dict[Local, tuple[Key, int]]:
     """The arguments and Python numbers that are parameters: the key and the first column of each."""
     found: dict[Local, tuple[Key, int]] = {}
     for argument in program.arguments:

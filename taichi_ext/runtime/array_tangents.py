@@ -105,7 +105,7 @@ class ArrayTangents:
         if binding is None or not binding.is_current():
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.clear()
-            binding = self._bindings[name] = _array_arguments(kernel, args)
+            binding = self._bindings[name] = array_arguments(kernel, args)
         for array in binding.given:
             if array.info is None:
                 self._refuse_other_type(array)
@@ -273,7 +273,7 @@ class ArrayTangents:
         return found
 
 
-def _array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
+def array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
     """The arrays among the arguments of a kernel; the same array given twice is one container."""
     binding = Binding([], {}, {})
     first: dict[Any, Any] = {}

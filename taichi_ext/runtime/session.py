@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from taichi_ext.runtime.launch_checks import (
     warn_of_lost_tangents,
 )
 from taichi_ext.runtime.launch_hooks import LaunchHooks
+from taichi_ext.runtime.lookahead import Lookahead
 from taichi_ext.runtime.memory import FieldTable, Shadow, numpy_dtype, view_of
 from taichi_ext.runtime.passed_arguments import NumberSeeds, taken_out
 from taichi_ext.runtime.passed_numbers import PipelineRun
@@ -47,10 +49,9 @@ class Session(LaunchHooks):
     def __init__(self, fields: FieldTable, fused: dict[Any, Fused], is_direct: bool) -> None:
         self.fields = fields
         self.kernels = KernelTable(fused)
-        self.first_column = self.columns = 0
+        self.first_column = self.columns = self.spent = 0
         self.blocks = 1  # into which the columns of J are divided
         self.max_memory = math.inf  # bytes for tangents other than J
-        self.spent = 0
         self.state: State | None = None
         self.record: RunRecord | None = None  # of a pipeline whose columns take several runs
         self.is_repeated = False  # whether everything is put back and run again afterwards
@@ -64,16 +65,15 @@ class Session(LaunchHooks):
         self.directions: np.ndarray | None = None  # tangents of the parameters, a row for each entry: not the identity
         self.numbers = NumberSeeds()  # arguments and Python numbers that are parameters
         self.pipeline: PipelineRun | None = None  # where its arguments are parameters
-        self.wants_return = False
         self.before_launch: Callable[[Fused, dict[Key, Any]], None] | None = None
-        self.read: set[Key] = set()
-        self.written: set[Key] = set()
+        self.read, self.written = set[Key](), set[Key]()
         self.params: dict[Key, Label | str] = {}  # those that have columns in this run, and their names
         self.overwritten: set[Key] = set()  # of them, before anything read them
-        self.has_launched = False
+        self.has_launched = self.wants_return = False
         self._program = weakref.ref(backend.program())
         self._changes = 0  # of which shadows there are and whether they are zero
         self._repetitions = Repetitions()
+        self._lookahead: Lookahead | None = None
 
     # --- containers
 
@@ -271,28 +271,28 @@ class Session(LaunchHooks):
         shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
         features = backend.argument_features(kernel, args)
         is_block = self.blocks > 1 and self.directions is None
-        place = (self.columns, is_block, self._variant(binding.outer), numbers.key)
-        name = (id(kernel), features, shapes, place)
+        name = (id(kernel), features, shapes, (self.columns, is_block, self._variant(binding.outer), numbers.key))
         fused = self.kernels.find(name, self.first_column, roles)
         if fused is None:
             backend.materialize()  # fields that the pipeline has just made
-            fused = engine.fuse(
-                Launch(
-                    kernel=kernel,
-                    args=args,
-                    block=ColumnBlock(self.columns, self.first_column, is_block),
-                    fields=self.fields,
-                    roles=roles,
-                    arrays=binding.arrays,
-                    numbers=numbers.columns,
-                    wants_return=self.wants_return and self.is_direct,
-                    watch=self.watch,
-                    strategy=self.strategy,
-                    sparse=self._sparse_target(binding.outer),
-                    energy=self._energy_target(binding.outer),
-                    is_repeated=not self.is_direct,
-                )
+            launch = Launch(
+                kernel=kernel,
+                args=args,
+                block=ColumnBlock(self.columns, self.first_column, is_block),
+                fields=self.fields,
+                roles=roles,
+                arrays=binding.arrays,
+                numbers=numbers.columns,
+                wants_return=self.wants_return and self.is_direct,
+                watch=self.watch,
+                strategy=self.strategy,
+                sparse=self._sparse_target(binding.outer),
+                energy=self._energy_target(binding.outer),
+                is_repeated=not self.is_direct,
             )
+            if self._lookahead is not None and launch.sparse is None:
+                launch = self._lookahead.foreseen(launch, binding.outer, self.carries_tangent)
+            fused = engine.fuse(launch)
             self.kernels.check_fields(features, fused)
             if self.before_launch is not None:
                 self.before_launch(fused, binding.outer)
@@ -300,8 +300,7 @@ class Session(LaunchHooks):
         self._accept(fused, binding.outer)
         return fused
 
-    def _active_fields(self) -> list[Any]:
-        """The fields that may carry tangents."""
+    def _active_fields(self) -> list[Any]:  # that may carry tangents
         return [*self.seeds, *self.shadows]
 
     def _clear_under(self, node: Any) -> None:
@@ -404,7 +403,8 @@ class Session(LaunchHooks):
         return self.python.read(value) if is_active else value
 
     def start(self, function: Any, args: tuple[Any, ...]) -> None:
-        """Before a pipeline runs: remember what the arrays hold that it can change."""
+        """Before the caller runs a pipeline: remember what the arrays hold that it can change."""
+        self._lookahead = Lookahead(sys._getframe(1).f_code)
         if self.state is not None:
             for array in reachable_arrays(function, args):
                 self.state.save(array)
