@@ -137,7 +137,7 @@ def report(clock) -> str:
         [
             "Soft spheres, 320 x 240 pixels:",
             markdown_table(["P", "primal, ms", "`taichi_ext`, ms", "ratio"], cells),
-            f"The ratio grows as P^{exponent:.2f}.",
+            f"A fit gives a ratio in proportion to P^{exponent:.2f}{': it does not grow' if exponent < 0.05 else ''}.",
             "Launch of a kernel with 4 parameters and 4 outputs:",
             markdown_table(["", "µs"], launches),
             f"Peak memory at P = 256, J of {size:.0f} MiB: {before:.1f} MiB for a process that ran the primal and "
