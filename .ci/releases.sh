@@ -7,7 +7,6 @@ wheel=$1 folder=$2
 # Python, Taichi: each of both at least once; Taichi has no wheels for 3.13 before 1.7.4.
 pairs="3.10 1.7.2
 3.11 1.7.3
-3.12 1.7.2
 3.12 1.7.4
 3.13 1.7.4"
 
