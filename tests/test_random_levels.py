@@ -8,10 +8,12 @@ import numpy as np
 import program_check
 import pytest
 from conftest import end_program
-from program_batches import drawn_options
+from program_batches import drawn_ways
 from program_level_check import LevelWorkshop, Placed, Reference, covered_area, describe_level, level_verdict, values_of
 from program_levels import LevelProgram, generate
 from program_verdict import RIGHT
+
+from taichi_ext import backend
 
 pytestmark = pytest.mark.cpu_only("differences in float64")
 SEEDS = (0, 9, 30, 44, 50)  # loops are accumulated backwards in 0, 9 and 50
@@ -26,9 +28,13 @@ def workshop():
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_levels(workshop, seed, monkeypatch):
     program = generate(seed)
-    for options in ({}, drawn_options(seed)):
+    drawn = drawn_ways(seed)
+    by_column = drawn.pop("by_column")
+    for options, is_by_column in (({}, False), (drawn, by_column)):
         monkeypatch.setattr(program_check, "OPTIONS", options)
-        assert level_verdict(program, seed, workshop) == (RIGHT, ""), f"{options}\n{describe_level(program)}"
+        monkeypatch.setattr(backend, "stores_by_column", lambda is_so=is_by_column: is_so)
+        verdict = level_verdict(program, seed, workshop)
+        assert verdict == (RIGHT, ""), f"{options}, by column {is_by_column}\n{describe_level(program)}"
 
 
 # --- the reference itself ---------------------------------------------------------------------------------------------
@@ -67,5 +73,5 @@ def test_gradients_of_their_own():
 
 
 def test_the_same_options_for_the_same_seed():
-    assert drawn_options(3) == drawn_options(3)
-    assert len({tuple(drawn_options(seed).values()) for seed in range(40)}) > 10
+    assert drawn_ways(3) == drawn_ways(3)
+    assert len({tuple(drawn_ways(seed).values()) for seed in range(40)}) > 10

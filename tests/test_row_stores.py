@@ -55,7 +55,7 @@ def make_kernels(x, y, order):
         for i in y:
             total = 0.0
             for n in range(count):
-                total -= x[n] ** 2 * (i + 1)
+                total -= x[n] ** 2 * (i + 1) / count
             other = total * total
             for n in range(count):
                 other += x[n] * total

@@ -341,8 +341,7 @@ def test_intermediates_in_fields_give_rows_of_all_columns():
 
 
 def test_formats_and_out():
-    import torch
-
+    torch = pytest.importorskip("torch")
     x, energy = vectors(rng.normal(size=(4, 3))), scalars(0.0)
 
     @ti.kernel

@@ -94,6 +94,10 @@ def surface(n, x, y):
     return p[0] - 0.4 * x - 0.1 * y, tmp[1, 1] + 0.1 * x * n, 1.0 + n
 
 @ti.func
+def shade(x, y):
+    return 1.0 if tmp[int(x), int(y)] + p[0] - 0.3 * y - 0.2 * x > 0.0 else p[1]
+
+@ti.func
 def distance(q):
     return (q - ti.Vector([p[0], p[1], 2.0])).norm() - 1.0 - tmp[1, 1]
 """
@@ -180,6 +184,7 @@ tmp[i, j] = at[0] * p[0]
 image[i, j] = coverage(tmp[i, j] - at[1], at=at)""",
     "layers": "tmp[i, j] = x\nimage[i, j] = layers(shape, 2, 0.0, at=(x, y))",
     "nearest": "tmp[1, 1] = x\nimage[i, j] = nearest(surface, 2, 0.0, at=(x, y))",
+    "pixel": "tmp[i, j] = x\nimage[i, j] = pixel(shade, at=(x, y))",
     "a ray": """tmp[1, 1] = 0.1 * x
 level = ray_level(distance, ti.Vector([x, y, 0.0]), ti.Vector([0.0, 0.0, 1.0]), 0.0, 9.0)
 image[i, j] = coverage(level, at=(x, y))""",

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from taichi_ext.analysis.position_indices import IndexInLevel, find_index_in_level
-from taichi_ext.analysis.stored_positions import find_stored_position
+from taichi_ext.analysis.stored_positions import find_stored_position, with_origins
 from taichi_ext.differentiate.build import cast
 from taichi_ext.differentiate.facts import OwnSeeds
 from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient
@@ -158,7 +158,9 @@ def refuse_lost_positions(body: Body, *, takes_derivative: bool) -> None:
     using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
     positions = {s: frozenset(position_entries(s)) for s in using}
     _refuse_index(find_index_in_level(body, positions))
-    found = find_stored_position(body, positions)
+    # the positions of shapes are computed from that of the pixel
+    shapes = {s: with_origins(body, position) for s, position in positions.items() if s.kind == "gradient"}
+    found = find_stored_position(body, {**positions, **shapes})
     if found is None:
         return
     name, what = found.load.container.name, found.use.options.get("what", found.use.kind)
