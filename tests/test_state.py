@@ -321,6 +321,38 @@ def test_memory_of_a_simulation_does_not_grow_with_its_steps():
     assert peaks[2] < peaks[1] + 2 * one_state, peaks
 
 
+def test_nothing_is_kept_of_kernels_that_are_bound_anew():
+    import tracemalloc
+
+    @ti.data_oriented
+    class Owner:
+        def __init__(self):
+            self.p, self.x = scalars([0.3, 0.7]), outputs(2)
+
+        @ti.kernel
+        def move(self):
+            for i in self.x:
+                self.x[i] += self.p[i]
+
+    owner, steps = Owner(), 10
+
+    def run():
+        names = {}
+        for _ in range(steps):
+            owner.move()
+            names.get(str(steps))  # a built-in method is a new object each time, too
+
+    plan = Jacobian(run, owner.p, owner.x)
+    peaks = []
+    for steps in (10, 10, 500):
+        gc.collect()
+        tracemalloc.start()
+        plan()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[2] < peaks[1] + 10 * 500, peaks  # bytes: far less than an object for each step
+
+
 @pytest.mark.cpu_only("tracemalloc sees the memory of the host only")
 @pytest.mark.chosen_only("the memory is that of all columns", "--chunk-size")
 def test_shadows_are_freed_after_the_call():

@@ -254,23 +254,26 @@ class PythonRun:
                 function = function.__func__
             else:
                 function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+        if isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            return False
+        if not isinstance(function, (types.FunctionType, type)):  # made anew at each access, so nothing is kept of it
+            if backend.primal_kernel(function) is not None or backend.taichi_func(function) is not None:
+                return True
+            function = type(function)
         known = self._known.get(id(function))
         if known is None:
             self._known[id(function)] = known = (function, False)  # while it is looked at
             self._known[id(function)] = known = (function, self._look_at(function))
         return known[1]
 
-    def _look_at(self, function: Any) -> bool:
+    def _look_at(self, function: types.FunctionType | type) -> bool:
         if backend.primal_kernel(function) is not None or backend.taichi_func(function) is not None:
             return True
-        if isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
-            return False
         if isinstance(function, types.FunctionType):
             return not is_library_module(backend.module_of(function)) and self._rewrite(function)
-        kind = function if isinstance(function, type) else type(function)
-        if kind.__module__ == "builtins" or is_library_module(kind.__module__):
+        if function.__module__ == "builtins" or is_library_module(function.__module__):
             return False
-        for base in kind.__mro__:
+        for base in function.__mro__:
             if base.__module__ != "builtins" and not is_library_module(base.__module__):
                 self._look_at_members(base)
         return True
