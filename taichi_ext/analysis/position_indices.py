@@ -11,6 +11,7 @@ those count that move the pixel by one (``px = float(i)``), not those of samples
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -52,11 +53,8 @@ class IndexInLevel:
     read: Read
 
 
-def find_index_in_level(body: Body, positions: Mapping[Boundary, Position]) -> IndexInLevel | None:
+def find_index_in_level(slices: Slices, positions: Mapping[Boundary, Position]) -> IndexInLevel | None:
     """The first level that depends on an index of its pixel other than by its position; None where there is none."""
-    if not positions:
-        return None
-    slices = _Slices(body)
     for use, position in positions.items():
         level = next((use.given[name] for name in ("level", "value") if name in use.given), None)
         indices = {e for own in position for e in slices.indices_of(own)}
@@ -66,7 +64,7 @@ def find_index_in_level(body: Body, positions: Mapping[Boundary, Position]) -> I
     return None
 
 
-class _Slices:
+class Slices:
     """What values depend on, through locals, whatever the order of the statements."""
 
     def __init__(self, body: Body) -> None:
@@ -97,6 +95,18 @@ class _Slices:
 
     def reached(self, values: list[Value], position: Position = frozenset()) -> Iterator[Read]:
         """The indices of loops that a change of values may come from, past what the position holds."""
+        return (read for read in self._reads(values, position) if read.local in self._indices)
+
+    def origins(self, position: Position) -> Position:
+        """The entries of a position, and those that it is computed from by real numbers."""
+        values = [value for entry in position for value in self._definitions(entry)]
+        reads = [read for read in self._reads(values) if read.dtype.is_real]
+        found = ((local, n) for local, n in map(_entry, reads))
+        every = ((local, m) for local, n in found for m in (range(math.prod(local.shape)) if n is None else (n,)))
+        return position | frozenset(every)
+
+    def _reads(self, values: list[Value], position: Position = frozenset()) -> Iterator[Read]:
+        """What a change of values may come from, past what the position holds."""
         pending, seen = values, set[object]()
         while pending:
             value = pending.pop()
@@ -111,6 +121,7 @@ class _Slices:
                     yield value
                 elif entry not in position and entry not in seen:
                     seen.add(entry)
+                    yield value
                     pending += self._definitions(entry)
 
     def indices_of(self, entry: Entry) -> set[Entry]:

@@ -11,7 +11,6 @@ meet. Where a loop begins its next iteration at another position, what was store
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,7 +45,6 @@ from taichi_ext.program import (
     While,
     declared,
     entries,
-    statements,
     values_of,
 )
 
@@ -94,33 +92,6 @@ def find_stored_position(body: Body, positions: Mapping[Boundary, Position]) -> 
     walk = _Walk(body, positions)
     walk.block(body)
     return walk.found
-
-
-def with_origins(body: Body, position: Position) -> Position:
-    """The entries of a position, and those of the locals that it is computed from through real numbers."""
-    given: dict[Local, list[Value]] = {}
-    for s in statements(body):
-        if isinstance(s, Declare):
-            given.setdefault(s.local, []).extend(s.values)
-        elif isinstance(s, (Assign, Update)) and isinstance(s.target, Read):
-            given.setdefault(s.target.local, []).append(s.value)
-    found, pending = set[Local](), [local for local, _ in position]
-    while pending:
-        local = pending.pop()
-        if local not in found:
-            found.add(local)
-            pending += [read.local for value in given.get(local, ()) for read in _real_reads(value)]
-    return position | {(local, n) for local in found for n in range(math.prod(local.shape))}
-
-
-def _real_reads(value: Value) -> Iterator[Read]:
-    if isinstance(value, Known):
-        yield from _real_reads(value.source)
-    elif isinstance(value, Read) and value.dtype.is_real:
-        yield value
-    elif isinstance(value, Op) and value.dtype.is_real and value.name not in CONSTANT:
-        for arg in value.args:
-            yield from _real_reads(arg)
 
 
 class _Walk:

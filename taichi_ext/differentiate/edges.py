@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from taichi_ext.analysis.position_indices import IndexInLevel, find_index_in_level
-from taichi_ext.analysis.stored_positions import find_stored_position, with_origins
+from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
+from taichi_ext.analysis.stored_positions import find_stored_position
 from taichi_ext.differentiate.build import cast
 from taichi_ext.differentiate.facts import OwnSeeds
 from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient
@@ -156,10 +156,13 @@ def refuse_lost_positions(body: Body, *, takes_derivative: bool) -> None:
     """
     boundaries = [s for s in statements(body) if isinstance(s, Boundary)]
     using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
+    if not using:
+        return
+    slices = Slices(body)
     positions = {s: frozenset(position_entries(s)) for s in using}
-    _refuse_index(find_index_in_level(body, positions))
+    _refuse_index(find_index_in_level(slices, positions))
     # the positions of shapes are computed from that of the pixel
-    shapes = {s: with_origins(body, position) for s, position in positions.items() if s.kind == "gradient"}
+    shapes = {s: slices.origins(position) for s, position in positions.items() if s.kind == "gradient"}
     found = find_stored_position(body, {**positions, **shapes})
     if found is None:
         return
