@@ -44,9 +44,8 @@ LONGEST = 430
 OPTIONAL = {
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure", "matplotlib.pyplot"},
     "progress": {"rich", "rich.console", "rich.progress"},
-    "projection": {"scipy", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
     "sparse_results": {"torch"},
-    "sparse_matrices": {"scipy.sparse", "scipy"},
+    "sparse_matrices": {"scipy", "scipy.sparse", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
     "torch_function": {"torch"},
     "torch_products": {"torch"},
 }

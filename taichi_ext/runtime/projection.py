@@ -14,6 +14,7 @@ import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.runtime.sparse_matrices import symmetric_factors
 from taichi_ext.runtime.sparse_streams import Streams
 
 PROJECTIONS = ("clamp", "abs", "on_demand")
@@ -96,13 +97,5 @@ def positive_factors(matrix: Any) -> Any:
     Without pivots, in an order for symmetric patterns: LU is LDL' then, and the signs of D are those of the eigenvalues
     (Sylvester's law of inertia).
     """
-    from scipy.sparse.linalg import splu
-
-    try:
-        factors = splu(
-            matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
-        )
-    except RuntimeError:  # exactly singular
-        return None
-    is_unpivoted = np.array_equal(factors.perm_r, factors.perm_c)
-    return factors if is_unpivoted and (factors.U.diagonal() > 0).all() else None
+    factors = symmetric_factors(matrix)
+    return factors if factors is not None and np.array_equal(factors.perm_r, factors.perm_c) else None

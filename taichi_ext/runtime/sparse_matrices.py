@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,20 @@ def scipy_sparse() -> Any:
     import scipy.sparse
 
     return scipy.sparse
+
+
+def symmetric_factors(matrix: Any) -> Any:
+    """SciPy's LU of a sparse matrix in symmetric mode, a SuperLU; None where the matrix is not positive definite."""
+    from scipy.sparse.linalg import splu
+
+    options = {"SymmetricMode": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            factors = splu(matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
+        except RuntimeError:  # exactly singular
+            return None
+    return factors if (factors.U.diagonal() > 0).all() else None
 
 
 @dataclass(frozen=True, eq=False)

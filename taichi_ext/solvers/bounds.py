@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +30,18 @@ class Part(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+
+
+def pieces_of(vector: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """A vector as arrays of these shapes, one after the other."""
+    ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    return [piece.reshape(shape) for piece, shape in zip(np.split(vector, ends), shapes, strict=True)]
+
+
+def slices_of(parts: Iterable[Part]) -> list[slice]:
+    """Where each part of a vector is."""
+    ends = itertools.accumulate((math.prod(part.shape) for part in parts), initial=0)
+    return list(itertools.starmap(slice, itertools.pairwise(ends)))
 
 
 def bounds_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
@@ -104,7 +118,7 @@ def refuse_rows_not_finite(J: Any, parts: list[Part], advice: str) -> None:
 
 def rounded(values: np.ndarray, parts: list[Part]) -> np.ndarray:
     """Numbers as the parameters hold them."""
-    pieces = np.split(values, np.cumsum([math.prod(part.shape) for part in parts])[:-1])
+    pieces = [values[place] for place in slices_of(parts)]
     with np.errstate(over="ignore"):
         return np.concatenate([v.astype(p.dtype).astype(np.float64) for v, p in zip(pieces, parts, strict=True)])
 

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ import numpy as np
 from taichi_ext.api.arguments import flatten
 from taichi_ext.api.products import jvp
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.solvers.bounds import Part, entry_name
+from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.elimination import SparseJacobian
 from taichi_ext.solvers.manifolds import Manifold, retraction
 
@@ -51,7 +49,7 @@ class Charts:
             part if m is None else Part(f"local coordinates of {part.name}", (*_outer(part, m), m.size), part.dtype)
             for part, m in zip(parts, self._manifolds, strict=True)
         ]
-        self._triples = list(zip(self._manifolds, _slices(parts), _slices(self.parts), strict=True))
+        self._triples = list(zip(self._manifolds, slices_of(parts), slices_of(self.parts), strict=True))
 
     def sizes(self, elements: list[int]) -> list[int]:
         """How many numbers belong together in each param, where it has no manifold, and in its local coordinates."""
@@ -150,8 +148,3 @@ def _times_blocks(block: Any, P: np.ndarray) -> Any:
 
 def _outer(part: Part, manifold: Manifold) -> tuple[int, ...]:
     return part.shape[: len(part.shape) - len(manifold.shape)]
-
-
-def _slices(parts: list[Part]) -> list[slice]:
-    ends = itertools.accumulate((math.prod(part.shape) for part in parts), initial=0)
-    return list(itertools.starmap(slice, itertools.pairwise(ends)))

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.sparse_matrices import symmetric_factors
 from taichi_ext.solvers.bounds import Part, entry_name
 from taichi_ext.solvers.extra import require_scipy
-from taichi_ext.solvers.systems import JacobianSystem, NormalSystem, symmetric_factor
+from taichi_ext.solvers.systems import JacobianSystem, NormalSystem
 
 _MOST_NAMES = 4  # of entries that are not determined
 _COLUMNS = 64  # of a sparse matrix's inverse that are computed at a time
@@ -47,7 +48,7 @@ def inverse_part(system: JacobianSystem | NormalSystem, entries: np.ndarray, par
 
 def _sparse_part(JtJ: Any, scale: np.ndarray, entries: np.ndarray, parts: list[Part]) -> np.ndarray:
     D = require_scipy("sparse", "format='csr'").diags_array(scale)
-    factor = symmetric_factor(D @ JtJ @ D)
+    factor = symmetric_factors(D @ JtJ @ D)
     if factor is None:
         return _refuse(np.arange(len(scale)), parts)
     pivots = factor.U.diagonal()

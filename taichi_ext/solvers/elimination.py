@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.solvers.bounds import Part, entry_name
+from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.systems import solve_symmetric
 
@@ -41,8 +41,7 @@ class Layout:
         self.heights = [_widths(*row)[-1] for row in rows]
         self._candidates = [_widths(*column) for column in columns]
         self.widths = [found[-1] for found in self._candidates]
-        ends = np.cumsum([0, *(math.prod(part.shape) for part in self.columns)])
-        self.places = [slice(*pair) for pair in itertools.pairwise(ends.tolist())]
+        self.places = slices_of(self.columns)
         self._is_fixed = False
 
     def fix(self, J: list[list[Any]]) -> None:
@@ -138,8 +137,7 @@ class SparseSystem:
         self._order = [*layout.eliminated, *layout.kept]
         self._matrix: dict[tuple[int, int], Any] = {}  # by pairs of params, in this order; none where it is zero
         self.gradient = np.zeros(layout.places[-1].stop)
-        ends = np.cumsum([0, *(math.prod(part.shape) for part in layout.rows)]).tolist()
-        for m, rows in enumerate(itertools.starmap(slice, itertools.pairwise(ends))):
+        for m, rows in enumerate(slices_of(layout.rows)):
             scale = None if factors is None else factors[rows]
             blocks = {n: J.dense_blocks(m, n, scale) for n in self._order if J.blocks[m][n].nnz}
             transposed = {n: block.T for n, block in blocks.items()}
@@ -226,9 +224,7 @@ class SparseSystem:
 
     def _reduced(self, matrix: dict[tuple[int, int], Any], damping: np.ndarray, right: np.ndarray) -> np.ndarray | None:
         """The right sides of what is kept, with the solution in their place."""
-        kept = np.concatenate(
-            [np.arange(self._layout.places[n].start, self._layout.places[n].stop) for n in self._layout.kept]
-        )
+        kept = np.concatenate([np.r_[self._layout.places[n]] for n in self._layout.kept])
         A = self._assembled(matrix, self._layout.kept) if self._layout.eliminated else self.JtJ
         if len(kept) <= _FEW or A.nnz > _DENSE * len(kept) ** 2:
             A = A.toarray()

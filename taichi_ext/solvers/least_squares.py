@@ -105,7 +105,7 @@ def least_squares(
         gtol: it ends where the gradient is smaller: in "lm", the largest cosine of a column of J and the residuals; in
             SciPy's methods, the largest entry.
         max_nfev: the largest number of points; by default 100 for each number in the params.
-        format: "csr" for a sparse J, see ``jacobian`` (extra ``sparse``).
+        format: "csr" for a sparse J, see ``jacobian`` (extra ``scipy``).
         callback: is given each ``Iteration``, the start included; if it returns True, the best point so far is the
             result.
         progress: True prints a line for each iteration on stderr: cost, change, gradient, step, ratio, radius, seconds.
@@ -121,7 +121,7 @@ def least_squares(
         The result: ``x`` (all parameters as one vector), ``cost``, ``history``, ``summary()``, ...
 
     Raises:
-        ImportError: SciPy is needed and not installed (the extra ``sparse``).
+        ImportError: SciPy is needed and not installed (the extra ``scipy``).
         InvalidArgumentError: an argument is invalid; or the start is outside of the bounds; or the residuals are not
             finite there, or J at a point that is accepted; or the kernel draws random numbers or changes a field in a
             sparse layout, so that it cannot run again from the same state.

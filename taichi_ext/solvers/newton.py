@@ -21,6 +21,7 @@ from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import check_number, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.projection import positive_factors
+from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.problem import Problem
 
@@ -291,9 +292,7 @@ class _Search:
         return 0.0, None
 
     def _structured(self, vector: np.ndarray) -> Any:
-        ends = np.cumsum([math.prod(shape) for shape in self.problem.shapes])[:-1]
-        parts = np.split(vector, ends)
-        return self._rebuild([part.reshape(shape) for part, shape in zip(parts, self.problem.shapes, strict=True)])
+        return self._rebuild(pieces_of(vector, self.problem.shapes))
 
 
 def _bools(given: Any, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from taichi_ext.api.products import block_size, matrices
 from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory import available_memory
+from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.residuals import residual_vector
@@ -88,7 +88,7 @@ def normal_equations(
         weights: the weight of each residual, not negative, structured like ``residuals``; None for 1.
         args: see ``jacobian``.
         dtype: the type in which products are added up: by default that of the residuals, ``np.float64`` on request.
-        format: "csr" computes J and J^T W J as sparse arrays (extra ``sparse``); None computes them dense.
+        format: "csr" computes J and J^T W J as sparse arrays (extra ``scipy``); None computes them dense.
         max_memory: bytes of a dense J that are kept at a time, by default 256 MiB.
         shards: the arguments of the factory, a tuple for each shard.
         at: with ``shards``: the values of the params.
@@ -142,11 +142,10 @@ def normal_equations(
     else:
         JtJ, Jtr, r = _sparse(evaluation, w, kind)
     rtr = float(r @ r if w is None else r @ (w * r))
-    sizes = [(shape, math.prod(shape)) for shape in evaluation.parameter_shapes()]
+    parameter_shapes = evaluation.parameter_shapes()
 
     def split(vector: np.ndarray) -> Any:
-        parts = np.split(vector, np.cumsum([size for _, size in sizes])[:-1])
-        return plan.prepared.rebuild_params([p.reshape(s) for p, (s, _) in zip(parts, sizes, strict=True)])
+        return plan.prepared.rebuild_params(pieces_of(vector, parameter_shapes))
 
     return NormalEquations(JtJ, Jtr, rtr, split)
 

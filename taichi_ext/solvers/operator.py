@@ -56,7 +56,7 @@ def linear_operator(
         other in the order of their structure.  ``A.materialize()`` is the matrix, a NumPy array.
 
     Raises:
-        ImportError: SciPy is not installed (the extra ``sparse``).
+        ImportError: SciPy is not installed (the extra ``scipy``).
         InvalidArgumentError: an argument is invalid, or ``ti.init`` has been called since; in a product, the kernel
             draws random numbers, so that another run would compute something else.
         UnsupportedError: in a product, the derivative of a construct is not known.
@@ -109,7 +109,7 @@ def hessian_operator(
         in the order of their structure.  ``H.materialize()`` is the matrix, a NumPy array.
 
     Raises:
-        ImportError: SciPy is not installed (the extra ``sparse``).
+        ImportError: SciPy is not installed (the extra ``scipy``).
         InvalidArgumentError: see ``linear_operator``.
         UnsupportedError: see ``hessian``.
 

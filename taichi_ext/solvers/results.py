@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from taichi_ext.api.arguments import flatten
 from taichi_ext.api.options import is_positive
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.solvers.bounds import Part
+from taichi_ext.solvers.bounds import Part, pieces_of, slices_of
 from taichi_ext.solvers.covariance import inverse_part
 from taichi_ext.solvers.levenberg import TITLE, Iteration
 
@@ -80,8 +79,7 @@ class LeastSquaresResult:
         if values.shape not in (self.x.shape, self.grad.shape):
             raise InvalidArgumentError(f"vector has shape {values.shape}; expected {self.x.shape}.")
         shapes = self._shapes if values.shape == self.x.shape else [part.shape for part in self._parts]
-        parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
-        return self._rebuild([v.reshape(shape) for v, shape in zip(parts, shapes, strict=True)])
+        return self._rebuild(pieces_of(values, shapes))
 
     def covariance(self, params: Any = None, *, variance: float | None = None) -> np.ndarray:
         """The covariance of the parameters, if residuals are independent: their variance times the inverse of JtJ.
@@ -98,13 +96,13 @@ class LeastSquaresResult:
         Raises:
             InvalidArgumentError: the residuals do not determine all parameters; the message names those concerned.
         """
-        ends = np.cumsum([0, *(math.prod(part.shape) for part in self._parts)])
+        places = slices_of(self._parts)
         found = (
             [place_of(leaf, self._given, "params") for _, leaf in flatten(params)[0]]
             if params is not None
             else range(len(self._parts))
         )
-        entries = np.concatenate([np.arange(ends[n], ends[n + 1]) for n in found])
+        entries = np.concatenate([np.r_[places[n]] for n in found])
         if variance is None:
             if self._count <= len(self.grad):
                 raise InvalidArgumentError(

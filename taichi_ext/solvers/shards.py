@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -19,7 +18,7 @@ from taichi_ext.api.options import checked_options
 from taichi_ext.api.products import real_array
 from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown
-from taichi_ext.solvers.bounds import Part, refuse_not_finite, rounded
+from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite, rounded
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.levenberg import Point
 from taichi_ext.solvers.shard_worker import Sums, Task, imported
@@ -56,10 +55,9 @@ class Shards:
         self.parts = [Part(f"{what}{place}", a.shape, a.dtype) for place, a in zip(self._places, arrays, strict=True)]
         self.x = np.concatenate([array.astype(np.float64).reshape(-1) for array in arrays])
         refuse_not_finite(self.x, self.parts, "; give finite numbers.")
-        ends = np.cumsum([math.prod(shape) for shape in self._shapes])[:-1]
 
         def split(x: np.ndarray) -> Any:
-            return rebuild([v.reshape(shape) for v, shape in zip(np.split(x, ends), self._shapes, strict=True)])
+            return rebuild(pieces_of(x, self._shapes))
 
         self.split = split
 

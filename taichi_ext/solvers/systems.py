@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 
+from taichi_ext.runtime.sparse_matrices import symmetric_factors
 from taichi_ext.solvers.extra import require_scipy
 
 _FEW_NUMBERS = 2**18  # of a J that is decomposed
@@ -99,7 +99,7 @@ def solve_symmetric(A: Any, damping: np.ndarray, b: np.ndarray) -> np.ndarray | 
         return None if solved is None else scale * solved
     sparse = require_scipy("sparse", "least_squares with format='csr'")
     D = sparse.diags_array(scale)
-    factor = symmetric_factor(D @ (A + sparse.diags_array(damping)) @ D)
+    factor = symmetric_factors(D @ (A + sparse.diags_array(damping)) @ D)
     return None if factor is None else scale * factor.solve(scale * b)
 
 
@@ -115,16 +115,3 @@ def _by_cholesky(matrix: np.ndarray, b: np.ndarray) -> np.ndarray | None:
             return None
     _, solved, status = lapack.dposv(matrix, b, lower=1)
     return solved if status == 0 else None
-
-
-def symmetric_factor(matrix: Any) -> Any:
-    """SciPy's LU of a sparse matrix in symmetric mode; None where the matrix is not positive definite."""
-    splu = require_scipy("sparse.linalg", "least_squares with format='csr'").splu
-    options = {"SymmetricMode": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            factor = splu(matrix.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options)
-        except RuntimeError:  # exactly singular
-            return None
-    return factor if (factor.U.diagonal() > 0).all() else None
