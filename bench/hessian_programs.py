@@ -31,6 +31,13 @@ class Energy:
     gradient: Any = None  # by hand
     jax: Callable[[], Any] | None = None  # entries of H in the order of a CSR array
 
+    def memory_by_hand(self) -> tuple[Any, Any]:
+        """What a kernel by hand writes: the numbers of the blocks of each element, and the gradient."""
+        n = self.x.shape[0]
+        self.places, slots = _slots(self.elements, n)
+        self.blocks, self.gradient = np.zeros((len(self.places[0]), 9)), ti.Vector.field(3, ti.f64, n)
+        return slots, self.gradient
+
     def matrix_by_hand(self) -> Any:
         """H by hand, after a call."""
         rows, columns = self.places
@@ -58,9 +65,7 @@ def springs(nodes: int = 20_000, count: int = 90_000) -> Energy:
             energy[None] += 0.5 * ((x[j] - x[i]).norm() - lengths[k]) ** 2
 
     program = Energy(add_energy, x, energy, ends)
-    program.places, slots = _slots(ends, nodes)
-    program.blocks, program.gradient = np.zeros((len(program.places[0]), 9)), ti.Vector.field(3, ti.f64, nodes)
-    gradient = program.gradient
+    slots, gradient = program.memory_by_hand()
 
     @ti.kernel
     def by_hand(blocks: BLOCKS):
@@ -130,9 +135,7 @@ def tetrahedra(side: int = 12) -> Energy:
             energy[None] += volume[k] * (0.5 * MU * (first - 3 - 2 * log) + 0.5 * LAM * log * log)
 
     program = Energy(add_energy, x, energy, corners)
-    program.places, slots = _slots(corners, n)
-    program.blocks, program.gradient = np.zeros((len(program.places[0]), 9)), ti.Vector.field(3, ti.f64, n)
-    gradient = program.gradient
+    slots, gradient = program.memory_by_hand()
 
     @ti.kernel
     def by_hand(blocks: BLOCKS):

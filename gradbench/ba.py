@@ -4,23 +4,12 @@ from typing import Any
 
 import numpy as np
 import taichi as ti
+from rotations import turned
 
 from taichi_ext import Jacobian
 
 CAMERA = 11  # numbers: rotation vector, centre, focal length, principal point, radial distortion
 ROW = CAMERA + 3 + 1  # entries of a row: of a camera, a point, a weight
-
-
-@ti.func
-def turned(r, x):
-    """x, turned by a rotation vector."""
-    square = r.dot(r)
-    y = x + r.cross(x)
-    if square > 0:
-        angle = ti.sqrt(square)
-        v = r / angle
-        y = x * ti.cos(angle) + v.cross(x) * ti.sin(angle) + v * (v.dot(x) * (1 - ti.cos(angle)))
-    return y
 
 
 @ti.data_oriented

@@ -4,20 +4,9 @@ from typing import Any
 
 import numpy as np
 import taichi as ti
+from rotations import turned
 
 from taichi_ext import Jacobian
-
-
-@ti.func
-def turned(r, x):
-    """x, turned by a rotation vector."""
-    square = r.dot(r)
-    y = x + r.cross(x)
-    if square > 0:
-        angle = ti.sqrt(square)
-        v = r / angle
-        y = x * ti.cos(angle) + v.cross(x) * ti.sin(angle) + v * (v.dot(x) * (1 - ti.cos(angle)))
-    return y
 
 
 def field_of(values: Any, element: int = 0) -> ti.Field:
