@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import outputs, read, scalars, vectors, write
+from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, hessian, hessian_operator, hvp
@@ -11,7 +12,6 @@ from taichi_ext import InvalidArgumentError, hessian, hessian_operator, hvp
 pytestmark = pytest.mark.usefixtures("ti64")
 
 rng = np.random.default_rng(5)
-stiffness = 1.5
 
 
 def test_springs_with_one_vector_and_several():
@@ -39,18 +39,7 @@ def test_springs_with_one_vector_and_several():
 
 def test_every_kind_of_parameter():
     """Fields, a component, an array, an argument, a Python number; a returned energy."""
-    x, v = scalars([0.4, 0.7, 1.1]), vectors([[0.3, 0.8], [1.2, 0.6]])
-    array = np.array([0.5, 0.9])
-
-    @ti.kernel
-    def run(a: ti.types.ndarray(ti.f64, ndim=1), w: ti.f64) -> ti.f64:
-        total = 0.0
-        for i in range(3):
-            total += ti.sin(x[i] * w) * a[0] * stiffness
-        for i in range(2):
-            total += a[i] ** 3 * v[i][1] ** 2 * ti.exp(stiffness * w) + v[i][0]
-        return total
-
+    run, x, v, array = energy_of_every_kind_of_parameter()
     params = {"x": x, "v": v.get_scalar_field(1), "a": array, "numbers": ["w", "stiffness"]}
     H = hessian(run, params, args=(array, 0.7))
     sizes = {"x": (3,), "v": (2,), "a": (2,)}
