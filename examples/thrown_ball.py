@@ -5,7 +5,7 @@ Unknown are the velocity at the start and the drag.  A robust loss keeps wrong p
 Gravity and the time step are Python numbers that the kernels read: how much the landing depends on them is a Jacobian
 by their names.
 
-    python examples/thrown_ball.py          (needs SciPy: the extra ``sparse``)
+    python examples/thrown_ball.py          (needs SciPy: the extra ``scipy``)
 """
 
 import sys

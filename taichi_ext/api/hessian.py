@@ -127,7 +127,7 @@ def hessian(
             each pair.
         max_memory: bytes for the tangents of intermediate fields and arrays, see ``jacobian``.
         chunk_size: the largest number of columns of H in one run; by default all columns.
-        format: None for dense arrays; "csr", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``sparse``); "torch_csr"
+        format: None for dense arrays; "csr", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``scipy``); "torch_csr"
             or "torch_coo" for tensors, where all params are tensors. Where the energy is no sum of terms of few entries
             of the params each, H is computed densely, and its zeros are left out; ``Hessian.explain()`` says why.
         project: how the block of each element is made positive semidefinite, for ``format=``: "clamp" sets its negative

@@ -1,4 +1,4 @@
-"""Launches: what is asked for, in the words of the program, and the kernel that does it."""
+"""Launches: kernel, arguments and seeds, and the kernel with tangents that computes them."""
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
 from taichi_ext.launches.flow import Flow

@@ -1,4 +1,4 @@
-"""Launches of kernels with tangents: what is asked for, and the kernel that does it."""
+"""Launches of kernels with tangents: kernel, arguments and seeds, and the kernel that computes them."""
 
 from __future__ import annotations
 

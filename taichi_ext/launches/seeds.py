@@ -32,7 +32,7 @@ def constants_of(launch: Launch) -> Constants | None:
 def seeds_of(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
 ) -> Seeds:
-    """What is asked for, in the words of the program."""
+    """The seeds of a launch, by the locals and containers of its program."""
     numbers = number_locals(program, launch, constants)
     limits, sparse = STRATEGIES[launch.strategy], None
     if launch.sparse is not None:
@@ -96,7 +96,7 @@ def number_locals(program: Program, launch: Launch, constants: Constants | None)
 
 
 def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
-    """What is asked for where the kernel runs again: it reads the tangents that it has stored the time before."""
+    """The seeds where the kernel runs again: it reads the tangents that it has stored the time before."""
     activity = find_activity(program, seeds.start, seeds.arguments)
     own = activity.containers & read_containers(program.body) & written_containers(program.body)
     roles = {c: replace(role, is_fresh=False) if c in own else role for c, role in seeds.roles.items()}
