@@ -11,8 +11,8 @@ the least normal one for zero; so do they.
   ``2 * atanh(s)``, as in fdlibm.
 * ``tanh`` is a series near 0, else ``1 - 2 / (exp(2 * x) + 1)`` or ``m / (m + 2)`` with ``m = exp(2 * x) - 1``.
 * ``sin`` and ``cos`` of float32: ``1 / (2 * pi)`` is a sum of seven float64 numbers of 29 bits, whose products with x
-  are exact; whole turns are taken from each product (after Payne and Hanek, 1983), so that large x lose nothing. There
-  are none of float64: as much arithmetic as that takes is slower than the library.
+  are exact; whole turns are taken from each product (after Payne and Hanek, 1983), so that large x lose nothing. Those
+  of float64 are the library's.
 
 With ``fast_math`` LLVM reorders sums and knows neither NaN nor infinity. So a choice that always falls the same way
 stands between steps that must not be joined, and special values are chosen by their bits. Choices are ``ti.select``,
