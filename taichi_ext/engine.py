@@ -76,7 +76,7 @@ def fuse(launch: Launch) -> Fused:
     scheduled = with_schedule(simplify(with_arguments(differentiated)), program, differentiated, launch, seeds)
     refuse_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
-    extra = own_features(differentiated, scheduled.paired)
+    extra = own_features(differentiated)
     kernel = compiled(launch.kernel, launch.args, emitted, extra)
     kernel.captures = captures
     fields = {c.name: c.object for c in recorded.containers if not c.is_argument}
@@ -103,7 +103,6 @@ def fuse(launch: Launch) -> Fused:
         text=emitted.text,
         scratch_sizes=differentiated.scratch_sizes,
         columns=launch.block.count if entries is None else entries.columns.width,
-        paired=frozenset(infos[what].key for what, c in differentiated.shadows if c in scheduled.paired),
         entries=entries,
         program=scheduled.program,
         arrays=launch.arrays,
@@ -190,10 +189,9 @@ def compiled(
     )
 
 
-def own_features(differentiated: Differentiated, paired: frozenset[Container]) -> tuple[Any, ...]:
+def own_features(differentiated: Differentiated) -> tuple[Any, ...]:
     """What the kernel's own arguments are to Taichi, in their order."""
-    types = ("u64" if c in paired else c.dtype.name for _, c in differentiated.shadows)
-    features: list[Any] = [backend.array_feature(backend.named_type(name)) for name in types]
+    features: list[Any] = [backend.array_feature(backend.named_type(c.dtype.name)) for _, c in differentiated.shadows]
     if differentiated.first_column is not None:
         features.append(backend.NUMBER_FEATURE)
     return tuple(features)
@@ -221,13 +219,12 @@ def with_schedule(
         seeds.threads,
         backend.is_debug() or launch.watch is not None or launch.sparse is not None,
         shapes,
-        {c: backend.tree_number(c.object) for c in fields},
         seeds.extents,
         free_loops(program, seeds.extents),
         backend.is_fast(),
     )
     shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
-    return schedule(program, result, shadows, seeds.columns, machine)
+    return schedule(program, result, shadows, machine)
 
 
 def _facts(

@@ -1,4 +1,4 @@
-"""Random float32 pipelines with loops long enough to run in pieces, and with loops that read what those wrote.
+"""Random float32 pipelines with loops long enough to run in lanes, and with loops that read what those wrote.
 
 Iterations differ in index and data, not in the branch they take where a value decides: with tens of thousands of entries
 some would lie on a kink.
@@ -11,7 +11,7 @@ from typing import Any
 
 from program_containers import Container
 
-LENGTHS = (16384, 16400, 32768, 33001)  # from 32 * 512 iterations on, two threads get whole pieces
+LENGTHS = (16384, 16400, 32768, 33001)  # from 32 * 512 iterations on, two threads get whole stretches
 
 
 class LongLoops:

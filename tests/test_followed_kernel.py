@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 START = "import taichi as ti\nfrom taichi.math import vec3\n\n"
 
-pytestmark = [pytest.mark.usefixtures("ti32"), pytest.mark.cpu_only("loops run in pieces there alone")]
+pytestmark = [pytest.mark.usefixtures("ti32"), pytest.mark.cpu_only("loops run in lanes there alone")]
 
 
 def loaded(path, name):

@@ -38,6 +38,7 @@ def lanes(monkeypatch):
     monkeypatch.setattr(schedule_lanes, "LANES_OF_FLOAT64", 4)
     monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
     monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
+    monkeypatch.setattr(schedule_lanes, "LEAST_TOTAL", 0)
     monkeypatch.setattr(loops, "find_lanes", noted)
     return found
 

@@ -111,9 +111,7 @@ def _tangents(
     if isinstance(key, Scratch):
         shape = (fused.scratch_sizes[key], 1)
     is_covered = key in fused.facts.covered or isinstance(key, Scratch)
-    is_paired = key in fused.paired
-    dtype = "f32" if is_paired else container.dtype.name
-    return TangentArray(container.name, dtype, shape, output, parts, is_covered, columns.get(key), is_paired)
+    return TangentArray(container.name, container.dtype.name, shape, output, parts, is_covered, columns.get(key))
 
 
 def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:

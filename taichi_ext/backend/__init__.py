@@ -150,7 +150,6 @@ from taichi_ext.backend.layouts import (
     node_of,
     node_shape,
     storage_parts,
-    tree_number,
     tree_numbers,
 )
 from taichi_ext.backend.leaf_arguments import (
@@ -352,7 +351,6 @@ __all__ = [
     "ti",
     "to_numpy_type",
     "torch_from_numpy",
-    "tree_number",
     "tree_numbers",
     "tree_serial",
     "type_names",

@@ -32,11 +32,6 @@ def is_flat(field: Any) -> bool:
     return is_single and is_dense(field) and not any(node.offset)
 
 
-def tree_number(field: Any) -> int:
-    """Which of the trees that hold all fields a field is placed in; of components in several, that of the first."""
-    return tree_of(field.vars[0].ptr.snode())
-
-
 def tree_numbers(field: Any) -> set[int]:
     """The trees that the components of a field are placed in."""
     return {tree_of(v.ptr.snode()) for v in field.vars}

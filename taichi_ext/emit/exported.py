@@ -53,7 +53,6 @@ class TangentArray:
         parts: the Js in it, by parameter.
         is_covered: whether the kernel writes all of it, whatever it holds.
         first_seed: the column from which on its rows are seeds; None where they are not.
-        is_paired: whether the kernel takes two numbers of float32 as one of 64 bits.
     """
 
     name: str
@@ -63,7 +62,6 @@ class TangentArray:
     parts: tuple[JacobianPart, ...]
     is_covered: bool
     first_seed: int | None = None
-    is_paired: bool = False
 
     @property
     def is_output(self) -> bool:
@@ -76,7 +74,7 @@ class TangentArray:
     @property
     def memory(self) -> str:
         """Memory for it, as text."""
-        return f"ti.ndarray(ti.{'u64' if self.is_paired else self.dtype}, shape={self.size // (1 + self.is_paired)})"
+        return f"ti.ndarray(ti.{self.dtype}, shape={self.size})"
 
 
 def export(
@@ -195,7 +193,7 @@ class _Module:
             "    _program = _weakref.ref(ti.lang.impl.get_runtime().prog)",
             f"    _kernel = _make({', '.join(objects)})",
             *(f"    {t.name} = {t.memory}" for t in own.values()),
-            *(f"    _copy_{t.name} = _copier(ti.{t.dtype}, {t.is_paired})" for t in self.outputs if t.name in own),
+            *(f"    _copy_{t.name} = _copier(ti.{t.dtype})" for t in self.outputs if t.name in own),
             "",
             f"    def _run({', '.join(names)}):",
             "        _refuse_ended(_program)",
@@ -203,7 +201,6 @@ class _Module:
             f"        _apart({_by_name(names)}, {_by_name(self.arrays)})",
             *(f"        {t.name}.fill(0)" for t in self.tangents if not t.is_covered),
             *(f"        {self.seed(t)}" for t in self.tangents if t.first_seed is not None),
-            *(f'        {t.name} = {t.name}.view("uint64")' for t in self.outputs if t.is_paired and t.name not in own),
             "        with _careful_compilation():",
             f"            _result = _kernel({arguments})",
             *(f"            {self.copy(name, t, part)}" for name, t, part in self.jacobians if t.name in own),
@@ -216,7 +213,7 @@ class _Module:
 
     def jacobian(self, name: str, t: TangentArray, part: JacobianPart) -> str:
         """The call that checks an array of J."""
-        is_flat = self.is_in_place and (len(part.shape) != 1 or t.is_paired)
+        is_flat = self.is_in_place and len(part.shape) != 1
         return f"_jacobian({name!r}, {name}, {t.dtype!r}, {part.shape}, {is_flat})"
 
     def copy(self, name: str, t: TangentArray, part: JacobianPart) -> str:
@@ -280,7 +277,7 @@ def _written(name: str, obj: Any) -> str:
 
 
 _COPYING = textwrap.dedent("""\
-    def _copier(dtype, is_paired):
+    def _copier(dtype):
         @ti.kernel
         def copy(
             J: ti.types.ndarray(dtype=dtype),
@@ -295,11 +292,7 @@ _COPYING = textwrap.dedent("""\
                 for d in ti.static(range(len(J.shape))):
                     n = n * J.shape[d] + entry[d]
                 place = n // width * row + (first + n % width) * column
-                if ti.static(is_paired):
-                    bits = whole[place // 2] >> ti.cast(place % 2 * 32, ti.u64)
-                    J[entry] = ti.bit_cast(ti.cast(bits, ti.u32), dtype)
-                else:
-                    J[entry] = whole[place]
+                J[entry] = whole[place]
 
         return copy
 """)

@@ -8,8 +8,6 @@ from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import read_containers, stages_of
 from taichi_ext.analysis.changes import written_containers
@@ -199,7 +197,6 @@ class Fused:
         text: its text.
         scratch_sizes: of its memory for rows.
         columns: how many rows have.
-        paired: shadows that are stored to two numbers at a time.
         entries: of a sparse Jacobian, where they are written.
         program: what the kernel was emitted from, as long as the Taichi program lives.
         arrays: the arrays among the leaf arguments, by position.
@@ -217,7 +214,6 @@ class Fused:
     text: str
     scratch_sizes: Mapping[Key, int]
     columns: int
-    paired: frozenset[Key]
     entries: SparseResult | None
     program: Program | None
     arrays: Mapping[int, ContainerInfo]
@@ -253,14 +249,7 @@ class Fused:
             start = time.perf_counter()
             self.kernel.compile()
             stages.note(f"{backend.short_name(self.primal)} compiled", start)
-        return self.kernel.launch(*args, *self.passed(given))
-
-    def passed(self, given: list[Any]) -> list[Any]:
-        """What it is given as it takes it: shadows that it stores to in pairs as arrays of pairs."""
-        if not self.paired:
-            return given
-        arrays = [a.view(np.uint64) if k in self.paired else a for k, a in zip(self.shadows, given, strict=False)]
-        return [*arrays, *given[len(arrays) :]]
+        return self.kernel.launch(*args, *given)
 
 
 class Relaunch:
@@ -272,13 +261,13 @@ class Relaunch:
 
     def __call__(self, args: tuple[Any, ...], given: list[Any], kept: Collection[Any] = ()) -> None:
         """Run it; the arrays of the keys ``kept`` are the same ones in each call."""
-        fused, passed = self._fused, self._fused.passed(given)
+        fused = self._fused
         if self._repeated is not None:
-            self._repeated(None if k in kept else a for k, a in zip(fused.shadows, passed, strict=True))
+            self._repeated(None if k in kept else a for k, a in zip(fused.shadows, given, strict=True))
             return
         fused.launch(args, given)
         if backend.is_plain_call(fused.primal):
-            same = [a if k in kept else None for k, a in zip(fused.shadows, passed, strict=True)]
+            same = [a if k in kept else None for k, a in zip(fused.shadows, given, strict=True)]
             self._repeated = backend.RepeatedLaunch(fused.kernel, same)
 
 

@@ -31,4 +31,4 @@ class Repetitions:
 
     def keep(self, name: Any, changes: int, fused: Fused, passed: list[Any], args: Any) -> None:
         """A launch has been made; the arguments are kept alive, since the name has their identities."""
-        self._launches[name] = changes, fused, backend.RepeatedLaunch(fused.kernel, fused.passed(passed)), args
+        self._launches[name] = changes, fused, backend.RepeatedLaunch(fused.kernel, passed), args

@@ -1,7 +1,9 @@
 """Iterations of a parallel loop in lanes: neighbours go through its body together, so that LLVM puts them into vectors.
 
-A loop over the last index takes so many neighbours at a time. What is the same for all of them stays a scalar, and
-inner loops with the same bounds stay loops. What stands between their heads becomes a loop over the lanes::
+A store to an array argument reads the array's address again, and LLVM cannot tell that the stores before it have left
+that address alone. So it vectorises no loop that stores to J. Therefore a loop over the last index takes so many
+neighbours at a time, and stores what they compute to local arrays first. What is the same for all of them stays a
+scalar, and inner loops with the same bounds stay loops. What stands between their heads becomes a loop over the lanes::
 
     for j in y:                     for stretch in range(count):
         total = 0.0                     for lane in range(16):
@@ -12,8 +14,8 @@ inner loops with the same bounds stay loops. What stands between their heads bec
                                         for lane in range(16):
                                             y[16 * stretch + lane] = total_of[lane]
 
-LLVM vectorises such a loop, since it stores to local arrays alone: what goes to memory is stored by loops of its own.
-The last stretch of a row ends where the row does, and computes some iterations a second time.
+What goes to memory is stored by loops of its own. The last stretch of a row ends where the row does, and computes some
+iterations a second time.
 """
 
 from __future__ import annotations
@@ -55,18 +57,23 @@ from taichi_ext.program import (
 )
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
-from taichi_ext.schedule.pieces import FREE, WORK
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
 LANES_OF_FLOAT32, LANES_OF_FLOAT64 = 16, 8  # in one stretch: two vectors of 32 bytes
 MOST_NUMBERS = 12288  # in the arrays of a stretch, which are to stay in the cache next to the processor
 MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
-LEAST_LOOPS = 1  # in a body; one of arithmetic alone may run in pieces
-NEEDS_VECTORS = True  # no operation that is a call for each lane
+LEAST_TOTAL = 1 << 16  # operations of all iterations, below which it is not worth to compile more
 LEAST_WORK = 4  # operations per number that is stored, below which arrays cost more than vectors save
 USUAL_LENGTH = 16  # of loops whose bounds are not known
-INTEGERS = frozenset(("shift_left", "shift_right", "bit_cast"))
 
+# What a vector does as fast as a scalar, by its cost in additions. What is not here is a call, for each element.
+WORK = {
+    **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil"), 1),
+    **dict.fromkeys(("truediv", "sqrt", "rsqrt", "mod", "floordiv"), 6),
+}
+_TRUTHS = ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not")
+_BITS = ("bit_and", "bit_or", "bit_xor", "invert", "shift_left", "shift_right", "bit_cast")
+FREE = frozenset((*_TRUTHS, *_BITS, "cast", "select", "ifte"))
 
 _WORDS = {
     Declare: "a local matrix, or a vector of truth values,",
@@ -116,16 +123,14 @@ class Lanes:
 
 
 def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, Container], machine: Machine) -> Lanes:
-    """How to run a loop with inner loops in lanes.
+    """How to run a loop in lanes.
 
     Raises:
         CannotError: that is not possible, or does not pay.
     """
-    inner = statements(loop.body)
+    inner = tuple(statements(loop.body))
     if machine.is_checked:
         raise CannotError("its iterations are watched, or write entries of a sparse Jacobian")
-    if sum(isinstance(s, (For, While)) for s in inner) < LEAST_LOOPS:
-        raise CannotError("")
     last = loop.variables[-1]
     along = For("range", (last,), (literal(0, I32), literal(domain[-1], I32)), loop.body)
     own = {local for s in inner for local in declared(s)}
@@ -138,6 +143,8 @@ def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, C
     repeated = -domain[-1] % count
     if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
         raise CannotError(f"its rows of {domain[-1]} iterations are too short")
+    if survey.work * math.prod(domain) < LEAST_TOTAL:
+        raise CannotError("it is done soon")
     if survey.work < LEAST_WORK * survey.stored:
         raise CannotError("it computes too little for each number that it stores")
     if survey.numbers * count > MOST_NUMBERS:
@@ -277,8 +284,8 @@ class _Survey:
 
     def _note_operation(self, op: Op, times: int) -> None:
         known = elementary_of(op) if self.machine.is_fast else None
-        is_known = known is not None or op.name in WORK or op.name in FREE or op.name in INTEGERS
-        if NEEDS_VECTORS and (not is_known or op.dtype == F16):
+        is_known = known is not None or op.name in WORK or op.name in FREE
+        if not is_known or op.dtype == F16:
             raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")
         if op.dtype.is_real:
             self.work += times * (WORK.get(op.name, 0) if known is None else known.work)

@@ -1,6 +1,6 @@
 """What becomes of each parallel loop of a program with tangents, on a CPU.
 
-* A loop of arithmetic runs in *pieces* that LLVM vectorises (``pieces``).
+* A loop of arithmetic runs in *lanes*, which LLVM makes vectors (``lanes``).
 * A loop of few iterations is *spread* over the threads. Taichi gives a thread at least 512 iterations, so that shorter
   loops run on one; this one is made one over so many pieces for each thread, of one iteration or none.
 * A loop over several dimensions runs *row by row*: as one over pieces of rows, each with a loop over its last indices,
@@ -12,16 +12,13 @@ Loops over many columns within them are not written out (``columns``).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from taichi_ext.differentiate.arguments import shadow_argument
 from taichi_ext.differentiate.build import add, cast, is_over_columns, literal, multiply, operation
 from taichi_ext.differentiate.report import LoopChoice, parallel_loops
 from taichi_ext.program import (
     I32,
-    Argument,
     Body,
     Container,
     Declare,
@@ -38,26 +35,21 @@ from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
 from taichi_ext.schedule.machine import Machine
-from taichi_ext.schedule.pieces import Pieces, as_pairs, find_pieces, in_pieces, touched
-from taichi_ext.schedule.stretches import in_lanes
+from taichi_ext.schedule.stretches import in_lanes, indices_of
 
 SHORTEST = 8  # part of a row that is worth a loop
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """The program with its loops as they run, and what was decided of them.
-
-    ``paired`` are the shadows whose argument is an array of pairs of numbers, as whole numbers of 64 bits.
-    """
+    """The program with its loops as they run, and what was decided of them."""
 
     program: Program
     choices: tuple[LoopChoice, ...] = ()
-    paired: frozenset[Container] = frozenset()
 
 
 def schedule(
-    recorded: Program, program: Program, shadows: dict[Container, Container], columns: int, machine: Machine
+    recorded: Program, program: Program, shadows: Mapping[Container, Container], machine: Machine
 ) -> Scheduled:
     """Let the parallel loops of a program run as they run fastest on a CPU.
 
@@ -65,30 +57,22 @@ def schedule(
         recorded: without tangents.
         program: with tangents.
         shadows: the container that each shadow belongs to.
-        columns: of a row of the shadows.
         machine: what is known of the machine.
     """
-    domains = {s: d for s in program.body if isinstance(s, For) and (d := _domain(s, machine)) is not None}
-    pieces = {s: p for s, d in domains.items() if (p := find_pieces(s, d, shadows, columns, machine)) is not None}
-    users = Counter(c for s in program.body for c in touched(s))
-    pairs = {c: as_pairs(c) for p in pieces.values() for c in p.pairs if users[c] == 1}
     numbers = {s.variables[0]: n for n, s in enumerate(parallel_loops(recorded.body), 1)}
     choices: list[LoopChoice] = []
     body: list[Statement] = []
     for s in program.body:
-        if s not in domains:
+        domain = _domain(s, machine) if isinstance(s, For) else None
+        if domain is None:
             body.append(s)
             continue
         assert isinstance(s, For)
-        domain = domains[s]
         number = numbers.get(s.variables[0], 0)
-        lanes = None if s in pieces else _lanes(s, domain, shadows, machine)
-        if isinstance(lanes, str) and lanes:
+        lanes = _lanes(s, domain, shadows, machine)
+        if isinstance(lanes, str):
             choices.append(LoopChoice(number, f"does not run in lanes: {lanes}"))
-        if s in pieces:
-            choices.append(LoopChoice(number, _words(pieces[s])))
-            body.append(in_pieces(s, pieces[s], pairs))
-        elif isinstance(lanes, Lanes):
+        if isinstance(lanes, Lanes):
             choices.append(LoopChoice(number, f"runs in lanes, {lanes.count} iterations at a time in vectors"))
             is_few = machine.threads > 1 and 1 < lanes.stretches < machine.least
             made = in_lanes(lanes)
@@ -98,11 +82,8 @@ def schedule(
             body.append(spread(s, domain, machine.least))
         else:
             body.append(by_rows(s, domain, max(1, -(-machine.least // domain[0]))))
-    arguments = tuple(_paired(a, pairs) for a in program.arguments)
-    scheduled = replace(
-        program, body=with_counted_columns(with_joined_columns(with_joined_guards(tuple(body)))), arguments=arguments
-    )
-    return Scheduled(scheduled, tuple(choices), frozenset(pairs))
+    made = with_counted_columns(with_joined_columns(with_joined_guards(tuple(body))))
+    return Scheduled(replace(program, body=made), tuple(choices))
 
 
 def _domain(s: For, machine: Machine) -> tuple[int, ...] | None:
@@ -116,19 +97,6 @@ def _lanes(s: For, domain: tuple[int, ...], shadows: Mapping[Container, Containe
         return find_lanes(s, domain, shadows, machine)
     except CannotError as reason:
         return str(reason)
-
-
-def _paired(argument: Argument, pairs: dict[Container, Container]) -> Argument:
-    """The argument of a shadow, of pairs where that is stored to in pairs."""
-    pair = pairs.get(argument.value) if isinstance(argument.value, Container) else None
-    return argument if pair is None else shadow_argument(pair)
-
-
-def _words(pieces: Pieces) -> str:
-    return (
-        f"runs in pieces of {pieces.length} iterations, which LLVM can vectorise: "
-        f"{pieces.numbers} numbers of J from each"
-    )
 
 
 def _is_left(body: Body) -> bool:
@@ -153,23 +121,14 @@ def spread(loop: For, domain: tuple[int, ...], pieces: int) -> For:
     first, end = (
         operation("floordiv", multiply(number, math.prod(domain)), pieces) for number in (Read(piece), _next(piece))
     )
-    declares = _indices(loop, Read(flat), domain)
+    indices = zip(loop.variables, indices_of(Read(flat), domain), strict=True)
+    declares = (Declare(variable, (value,), place=loop.place) for variable, value in indices)
     inner = For("range", (flat,), (first, end), (*declares, *loop.body), place=loop.place)
     return _outer(loop, piece, pieces, (inner,))
 
 
 def _next(piece: Local) -> Value:
     return cast(add(Read(piece), 1), I32)
-
-
-def _indices(loop: For, number: Value, shape: tuple[int, ...]) -> list[Declare]:
-    """The variables of a loop from the running number of its iteration."""
-    found = []
-    for n, (variable, size) in enumerate(zip(loop.variables, shape, strict=True)):
-        below = math.prod(shape[n + 1 :])
-        value = number if below == 1 else operation("floordiv", number, below)
-        found.append(Declare(variable, (operation("mod", value, size) if n else value,), place=loop.place))
-    return found
 
 
 def _outer(loop: For, variable: Local, count: int, body: Body) -> For:

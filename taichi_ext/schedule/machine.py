@@ -10,7 +10,6 @@ from taichi_ext.program import Container, For, Local
 from taichi_ext.simplify.usage import assigned_locals
 
 LEAST_ITERATIONS = 512  # that Taichi gives to a thread of a CPU
-ARRAYS = -1  # in place of the number of a tree
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ class Machine:
         is_checked: each iteration is watched, checked or writes entries of a sparse Jacobian: loops stay whole.
         shapes: of the fields in one dense level without offsets, and of arrays: a loop over one visits all indices in
             the order of memory.
-        trees: the number of the tree of fields that a field is in.
         extents: the indices of fields and arrays.
         is_fast: ``fast_math``: functions of the library may differ in their last bits.
         free: the first variables of the loops with loops in them that give the same in any order of their iterations.
@@ -31,7 +29,6 @@ class Machine:
     threads: int
     is_checked: bool = False
     shapes: Mapping[Container, tuple[int, ...]] = field(default_factory=dict)
-    trees: Mapping[Container, int] = field(default_factory=dict)
     extents: Mapping[Container, Extent] = field(default_factory=dict)
     free: frozenset[Local] = frozenset()
     is_fast: bool = False
@@ -40,9 +37,6 @@ class Machine:
     def least(self) -> int:
         """The iterations from which on all threads take part."""
         return LEAST_ITERATIONS * self.threads
-
-    def tree(self, container: Container) -> int:
-        return self.trees.get(container, ARRAYS)
 
     def domain(self, loop: For) -> tuple[int, ...] | None:
         """The shape that a parallel loop visits from zero on, in the order of memory; None where it is not known."""

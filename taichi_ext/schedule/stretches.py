@@ -34,7 +34,6 @@ from taichi_ext.program import (
 )
 from taichi_ext.schedule.elementary import as_arithmetic
 from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
-from taichi_ext.schedule.pieces import start_of
 from taichi_ext.simplify.dead import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
@@ -57,13 +56,24 @@ class _Stretch:
         return self.arrays.setdefault(local, Local(local.name, dtype, (size,), "tangent"))
 
 
+def indices_of(number: Value, shape: tuple[int, ...]) -> list[Value]:
+    """The indices of an entry from its running number."""
+    found = []
+    for n, size in enumerate(shape):
+        below = math.prod(shape[n + 1 :])
+        value = number if below == 1 else operation("floordiv", number, below)
+        found.append(operation("mod", value, size) if n else value)
+    return found
+
+
 def in_lanes(lanes: Lanes) -> For:
     """The loop as one over stretches of so many neighbours."""
     loop, count = lanes.loop, lanes.count
-    *outer, _ = loop.variables
-    size = lanes.domain[-1]
+    *sizes, size = lanes.domain
     stretch = Local("stretch", I32, (), "loop")
-    body, start = start_of(stretch, outer, lanes.domain, count)
+    *outer, number = indices_of(Read(stretch), (*sizes, -(-size // count)))
+    body: list[Statement] = [Declare(v, (i,)) for v, i in zip(loop.variables[:-1], outer, strict=True)]
+    start = multiply(number, count)
     first = Local("first", I32, (), "temporary")
     is_cut = size % count > 0 and not lanes.is_repeatable
     begin = operation("min", start, size - count) if size % count and not is_cut else start
