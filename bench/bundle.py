@@ -3,6 +3,7 @@
 python bench/bundle.py                       ADBench's ba1 and a synthetic of the size of a published problem
 python bench/bundle.py ba2 synthetic         these
 python bench/bundle.py synthetic --scipy     beside SciPy's trf
+python bench/bundle.py problem_01.bin        a file in libmv's format, as in Ceres' repository (data/libmv-ba-problems)
 python bench/bundle.py --cpu-time            CPU time of the process, for a machine that is in use
 
 The synthetic problem is none of the published ones: it has the size of BAL's problem-16-22106-pre, 16 cameras, 22,106
@@ -12,11 +13,13 @@ points and 83,718 observations, and is drawn at random.
 import argparse
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import taichi as ti
+from libmv import make_libmv
 from report import describe, markdown_table
 from sparse_programs import BA_SIZES, SparseProgram, make_bundle_adjustment, turned
 from timing import time_first, time_in_turn
@@ -69,7 +72,16 @@ def make_synthetic(sizes: tuple[int, int, int] = SIZE) -> SparseProgram:
 
 
 def make(name: str) -> SparseProgram:
+    if name.endswith(".bin"):
+        return make_libmv(name)
     return make_synthetic() if name == "synthetic" else make_bundle_adjustment(name)
+
+
+def to_eliminate(program: SparseProgram) -> list[Any]:
+    """Weights, if there are some, and points; or cameras where they have more numbers."""
+    if len(program.params) == 2 or program.params[2].n == 1:
+        return program.params[:0:-1]
+    return [max(program.params[1:], key=lambda field: field.to_numpy().size)]
 
 
 def gtsam_solver(program: SparseProgram, iterations: int) -> Callable[[], float]:
@@ -109,7 +121,7 @@ def measure(name: str, clock: Callable[[], float], with_scipy: bool, with_gtsam:
     """One line of the table: iterations with the launch of J, without the first call of each."""
     program = make(name)
     start = [field.to_numpy() for field in program.params]
-    eliminated = program.params[:0:-1]  # weights, if there are some, and points
+    eliminated = to_eliminate(program)
     plan = Jacobian(program.kernel, program.params, program.outputs, format="csr")
     options: dict[str, Any] = {"ftol": 0.0, "xtol": 0.0, "gtol": 0.0, "format": "csr", "max_nfev": ITERATIONS + 1}
 
@@ -123,7 +135,13 @@ def measure(name: str, clock: Callable[[], float], with_scipy: bool, with_gtsam:
     timings = time_in_turn(calls, first, 3.0, clock)
     lm, J = timings["lm"].median, median(timings["J"].later)
     result = solve(eliminate=eliminated)
-    cells = [name, f"{J * 1e3:.1f}", f"{lm * 1e3:.0f}", f"{lm / ITERATIONS / J:.1f}", f"{result.history[0].cost:.6e}"]
+    cells = [
+        Path(name).stem,
+        f"{J * 1e3:.1f}",
+        f"{lm * 1e3:.0f}",
+        f"{lm / ITERATIONS / J:.1f}",
+        f"{result.history[0].cost:.6e}",
+    ]
     cells.append(f"{result.cost:.6e}")
     if with_scipy:
         began = clock()
@@ -146,7 +164,9 @@ def measure(name: str, clock: Callable[[], float], with_scipy: bool, with_gtsam:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=["ba1", "synthetic"], help=f"of {', '.join(BA_SIZES)}, synthetic")
+    parser.add_argument(
+        "names", nargs="*", default=["ba1", "synthetic"], help=f"of {', '.join(BA_SIZES)}, synthetic, files"
+    )
     parser.add_argument("--scipy", action="store_true", help="SciPy's trf as well")
     parser.add_argument("--gtsam", action="store_true", help="GTSAM, which is installed, beside the synthetic problem")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of the process")

@@ -60,3 +60,32 @@ def threads(number):
 
 
 not_a_function = 3
+
+
+@ti.kernel
+def see(
+    poses: ti.types.ndarray(), points: ti.types.ndarray(), seen: ti.types.ndarray(), r: ti.types.ndarray(), n: ti.i32
+):
+    for k, i in r:
+        r[k, i] = poses[n, i, 3] - seen[k, i]
+        for j in range(3):
+            r[k, i] += poses[n, i, j] * points[k, j]
+
+
+def poses_and_points():
+    """Four rigid poses, and nine points."""
+    rng = np.random.default_rng(0)
+    poses = np.tile(np.eye(4), (4, 1, 1))
+    poses[:, :3, :3] = np.linalg.qr(rng.standard_normal((4, 3, 3)))[0]
+    poses[:, :3, :3] *= np.sign(np.linalg.det(poses[:, :3, :3]))[:, None, None]
+    poses[:, :3, 3] = rng.standard_normal((4, 3))
+    return poses, rng.standard_normal((9, 3))
+
+
+def view(number):
+    """What one of the poses sees of the points, with some noise."""
+    poses, points = poses_and_points()
+    seen = points @ poses[number, :3, :3].T + poses[number, :3, 3]
+    seen += 0.01 * np.random.default_rng(number).standard_normal(seen.shape)
+    r = np.zeros_like(seen)
+    return see, {"poses": poses, "points": points}, r, (poses, points, seen, r, number)

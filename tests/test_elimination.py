@@ -146,7 +146,7 @@ def test_system(factors, density, width):
     J = SparseJacobian([[sparse.csr_array(p) for p in np.split(dense, [9, 19], axis=1)]], layout)
     r, damping, fixed = RNG.standard_normal(40), RNG.uniform(0.1, 1.0, 23), RNG.standard_normal(23)
     scaled = dense if factors is None else factors[:, None] * dense
-    system, A = SparseSystem(J, r, factors), scaled.T @ scaled
+    system, A = SparseSystem.of(J, r, factors), scaled.T @ scaled
     assert layout.widths == [width, 2, 1]
     assert_allclose(J.stacked().toarray(), dense)
     assert_allclose(system.JtJ.toarray(), A, atol=1e-12)

@@ -39,7 +39,7 @@ def banana_rows(x):
 def as_csr(J, r, factors):
     sparse = pytest.importorskip("scipy.sparse")
     sizes = [(Part(name, (n,), np.dtype(float)), 1) for name, n in zip(("r", "x"), J.shape, strict=True)]
-    return SparseSystem(SparseJacobian([[sparse.csr_array(J)]], Layout(sizes[:1], sizes[1:], [])), r, factors)
+    return SparseSystem.of(SparseJacobian([[sparse.csr_array(J)]], Layout(sizes[:1], sizes[1:], [])), r, factors)
 
 
 SYSTEMS = {"QR": system_of, "Cholesky": lambda J, r, _: NormalSystem(J.T @ J, J.T @ r), "sparse LU": as_csr}

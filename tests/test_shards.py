@@ -12,7 +12,15 @@ import pytest
 import shard_factories
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import InvalidArgumentError, Jacobian, ShardError, least_squares, map_jacobian, normal_equations
+from taichi_ext import (
+    InvalidArgumentError,
+    Jacobian,
+    ShardError,
+    least_squares,
+    manifolds,
+    map_jacobian,
+    normal_equations,
+)  # fmt: skip
 from taichi_ext.solvers import executors
 
 pytestmark = [pytest.mark.usefixtures("ti64"), pytest.mark.cpu_only("processes that start Taichi on the CPU")]
@@ -91,6 +99,36 @@ def test_least_squares(pool, options):
     assert "3 parameters" in found.summary()
     if "bounds" in options:
         assert found.x[0] == 2.4
+
+
+def test_manifolds_and_eliminated_params():
+    """The same steps as of all poses in one program; poses stay rigid."""
+    pytest.importorskip("scipy.sparse")
+    poses, points = shard_factories.poses_and_points()
+    start = {"poses": poses, "points": points + 0.3}
+    options = {"retract": {"poses": manifolds.se3, "points": None}, "max_nfev": 5, "gtol": 0.0}
+    seen, errors = [shard_factories.view(n)[3][2] for n in range(4)], [np.zeros((9, 3)) for _ in range(4)]
+
+    def everything(poses, points, *errors):
+        for n in range(4):
+            shard_factories.see(poses, points, seen[n], errors[n], n)
+
+    args = (poses.copy(), points + 0.3, *errors)
+    params = dict(zip(start, args, strict=False))
+    wanted = least_squares(everything, params, errors, args=args, **options)
+    shards = [(n,) for n in range(4)]
+    for more in ({}, {"eliminate": start["points"]}, {"eliminate": [start["poses"]], "format": "csr"}):
+        found = least_squares(shard_factories.view, shards=shards, start=start, **options, **more)
+        assert len(found.history) == len(wanted.history) >= 5
+        for a, b in zip(found.history, wanted.history, strict=True):
+            assert_allclose(a.x, b.x, atol=1e-9)
+        T = found.split(found.x)["poses"]
+        assert_allclose(
+            T[:, :3, :3] @ T[:, :3, :3].transpose(0, 2, 1), np.broadcast_to(np.eye(3), (4, 3, 3)), atol=1e-12
+        )
+        assert found.split(found.grad)["poses"].shape == (4, 6)
+    with pytest.raises(InvalidArgumentError, match="not block diagonal"):
+        least_squares(shard_factories.view, shards=shards, start=start, eliminate=list(start.values()), **options)
 
 
 def test_the_cores_are_shared_between_workers(pool):

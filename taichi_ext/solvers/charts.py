@@ -16,6 +16,7 @@ from taichi_ext.api.products import jvp
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.elimination import SparseJacobian
+from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.manifolds import Manifold, retraction
 
 _NEAR = 1e-3  # the largest distance of a start from its manifold
@@ -111,6 +112,19 @@ class Charts:
                 part = np.matmul(part.reshape(len(J), len(P), 1, -1), P).reshape(len(J), -1)
             parts.append(part)
         return np.concatenate(parts, axis=1)
+
+    def local_products(self, JtJ: Any, Jtr: np.ndarray, x: np.ndarray) -> tuple[Any, np.ndarray]:
+        """JtJ, dense or CSR, and Jtr by local coordinates."""
+        if isinstance(JtJ, np.ndarray):
+            P: Any = self.local_jacobian(np.eye(len(Jtr)), x)
+        else:
+            sparse, found = require_scipy("sparse", "format='csr'"), self._derivatives(x)
+            blocks = [
+                sparse.block_diag(found[n]) if n in found else sparse.eye_array(local.stop - local.start)
+                for n, (_, _, local) in enumerate(self._triples)
+            ]
+            P = sparse.csr_array(sparse.block_diag(blocks))
+        return P.T @ JtJ @ P, P.T @ Jtr
 
     def _derivatives(self, x: np.ndarray) -> dict[int, np.ndarray]:
         """By param, for each point the matrix of its derivatives by local coordinates."""

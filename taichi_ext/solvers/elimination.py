@@ -29,7 +29,7 @@ class Layout:
     """How J is cut into small dense blocks; found at the first point.
 
     Args:
-        rows: the outputs, and how many numbers an element of each has.
+        rows: the outputs, and how many numbers an element of each has; none of them for JtJ, whose rows are the params.
         columns: the same of the params.
         eliminated: which params are eliminated, in this order.
     """
@@ -38,27 +38,39 @@ class Layout:
         self.rows, self.columns = [part for part, _ in rows], [part for part, _ in columns]
         self.eliminated = eliminated
         self.kept = [n for n in range(len(columns)) if n not in eliminated]
+        self.order = [*eliminated, *self.kept]
         self.heights = [_widths(*row)[-1] for row in rows]
         self._candidates = [_widths(*column) for column in columns]
         self.widths = [found[-1] for found in self._candidates]
         self.places = slices_of(self.columns)
         self._is_fixed = False
+        self._cuts: dict[tuple[int, int], _Cut] = {}
 
     def fix(self, J: list[list[Any]]) -> None:
-        """Find the blocks of a J: no larger than needed where params are eliminated, mostly full elsewhere."""
+        """Find the blocks of a J or JtJ: no larger than needed where params are eliminated, mostly full elsewhere."""
         if self._is_fixed:
             return
         self._is_fixed = True
         for n in self.eliminated:
-            self.widths[n] = next((w for w in self._candidates[n] if not any(_crossing(row[n], w) for row in J)), 0)
+            rows = J if self.rows else [J[n]]
+            self.widths[n] = next((w for w in self._candidates[n] if not any(_crossing(row[n], w) for row in rows)), 0)
             if not self.widths[n]:
-                self._refuse(J, n)
-        for m, row in enumerate(J):
+                self._refuse(rows, n)
+        if not self.rows:
+            self.heights = self.widths
+        for m, row in enumerate(J if self.rows else []):
             if self._filling(row, m) > _MOST_FILLED:
                 self.heights[m] = 1
         for n in self.kept:
             if any(_filled(row[n], h, self.widths[n]) > _MOST_FILLED for row, h in zip(J, self.heights, strict=True)):
                 self.widths[n] = 1
+
+    def dense_blocks(self, J: list[list[Any]], row: int, column: int) -> tuple[np.ndarray, Any]:
+        """The small blocks of a block of J, in float64, and the BSR array that says where they are."""
+        cut, block = self._cuts.get((row, column)), J[row][column]
+        if cut is None or not cut.fits(block):
+            cut = self._cuts[row, column] = _Cut.of(block, (self.heights[row], self.widths[column]))
+        return cut.blocks(block), cut.places
 
     def _filling(self, row: list[Any], m: int) -> float:
         numbers = sum(_filled(b, self.heights[m], w) * b.nnz for b, w in zip(row, self.widths, strict=True))
@@ -69,7 +81,8 @@ class Layout:
             found = _crossing(row[n], self._candidates[n][-1])
             if found is not None:
                 residual, *entries = found
-                raise self.coupled(n, entries, f"{entry_name(residual, [self.rows[m]])} depends on both")
+                which = entry_name(residual, [self.rows[m]]) if self.rows else "a residual"
+                raise self.coupled(n, entries, f"{which} depends on both")
 
     def coupled(self, n: int, entries: list[int], reason: str) -> InvalidArgumentError:
         """The error where a part is not block diagonal: two entries of param ``n`` that are coupled."""
@@ -80,6 +93,36 @@ class Layout:
             f"different blocks, and {reason}. Leave it out of eliminate, or list before it what is only coupled with "
             "one of its blocks."
         )
+
+
+class _Cut(NamedTuple):
+    """How CSR arrays of one pattern are cut into dense blocks.
+
+    Attributes:
+        pattern: their index arrays.
+        places: a BSR array, with the number of each entry in its place; -1 where there is none.
+        is_plain: whether these are in order, so that numbers need not be moved.
+    """
+
+    pattern: tuple[np.ndarray, np.ndarray]
+    places: Any
+    is_plain: bool
+
+    @classmethod
+    def of(cls, block: Any, size: tuple[int, int]) -> _Cut:
+        numbers = type(block)((np.arange(1, block.nnz + 1), block.indices, block.indptr), shape=block.shape)
+        places = numbers.tobsr(size)
+        places.data -= 1
+        is_plain = np.array_equal(places.data.reshape(-1), np.arange(block.nnz))
+        return cls((block.indptr, block.indices), places, is_plain)
+
+    def fits(self, block: Any) -> bool:
+        found = block.indptr, block.indices
+        return all(a is b or np.array_equal(a, b) for a, b in zip(self.pattern, found, strict=True))
+
+    def blocks(self, block: Any) -> np.ndarray:
+        data = block.data if self.is_plain else np.append(block.data, 0).take(self.places.data)
+        return data.reshape(self.places.data.shape).astype(np.float64, copy=False)
 
 
 class SparseJacobian(NamedTuple):
@@ -94,12 +137,11 @@ class SparseJacobian(NamedTuple):
 
     def dense_blocks(self, row: int, column: int, factors: np.ndarray | None) -> Any:
         """A block of J as a BSR array in float64, whose rows are multiplied by factors."""
-        block, layout = self.blocks[row][column], self.layout
-        found = block.astype(np.float64, copy=False).tobsr((layout.heights[row], layout.widths[column]))
+        data, places = self.layout.dense_blocks(self.blocks, row, column)
         if factors is not None:
-            counts = np.diff(found.indptr)
-            found.data = found.data * np.repeat(factors.reshape(-1, layout.heights[row]), counts, axis=0)[:, :, None]
-        return found
+            counts = np.diff(places.indptr)
+            data = data * np.repeat(factors.reshape(-1, self.layout.heights[row]), counts, axis=0)[:, :, None]
+        return type(places)((data, places.indices, places.indptr), shape=places.shape)
 
 
 def whole(J: Any) -> Any:
@@ -129,25 +171,41 @@ class SparseSystem:
     A param whose part ``V`` of JtJ is block diagonal is eliminated by its Schur complement, of the parts ``U`` of the
     other params and ``W`` in between: ``(U - W V^-1 W^T) s = -g_U + W V^-1 g_V``; see B. Triggs and others, Bundle
     Adjustment - A Modern Synthesis, 2000, section 6.1.
+
+    Attributes:
+        gradient, diagonal: see ``System``.
     """
 
-    def __init__(self, J: SparseJacobian, r: np.ndarray, factors: np.ndarray | None) -> None:
-        J.layout.fix(J.blocks)
-        self._layout = layout = J.layout
-        self._order = [*layout.eliminated, *layout.kept]
-        self._matrix: dict[tuple[int, int], Any] = {}  # by pairs of params, in this order; none where it is zero
-        self.gradient = np.zeros(layout.places[-1].stop)
-        for m, rows in enumerate(slices_of(layout.rows)):
-            scale = None if factors is None else factors[rows]
-            blocks = {n: J.dense_blocks(m, n, scale) for n in self._order if J.blocks[m][n].nnz}
-            transposed = {n: block.T for n, block in blocks.items()}
-            for n, block in transposed.items():
-                self.gradient[layout.places[n]] += block @ r[rows]
-            _add_products(self._matrix, transposed, blocks)
-        self.diagonal = np.zeros_like(self.gradient)
+    def __init__(self, layout: Layout, matrix: dict[tuple[int, int], Any], gradient: np.ndarray) -> None:
+        self._layout, self.gradient = layout, gradient
+        self._matrix = matrix  # by pairs of params, what is eliminated first; none where it is zero
+        self.diagonal = np.zeros_like(gradient)
         for n, place in enumerate(layout.places):
             if (n, n) in self._matrix:
                 self.diagonal[place] = self._matrix[n, n].diagonal()
+
+    @classmethod
+    def of(cls, J: SparseJacobian, r: np.ndarray, factors: np.ndarray | None) -> SparseSystem:
+        """That of J, whose rows are multiplied by factors, and residuals."""
+        layout = J.layout
+        layout.fix(J.blocks)
+        matrix, gradient = dict[tuple[int, int], Any](), np.zeros(layout.places[-1].stop)
+        for m, rows in enumerate(slices_of(layout.rows)):
+            scale = None if factors is None else factors[rows]
+            blocks = {n: J.dense_blocks(m, n, scale) for n in layout.order if J.blocks[m][n].nnz}
+            transposed = {n: block.T for n, block in blocks.items()}
+            for n, block in transposed.items():
+                gradient[layout.places[n]] += block @ r[rows]
+            _add_products(matrix, transposed, blocks)
+        return cls(layout, matrix, gradient)
+
+    @classmethod
+    def of_products(cls, JtJ: Any, gradient: np.ndarray, layout: Layout) -> SparseSystem:
+        """That of a CSR array and Jtr."""
+        cut = SparseJacobian([[JtJ[a, b] for b in layout.places] for a in layout.places], layout)
+        layout.fix(cut.blocks)
+        pairs = itertools.combinations_with_replacement(layout.order, 2)
+        return cls(layout, {(a, b): cut.dense_blocks(a, b, None) for a, b in pairs if cut.blocks[a][b].nnz}, gradient)
 
     @functools.cached_property
     def JtJ(self) -> Any:
@@ -195,16 +253,16 @@ class SparseSystem:
         if not ((diagonal > 0) & np.isfinite(diagonal)).all():
             return None
         scale = 1 / np.sqrt(diagonal)
-        try:
-            roots = np.linalg.inv(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
-        except np.linalg.LinAlgError:
+        roots = _inverse_roots(V * scale[:, :, None] * scale[:, None])
+        if roots is None:
             return None
+        roots *= scale[:, None]
         coupling, transposed = dict[int, Any](), dict[int, Any]()
-        for k in self._order:
+        for k in self._layout.order:
             part = matrix.pop((n, k), None)
             if part is not None:
-                coupling[k] = part.copy()
-                coupling[k].data = roots[np.repeat(np.arange(len(V)), np.diff(part.indptr))] @ part.data
+                data = roots[np.repeat(np.arange(len(V)), np.diff(part.indptr))] @ part.data
+                coupling[k] = type(part)((data, part.indices, part.indptr), shape=part.shape)
                 transposed[k] = coupling[k].T
         _add_products(matrix, transposed, coupling, -1)
         return _Elimination(n, roots, coupling, transposed)
@@ -250,10 +308,9 @@ def _add_products(
     """Add products to the matrices of pairs of params, in their order, or subtract them."""
     for a, b in itertools.combinations_with_replacement(right, 2):
         product, before = left[a] @ right[b], matrix.get((a, b))
-        if before is None:
-            matrix[a, b] = sign * product
-        else:
-            matrix[a, b] = before + product if sign > 0 else before - product
+        if sign < 0:
+            product.data *= -1
+        matrix[a, b] = product if before is None else before + product
 
 
 def _widths(part: Part, element: int) -> list[int]:
@@ -281,6 +338,20 @@ def _crossing(block: Any, width: int) -> tuple[int, int, int] | None:
 def _filled(block: Any, height: int, width: int) -> float:
     """How many numbers a CSR array in blocks of this size keeps for each of its entries."""
     return block.tobsr((height, width)).data.size / max(1, block.nnz)
+
+
+def _inverse_roots(V: np.ndarray) -> np.ndarray | None:
+    """For each matrix a triangular R with ``R V R^T = 1``; None where one is not positive definite."""
+    R = np.zeros_like(V)
+    for i in range(V.shape[1]):
+        along = np.einsum("nki,ni->nk", R[:, :i, :i], V[:, :i, i])
+        pivots = V[:, i, i] - np.square(along).sum(axis=1)
+        if not (pivots > 0).all():
+            return None
+        R[:, i, i] = 1
+        R[:, i, :i] = -np.einsum("nk,nki->ni", along, R[:, :i, :i])
+        R[:, i] /= np.sqrt(pivots)[:, None]
+    return R
 
 
 def _times_blocks(blocks: np.ndarray, vector: np.ndarray) -> np.ndarray:

@@ -95,10 +95,11 @@ def least_squares(
         eliminate: some of the params, or a list of those, whose parts of JtJ are block diagonal, such as the points of
             a bundle adjustment: no residual depends on two of their elements (or, in arrays of numbers, on numbers with
             other first indices).  They are eliminated one after the other, so a param may be block diagonal thanks to
-            those before it.  Steps are the same, in less time.  For ``method="lm"``; J is sparse then.
+            those before it.  Steps are the same, in less time.  For ``method="lm"``; J is sparse then.  With
+            ``shards``, arrays of ``start``.
         retract: a ``Manifold`` for a single param whose elements are points of it, such as ``manifolds.so3`` for
-            rotation matrices, or a structure like ``params`` of those and of None.  Steps, J, the gradient and
-            covariances are then in local coordinates of these points.  For ``method="lm"``.
+            rotation matrices, or a structure like ``params`` (with ``shards``, like ``start``) of those and of None.
+            Steps, J, the gradient and covariances are then in local coordinates of these points.  For ``method="lm"``.
         ftol: it ends where a step lowers the cost by a smaller share.
         xtol: it ends where a step is a smaller share of the parameters.  In "lm", both are weighted with the column
             norms of J.
@@ -153,9 +154,13 @@ def least_squares(
     points: Weighted | ShardedProblem
     if shards is None:
         refuse_without_shards(start=start, executor=executor, init=init)
-        eliminated = _eliminated(eliminate, params)
-        if eliminated:
-            format = "csr"
+    else:
+        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
+        params = start
+    eliminated = _eliminated(eliminate, params)
+    if eliminated:
+        format = "csr"
+    if shards is None:
         prepared = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
         problem = Problem(*prepared, eliminated, retract)
         shapes = [part.shape for part in problem.rows]
@@ -163,12 +168,10 @@ def least_squares(
             problem, Robust(loss, f_scale, loss_over, residuals, shapes), weights_of(weights, residuals, shapes)
         )
     else:
-        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
-        refuse_with_shards(eliminate=eliminate, retract=retract)
         if method != "lm":
             raise InvalidArgumentError(f"method is {method!r}; with shards, expected 'lm'.")
-        params, losses = start, (loss, f_scale, loss_over)
-        problem = points = ShardedProblem(Shards(kernel, shards, start, "start", init, format), executor, losses)
+        parts = Shards(kernel, shards, start, "start", init, format)
+        problem = points = ShardedProblem(parts, executor, (loss, f_scale, loss_over), eliminated, retract)
 
     def tell(line: Iteration) -> Any:
         problem.best = line.x
@@ -212,7 +215,7 @@ def least_squares(
         seconds=ended.seconds,
         _rebuild=rebuild,
         _shapes=problem.shapes,
-        _parts=problem.local_parts if isinstance(problem, Problem) else problem.parts,
+        _parts=problem.local_parts,
         _given=[leaf for _, leaf in leaves],
         _count=count,
         _system=ended.point.system,
@@ -223,7 +226,7 @@ def _space(
     problem: Problem | ShardedProblem, start: np.ndarray, low: np.ndarray, high: np.ndarray
 ) -> tuple[Space, np.ndarray]:
     """How steps are added, and the start, on the manifolds of the params."""
-    charts = problem.charts if isinstance(problem, Problem) else None
+    charts = problem.charts
     if charts is None:
         return Space(low, high, lambda x, step: np.clip(rounded(x + step, problem.parts), low, high)), start
     charts.refuse_bounds(low, high)

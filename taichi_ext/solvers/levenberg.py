@@ -18,6 +18,7 @@ _MOST_RADIUS, _LEAST_RADIUS = 1e16, 1e-32
 _LEAST_COLUMN = 1e-5  # of the norm of a column of J that has to be left after a step
 _MOST_VANISHED = 5  # steps in a row that are shortened for that reason
 _LEAST_RATIO = 1e-3  # of the change of the cost to the predicted one, for a step to be accepted
+_LEAST_SHRINKAGE = 0.05  # of the radius after a step that is rejected
 _LEAST_DIAGONAL = 1e-6  # of the damping, as a share of the largest that an entry of the diagonal has been
 _FIXED = 1e40  # the damping of what does not move, as a multiple of the diagonal
 
@@ -180,11 +181,11 @@ def minimize(
 ) -> Ended:
     """Minimise from a start on, by the method of Levenberg and Marquardt.
 
-    The damping is the diagonal of JtJ divided by a radius, which changes as in H. B. Nielsen, Damping parameter in
-    Marquardt's method, IMM-REP-1999-05, section 3, and in Ceres.  A step that leaves the bounds is computed again with
-    the coordinates that left them held at the bound.  A step that takes away all influence of a parameter on the
-    residuals has mostly gone too far, to where ``exp(-b * x)`` is zero, and is shortened.  Where costs differ by no
-    more than their rounding, the gradient decides.
+    The damping is the diagonal of JtJ divided by a radius.  The radius grows as in H. B. Nielsen, Damping parameter in
+    Marquardt's method, IMM-REP-1999-05, section 3, and in Ceres, and shrinks as in MINPACK.  A step that leaves the
+    bounds is computed again with the coordinates that left them held at the bound.  A step that takes away all
+    influence of a parameter on the residuals has mostly gone too far, to where ``exp(-b * x)`` is zero, and is
+    shortened.  Where costs differ by no more than their rounding, the gradient decides.
 
     Args:
         evaluate: gives the point for a vector.
@@ -208,7 +209,7 @@ class _Run:
     )
 
     def run(self, start: np.ndarray) -> Ended:
-        limits, radius, shrink = self.limits, _RADIUS, 2.0
+        limits, radius = self.limits, _RADIUS
         point = self._at(start)
         system = self._system(point)
         most = system.diagonal.copy()
@@ -243,9 +244,9 @@ class _Run:
                 point, system = trial, found or self._system(trial)
                 free, slope, cosine = self._slope(point, system)
                 radius = min(_MOST_RADIUS, radius / max(1 / 3, 1 - (2 * min(ratio, 1.0) - 1) ** 3))
-                shrink, vanished = 2.0, 0
+                vanished = 0
             else:
-                radius, shrink = radius / shrink, 2 * shrink
+                radius *= _shrinkage(0.0 if step is None else -float(system.gradient @ step), change)
             is_over = self.history.add(point.x, point.cost, change, slope, length, ratio, radius)
             if not is_over and step is not None:
                 is_noise = found is not None and cosine <= 10 * np.sqrt(limits.noise)
@@ -324,6 +325,18 @@ class _Run:
             step[is_out] = fixed[is_out] = within[is_out] - at[is_out]
             free = free & ~is_out
         return step, -float(system.gradient @ step) - 0.5 * system.curvature(step)
+
+
+def _shrinkage(slope: float, change: float) -> float:
+    """By how much the radius shrinks after a step that is rejected.
+
+    It is the share of the step at which the parabola through the cost, its slope along the step and the cost at its end
+    is least, but at most 0.5, and not less than a least one; as in MINPACK, see J. J. More, The Levenberg-Marquardt
+    algorithm, 1978.
+    """
+    if not (slope > 0 and np.isfinite(change)):
+        return _LEAST_SHRINKAGE
+    return min(max(0.5 * slope / (slope - min(change, 0.0)), _LEAST_SHRINKAGE), 0.5)
 
 
 def print_line(line: Iteration) -> None:

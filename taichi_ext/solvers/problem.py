@@ -206,7 +206,7 @@ class Weighted:
             self._problem.refuse_rows(J)
             local = self._problem.local_jacobian(J, x)
             if isinstance(local, SparseJacobian):
-                return SparseSystem(local, scaled, factors)
+                return SparseSystem.of(local, scaled, factors)
             return system_of(local, scaled, factors)
 
         return Point(x, cost, system, (r, J, len(r)))

@@ -113,10 +113,7 @@ class Worker:
     def _shard(self, task: Task) -> tuple[Problem, Any]:
         key = hashlib.sha256(repr((task.factory, task.format)).encode() + task.arguments).digest()
         if key not in self._built:
-            if backend.program() is None:
-                threads = max(1, (os.cpu_count() or 1) // task.neighbours)
-                options: dict[str, Any] = {"arch": ti.cpu, "cpu_max_num_threads": threads, "log_level": ti.ERROR}
-                ti.init(**{**options, **task.init})
+            start_taichi(task.init, task.neighbours)
             made = imported(task.factory)(*pickle.loads(task.arguments))
             if not (isinstance(made, tuple) and len(made) in (3, 4)):
                 raise InvalidArgumentError(
@@ -140,6 +137,14 @@ class Worker:
         return self._built[key]
 
 
+def start_taichi(init: dict[str, Any], neighbours: int = 1) -> None:
+    """Start Taichi with the options of a user, where it has not been; on the CPU with a share of the cores."""
+    if backend.program() is None:
+        threads = max(1, (os.cpu_count() or 1) // neighbours)
+        options: dict[str, Any] = {"arch": ti.cpu, "cpu_max_num_threads": threads, "log_level": ti.ERROR}
+        ti.init(**{**options, **init})
+
+
 def _sums(problem: Problem, residuals: Any, task: Task) -> Sums:
     assert task.loss is not None
     robust = Robust(*task.loss, residuals, [part.shape for part in problem.rows])
@@ -152,7 +157,7 @@ def _sums(problem: Problem, residuals: Any, task: Task) -> Sums:
     problem.refuse_rows(J)
     cost, scaled, factors = robust.apply(r)
     if isinstance(J, SparseJacobian):
-        system = SparseSystem(J, scaled, factors)
+        system = SparseSystem.of(J, scaled, factors)
         return Sums(cost, len(r), system.JtJ, system.gradient, types, problem.noise)
     return Sums(cost, len(r), *products_of(J, scaled, factors), types, problem.noise)
 

@@ -19,9 +19,11 @@ from taichi_ext.api.products import real_array
 from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown
 from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite, rounded
+from taichi_ext.solvers.charts import Charts
+from taichi_ext.solvers.elimination import Layout, SparseSystem
 from taichi_ext.solvers.executors import Workers
-from taichi_ext.solvers.levenberg import Point
-from taichi_ext.solvers.shard_worker import Sums, Task, imported
+from taichi_ext.solvers.levenberg import Point, System
+from taichi_ext.solvers.shard_worker import Sums, Task, imported, start_taichi
 from taichi_ext.solvers.systems import NormalSystem
 
 AnyExecutor = Executor | Callable[[], Executor] | None
@@ -34,6 +36,7 @@ class Shards:
         parts: the params as parts of a vector.
         x: the values that they were given, as one vector.
         split: puts such a vector into the structure of the values.
+        options: of ``ti.init``.
     """
 
     def __init__(self, factory: Any, shards: Any, values: Any, what: str, init: Any, format: str | None) -> None:
@@ -46,7 +49,7 @@ class Shards:
             raise InvalidArgumentError(f"init is {shown(init)}; expected a dict with options of ti.init.")
         if values is None:
             raise InvalidArgumentError(f"{what} is missing: with shards, {what}= gives the values of the params.")
-        self._options = init or {}
+        self.options: dict[str, Any] = init or {}
         self._format = checked_options(None, "auto", None, format)[3]
         leaves, rebuild = flatten(values, what)
         self._places = [place for place, _ in leaves]
@@ -73,7 +76,7 @@ class Shards:
                 raise InvalidArgumentError(
                     f"shards[{n}] cannot be pickled: {error}; give numbers, arrays and names of files."
                 ) from error
-            where = self._factory, arguments, self._options, self._places, self._shapes
+            where = self._factory, arguments, self.options, self._places, self._shapes
             yield Task(n, *where, x, loss, self._format, is_finite)
 
     def sums(self, workers: Workers, loss: tuple[Any, Any, str], x: np.ndarray, *, is_finite: bool) -> Iterator[Sums]:
@@ -91,9 +94,17 @@ class ShardedProblem:
         noise: the relative rounding error of the cost.
         best: the best point so far; None before the first one.
         split: puts a vector into the structure of the params.
+        charts, local_parts: see ``Problem``.
     """
 
-    def __init__(self, shards: Shards, executor: AnyExecutor, loss: tuple[Any, Any, str]) -> None:
+    def __init__(
+        self,
+        shards: Shards,
+        executor: AnyExecutor,
+        loss: tuple[Any, Any, str],
+        eliminated: list[int] | None = None,
+        retract: Any = None,
+    ) -> None:
         self._shards, self._loss, self._workers = shards, loss, Workers(executor)
         self.split = shards.split
         self.shapes = [part.shape for part in shards.parts]
@@ -105,6 +116,12 @@ class ShardedProblem:
             raise
         self.parts = [part._replace(dtype=t) for part, t in zip(shards.parts, found.param_types, strict=True)]
         self.start, self.noise = rounded(shards.x, self.parts), found.noise
+        self.charts = None
+        if retract is not None:
+            start_taichi(shards.options)  # which moves the points, in this process
+            self.charts = Charts(retract, self.parts)
+        self.local_parts = self.parts if self.charts is None else self.charts.parts
+        self._layout = Layout([], [(part, 1) for part in self.local_parts], eliminated) if eliminated else None
         self._known = [self._point(self.start, found)]
 
     def point(self, x: np.ndarray) -> Point:
@@ -121,9 +138,14 @@ class ShardedProblem:
             raise
         return total
 
-    @staticmethod
-    def _point(x: np.ndarray, found: Sums) -> Point:
-        return Point(x, found.cost, lambda: NormalSystem(found.JtJ, found.Jtr), (None, None, found.residuals))
+    def _point(self, x: np.ndarray, found: Sums) -> Point:
+        def system() -> System:
+            JtJ, Jtr = found.JtJ, found.Jtr
+            if self.charts is not None:
+                JtJ, Jtr = self.charts.local_products(JtJ, Jtr, x)
+            return NormalSystem(JtJ, Jtr) if self._layout is None else SparseSystem.of_products(JtJ, Jtr, self._layout)
+
+        return Point(x, found.cost, system, (None, None, found.residuals))
 
     def close(self) -> None:
         """End the workers that were started for this problem."""
