@@ -109,6 +109,7 @@ def fuse(launch: Launch) -> Fused:
         first_columns=differentiated.first_columns,
         takes_first_column=differentiated.first_column is not None,
         first_order=() if gradient is None else tuple(gradient.arrays.values()),
+        left_out=frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out),
         assumed=assumed,
         memory=KernelMemory(registry.version),
     )

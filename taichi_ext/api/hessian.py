@@ -118,8 +118,9 @@ def hessian(
     infinite or NaN there.
 
     Args:
-        kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class.
-        params: see ``jacobian``.
+        kernel: a ``@ti.kernel``, plain or a bound method of a ``@ti.data_oriented`` class, or a Python function that
+            launches kernels.
+        params: see ``jacobian``; not the numbers that a Python function takes.
         energy: a scalar field of shape () or (1,), an array with one entry that is in ``args``, or the name of such an
             argument; None means the number that the kernel returns.
         args: positional arguments of the call.
@@ -129,7 +130,8 @@ def hessian(
         chunk_size: the largest number of columns of H in one run; by default all columns.
         format: None for dense arrays; "csr", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``scipy``); "torch_csr"
             or "torch_coo" for tensors, where all params are tensors. Where the energy is no sum of terms of few entries
-            of the params each, H is computed densely, and its zeros are left out; ``Hessian.explain()`` says why.
+            of the params each, or is computed from fields that kernels compute from params, H is computed densely, and
+            its zeros are left out; ``Hessian.explain()`` says why.
         project: how the block of each element is made positive semidefinite, for ``format=``: "clamp" sets its negative
             eigenvalues to 0, "abs" to their absolute values, and "on_demand" clamps them only if H is not positive
             definite as it is. None leaves H as it is.

@@ -30,9 +30,11 @@ def check_energy(call: KernelCall, energy: list[Target], params: list[Target], u
             f"energy names {len(energy)} fields or arrays; second derivatives are those of one number. Add them up in "
             "the kernel, or take the Hessian of each."
         )
-    if call.kernel is None and use != "gradient":
+    passed = [param.name for param in params if call.is_passed_number(param)]
+    if passed and use != "gradient":
         raise InvalidArgumentError(
-            f"{call.name} is a Python function. Second derivatives are those of one kernel: give the kernel itself."
+            f"{passed[0]} is a number that a Python function takes. Second derivatives are those by fields, arrays and "
+            "numbers that kernels read: pass it in a field."
         )
     (target,) = energy
     shape = _shape(call, target)

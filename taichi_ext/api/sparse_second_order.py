@@ -50,7 +50,7 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
         """A block for each pair of parameters."""
         row = [self._block(rows, gradient, param) for param in params]
         blocks = [[_part(block, rows, inner) for block in row] for rows, inner, _ in self._ranges]
-        return blocks if self._run.is_symmetric() else _symmetric(blocks)
+        return blocks if self._run.is_symmetric else _symmetric(blocks)
 
     def _run_dense(self) -> list[list[Any]]:
         if self.projection is not None:

@@ -2,7 +2,7 @@
 
 from taichi_ext.launches.containers import with_node_calls, with_whole_fields
 from taichi_ext.launches.flow import Flow
-from taichi_ext.launches.gradient import FirstOrder, GradientProgram, gradient_program
+from taichi_ext.launches.gradient import FROM_INTERMEDIATES, FirstOrder, GradientProgram, gradient_program
 from taichi_ext.launches.keys import (
     GRADIENT,
     ArrayArgument,
@@ -32,6 +32,7 @@ from taichi_ext.launches.launch import (
 from taichi_ext.launches.seeds import assumed_role, constants_of, number_locals, seeds_of, with_own_tangents
 
 __all__ = [
+    "FROM_INTERMEDIATES",
     "GRADIENT",
     "ArrayArgument",
     "ColumnBlock",

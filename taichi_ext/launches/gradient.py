@@ -6,6 +6,7 @@ column, is the gradient. It is an ordinary program, so that its Jacobian is the 
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from taichi_ext import backend
@@ -20,9 +21,11 @@ from taichi_ext.differentiate.storage_facts import SPARSE
 from taichi_ext.launches.keys import GRADIENT, FirstOrderArray, GradientKey, NumberArgument
 from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
 from taichi_ext.launches.seeds import seeds_of
-from taichi_ext.program import Container, Program, mapped, rebuilt, with_values
+from taichi_ext.program import Container, Local, Program, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
 from taichi_ext.simplify import simplify
+
+FROM_INTERMEDIATES = "the energy is computed from {}, which {} computes from params"
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,23 @@ class FirstOrder:
 
 @dataclass(frozen=True)
 class GradientProgram:
-    """The program with tangents of the first order, the arrays that it keeps them in, and the energy."""
+    """The program with tangents of the first order.
+
+    Attributes:
+        program: the program.
+        arrays: what it keeps them in.
+        energy: where that is a container.
+        sums: the locals that the energy is a sum of, where its gradient is added up term by term.
+        left_out: the containers whose tangents it does not keep.
+        is_ignored: whether the tangents of the energy itself, beside those of its gradient, are needed nowhere else.
+    """
 
     program: Program
     arrays: dict[Container, FirstOrder]
     energy: Container | None
     sums: EnergySums | None
+    left_out: frozenset[Container]
+    is_ignored: bool
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
@@ -60,10 +74,12 @@ class GradientProgram:
 
     def seeds(self, seeds: Seeds) -> Seeds:
         """What is asked for, without tangents of the energy itself where nothing reads it."""
-        is_read = self.energy is None or self.energy in read_containers(self.program.body)
-        ignored: set[Key] = set() if is_read else {self.energy}
-        if self.sums is not None:
-            ignored |= energy_sums(self.program, self.sums.container).weights.keys()
+        ignored: set[Container | Local] = set(self.left_out)
+        if self.is_ignored:
+            if self.energy is not None and self.energy not in read_containers(self.program.body):
+                ignored.add(self.energy)
+            if self.sums is not None:
+                ignored |= energy_sums(self.program, self.sums.container).weights.keys()
         return replace(seeds, wants_return=False, ignored=frozenset(ignored))
 
     def completed(self, found: Differentiated) -> Differentiated:
@@ -80,18 +96,24 @@ def gradient_program(
     target = launch.energy
     assert target is not None
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
-    sums = energy_sums(program, energy) if target.adds_terms else None
+    has_energy = energy is not None or target.key == RETURN
+    sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
     seeds = seeds_of(program, _first_launch(launch, target), infos, constants)
     seeds = replace(seeds, wants_return=target.key == RETURN, is_again=True, sums=sums)
     if sums is not None:
         seeds = replace(seeds, limits=SPARSE)
-    found = differentiate(program, seeds)
+    found, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
-        _refuse_rows(found, energy)
+        read = read_containers(program.body)
+        left_out = _refuse_rows(found, energy, read)
+        if any(info.key in target.carried for c, info in infos.items() if c in read):
+            raise DenseRowsError("a kernel reads the energy that another one has added to")
+        if left_out:
+            found = differentiate(program, replace(seeds, ignored=left_out))
     arrays: dict[Container, FirstOrder] = {}
     for what, c in found.shadows:
-        is_energy = what == RETURN if not isinstance(what, Container) else infos[what].key == target.key
-        key = GRADIENT if is_energy else GradientKey(1 + len(arrays))
+        of = infos[what].key if isinstance(what, Container) else what
+        key = GRADIENT if of == target.key else GradientKey(of)
         if isinstance(what, Container):
             arrays[c] = _first_order(key, c, infos[what].size, target.columns, seeds.roles[what].first_column)
         else:
@@ -99,16 +121,19 @@ def gradient_program(
             arrays[c] = _first_order(key, c, 1, size)
     containers = (*found.program.containers, *arrays)
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
-    return GradientProgram(result, arrays, energy, sums)
+    is_ignored = not launch.is_repeated or launch.sparse is not None
+    return GradientProgram(result, arrays, energy, sums, left_out, is_ignored)
 
 
 def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
     """The launch that gives the gradient: with a column for each entry of the parameters, all of them dense."""
     starts, numbers = energy.starts, launch.numbers
+    seeds = {k: r for k, r in launch.roles.items() if r.first_column is not None}  # of a part of a parameter, too
+    seeds |= {k: Role(first) for k, first in starts.items()}
     return replace(
         launch,
         block=ColumnBlock(energy.columns),
-        roles={k: Role(starts[k]) if k in starts else r for k, r in launch.roles.items()},
+        roles=seeds | dict.fromkeys(energy.carried, Role(has_shadow=True)),
         numbers=NumberColumns(
             {name: starts[NumberArgument(name)] for name in numbers.arguments},
             tuple((variable, starts[variable.key]) for variable, _ in numbers.constants),
@@ -117,16 +142,24 @@ def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
     )
 
 
-def _refuse_rows(found: Differentiated, energy: Container | None) -> None:
-    """Raise where the gradient takes tangents of intermediates that have a column for each entry of the parameters."""
+def _refuse_rows(found: Differentiated, energy: Container | None, read: Set[Container]) -> frozenset[Container]:
+    """Raise where the gradient takes tangents of intermediates that have a column for each entry of the parameters.
+
+    Returns:
+        The containers that have such tangents, which nothing reads.
+    """
+    left_out: set[Container] = set()
     for what, _ in found.shadows:
         if isinstance(what, Container) and what is not energy:
-            raise DenseRowsError(f"the energy is computed from {what.name}, which the same kernel computes from params")
+            if what in read:
+                raise DenseRowsError(FROM_INTERMEDIATES.format(what.name, "the same kernel"))
+            left_out.add(what)
         if not isinstance(what, Container) and what != RETURN:
             raise DenseRowsError(
                 "the energy is no sum of terms of few entries of the params: a local adds up terms of many, and the "
                 "energy is not linear in it"
             )
+    return frozenset(left_out)
 
 
 def _first_order(key: Key, c: Container, rows: int, columns: int, first_column: int | None = None) -> FirstOrder:

@@ -51,12 +51,12 @@ class PipelineArgument:
 
 @dataclass(frozen=True)
 class GradientKey:
-    """An array of tangents of the first order, in a kernel that has those of the second; 0: the gradient itself."""
+    """Tangents of the first order, of a container or of scratch memory, which have tangents themselves."""
 
-    number: int
+    of: Key
 
 
-GRADIENT = GradientKey(0)
+GRADIENT = GradientKey("energy")
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,7 @@ class EnergyTarget:
         key: of the energy.
         columns: of its gradient.
         starts: of which each parameter has its own, from there on.
+        carried: the containers with tangents of the first order that earlier launches have left.
         adds_terms: whether the gradient is added up term by term.
         has_whole_blocks: whether the blocks of a sparse Hessian are written with their zeros.
     """
@@ -114,6 +115,7 @@ class EnergyTarget:
     key: Key
     columns: int
     starts: Mapping[Key, int]
+    carried: frozenset[Key]
     adds_terms: bool
     has_whole_blocks: bool = False
 
@@ -203,6 +205,7 @@ class Fused:
         first_columns: of the blocks of columns that it can compute; None: of all columns.
         takes_first_column: whether that is its last argument.
         first_order: its arrays of tangents of the first order, where it has those of the second.
+        left_out: the containers whose tangents it does not keep, since it reads none of them.
         assumed: what the containers that it uses may carry; None: as at its first launch.
         memory: what it keeps from launch to launch.
     """
@@ -220,6 +223,7 @@ class Fused:
     first_columns: range | None
     takes_first_column: bool
     first_order: tuple[Any, ...]
+    left_out: frozenset[Key]
     assumed: Mapping[Key, Role] | None
     memory: KernelMemory
 

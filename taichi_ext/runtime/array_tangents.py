@@ -32,6 +32,8 @@ class Columns(Protocol):
 
     def sow(self, shadow: Shadow, column: int, rows: Any) -> None: ...
 
+    def clear_rows(self, key: Key, rows: Any) -> None: ...
+
 
 @dataclass(frozen=True)
 class Given:
@@ -169,6 +171,10 @@ class ArrayTangents:
     def carries_tangent(self, key: View) -> bool:
         return any(region.is_active for region in self.regions.overlapping(key))
 
+    def rows(self, key: View) -> slice | np.ndarray:
+        """The rows of the shadow of a region that are those of an array in it."""
+        return self._region(key).rows(key)
+
     def has_shadow(self, key: View) -> bool:
         return self._region(key).shadow is not None
 
@@ -268,7 +274,7 @@ class ArrayTangents:
             if stored is not None:
                 changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
             if changed.any():
-                self.shadow(region.layout, columns).clear_rows(region.changed_rows(changed))
+                columns.clear_rows(region.layout, region.changed_rows(changed))
                 found.append((region.name, region.layout, int(changed.sum())))
         return found
 

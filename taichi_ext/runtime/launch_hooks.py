@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from taichi_ext.differentiate.keys import Key
@@ -11,6 +11,12 @@ from taichi_ext.launches import EnergyTarget, Fused, SparseTarget
 
 class LaunchHooks:
     """Called by a session before and after it launches a kernel."""
+
+    shadow: Callable[[Key], Any]
+
+    def clear_rows(self, key: Key, rows: Any) -> None:
+        """Python has stored to entries: constants from now on. Those of an array are given by rows of its region."""
+        self.shadow(key).clear_rows(rows)
 
     def _variant(self, outer: Mapping[Key, Key]) -> Any:
         """What tells kernels apart that are traced from the same kernel."""

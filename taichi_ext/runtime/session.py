@@ -290,7 +290,7 @@ class Session(LaunchHooks):
                 energy=self._energy_target(binding.outer),
                 is_repeated=not self.is_direct,
             )
-            if self._lookahead is not None and launch.sparse is None:
+            if self._lookahead is not None and launch.sparse is None and launch.energy is None:
                 launch = self._lookahead.foreseen(launch, binding.outer, self.carries_tangent)
             fused = engine.fuse(launch)
             self.kernels.check_fields(features, fused)
@@ -312,7 +312,7 @@ class Session(LaunchHooks):
         for key in self._active_fields():
             info = self.fields.infos.get(key)
             if info is not None and self.carries_tangent(key) and backend.is_under(info.obj, node):
-                self.shadow(key).clear_rows(rows_under(info, node))
+                self.clear_rows(key, rows_under(info, node))
 
     def _save(self, state: State, fused: Fused, args: tuple[Any, ...]) -> None:
         """Keep copies of what the kernel may change."""
@@ -372,7 +372,7 @@ class Session(LaunchHooks):
         if found is None or not self.carries_tangent(found[0].key):
             return
         info, component = found
-        self.shadow(info.key).clear_rows(row_of_entry(info, component, entry.index))
+        self.clear_rows(info.key, row_of_entry(info, component, entry.index))
         self._note_overwritten(info.key)
 
     def host_fill(self, array: Any) -> None:
@@ -386,7 +386,7 @@ class Session(LaunchHooks):
     def _clear_array(self, array: Any, rows: Any) -> None:
         key = view_of(array)
         if self.carries_tangent(key):
-            self.shadow(key).clear_rows(rows)
+            self.clear_rows(key, rows)
             for shared in self.arrays.shared([key]):
                 self._note_overwritten(shared)
 

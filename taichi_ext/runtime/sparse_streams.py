@@ -23,6 +23,7 @@ from taichi_ext.runtime.sparse_pattern import Block, Slots, block_of, kept_slots
 ORDERING = 32  # bytes by entry: row, column, key, order
 
 Stage = tuple[int, int]  # of a site
+Saved = tuple[list[np.ndarray], dict[int, Any]]  # numbers of bundles, and the integers of sites
 
 
 @dataclass(frozen=True)
@@ -235,14 +236,16 @@ class Streams:
         integers = self._integers.get(site.number)
         return Slots(site, None if integers is None else _to_numpy(integers), self.counts).is_filled
 
-    def saved(self) -> list[np.ndarray]:
+    def saved(self) -> Saved:
         """Copies of all numbers that the kernel has written."""
-        return [bundle.written().copy() for bundle in self._bundles.values()]
+        integers = {number: _array_of(_to_numpy(array).copy()) for number, array in self._integers.items()}
+        return [bundle.written().copy() for bundle in self._bundles.values()], integers
 
-    def put_back(self, saved: list[np.ndarray]) -> None:
+    def put_back(self, saved: Saved) -> None:
         """Let the memory hold what was saved."""
-        for bundle, numbers in zip(self._bundles.values(), saved, strict=True):
-            bundle.memory = numbers
+        numbers, self._integers = saved
+        for bundle, values in zip(self._bundles.values(), numbers, strict=True):
+            bundle.memory = values
 
     def stages(self) -> list[Stage]:
         return sorted({site.stage for site in self.sites})

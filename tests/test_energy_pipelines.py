@@ -1,0 +1,269 @@
+"""Hessians of energies that several kernels add to: beside differences of gradients."""
+
+import numpy as np
+import pytest
+import taichi as ti
+from differences import integers, read, scalars, vector_outputs, vectors, write
+from energies import require_right
+from numpy.testing import assert_allclose, assert_array_equal
+
+from taichi_ext import (
+    Hessian,
+    InvalidArgumentError,
+    UnsupportedError,
+    hessian,
+    hessian_operator,
+    hvp,
+    newton,
+    value_and_gradient,
+)
+
+pytestmark = pytest.mark.usefixtures("ti64")
+
+rng = np.random.default_rng(19)
+
+
+class Chain:
+    """Kernels that add to an energy, and one that computes ``u``, one that changes the params."""
+
+    def __init__(self):
+        self.x, self.a = vectors(rng.normal(size=(4, 2))), scalars([1.3, 0.7, 0.4])
+        self.energy, self.u = scalars(0.0), vector_outputs(2, 4)
+        self.start = read(self.x)
+        x, a, energy, u = self.x, self.a, self.energy, self.u
+
+        @ti.kernel
+        def springs():
+            for i in range(3):
+                energy[None] += a[0] * ((x[i + 1] - x[i]).norm() - 0.3) ** 2
+
+        @ti.kernel
+        def weight():
+            for i in x:
+                energy[None] += a[1] * x[i][1] * ti.exp(x[i][0])
+
+        @ti.kernel
+        def middle():
+            for i in x:
+                u[i] = ti.sin(x[i]) * a[2]
+
+        @ti.kernel
+        def penalty():
+            for i in u:
+                energy[None] += u[i].dot(u[i]) ** 2
+
+        @ti.kernel
+        def square():
+            energy[None] = energy[None] * energy[None]
+
+        @ti.kernel
+        def advance():
+            for i in x:
+                x[i] += 0.1 * u[i] * a[1]
+
+        self.springs, self.weight, self.middle = springs, weight, middle
+        self.penalty, self.square, self.advance = penalty, square, advance
+
+    def sums(self):
+        self.energy[None] = 0.0
+        self.springs()
+        self.weight()
+
+    def sums_that_begin_again(self):
+        self.springs()
+        self.energy.fill(0.0)
+        self.weight()
+        self.springs()
+        self.energy[None] = 0.0
+        self.weight()
+        self.springs()
+
+    def of_what_is_not_read(self):
+        self.springs()
+        self.middle()
+        self.weight()
+
+    def intermediates(self):
+        self.springs()
+        self.middle()
+        self.penalty()
+        self.square()
+
+    def steps(self):
+        for _ in range(3):
+            self.middle()
+            self.advance()
+            self.springs()
+        self.x[2] = [0.3, 0.4]
+        self.weight()
+
+    def of_changed_params(self):
+        self.springs()
+        self.x[1] = [0.5, 0.1]
+        self.u.fill(0.2)
+        self.middle()
+        self.u[0] = [0.1, 0.3]
+        self.penalty()
+        self.springs()
+
+
+@pytest.mark.parametrize(
+    "name", ["sums", "sums_that_begin_again", "of_what_is_not_read", "intermediates", "steps", "of_changed_params"]
+)
+def test_right(name):
+    chain = Chain()
+    require_right(getattr(chain, name), [chain.x, chain.a], chain.energy)
+
+
+def test_where_sparse_ones_stay_sparse_and_the_state_is_that_of_one_run():
+    chain = Chain()
+    cases = (
+        (chain.sums, ""),
+        (chain.sums_that_begin_again, "is written in a loop"),
+        (chain.of_what_is_not_read, ""),
+        (chain.intermediates, "which another kernel computes from params"),
+        (chain.of_changed_params, "a parameter is changed from Python"),
+    )
+    for pipeline, reason in cases:
+        plan = Hessian(pipeline, chain.x, chain.energy, format="csr")
+        found = []
+        for run in (pipeline, plan, plan):
+            write(chain.x, chain.start)
+            chain.energy.fill(0.0)
+            H = run()
+            found.append((H, read(chain.energy), read(chain.x), read(chain.u)))
+        for _, *state in found[1:]:
+            for now, then in zip(state, found[0][1:], strict=True):
+                assert_array_equal(now, then)
+        assert_array_equal(found[1][0].toarray(), found[2][0].toarray())
+        assert reason in plan.explain() and ("rows of all columns" in plan.explain()) == bool(reason)
+
+
+def test_projections_of_kernels_that_are_launched_again_with_other_pairs():
+    x, energy = vectors(rng.normal(size=(6, 2))), scalars(0.0)
+    ends = integers([[0, 1], [2, 3], [4, 5]])
+
+    @ti.kernel
+    def contacts():
+        for k in range(3):
+            energy[None] += ((x[ends[k, 0]] - x[ends[k, 1]]).norm() - 3.0) ** 2
+
+    @ti.kernel
+    def anchor():
+        for i in x:
+            energy[None] += 0.5 * x[i].dot(x[i])
+
+    def run():
+        ends.from_numpy(np.array([[0, 1], [2, 3], [4, 5]], np.int32))
+        contacts()
+        ends.from_numpy(np.array([[0, 5], [2, 1], [4, 3]], np.int32))
+        contacts()
+        anchor()
+
+    as_it_is = hessian(run, x, energy, format="csr").toarray()
+    assert_allclose(as_it_is, hessian(run, x, energy).reshape(12, 12), rtol=1e-13, atol=1e-13)
+    clamped = hessian(run, x, energy, format="csr", project="clamp").toarray()
+    assert np.linalg.eigvalsh(as_it_is)[0] < 0 and np.linalg.eigvalsh(clamped)[0] > 1 - 1e-12
+    assert_array_equal(hessian(run, x, energy, format="csr", project="on_demand").toarray(), clamped)
+    H = hessian_operator(run, x, energy)
+    assert_allclose(H.materialize(), as_it_is, rtol=1e-12, atol=1e-12)
+    result = newton(run, x, energy)
+    assert result.success and np.abs(result.gradient).max() < 1e-8
+
+
+Numbers = ti.types.ndarray(ti.f64, ndim=1)
+
+
+@ti.kernel
+def middle(a: Numbers, u: Numbers):
+    for i in range(4):
+        u[i] = ti.sin(a[i]) * a[(i + 1) % 4]
+
+
+@ti.kernel
+def cubes(u: Numbers, e: Numbers):
+    for i in range(u.shape[0]):
+        e[0] += u[i] ** 3 * u[(i + 1) % u.shape[0]]
+
+
+@ti.kernel
+def squares(a: Numbers):
+    for i in range(4):
+        a[i] *= a[i]
+
+
+def intermediates(a, u, e):
+    e[0] = 0.0
+    middle(a, u)
+    cubes(u, e)
+    cubes(a, e)
+
+
+def changed_from_python(a, u, e):
+    middle(a, u)
+    u[2] = 1.5
+    cubes(u, e)
+    squares(a)
+    a[1] = 0.7
+    middle(a, u)
+    cubes(u, e)
+
+
+def parts(a, u, e):
+    cubes(a, e)
+    cubes(a[1:3], e)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "ndarray"])
+@pytest.mark.parametrize("pipeline", [intermediates, changed_from_python])
+@pytest.mark.filterwarnings("ignore:.*changed from Python:taichi_ext.DerivativeWarning")
+def test_arrays(kind, pipeline):
+    def arrays(values):
+        made = [np.array(values), np.zeros(4), np.zeros(1)]
+        if kind == "ndarray":
+            for n, array in enumerate(made):
+                made[n] = ti.ndarray(ti.f64, array.shape)
+                made[n].from_numpy(array)
+        return made
+
+    def gradient(values):
+        a, u, e = arrays(values)
+        return value_and_gradient(pipeline, a, e, args=(a, u, e))[1]
+
+    start = rng.normal(size=4) + 1
+    expected = [(gradient(start + d) - gradient(start - d)) / 2e-6 for d in 1e-6 * np.eye(4)]
+    a, u, e = arrays(start)
+    H = hessian(pipeline, a, e, args=(a, u, e))
+    assert_allclose(H, expected, rtol=1e-6, atol=1e-6)
+    a, u, e = arrays(start)
+    assert_allclose(hessian(pipeline, a, e, args=(a, u, e), format="csr").toarray(), H, rtol=1e-12, atol=1e-12)
+    a, u, e = arrays(start)
+    assert_allclose(hvp(pipeline, a, np.eye(4), e, args=(a, u, e)), H, rtol=1e-12, atol=1e-12)
+
+
+def test_refused():
+    a, u, e = np.ones(4), np.zeros(4), np.zeros(1)
+    for kernel, args in ((parts, (a, u, e)), (two_views, (a, a[1:], e))):
+        with pytest.raises(UnsupportedError, match="share a part of their memory"):
+            hessian(kernel, a, e, args=args)
+
+    def scaled(factor, a, e):
+        e[0] = 0.5 * factor
+        cubes(a, e)
+
+    with pytest.raises(InvalidArgumentError, match="pass it in a field"):
+        hessian(scaled, "factor", e, args=(0.5, a, e))
+
+
+@ti.kernel
+def two_views(a: Numbers, b: Numbers, e: Numbers):
+    for i in range(3):
+        e[0] += a[i] ** 2 * b[i]
+
+
+def test_blocks_of_columns():
+    chain = Chain()
+    expected = hessian(chain.intermediates, chain.x, chain.energy)
+    chain.energy.fill(0.0)
+    found = hessian(chain.intermediates, chain.x, chain.energy, chunk_size=3)
+    assert_allclose(found, expected, rtol=1e-13, atol=1e-13 * np.abs(expected).max())
