@@ -342,3 +342,39 @@ def test_rules_and_edges_have_no_second_derivative(program):
                 hvp(kernel, x, np.ones(2), energy)
     finally:
         registry.remove("bump of energies")
+
+
+def test_fixed_entries_have_rows_and_columns_of_the_identity():
+    """Of params of several kinds; an entry that no term has, whose diagonal is no entry of a sparse H; project=."""
+    x, a, energy = vectors(rng.normal(size=(4, 2))), scalars([0.4, 1.2, 0.7]), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for i in range(3):
+            energy[None] += a[0] * ((x[i + 1] - x[i]).norm() - 3.0) ** 2 + a[1] * x[i][1] ** 2
+
+    fixed, params = {"x": np.array([True, False, False, True]), "a": np.array([0, 1, 1], bool)}, {"x": x, "a": a}
+    mask = np.array([1, 1, 0, 0, 0, 0, 1, 1, 0, 1, 1], bool)
+
+    def matrix(H):
+        return np.block(
+            [[H[p][q].toarray() if hasattr(H[p][q], "toarray") else H[p][q].reshape(m, n) for q, n in (("x", 8), ("a", 3))]
+             for p, m in (("x", 8), ("a", 3))])  # fmt: skip
+
+    expected = np.where(mask[:, None] | mask, np.eye(11), matrix(hessian(run, params, energy)))
+    _, gradient, H = value_gradient_and_hessian(run, params, energy, fixed=fixed)
+    assert_array_equal(matrix(H), expected)
+    assert_array_equal(gradient["x"][[0, 3]], np.zeros((2, 2)))
+    assert_array_equal(gradient["a"] != 0, [True, False, False])
+    plan = Hessian(run, params, energy, fixed=fixed, format="csr")
+    for _ in range(2):
+        assert_allclose(matrix(plan()), expected, rtol=1e-13, atol=1e-13)
+    vectors_ = rng.normal(size=(3, 11))
+    given = {"x": vectors_[:, :8].reshape(3, 4, 2), "a": vectors_[:, 8:]}
+    found = hvp(run, params, given, energy, fixed=fixed)
+    assert_allclose(np.hstack([found["x"].reshape(3, 8), found["a"]]), vectors_ @ expected, rtol=1e-12, atol=1e-12)
+    projected = matrix(hessian(run, params, energy, fixed=fixed, format="csr", project="clamp"))
+    assert np.linalg.eigvalsh(projected)[0] > -1e-12 > np.linalg.eigvalsh(expected)[0]
+    assert_array_equal(projected[mask], np.eye(11)[mask])
+    with pytest.raises(InvalidArgumentError, match=r"fixed\[1\] has shape \(2,\)"):
+        hessian(run, params, energy, fixed={"x": fixed["x"], "a": np.zeros(2, bool)})

@@ -52,6 +52,30 @@ def test_springs_hang_between_fixed_ends():
     assert "Hessians" in result.summary() and len(result.summary().splitlines()) == len(result.history) + 2
 
 
+@pytest.mark.parametrize("method", ["cg", "cholmod"])
+def test_methods(method):
+    """The same minimum, with the patterns of pulled and of pressed springs."""
+    if method == "cholmod":
+        pytest.importorskip("cvxopt")
+    run, x, energy, fixed = hanging_chain()
+    start, near = read(x), newton(run, x, energy, fixed=fixed)
+    for _ in range(2):
+        write(x, near.x.reshape(12, 2) + 0.01 * np.sin(np.arange(24)).reshape(12, 2) * ~fixed[:, None])
+        result = newton(run, x, energy, fixed=fixed, method=method, gtol=1e-9)
+        assert result.success and result.nhev > 2
+        assert_allclose(result.x, near.x, atol=1e-6)
+    write(x, start)
+    result = newton(run, x, energy, fixed=fixed, method=method, max_iterations=300)
+    assert result.success and any(h.is_projected for h in result.history)
+
+
+def test_what_is_not_installed(monkeypatch):
+    run, x, energy, fixed = hanging_chain()
+    monkeypatch.setitem(sys.modules, "cvxopt", None)
+    with pytest.raises(ImportError, match=r"python -m pip install 'taichi-ext\[cholmod\]'"):
+        newton(run, x, energy, fixed=fixed, method="cholmod")
+
+
 def test_rosenbrock_and_several_params():
     x, y, energy = scalars([-1.2]), scalars([1.0]), outputs(1)
 
@@ -155,6 +179,8 @@ def test_bad_input():
         newton(run, x, energy, fixed=np.ones(5, bool))
     with pytest.raises(InvalidArgumentError, match="fixed has 2 arrays"):
         newton(run, x, energy, fixed=[np.ones(5, bool), None])
+    with pytest.raises(InvalidArgumentError, match="method is 'lu'; expected one of 'splu'"):
+        newton(run, x, energy, method="lu")
     with pytest.raises(InvalidArgumentError, match="gtol is -1"):
         newton(run, x, energy, gtol=-1)
     with pytest.raises(InvalidArgumentError, match="max_iterations is 0.5"):

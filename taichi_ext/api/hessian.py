@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.arguments import flatten
+from taichi_ext.api.fixed import Fixed
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.plan import Jacobian
@@ -31,6 +32,7 @@ class Hessian(Jacobian):
         chunk_size: see ``hessian``.
         format: see ``hessian``.
         project: see ``hessian``.
+        fixed: see ``hessian``.
         progress: see ``hessian``.
 
     Raises:
@@ -67,11 +69,12 @@ class Hessian(Jacobian):
         chunk_size: int | None = None,
         format: str | None = None,
         project: str | None = None,
+        fixed: Any = None,
         progress: bool | None = None,
     ) -> None:
         options = checked_options(max_memory, "auto", chunk_size, format)
         self._prepare(kernel, params, energy, args, options, progress, use=_use(project, format))
-        self._project = project
+        self._project, self._fixed, self._mask = project, fixed, None
 
     @with_short_traceback
     def value_gradient_and_hessian(
@@ -85,8 +88,11 @@ class Hessian(Jacobian):
 
     def _started(self, args: tuple[Any, ...] | None, out: Any) -> Any:
         evaluation = super()._started(args, out)
-        evaluation.projection = self._project
-        return evaluation
+        if self._fixed is not None:
+            shapes = evaluation.parameter_shapes()
+            if self._mask is None or self._mask[0] != shapes:
+                self._mask = shapes, Fixed(self._fixed, shapes)
+        return evaluation.changed(self._project, None if self._mask is None else self._mask[1])
 
     def value(self) -> Any:
         """The energy as it is now; a return value is of this thread's last call."""
@@ -106,6 +112,7 @@ def hessian(
     chunk_size: int | None = None,
     format: str | None = None,
     project: str | None = None,
+    fixed: Any = None,
     progress: bool | None = None,
 ) -> Any:
     """The Hessian of an energy, a number that a kernel computes, in one launch.
@@ -135,6 +142,9 @@ def hessian(
         project: how the block of each element is made positive semidefinite, for ``format=``: "clamp" sets its negative
             eigenvalues to 0, "abs" to their absolute values, and "on_demand" clamps them only if H is not positive
             definite as it is. None leaves H as it is.
+        fixed: entries of the params that do not move, structured like ``params``: for each an array of bools of its
+            shape and element shape, or of its shape alone. Their rows and columns of H are those of the identity
+            matrix, so that ``H p = -gradient`` leaves them where they are.
         progress: see ``jacobian``.
 
     Returns:
@@ -162,7 +172,7 @@ def hessian(
                [-400.,  200.]])
     """
     options = checked_options(max_memory, "auto", chunk_size, format)
-    return _start(kernel, params, energy, args, out, options, project, progress).jacobian()
+    return _start(kernel, params, energy, args, out, options, project, fixed, progress).jacobian()
 
 
 @with_short_traceback
@@ -177,6 +187,7 @@ def value_gradient_and_hessian(
     chunk_size: int | None = None,
     format: str | None = None,
     project: str | None = None,
+    fixed: Any = None,
     progress: bool | None = None,
 ) -> tuple[Any, Any, Any]:
     """The energy, its gradient and its Hessian, from the same launch.
@@ -185,7 +196,7 @@ def value_gradient_and_hessian(
 
     Returns:
         The energy as it is after the run; its gradient, structured like ``params``, for each an array of its shape and
-        element shape; the Hessian, see ``hessian``.
+        element shape, 0 for ``fixed`` entries; the Hessian, see ``hessian``.
 
     Example:
         >>> import taichi as ti
@@ -199,7 +210,7 @@ def value_gradient_and_hessian(
         (8.0, 12.0, 12.0)
     """
     options = checked_options(max_memory, "auto", chunk_size, format)
-    return _start(kernel, params, energy, args, out, options, project, progress).value_gradient_and_hessian()
+    return _start(kernel, params, energy, args, out, options, project, fixed, progress).value_gradient_and_hessian()
 
 
 @with_short_traceback
@@ -245,6 +256,7 @@ def hvp(
     *,
     args: tuple[Any, ...] = (),
     max_memory: int | None = None,
+    fixed: Any = None,
 ) -> Any:
     """Products H v of the Hessian of an energy with vectors, without H.
 
@@ -259,6 +271,7 @@ def hvp(
         energy: see ``hessian``.
         args: see ``hessian``.
         max_memory: bytes for the tangents of intermediate fields and arrays, see ``jacobian``.
+        fixed: entries of the params that do not move, see ``hessian``: those of a product are those of the vector.
 
     Returns:
         An array for each parameter, of its shape and element shape and of the type of the energy, with the leading axis
@@ -289,18 +302,32 @@ def hvp(
     given, count = matrices(vectors, params, "vectors", shapes)
     if count == 0:
         raise InvalidArgumentError("vectors has no vector: its leading axis is empty.")
-    found = evaluation.times(np.concatenate(given).astype(np.float64))  # type: ignore[attr-defined]
+    assert isinstance(evaluation, SecondOrderEvaluation)
+    evaluation.changed(None, _mask(fixed, evaluation))
+    found = evaluation.times(np.concatenate(given).astype(np.float64))
     return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(found, shapes, strict=True)], "params")
 
 
 def _start(
-    kernel: Any, params: Any, energy: Any, args: Any, out: Any, options: Options, project: Any, progress: Any
+    kernel: Any,
+    params: Any,
+    energy: Any,
+    args: Any,
+    out: Any,
+    options: Options,
+    project: Any,
+    fixed: Any,
+    progress: Any,
 ) -> SecondOrderEvaluation:
     check_progress(progress)
     plan, call = prepared_form(kernel, params, energy, args, options, _use(project, options[3]))
-    evaluation: Any = plan.start(call, out, progress=progress)
-    evaluation.projection = project
-    return evaluation
+    evaluation = plan.start(call, out, progress=progress)
+    assert isinstance(evaluation, SecondOrderEvaluation)
+    return evaluation.changed(project, _mask(fixed, evaluation))
+
+
+def _mask(fixed: Any, evaluation: SecondOrderEvaluation) -> Fixed | None:
+    return None if fixed is None else Fixed(fixed, evaluation.parameter_shapes())
 
 
 def _use(project: Any, format: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from taichi_ext.api.arguments import KernelCall, Target
 from taichi_ext.api.columns import Columns
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.findings import Findings
+from taichi_ext.api.fixed import Fixed
 from taichi_ext.api.prepared import values_of
 from taichi_ext.api.results import as_torch, by_path, check_out, fill_out, refuse_shared_out
 from taichi_ext.differentiate.keys import RETURN
@@ -73,21 +75,32 @@ class GradientEvaluation(Evaluation):
 class SecondOrderEvaluation(GradientEvaluation):
     """A call of a ``Hessian``."""
 
+    _projection: str | None = None
+    _fixed: Fixed | None = None
+
+    def changed(self, projection: str | None, fixed: Fixed | None) -> SecondOrderEvaluation:
+        """The same call, of H with projected blocks and fixed entries."""
+        self._projection, self._fixed = projection, fixed
+        return self
+
     def value_gradient_and_hessian(self) -> tuple[Any, Any, Any]:
         """The energy, its gradient in the structure of the parameters, and H."""
         with self._whole():
             result = self.jacobian()
             (value,) = values_of(self._prepared, self.call, self.returned)
-        gradient = self._prepared.rebuild_params(self._gradients())
+        parts = self._gradients()
+        if self._fixed:
+            whole = self._fixed.free(_joined(parts))
+            parts = [p.reshape(s) for p, (_, _, s) in zip(self._cut(whole), self._ranges, strict=True)]
+        gradient = self._prepared.rebuild_params(parts)
         return value, as_torch(gradient, self.call, self._outputs), result
 
-    def point(self) -> tuple[float, np.ndarray, list[list[Any]]]:
-        """The energy, its gradient as one vector, and the blocks of H by pairs of parameters."""
+    def point(self, run: Callable[[], Any] | None = None) -> tuple[float, np.ndarray, Any]:
+        """The energy, its gradient as one vector, and what a run gives: the blocks of H by pairs of parameters."""
         with self._whole(), backend.suspend_following():
-            blocks = self.blocks()
+            result = (run or self.blocks)()
             (value,) = values_of(self._prepared, self.call, self.returned)
-        gradient = np.concatenate([part.reshape(-1) for part in self._gradients()])
-        return float(np.asarray(backend.as_numpy(value)).reshape(-1)[0]), gradient, blocks
+        return float(np.asarray(backend.as_numpy(value)).reshape(-1)[0]), _joined(self._gradients()), result
 
     def _gradients(self) -> list[np.ndarray]:
         """The gradient by each parameter."""
@@ -104,15 +117,23 @@ class SecondOrderEvaluation(GradientEvaluation):
         size = len(self._gradient)
         matrix = np.concatenate([block.reshape(size, -1) for block in blocks[0]], axis=1)
         matrix = _symmetric(np.concatenate([matrix[rows][inner] for rows, inner, _ in self._ranges]))
+        if self._fixed:
+            self._fixed.mask_matrix(matrix)
         ranges = [(slice(first, first + math.prod(shape)), shape) for first, shape in self._columns]
         return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
 
     def times(self, directions: np.ndarray, most: int | None = None) -> list[np.ndarray]:
         """H times the columns of ``directions``, so many in a run, if that is given: for each parameter a matrix."""
         count = max(1, directions.shape[1])
-        found = [matrix for _, (matrix,) in self.along(directions).column_blocks(min(count, most or count))]
+        moved = self._fixed.free(directions) if self._fixed else directions
+        found = [matrix for _, (matrix,) in self.along(moved).column_blocks(min(count, most or count))]
         matrix = np.concatenate(found, axis=1)
-        return [matrix[rows][inner] for rows, inner, _ in self._ranges]
+        products = [matrix[rows][inner] for rows, inner, _ in self._ranges]
+        return self._cut(self._fixed.masked_products(np.concatenate(products), directions)) if self._fixed else products
+
+    def _cut(self, values: np.ndarray) -> list[np.ndarray]:
+        """Rows of all parameters, those of each."""
+        return np.split(values, np.cumsum([math.prod(shape) for shape in self.parameter_shapes()])[:-1])
 
     # --- runs
 
@@ -161,6 +182,10 @@ class SecondOrderEvaluation(GradientEvaluation):
         if self._gradient is None:
             self._gradient = np.zeros(session.gradient_columns, numpy_dtype(self._energy_dtype(session)))
             warn_at_user(f"{self._outputs[0].name} does not depend on any of the params: its Hessian is zero.")
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([part.reshape(-1) for part in parts])
 
 
 def _symmetric(matrix: np.ndarray) -> np.ndarray:

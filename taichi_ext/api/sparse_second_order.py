@@ -24,7 +24,6 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
     """A call of a ``Hessian`` with ``format=``."""
 
     _session_type = SparseSecondOrderSession
-    projection: str | None = None
 
     @property
     def _row_targets(self) -> list[Any]:
@@ -32,7 +31,7 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
 
     def _new_session(self, first: int, count: int | None) -> tuple[Any, Any]:
         session, columns = super()._new_session(first, count)
-        session.projection = self.projection
+        session.projection = self._projection
         self._run = session
         return session, columns
 
@@ -40,7 +39,7 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
         rows, (gradient,), params = self._run_rows()
         blocks = self._square_of(rows, gradient, params)
         if (
-            self.projection == "on_demand"
+            self._projection == "on_demand"
             and positive_factors(scipy_sparse().block_array(blocks, format="csc")) is None
         ):
             blocks = self._square_of(self._run.project_saved(), gradient, params)
@@ -50,12 +49,13 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
         """A block for each pair of parameters."""
         row = [self._block(rows, gradient, param) for param in params]
         blocks = [[_part(block, rows, inner) for block in row] for rows, inner, _ in self._ranges]
-        return blocks if self._run.is_symmetric else _symmetric(blocks)
+        blocks = blocks if self._run.is_symmetric else _symmetric(blocks)
+        return self._fixed.mask_blocks(blocks) if self._fixed else blocks
 
     def _run_dense(self) -> list[list[Any]]:
-        if self.projection is not None:
+        if self._projection is not None:
             raise UnsupportedError(
-                f"project={self.projection!r} needs an energy that is a sum of terms of few entries of the params: "
+                f"project={self._projection!r} needs an energy that is a sum of terms of few entries of the params: "
                 f"{self._prepared.dense_reason}. Leave out project=."
             )
         size = self.column_count()

@@ -7,28 +7,32 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext import backend
-from taichi_ext.api.arguments import flatten
+from taichi_ext.api.fixed import Fixed
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import check_number, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
-from taichi_ext.runtime.projection import positive_factors
 from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.newton_directions import (
+    METHODS,
+    Cholmod,
+    ConjugateDirections,
+    Directions,
+    FactoredDirections,
+    superlu,
+)
 from taichi_ext.solvers.problem import Problem
 
 _DECREASE = 1e-4  # of the energy over what its slope predicts, for a step to be accepted (Armijo)
 _MOST_HALVED = 50  # times that a step is halved
-_FIRST_SHIFT = 1e-8  # of the diagonal of H where it is not positive definite, over the largest entry
-_MOST_SHIFT = 1e8
 _MESSAGES = {
     1: "the gradient is smaller than gtol",
     2: "the step is smaller than xtol",
@@ -47,7 +51,8 @@ class NewtonIteration(NamedTuple):
         gradient: the largest entry of the gradient there, of what is not fixed.
         step: the factor of the direction that the line search took.
         change: the largest entry of the step.
-        is_projected: whether H was not positive definite, so that blocks of elements were projected.
+        is_projected: whether H was not positive definite, so that blocks of elements were projected, or conjugate
+            gradients ended.
     """
 
     number: int
@@ -76,7 +81,7 @@ class NewtonResult:
             lowers the energy.
         message: the reason in words.
         nfev: how often the energy alone was computed, in line searches.
-        nhev: how often H was computed.
+        nhev: how often H was computed, or multiplied with a vector (``method="cg"``).
         history: a line for each iteration, the start included.
     """
 
@@ -107,6 +112,7 @@ def newton(
     *,
     args: tuple[Any, ...] = (),
     fixed: Any = None,
+    method: str = "splu",
     gtol: float = 1e-8,
     xtol: float = 1e-14,
     max_iterations: int = 100,
@@ -131,6 +137,9 @@ def newton(
         args: see ``hessian``.
         fixed: what does not move, structured like ``params``: for each an array of bools of its shape and element
             shape, or of its shape alone; None means that all moves.
+        method: how steps are found: "splu" factorises H by SciPy's SuperLU, "cholmod" by CHOLMOD (extra ``cholmod``),
+            whose order of the unknowns is found once for each pattern; "cg" keeps no H: conjugate gradients on products
+            with it (Nocedal and Wright, algorithm 7.1), which end where H is not positive definite.
         gtol: largest entry of the gradient at which to stop, as a multiple of that at the start, or of 1 if that is
             smaller.
         xtol: largest entry of a step at which to stop, as a multiple of the largest of the params, or of 1.
@@ -146,7 +155,7 @@ def newton(
         See ``NewtonResult``.
 
     Raises:
-        ImportError: SciPy is not installed (the extra ``scipy``).
+        ImportError: SciPy is not installed (the extra ``scipy``), or CVXOPT (the extra ``cholmod``).
         InvalidArgumentError: an argument is invalid; the energy or the gradient at the start is not finite.
         UnsupportedError: see ``hessian``.
 
@@ -168,60 +177,54 @@ def newton(
         check_number(name, value, meaning, least=0)
     if not is_whole(max_iterations) or max_iterations < 0:
         raise InvalidArgumentError(f"max_iterations is {shown(max_iterations)}; expected a whole number of at least 0.")
-    search = _Search(kernel, params, energy, args, fixed, is_valid, max_step)
+    if method not in METHODS:
+        raise InvalidArgumentError(f"method is {shown(method)}; expected one of {', '.join(map(repr, METHODS))}.")
+    prepared = partial(prepared_form, kernel, params, energy, args)
+    plan, call = prepared((None, "auto", None, None), "gradient")
+    problem = Problem(plan, call, user="newton")
     try:
-        return search.run(gtol, xtol, max_iterations, callback, is_shown=progress)
+        mask = None if fixed is None else Fixed(fixed, problem.shapes)
+        free = np.ones(len(problem.start), bool) if mask is None else ~mask.mask
+        if not free.any():
+            raise InvalidArgumentError("fixed leaves nothing that moves; leave some entries False.")
+        directions = _directions_by(method, problem, mask, prepared)
+        search = _Search(problem, directions, plan.prepared.rebuild_params, is_valid, max_step)
+        return search.run(free, gtol, xtol, max_iterations, callback, is_shown=progress)
     finally:
-        search.problem.close()
+        problem.close()
 
 
 class _Search:
-    """One call: the prepared forms, and what has been computed."""
+    """One call: the energy at points, the directions, and how often the energy alone was computed."""
 
-    def __init__(
-        self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], fixed: Any, is_valid: Any, max_step: Any
-    ) -> None:
-        options = (None, "auto", None, "csr")
-        plan, call = prepared_form(kernel, params, energy, args, (None, "auto", None, None), "gradient")
-        self._plain, _ = prepared_form(kernel, params, energy, args, options, "hessian")
-        self._projected, _ = prepared_form(kernel, params, energy, args, options, "projected")
-        self.problem = Problem(plan, call, user="newton")
-        self._rebuild = plan.prepared.rebuild_params
+    def __init__(self, problem: Problem, directions: Directions, rebuild: Any, is_valid: Any, max_step: Any) -> None:
+        self._problem, self._directions, self._rebuild = problem, directions, rebuild
         self._is_valid, self._max_step = is_valid, max_step
-        self._free = np.flatnonzero(~self._fixed(fixed))
-        self._values = self._hessians = 0
+        self._values = 0
 
-    def _fixed(self, fixed: Any) -> np.ndarray:
-        shapes = self.problem.shapes
-        total = sum(map(math.prod, shapes))
-        if fixed is None:
-            return np.zeros(total, bool)
-        mask = np.concatenate([found.reshape(-1) for found in _bools(fixed, shapes)])
-        if mask.all():
-            raise InvalidArgumentError("fixed leaves nothing that moves; leave some entries False.")
-        return mask
-
-    def run(self, gtol: float, xtol: float, most: int, callback: Any, *, is_shown: bool) -> NewtonResult:
-        x = self.problem.start.copy()
-        value, gradient, H = self._point(x)
+    def run(
+        self, free: np.ndarray, gtol: float, xtol: float, most: int, callback: Any, *, is_shown: bool
+    ) -> NewtonResult:
+        x = self._problem.start.copy()
+        value, gradient = self._directions.point(x)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             raise InvalidArgumentError("The energy or its gradient is not finite at the start; begin elsewhere.")
-        self.problem.best = x
-        size = self._size(gradient)
+        self._problem.best = x
+        size = _largest(gradient, free)
         goal, history, status = gtol * max(1.0, size), [NewtonIteration(0, value, size, 0.0, 0.0, False)], 0
         self._show(history, is_shown=is_shown)
         for number in range(1, most + 1):
             if size <= goal:
                 break
-            direction, is_projected = self._direction(x, gradient, H)
+            direction, is_projected = self._directions.direction(x, gradient)
             factor, trial = self._line_search(x, value, gradient, direction)
             if trial is None:
                 status = -2
                 break
             change = float(np.abs(trial - x).max())
-            x = self.problem.best = trial
-            value, gradient, H = self._point(x)
-            size = self._size(gradient)
+            x = self._problem.best = trial
+            value, gradient = self._directions.point(x)
+            size = _largest(gradient, free)
             history.append(NewtonIteration(number, value, size, factor, change, is_projected))
             self._show(history, is_shown=is_shown)
             if callback is not None and callback(history[-1]):
@@ -231,7 +234,7 @@ class _Search:
                 status = 2
                 break
         status = 1 if size <= goal and status == 0 else status
-        counts = (self._values, self._hessians)
+        counts = (self._values, self._directions.hessians)
         return NewtonResult(x, value, gradient, status > 0, status, _MESSAGES[status], *counts, tuple(history))
 
     def _show(self, history: list[NewtonIteration], *, is_shown: bool) -> None:
@@ -239,76 +242,36 @@ class _Search:
             lines = [_TITLE, str(history[-1])] if len(history) == 1 else [str(history[-1])]
             sys.stdout.write("\n".join([*lines, ""]))
 
-    def _size(self, gradient: np.ndarray) -> float:
-        return float(np.abs(gradient[self._free]).max())
-
-    def _point(self, x: np.ndarray, *, is_projected: bool = False) -> tuple[float, np.ndarray, Any]:
-        """The energy, its gradient, and H of what moves as a CSC array."""
-        evaluation: Any = self.problem.start_at(x, self._projected if is_projected else self._plain)
-        evaluation.projection = "clamp" if is_projected else None
-        value, gradient, blocks = evaluation.point()
-        self._hessians += 1
-        H = require_scipy("sparse", "newton").block_array(blocks, format="csr")
-        if len(self._free) < len(gradient):
-            H = H[self._free][:, self._free]
-        return value, gradient, H.tocsc()
-
-    def _direction(self, x: np.ndarray, gradient: np.ndarray, H: Any) -> tuple[np.ndarray, bool]:
-        """A direction along which the energy falls, and whether blocks were projected for it."""
-        factors, is_projected = positive_factors(H), False
-        if factors is None:
-            is_projected = True
-            H = self._point(x, is_projected=True)[2]
-            factors = positive_factors(H)
-        shift = _FIRST_SHIFT * max(float(np.abs(H.diagonal()).max()), np.finfo(float).tiny)
-        for _ in range(round(math.log10(_MOST_SHIFT / _FIRST_SHIFT))):
-            if factors is not None:
-                break
-            eye = require_scipy("sparse", "newton").eye_array(H.shape[0], format="csc")
-            factors, shift = positive_factors(H + shift * eye), 10 * shift
-        direction = np.zeros_like(gradient)
-        found = None if factors is None else factors.solve(-gradient[self._free])
-        is_downhill = found is not None and np.isfinite(found).all() and found @ gradient[self._free] < 0
-        direction[self._free] = found if is_downhill else -gradient[self._free]
-        return direction, is_projected
-
     def _line_search(
         self, x: np.ndarray, value: float, gradient: np.ndarray, direction: np.ndarray
     ) -> tuple[float, np.ndarray | None]:
         """The factor of the direction, and the point there; None where no factor lowers the energy."""
         factor, slope = 1.0, float(gradient @ direction)
         if self._max_step is not None:
-            self.problem.store(x)
+            self._problem.store(x)
             factor = min(factor, float(self._max_step(self._structured(direction))))
         for _ in range(_MOST_HALVED):
             trial = x + factor * direction
             if self._is_valid is None or self._is_valid(self._structured(trial)):
-                found = self.problem.value(trial)
+                found = self._problem.value(trial)
                 self._values += 1
                 # where rounding of the energy hides its change, a full Newton step is right
-                if found <= value + _DECREASE * factor * slope + self.problem.noise * abs(value):
+                if found <= value + _DECREASE * factor * slope + self._problem.noise * abs(value):
                     return factor, trial
             factor *= 0.5
         return 0.0, None
 
     def _structured(self, vector: np.ndarray) -> Any:
-        return self._rebuild(pieces_of(vector, self.problem.shapes))
+        return self._rebuild(pieces_of(vector, self._problem.shapes))
 
 
-def _bools(given: Any, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
-    """For each param an array of its shape; what is given for an element holds for all of its entries."""
-    leaves = [leaf for _, leaf in flatten(given, "fixed")[0]] if isinstance(given, (list, tuple, dict)) else [given]
-    if len(leaves) != len(shapes):
-        raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")
-    found: list[np.ndarray] = []
-    for n, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
-        values = np.asarray(backend.as_numpy(leaf))
-        if values.ndim < len(shape) and values.shape == shape[: values.ndim]:
-            values = np.broadcast_to(values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)), shape)
-        if values.shape != shape or values.dtype.kind not in "bui":
-            raise InvalidArgumentError(
-                f"fixed[{n}] has shape {values.shape} and type {values.dtype}; expected bools of shape {shape}, or of "
-                "its first axes."
-            )
-        found.append(values != 0)
-    return found
+def _largest(gradient: np.ndarray, free: np.ndarray) -> float:
+    return float(np.abs(gradient[free]).max())
+
+
+def _directions_by(method: str, problem: Problem, fixed: Fixed | None, prepared: Callable[..., Any]) -> Directions:
+    """What finds directions; ``prepared`` takes options and what a plan is for."""
+    if method == "cg":
+        return ConjugateDirections(problem, prepared((None, "auto", None, None), "hvp")[0], fixed)
+    plain, projected = (prepared((None, "auto", None, "csr"), use)[0] for use in ("hessian", "projected"))
+    return FactoredDirections(problem, plain, projected, fixed, superlu if method == "splu" else Cholmod())

@@ -1,0 +1,183 @@
+"""Directions of Newton's method: by a factorisation of the sparse Hessian, or by products with it."""
+
+# pyright knows no types of SciPy and CVXOPT, nor of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# H is the Hessian, and no constant.
+# pyright: reportConstantRedefinition=false
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from taichi_ext.api.fixed import Fixed
+from taichi_ext.api.plan import Plan
+from taichi_ext.runtime.projection import positive_factors
+from taichi_ext.solvers.extra import require_scipy
+from taichi_ext.solvers.problem import Problem
+
+METHODS = ("splu", "cholmod", "cg")
+_FIRST_SHIFT = 1e-8  # of the diagonal of H where it is not positive definite, over the largest entry
+_MOST_SHIFT = 1e8
+
+
+class Directions(Protocol):
+    """The energy and its gradient at points, and directions from there along which the energy falls.
+
+    Attributes:
+        hessians: how often H was computed, or multiplied with a vector.
+    """
+
+    hessians: int
+
+    def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        """The energy and its gradient."""
+        ...
+
+    def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
+        """The direction from the last point, and whether H was not positive definite there."""
+        ...
+
+
+class FactoredDirections:
+    """Directions by a factorisation of H, whose blocks are projected where it is not positive definite.
+
+    Args:
+        problem: the energy at points.
+        plain: the plan of H in format="csr".
+        projected: that of H with projected blocks.
+        fixed: what does not move.
+        factorise: takes H and gives something that has ``solve``; None where H is not positive definite.
+    """
+
+    def __init__(
+        self, problem: Problem, plain: Plan, projected: Plan, fixed: Fixed | None, factorise: Callable[[Any], Any]
+    ) -> None:
+        self._problem, self._plain, self._projected = problem, plain, projected
+        self._fixed, self._factorise = fixed, factorise
+        self._H: Any = None
+        self.hessians = 0
+
+    def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient, self._H = self._evaluated(x, self._plain, None)
+        return value, gradient
+
+    def _evaluated(self, x: np.ndarray, plan: Plan, projection: str | None) -> tuple[float, np.ndarray, Any]:
+        evaluation: Any = self._problem.start_at(x, plan)
+        value, gradient, blocks = evaluation.changed(projection, self._fixed).point()
+        self.hessians += 1
+        is_single = len(blocks) == 1
+        return value, gradient, blocks[0][0] if is_single else require_scipy("sparse", "newton").block_array(blocks)
+
+    def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
+        H = self._H
+        factors, is_projected = self._factorise(H), False
+        if factors is None:
+            is_projected = True
+            H = self._evaluated(x, self._projected, "clamp")[2]
+            factors = self._factorise(H)
+        shift = _FIRST_SHIFT * max(float(np.abs(H.diagonal()).max()), np.finfo(float).tiny)
+        for _ in range(round(math.log10(_MOST_SHIFT / _FIRST_SHIFT))):
+            if factors is not None:
+                break
+            eye = require_scipy("sparse", "newton").eye_array(H.shape[0])
+            factors, shift = self._factorise((H + shift * eye).tocsr()), 10 * shift
+        downhill = -gradient if self._fixed is None else self._fixed.free(-gradient)
+        found = None if factors is None else factors.solve(downhill)
+        is_downhill = found is not None and np.isfinite(found).all() and found @ gradient < 0
+        return (found if is_downhill else downhill), is_projected
+
+
+class ConjugateDirections:
+    """Directions by conjugate gradients on products with H, which end where H is not positive definite.
+
+    Nocedal and Wright, Numerical Optimization, algorithm 7.1.
+
+    Args:
+        problem: the energy at points.
+        plan: that of products with H.
+        fixed: what does not move.
+    """
+
+    def __init__(self, problem: Problem, plan: Plan, fixed: Fixed | None) -> None:
+        self._problem, self._plan, self._fixed = problem, plan, fixed
+        self.hessians = 0
+
+    def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient, _ = self._along(x, np.zeros_like(x))
+        return value, gradient
+
+    def _along(self, x: np.ndarray, direction: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+        evaluation: Any = self._problem.start_at(x, self._plan)
+        self.hessians += 1
+        evaluation.changed(None, self._fixed)
+        value, gradient, products = evaluation.point(lambda: evaluation.times(direction.reshape(-1, 1)))
+        return value, gradient, np.concatenate(products).reshape(-1)
+
+    def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
+        residual = -gradient if self._fixed is None else self._fixed.free(-gradient)
+        step, along, square = np.zeros_like(x), residual, float(residual @ residual)
+        goal = square * min(0.25, math.sqrt(square))  # the residual at most min(0.5, sqrt |g|) |g|
+        for _ in range(2 * len(x)):
+            if square <= goal:
+                break
+            product = self._along(x, along)[2]
+            curvature = float(along @ product)
+            if not curvature > 0:
+                return (step if step.any() else along), True
+            factor = square / curvature
+            step, residual = step + factor * along, residual - factor * product
+            square, before = float(residual @ residual), square
+            along = residual + (square / before) * along
+        return step, False
+
+
+def superlu(H: Any) -> Any:
+    """The factors of H by SciPy's SuperLU; CSR and CSC are the same where it is symmetric."""
+    return positive_factors(H.T)
+
+
+class Cholmod:
+    """Factors by CHOLMOD, whose order of the unknowns is found once for each pattern (extra ``cholmod``)."""
+
+    def __init__(self) -> None:
+        try:
+            self._cvxopt: Any = importlib.import_module("cvxopt")
+            self._cholmod: Any = importlib.import_module("cvxopt.cholmod")
+        except ImportError as error:
+            raise ImportError(
+                "newton(method='cholmod') needs CVXOPT, which is not installed: "
+                "python -m pip install 'taichi-ext[cholmod]'"
+            ) from error
+        self._pattern: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __call__(self, H: Any) -> Any:
+        """What has ``solve``; None where H is not positive definite."""
+        pattern = self._pattern
+        if pattern is None or not all(map(np.array_equal, pattern, (H.indptr, H.indices))):
+            self._begin(H)
+        # rows of the upper triangle are columns of the lower one
+        self._matrix.V = self._cvxopt.matrix(np.ascontiguousarray(H.data[self._lower], np.float64))
+        try:
+            self._cholmod.numeric(self._matrix, self._symbolic)
+        except ArithmeticError:
+            return None
+        return self
+
+    def _begin(self, H: Any) -> None:
+        self._pattern = (H.indptr.copy(), H.indices.copy())
+        rows = np.repeat(np.arange(H.shape[0]), np.diff(H.indptr))
+        self._lower = np.flatnonzero(H.indices >= rows)
+        places = (H.indices[self._lower].astype(int), rows[self._lower].astype(int))
+        self._matrix = self._cvxopt.spmatrix(1.0, *map(self._cvxopt.matrix, places), H.shape)
+        self._symbolic = self._cholmod.symbolic(self._matrix)
+
+    def solve(self, vector: np.ndarray) -> np.ndarray:
+        """The solution of the last matrix."""
+        found = self._cvxopt.matrix(vector)
+        self._cholmod.solve(self._symbolic, found)
+        return np.array(found).reshape(-1)
