@@ -181,7 +181,7 @@ def compiled(
     features = backend.argument_features(kernel, args)
     return backend.EmittedKernel(
         emitted.kernel._primal,
-        (emitted.tree, emitted.text),
+        (emitted.tree, emitted.text, emitted.places),
         [*positions, *range(len(args), len(args) + len(extra))],
         [args[p] for p in positions] + [None] * len(extra),
         (*(features[p] for p in positions), *extra),

@@ -1208,13 +1208,54 @@ def test_an_index_outside_of_a_field_in_debug_mode(wrong):
         for place in (0, 3):
             q.from_numpy(np.where(np.arange(4) == place, wrong, np.arange(4)).astype(np.int32))
             with pytest.raises(
-                AssertionError, match=rf"size \(4\) with indices \({wrong}\)[\s\S]*y\[i\] = x\[q\[i\]\] \* 2"
+                AssertionError,
+                match=rf'size \(4\) with indices \({wrong}\)\s+File ".*test_bad_input.py", line \d+, in .*k:\s+y\[i\] = x\[q\[i\]\] \* 2',
             ):
                 jacobian(k, x, y, out=J)
             assert_allclose(memory[:16], 7)
             assert_allclose(memory[32:], 7)
         q.from_numpy(np.arange(4, dtype=np.int32))
         assert_allclose(jacobian(k, x, y, out=J), 2 * np.eye(4))
+    finally:
+        end_program()
+        initialise(default_fp=ti.f64)
+
+
+@pytest.mark.cpu_only("Taichi checks indices on the CPU and on CUDA alone")
+@pytest.mark.parametrize("format", [None, "csr"])
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_store_outside_in_debug_mode(is_array, format):
+    """Taichi reports the user's line; its own store lands behind the field, and no tangent lands anywhere outside."""
+    if format:
+        pytest.importorskip("scipy")
+    initialise(default_fp=ti.f64, debug=True)
+    try:
+        x, y, behind, q = scalars([1.0, 2.0, 3.0, 4.0]), outputs(4), ti.field(ti.f64, 16), ti.field(ti.i32, 4)
+        memory = np.zeros(32)
+
+        @ti.kernel
+        def on_fields():
+            for i in range(4):
+                y[q[i]] = x[i] * 2
+                y[i] += x[i] ** 2
+
+        @ti.kernel
+        def on_arrays(b: ti.types.ndarray(ti.f64, ndim=1)):
+            for i in range(4):
+                b[q[i]] = x[i] * 2
+
+        kernel, output, args = (on_arrays, "b", (memory[8:12],)) if is_array else (on_fields, y, ())
+        for wrong in (4, 6):
+            q.from_numpy(np.array([0, 1, 2, wrong], np.int32))
+            match = (
+                rf'with indices .{wrong}.\s+File ".*test_bad_input.py", line \d+, in .*{kernel.__name__}:\s+.\[q\[i\]\]'
+            )
+            with pytest.raises(AssertionError, match=match):
+                jacobian(kernel, x, output, args=args, format=format)
+            assert set(np.r_[behind.to_numpy(), memory[:8], memory[12:]]) <= {0.0, 8.0}  # 8: what plain Taichi stores
+        q.from_numpy(np.arange(4, dtype=np.int32))
+        J = jacobian(kernel, x, output, args=args, format=format)
+        assert_allclose(J.toarray() if format else J, 2 * np.eye(4) if is_array else np.diag([4.0, 6.0, 8.0, 10.0]))
     finally:
         end_program()
         initialise(default_fp=ti.f64)

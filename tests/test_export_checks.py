@@ -152,6 +152,33 @@ def test_other_tensors(arrays):
         bind(**{**given, "a": torch.zeros(6, dtype=torch.float64)[::2]})
 
 
+def test_numbers_of_one_call(arrays):
+    """They are checked at each call, and those of ``bind`` hold for the others."""
+    bind, given = arrays
+    run, J = bind(**given), np.zeros((3, 3))
+    for numbers in ({"s": 2.5}, {"s": 0.5, "m": 4}, {}):
+        s, m = {"s": 1.5, "m": 2, **numbers}.values()
+        run(J, **numbers)
+        np.testing.assert_allclose(J, np.diag(2 * X * W[:, 1] * s * m), rtol=1e-14)
+    with pytest.raises(TypeError, match="^m is of type float; expected an integer"):
+        run(J, m=2.5)
+    with pytest.raises(TypeError, match="'a'"):
+        run(J, a=given["a"])
+
+
+def test_the_description_lists_all_that_is_taken(fields, arrays, tmp_path):
+    for name, expected in (
+        ("fields", ["n: a field of shape (3,), i32", "v: the field v of shape (3,) with entries of shape (2,), f64"]),
+        ("arrays", ["m: ti.i32", "s: ti.f64", "b: ti.types.ndarray(dtype=ti.f64, ndim=1), of shape (3,)"]),
+    ):
+        text = runpy.run_path(str(tmp_path / f"{name}.py"))["__doc__"]
+        given = fields[1] if name == "fields" else arrays[1]
+        assert [line.split(":")[0].strip() for line in text.splitlines() if line.startswith("    ")][2:-1] == sorted(
+            given
+        )
+        assert all(f"    {line}\n" in text for line in expected)
+
+
 def test_names(fields):
     bind, given = fields
     with pytest.raises(TypeError, match="z"):

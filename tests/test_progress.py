@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -218,3 +219,26 @@ def test_an_error_ends_the_bar(watched):
         jacobian(run, x, y, chunk_size=1)
     runs.extend([1, 1])
     assert_allclose(jacobian(run, x, y, chunk_size=1), np.diag([0.2, 0.4, 0.6]))
+
+
+def test_the_bar_of_a_notebook_leaves_nothing_behind(program, monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, data, raw):
+            shown.append(data)
+
+    def display(data, raw, display_id):
+        shown.append(data)
+        return Handle()
+
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    monkeypatch.setattr(sys.modules["IPython"], "display", sys.modules["IPython.display"], raising=False)
+    jacobian(*program, chunk_size=10, progress=False)
+    assert not shown
+    jacobian(*program, chunk_size=10)
+    texts = [data.get("text/plain") for data in shown]
+    assert texts[-1] is None and all(re.search(r"━* +\d+/30$", text) for text in texts[1:-1])
+    assert len(texts) > 2

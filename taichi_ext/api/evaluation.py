@@ -409,7 +409,7 @@ class Evaluation:
         prepared = self._prepared
         if prepared.rules_seen != registry.version:
             prepared.rules_seen = registry.version
-            for message in registry.unused_marks():
+            for message in registry.warnings():
                 warn_at_user(message)
         if prepared.is_checked:
             return

@@ -12,6 +12,13 @@ from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
 from taichi_ext.runtime.memory import FieldTable, numpy_dtype
 
 
+class Text(str):
+    """A text that notebooks and the prompt show line by line."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 def explain(fused: Fused, fields: FieldTable) -> str:
     """The choices made for one fused kernel: by local its storage, by field its shadow, the loops made serial.
 

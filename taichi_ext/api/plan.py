@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, flatten
 from taichi_ext.api.evaluation import Evaluation
-from taichi_ext.api.explain import explain
+from taichi_ext.api.explain import Text, explain
 from taichi_ext.api.export import module_text
 from taichi_ext.api.kernel_checks import refuse_uninitialised
 from taichi_ext.api.matrix import check_as_matrix, matrix_of
@@ -247,6 +247,15 @@ class Jacobian:
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         self._last = threading.local()  # what value() needs of this thread's last call
 
+    def __repr__(self) -> str:
+        prepared = self._prepared
+        if not prepared.params:
+            return f"<{type(self).__name__}: ti.init was called again since it was prepared>"
+        outputs, params = (", ".join(str(t.name) for t in targets) for targets in (prepared.outputs, prepared.params))
+        state = "compiled" if prepared.fused else "not called yet"
+        name = self._call.name
+        return f"<{type(self).__name__} of {name}, {state}: {outputs} with respect to {params}>"
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "A Jacobian cannot be pickled or copied: it is compiled for the Taichi program of this process. Threads "
@@ -290,7 +299,7 @@ class Jacobian:
     @property
     def source(self) -> str:
         """The kernels with tangents as the text that runs, after the first call; lines name those of your source."""
-        return "\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values())))
+        return Text("\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values()))))
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the kernel with tangents as a Python module that needs Taichi alone, after the first call.
@@ -299,9 +308,9 @@ class Jacobian:
             path: of the file. The module defines ``bind(**given)``, which takes by name the fields, arrays and
                 numbers that the kernel uses and gives a function. That takes the arrays of J, one for each pair
                 of output and parameter, output by output, in C order and of J's shape and the output's type, fills
-                them, and returns what the kernel returns. The shapes are those of the last call. Both raise
-                ``TypeError`` or ``ValueError`` for objects of another kind, type or shape than those of the plan, and
-                for arrays that share memory.
+                them, and returns what the kernel returns; it also takes numbers of one call, by name. The shapes are
+                those of the last call. Both raise ``TypeError`` or ``ValueError`` for objects of another kind, type or
+                shape than those of the plan, and for arrays that share memory.
 
         Raises:
             InvalidArgumentError: there has been no call yet, or there is more than one kernel.
@@ -339,7 +348,7 @@ class Jacobian:
         reason = prepared.dense_reason
         first = [f"rows of all columns, of which the zeros are left out, because of this:\n{reason}"] if reason else []
         kernels = (explain(f, prepared.fields) for f in list(prepared.fused.values()))
-        return "\n\n".join(dict.fromkeys((*first, *kernels)))
+        return Text("\n\n".join(dict.fromkeys((*first, *kernels))))
 
     def value(self) -> Any:
         """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""

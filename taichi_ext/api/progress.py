@@ -1,13 +1,17 @@
-"""Progress bars of calls that run a kernel many times, drawn by rich on the terminal."""
+"""Progress bars of calls that run a kernel many times: by rich on a terminal, as a line of text in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from taichi_ext.errors import InvalidArgumentError, shown
+
+_WIDTH = 40  # of a bar in a notebook
+_BETWEEN = 0.1  # seconds between two pictures of it
 
 
 def check_progress(progress: Any) -> None:
@@ -22,9 +26,15 @@ def check_progress(progress: Any) -> None:
 
 @contextlib.contextmanager
 def progress_bar(progress: bool | None, text: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar while the block runs; gives the function that is told how much has been done since its last call."""
-    modules = _rich() if progress or (progress is None and _is_interactive()) else None
-    if modules is None or total < 2:
+    """A bar while the block runs, and nothing afterwards; gives the function that adds to what has been done."""
+    is_notebook = "ipykernel" in sys.modules
+    is_shown = total > 1 and (is_notebook or _is_terminal() if progress is None else progress)
+    if is_shown and is_notebook:
+        with _notebook_bar(text, total) as advance:
+            yield advance
+        return
+    modules = _rich() if is_shown else None
+    if modules is None:
         yield _ignore
         return
     console, bars = modules
@@ -35,9 +45,30 @@ def progress_bar(progress: bool | None, text: str, total: int) -> Iterator[Calla
         yield lambda done: bar.advance(task, done)
 
 
-def _is_interactive() -> bool:
-    """Whether somebody watches: a terminal, or a notebook."""
-    return "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+@contextlib.contextmanager
+def _notebook_bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A line of text that is replaced by the next one, and removed at the end."""
+    import IPython.display
+
+    handle = IPython.display.display({"text/plain": text}, raw=True, display_id=True)
+    done, shown_at = 0, 0.0
+
+    def advance(more: int) -> None:
+        nonlocal done, shown_at
+        done, now = done + more, time.monotonic()
+        if now - shown_at > _BETWEEN:
+            shown_at, full = now, _WIDTH * done // total
+            bar = "━" * full + " " * (_WIDTH - full)
+            handle.update({"text/plain": f"{text} {bar} {done}/{total}"}, raw=True)
+
+    try:
+        yield advance
+    finally:
+        handle.update({}, raw=True)
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _rich() -> tuple[Any, Any] | None:

@@ -174,8 +174,6 @@ from taichi_ext.backend.lifetime import (
 )
 from taichi_ext.backend.reverse_mode import (
     is_gradient_kernel,
-    leave_function_to_engine,
-    restore_function,
 )
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
@@ -294,7 +292,6 @@ __all__ = [
     "leaf_arguments",
     "leaf_fields",
     "leaf_values",
-    "leave_function_to_engine",
     "loop_unique",
     "lost_since",
     "make_context",
@@ -326,7 +323,6 @@ __all__ = [
     "read_member",
     "refuse_ended",
     "resolves_to_static_call",
-    "restore_function",
     "return_dtype",
     "return_shape",
     "returned_types",

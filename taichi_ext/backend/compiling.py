@@ -13,6 +13,7 @@ from taichi.lang.kernel_impl import Func, Kernel
 
 from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
+from taichi_ext.backend.reverse_mode import is_gradient_kernel
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
@@ -54,10 +55,13 @@ def compiled_again() -> Iterator[None]:
         again.restore()
 
 
-def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel], rules: Callable[[], Any]) -> None:
+def compile_with(
+    trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel], rules: Callable[[], Any], has_rule: Callable[[Func], bool]
+) -> None:
     """From now on, kernels whose compilation raises ``NeedsEngine`` are what ``trace(kernel, args)`` gives.
 
-    Those for reverse mode are compiled again where ``rules()`` is another than when they were compiled.
+    Those for reverse mode are compiled again where ``rules()`` is another than when they were compiled. Where they call
+    a function that has a rule, only the engine can build them; in its own kernels, rules are applied already.
     """
     compiled_with: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
     compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__
@@ -105,6 +109,9 @@ def compile_with(trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel], rules:
             _again.renew(self, "taichi_functions", {})
             _again.renew(self, "func_id", Func.function_counter)
             Func.function_counter += 1
+        is_users = impl.inside_kernel() and not isinstance(impl.get_runtime().current_kernel, FusedKernel)
+        if is_users and has_rule(self) and is_gradient_kernel():
+            raise NeedsEngine(self.func.__qualname__)
         return call_function(self, *args, **keywords)
 
     follow_captures()

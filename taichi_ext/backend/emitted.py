@@ -15,13 +15,14 @@ from taichi_ext.backend.kernels import FusedKernel, global_variables
 class EmittedKernel(FusedKernel):
     """A generated kernel; it is launched with the arguments of the user's kernel and, behind them, its own.
 
-    ``source`` is the tree of its definition, and the text in which its nodes have their places.
+    ``source`` is the tree of its definition, the text in which its nodes have their places, and what messages cite
+    instead of lines of the text.
     """
 
     def __init__(
         self,
         kernel: Any,
-        source: tuple[ast.Module, str],
+        source: tuple[ast.Module, str, dict[int, str]],
         positions: list[int],
         given: list[Any],
         features: tuple[Any, ...],
@@ -34,7 +35,7 @@ class EmittedKernel(FusedKernel):
         if like is not None:  # the user's kernel, in place of which Taichi launches this one
             self.autodiff_mode = like.autodiff_mode
         self.positions = positions
-        tree, text = source
+        tree, text, places = source
         definition = tree.body[0]
         self.lines = (definition.end_lineno or 0) - definition.lineno + 2  # with the decorator's
         context = make_context(
@@ -44,7 +45,7 @@ class EmittedKernel(FusedKernel):
             kernel=self,
             arguments=given,
             argument_features=features,
-            places={},
+            places=places,
             is_brief=True,
         )
         self.trace(tree, context, kernel.func.__name__, lambda: True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import threading
+import types
 from collections.abc import Callable, Generator, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from taichi_ext import backend
-from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.errors import InvalidArgumentError, InvalidRuleError
 
 RuleFunction = TypeVar("RuleFunction", bound=Callable[..., Any])
 
@@ -70,14 +72,15 @@ class Registry:
         self._contexts = _Contexts()
         self._marks: set[str] = set()  # the names of marks that were seen in kernels
         self._warned: set[str] = set()
+        self._messages: list[str] = []  # warnings about functions that were defined again
 
     def note_mark(self, name: str) -> None:
         """Remember that a kernel has a mark of this name."""
         self._marks.add(name)
 
-    def unused_marks(self) -> list[str]:
-        """Warnings about rules for marks that no kernel has had so far; each once."""
-        messages: list[str] = []
+    def warnings(self) -> list[str]:
+        """Warnings about functions defined again, and rules for marks that no kernel has had so far; each once."""
+        messages, self._messages = self._messages, []
         for rule in self:
             is_unused = isinstance(rule.target, str) and rule.target not in self._marks
             if is_unused and self.is_enabled(rule) and rule.name not in self._warned:
@@ -99,29 +102,50 @@ class Registry:
         self._version += 1
 
     def add(self, rule: GradientRule) -> None:
-        """Register a rule."""
+        """Register a rule, in place of itself if its cell or module is run again."""
         with self._lock:
-            if rule.name in self._rules:
+            known = self._rules.get(rule.name)
+            if known is not None and _is_defined_again(rule.function, known.function):
+                del self._rules[rule.name]
+            elif known is not None:
                 raise InvalidArgumentError(
-                    f"A rule named {rule.name!r} is already registered ({self._rules[rule.name].place}); remove it "
+                    f"A rule named {rule.name!r} is already registered ({known.place}); remove it "
                     f"with registry.remove({rule.name!r}) or give the new one another name=."
                 )
             self._rules[rule.name] = rule
             self._changed()
 
     def rule_for(self, target: Any) -> GradientRule | None:
-        """The enabled rule of a function or mark; if there are several, the one registered last."""
+        """The enabled rule of a function or mark; if there are several, the one registered last.
+
+        A function that is defined again, as its cell of a notebook is run again, keeps its rule.
+        """
         with self._lock:
-            found = [r for r in self._rules.values() if self.is_enabled(r) and _same(r.target, target)]
+            enabled = [r for r in self._rules.values() if self.is_enabled(r)]
+            found = [r for r in enabled if _same(r.target, target)]
+            if not found and not isinstance(target, str):
+                found = [r for r in enabled if _is_function_again(target, r.target)]
+                for rule in found[-1:]:
+                    self._follow(rule, target)
         return found[-1] if found else None
+
+    def _follow(self, rule: GradientRule, func: Any) -> None:
+        """Check a rule for a function that was defined again; warn once if the function is not what it was."""
+        _check_parameters(rule.function, rule.parameters, [a.name for a in func.arguments], rule.target_name)
+        code, before = func.func.__code__, rule.target.func.__code__
+        text = f"{rule.target_name} ({code.co_filename}:{code.co_firstlineno})"
+        if _content(code) != _content(before) and text not in self._warned:
+            self._warned.add(text)
+            self._changed()
+            self._messages.append(
+                f"{text} was defined again with another body, and keeps the rule {rule.name!r} ({rule.place}). Run the "
+                f"cell of the rule again if it still holds; otherwise registry.remove({rule.name!r})."
+            )
 
     def remove(self, name: str) -> None:
         """Remove a rule."""
         with self._lock:
-            rule = self._get(name)
-            del self._rules[name]
-            if not isinstance(rule.target, str) and all(r.target is not rule.target for r in self._rules.values()):
-                backend.restore_function(rule.target)
+            del self._rules[self._get(name).name]
             self._changed()
 
     def clear(self) -> None:
@@ -231,6 +255,24 @@ def _same(a: Any, b: Any) -> bool:
     return a == b if isinstance(a, str) and isinstance(b, str) else a is b
 
 
+def _is_function_again(func: Any, known: Any) -> bool:
+    return not isinstance(known, str) and _is_defined_again(func.func, known.func)
+
+
+def _is_defined_again(new: Any, old: Any) -> bool:
+    """Whether a function has taken the place of another one, as its cell of a notebook or its module was run again."""
+    a, b = new.__code__, old.__code__
+    if (new.__module__, new.__qualname__) != (old.__module__, old.__qualname__) or "<locals>" in new.__qualname__:
+        return False
+    if a.co_filename == b.co_filename:
+        return a is not b and a.co_firstlineno == b.co_firstlineno
+    return not os.path.exists(a.co_filename) and not os.path.exists(b.co_filename)  # cells: one file for each text
+
+
+def _content(code: types.CodeType) -> tuple[Any, ...]:
+    return code.co_code, code.co_consts, code.co_names, code.co_varnames, code.co_freevars
+
+
 registry = Registry()
 
 
@@ -298,8 +340,6 @@ def boundary_gradient(
             name or target_name, target if func is None else func, target_name, function, parameters, place
         )
         registry.add(rule)
-        if func is not None:
-            backend.leave_function_to_engine(func, lambda: registry.rule_for(func) is not None)
         return function
 
     return register
@@ -309,7 +349,7 @@ def _check_parameters(function: Any, parameters: tuple[str, ...], arguments: lis
     allowed = {*arguments, *(f"d_{a}" for a in arguments), "out", "auto"}
     for parameter in parameters:
         if parameter not in allowed:
-            raise InvalidArgumentError(
+            raise InvalidRuleError(
                 f"The rule {function.__qualname__!r} for {target!r} has a parameter {parameter!r}; it can take "
                 f"{', '.join(sorted(allowed))}."
             )

@@ -52,7 +52,7 @@ class Block:
     remark: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JacobianReport:
     """The result of ``check_jacobian``: true if everything agrees and is finite; ``print`` shows it as text.
 
@@ -108,6 +108,8 @@ class JacobianReport:
         lines += [f"  not finite: {text}" for text in self.not_finite]
         lines += [f"  {text}" for text in self.outside]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:

@@ -49,7 +49,7 @@ class Finding:
         return f"{self.text}: {verdict}, {self.figure:.2g}{' at ' + self.where if self.where else ''}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RuleReport:
     """The result of ``check_rule``: true if every property holds; ``print`` shows it as text.
 
@@ -87,6 +87,8 @@ class RuleReport:
         if self.rows:
             lines += [f"    {line}" for line in table([("point", "derivative", "rule", "autodiff"), *self.rows])]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def check_rule(

@@ -97,7 +97,7 @@ def export(
     Raises:
         UnsupportedError: the kernel uses a Python object that has no text.
     """
-    text, objects = factory(program)
+    text, objects, _ = factory(program)
     fields = {id(c.object) for c in program.containers if not c.is_argument}
     own = {t.name for t in tangents}
     given = [name for name, obj in objects.items() if id(obj) in fields or isinstance(obj, ti.SNode)]
@@ -108,7 +108,8 @@ def export(
     arrays = [c.name for c in program.containers if c.is_argument and c.name in arguments]
     checks = [*_checks_of_fields(program, names), *_checks_of_arguments(program, arguments, labels)]
     checks += _checks_of_memory(program, tangents, arrays)
-    module = _Module(tangents, given, arguments, labels, checks, arrays, by_column, names)
+    texts = dict(_texts(program, names, labels))
+    module = _Module(tangents, given, arguments, texts, checks, arrays, by_column, names)
     constants = [f"{name} = {_written(name, obj)}\n" for name, obj in objects.items() if name not in module.given]
     parts = [
         module.description(title, os.path.basename(program.file)),
@@ -128,7 +129,7 @@ class _Module:
     tangents: list[TangentArray]
     given: list[str]
     arguments: list[str]
-    labels: Labels
+    texts: Mapping[str, str]  # what they are
     checks: list[str]  # calls that raise for what does not fit
     arrays: list[str]  # the arguments that are arrays
     by_column: bool
@@ -138,6 +139,11 @@ class _Module:
     def outputs(self) -> list[TangentArray]:
         found = [(t.output, t) for t in self.tangents if t.output is not None]
         return [t for _, t in sorted(found, key=lambda pair: pair[0])]
+
+    @property
+    def numbers(self) -> list[str]:
+        """The arguments that can be given at each call."""
+        return [name for name in self.arguments if name not in self.arrays]
 
     @property
     def names(self) -> str:
@@ -171,8 +177,12 @@ class _Module:
             f"    run = bind({', '.join(f'{n}={n}' for n in sorted({*self.given, *self.arguments}))})",
             f"    run({', '.join(name for name, _, _ in self.jacobians)})",
             "",
-            *(f"    {name}: {self.labels[name][0]}" for name in sorted(self.labels)),
-            *([""] if self.labels else []),
+            *(
+                f"    {name}: {self.texts.get(name, 'a node of the layout')}"
+                for name in sorted({*self.given, *self.arguments})
+            ),
+            "",
+            *([f"A call can take other numbers, by name: {', '.join(self.numbers)}.", ""] if self.numbers else []),
             "The arrays of J, in C order:",
             "",
             *arrays,
@@ -185,6 +195,7 @@ class _Module:
         """The text of ``bind``."""
         own = {t.name: t for t in self.tangents if not (t.is_output and self.is_in_place)}
         names = [name for name, _, _ in self.jacobians]
+        numbers = [f"{name}={name}" for name in self.numbers]
         arguments = ", ".join([*self.arguments, *(t.name for t in self.tangents)])
         lines = [
             f"def bind({'*, ' if self.names else ''}{self.names}):",
@@ -195,8 +206,9 @@ class _Module:
             *(f"    {t.name} = {t.memory}" for t in own.values()),
             *(f"    _copy_{t.name} = _copier(ti.{t.dtype})" for t in self.outputs if t.name in own),
             "",
-            f"    def _run({', '.join(names)}):",
+            f"    def _run({', '.join([*names, *(['*', *numbers] if numbers else [])])}):",
             "        _refuse_ended(_program)",
+            *(f"        {check}" for check in self.checks if check.startswith("_number(")),
             *(f"        {name} = {self.jacobian(name, t, part)}" for name, t, part in self.jacobians),
             f"        _apart({_by_name(names)}, {_by_name(self.arrays)})",
             *(f"        {t.name}.fill(0)" for t in self.tangents if not t.is_covered),
@@ -231,6 +243,19 @@ class _Module:
 
 def _by_name(names: Iterable[str]) -> str:
     return f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+
+
+def _texts(program: Program, names: Mapping[int, str], labels: Labels) -> Iterator[tuple[str, str]]:
+    """What fields and arguments are, by name."""
+    for c in program.containers:
+        if not c.is_argument and id(c.object) in names:
+            name = names[id(c.object)]
+            known = labels[name][0] if name in labels else f"a field of shape {c.shape}"
+            entries = f" with entries of shape {c.element_shape}" if c.element_shape else ""
+            yield name, f"{known}{entries}, {c.dtype.name}"
+    for a in program.arguments:
+        shape = f", of shape {labels[a.name][1]}" if a.name in labels else ""
+        yield a.name, f"{annotation_text(a.annotation)}{shape}"
 
 
 def _checks_of_fields(program: Program, names: Mapping[int, str]) -> Iterator[str]:

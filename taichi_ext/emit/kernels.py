@@ -1,4 +1,4 @@
-"""Emitted text as a kernel: errors of Taichi in it cite its lines, which cite the user's."""
+"""Emitted text as a kernel: errors of Taichi in it cite the user's lines."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Emitted:
     kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
     tree: ast.Module  # of the kernel alone; nodes keep their places in the text
     text: str
+    places: dict[int, str]  # what messages say instead of a line of the text
     hazards: frozenset[str]  # of the program
 
     def __call__(self, *args: Any) -> Any:
@@ -34,7 +35,7 @@ class Emitted:
 
 def build(program: Program, *, has_comments: bool = True) -> Emitted:
     """The kernel that a program describes; Taichi compiles it when it is first called."""
-    text, objects = emit(program, has_comments=has_comments)
+    text, objects, places = emit(program, has_comments=has_comments)
     file = f"<{program.name} emitted {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     scope: dict[str, Any] = {"__name__": f"emitted_{program.name}"}
@@ -44,4 +45,5 @@ def build(program: Program, *, has_comments: bool = True) -> Emitted:
     weakref.finalize(kernel, linecache.cache.pop, file, None)
     make = tree.body[-1]
     assert isinstance(make, ast.FunctionDef)
-    return Emitted(kernel, ast.Module(make.body[:1], []), text, program.hazards)
+    messages = {number: f"{place.message()}\n" for number, place in places.items()}
+    return Emitted(kernel, ast.Module(make.body[:1], []), text, messages, program.hazards)

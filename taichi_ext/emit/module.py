@@ -8,12 +8,14 @@ from typing import Any
 
 from taichi_ext.emit.names import Names
 from taichi_ext.emit.statements import Lines
-from taichi_ext.program import Program
+from taichi_ext.program import Place, Program
+
+Places = dict[int, Place]  # of the user's statements, by the numbers of lines of a text
 
 HEADER = "from math import inf, nan\n\nimport taichi as ti\n"
 
 
-def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
+def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any], Places]:
     """The text of a program, and the objects that its factory takes.
 
     Args:
@@ -21,13 +23,14 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
         has_comments: write the user's file and line next to each statement.
 
     Returns:
-        The text, which defines ``make(...)``, and the objects by the names of its parameters.
+        The text, which defines ``make(...)``; the objects by the names of its parameters; the places of its lines.
     """
-    text, objects = factory(program, has_comments=has_comments)
-    return f'"""Generated from {os.path.basename(program.file)}."""\n\n{HEADER}\n\n{text}', objects
+    text, objects, places = factory(program, has_comments=has_comments)
+    start = f'"""Generated from {os.path.basename(program.file)}."""\n\n{HEADER}\n\n'
+    return start + text, objects, {start.count("\n") + number: place for number, place in places.items()}
 
 
-def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any]]:
+def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any], Places]:
     """The text of ``make(...)`` and of the functions that it calls, see ``emit``."""
     names = Names({name for a in program.arguments if a.value is not None for name in _taken(a.name, a.annotation)})
     for container in program.containers:
@@ -37,8 +40,9 @@ def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[s
     lines = Lines(program, names, has_comments)
     lines.block(program.body)
     arrow = f" -> {returns[0]}" if len(returns) == 1 else f" -> ({', '.join(returns)})" if returns else ""
+    functions = [f"{e.text}\n" for _, e in sorted(lines.expressions.elementary.items())]
     text = [
-        *(f"{e.text}\n" for _, e in sorted(lines.expressions.elementary.items())),
+        *functions,
         f"def make({', '.join(names.objects)}):",
         "    @ti.kernel",
         f"    def {program.name}({', '.join(f'{name}: {kind}' for name, kind in annotated)}){arrow}:",
@@ -47,7 +51,8 @@ def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[s
         f"    return {program.name}",
         "",
     ]
-    return "\n".join(text), dict(names.objects)
+    first = sum(e.count("\n") + 1 for e in functions) + 4
+    return "\n".join(text), dict(names.objects), {n: p for n, p in enumerate(lines.places, first) if p is not None}
 
 
 def _taken(name: str, annotation: Any) -> Iterator[str]:

@@ -59,11 +59,13 @@ class Lines:
         self.has_comments = has_comments
         self.read = read_locals(program.body)
         self.lines: list[str] = []
+        self.places: list[Place | None] = []  # of the user's statement that each line is from
         self.depth = 1
         self.last_place: tuple[str, int] | None = None
 
     def line(self, text: str, place: Place | None = None) -> None:
         mark = ""
+        self.places.append(place or (self.places[-1] if self.places else None))
         if self.has_comments and place is not None and (place.file, place.line) != self.last_place:
             self.last_place = place.file, place.line
             mark = f"  # {os.path.basename(place.file)}:{place.line}"
@@ -196,7 +198,7 @@ class Lines:
             if len(self.lines) == before:
                 self.branch(inner, "elif")
                 return
-            del self.lines[before:]
+            del self.lines[before:], self.places[before:]
         self.line("else:")
         self.block(s.orelse)
 

@@ -427,4 +427,4 @@ class Session(LaunchHooks):
             self.record.end()
 
 
-backend.compile_with(engine.plain_kernel, lambda: registry.version)
+backend.compile_with(engine.plain_kernel, lambda: registry.version, lambda func: registry.rule_for(func) is not None)

@@ -68,7 +68,7 @@ class NewtonIteration(NamedTuple):
         return f"{self.number:>4}  {numbers}{projected}".rstrip()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NewtonResult:
     """The minimum of an energy; P numbers in the params.
 
@@ -99,6 +99,8 @@ class NewtonResult:
         """The iterations and the result as text."""
         lines = [_TITLE, *map(str, self.history)]
         return "\n".join([*lines, f"{self.message}; {self.nhev} Hessians, {self.nfev} energies in line searches"])
+
+    __str__ = __repr__ = summary
 
 
 _TITLE = "   n  energy            gradient   step      change"
