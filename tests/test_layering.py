@@ -43,7 +43,7 @@ LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure", "matplotlib.pyplot"},
-    "progress": {"rich", "rich.console", "rich.progress", "IPython.display"},
+    "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},
     "sparse_matrices": {"scipy", "scipy.sparse", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
     "torch_function": {"torch"},
