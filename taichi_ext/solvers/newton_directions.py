@@ -87,8 +87,8 @@ class FactoredDirections:
             eye = require_scipy("sparse", "newton").eye_array(H.shape[0])
             factors, shift = self._factorise((H + shift * eye).tocsr()), 10 * shift
         downhill = -gradient if self._fixed is None else self._fixed.free(-gradient)
-        found = None if factors is None else factors.solve(downhill)
-        is_downhill = found is not None and np.isfinite(found).all() and found @ gradient < 0
+        found = downhill if factors is None else factors.solve(downhill)
+        is_downhill = np.isfinite(found).all() and found @ gradient < 0
         return (found if is_downhill else downhill), is_projected
 
 
