@@ -21,6 +21,7 @@ from taichi_ext.checks.rule_check import check_rule
 from taichi_ext.errors import (
     CheckError,
     DerivativeWarning,
+    InternalError,
     InvalidArgumentError,
     InvalidRuleError,
     ShardError,
@@ -43,6 +44,7 @@ __all__ = [
     "CheckError",
     "DerivativeWarning",
     "Hessian",
+    "InternalError",
     "InvalidArgumentError",
     "InvalidRuleError",
     "Iteration",

@@ -58,6 +58,10 @@ class ShardError(RuntimeError):
         self.best: Any = None
 
 
+class InternalError(RuntimeError):
+    """A fault of taichi_ext itself, not of the kernel: the message says where it showed, and what to report."""
+
+
 class DerivativeWarning(UserWarning):
     """A derivative is well defined but probably not intended, for example a Jacobian that is zero."""
 

@@ -42,6 +42,7 @@ Coefficient = Value | Number
 
 # What temporaries of some names are: partials, products and sums that make up tangents, conditions of indices.
 _KINDS = {"partial": "partial", "w": "weight", "inside": "inside"}
+_FOLDED = frozenset(("add", "sub", "mul"))
 _TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))
 
 
@@ -57,25 +58,31 @@ def literal(x: Number, dtype: Type) -> Const:
 
 def operation(name: str, *args: Value | Number) -> Value:
     """An operation; a number takes the type of what it is combined with."""
-    folded = _of_integers(name, args)
+    folded = _of_integers(name, args) if name in _FOLDED else None
     if folded is not None:
         return folded
-    types = [a.dtype for a in args if isinstance(a, Value) and a.dtype != U1]
-    dtype = types[0] if types else F32
-    for other in types[1:]:
-        dtype = dtype if other == dtype else promoted(dtype, other)
-    values = tuple(a if isinstance(a, Value) else literal(a, dtype) for a in args)
-    return Op(name, values, U1 if name in _TRUTHS else dtype)
+    dtype, is_mixed = None, False
+    for a in args:
+        if not isinstance(a, Value):
+            is_mixed = True
+            continue
+        other = a.dtype
+        if other is not dtype and other != U1:
+            dtype = other if dtype is None or dtype == other else promoted(dtype, other)
+    dtype = dtype or F32
+    values = tuple([a if isinstance(a, Value) else literal(a, dtype) for a in args]) if is_mixed else args
+    return Op(name, values, U1 if name in _TRUTHS else dtype)  # type: ignore[arg-type]
 
 
-def _of_integers(name: str, args: tuple[Any, ...]) -> Const | None:
+def _of_integers(name: str, args: tuple[Value | Number, ...]) -> Const | None:
     """A sum or product of integers that are known."""
-    if name not in ("add", "sub", "mul") or not any(isinstance(a, Const) and a.dtype == I32 for a in args):
+    a, b = args
+    x, y = number_of(a), number_of(b)
+    if x is None or y is None or isinstance(x, float) or isinstance(y, float):
         return None
-    a, b = (x.value if isinstance(x, Const) else x for x in args)
-    if isinstance(a, Value) or isinstance(b, Value) or isinstance(a, float) or isinstance(b, float):
+    if not any(isinstance(c, Const) and c.dtype == I32 for c in args):
         return None
-    return Const({"add": a + b, "sub": a - b, "mul": a * b}[name], I32)
+    return Const({"add": x + y, "sub": x - y, "mul": x * y}[name], I32)
 
 
 def cast(x: Value | Number, dtype: Type) -> Value:
@@ -101,24 +108,32 @@ def is_over_columns(s: Statement) -> TypeGuard[For]:
 # --- arithmetic that folds 0 and 1 ------------------------------------------------------------------------------------
 
 
-def is_number(c: Any, value: Number) -> bool:
+def number_of(c: object) -> Number | None:
+    """The number that a coefficient is; None where it is computed."""
     if isinstance(c, Const):
-        c = c.value
-    return isinstance(c, (int, float)) and c == value
+        return c.value
+    return c if isinstance(c, (int, float)) else None
+
+
+def is_number(c: object, value: Number) -> bool:
+    """Whether a coefficient is this number."""
+    return number_of(c) == value
 
 
 def multiply(a: Coefficient, b: Coefficient) -> Coefficient:
-    if is_number(a, 0) or is_number(b, 0):
+    """A product; 0 and 1 are folded, and the sign comes first."""
+    x, y = number_of(a), number_of(b)
+    if x == 0 or y == 0:
         return 0
-    if is_number(a, 1):
+    if x == 1:
         return b
-    if is_number(b, 1):
+    if y == 1:
         return a
     if not isinstance(a, Value) and not isinstance(b, Value):
         return a * b
-    if is_number(a, -1):
+    if x == -1:
         return negative(b)
-    if is_number(b, -1):
+    if y == -1:
         return negative(a)
     if isinstance(a, Op) and a.name == "neg":
         return negative(multiply(a.args[0], b))
@@ -192,16 +207,18 @@ def not_written_out(loop: For, array: Container) -> Body:
 
 
 class Builder:
-    """Statements that are being put together, block within block."""
+    """Statements that are being put together, block within block; ``discards``: nobody wants them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, discards: bool = False) -> None:
+        self.discards = discards
         self.body: list[Statement] = []
         self.place: Place | None = None  # in the user's source
         self.frozen: set[Local] = set()  # locals that are never assigned to
         self.evaluated: ChainMap[Any, Value] = ChainMap()  # what a local of this block, or one around it, holds
 
     def emit(self, statement: Statement) -> None:
-        self.body.append(statement)
+        if not self.discards:
+            self.body.append(statement)
 
     def block(self, fill: Callable[[], None]) -> tuple[Statement, ...]:
         """The statements that ``fill`` emits."""

@@ -1,4 +1,4 @@
-"""What is asked of a differentiation, what it decides, and what it gives."""
+"""What is asked of a differentiation, and what it gives."""
 
 from __future__ import annotations
 
@@ -7,75 +7,12 @@ from typing import Any
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.energy_sums import EnergySums
-from taichi_ext.analysis.loops import Extents, Loop
-from taichi_ext.differentiate.column_blocks import Blocks
+from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.entry_sites import SparseResult
 from taichi_ext.differentiate.report import Report
-from taichi_ext.differentiate.row_terms import RowDecisions
-from taichi_ext.differentiate.sparse_numbering import SparseDecisions, SparseSeeds
-from taichi_ext.differentiate.storage_facts import Limits, StorageFacts
-from taichi_ext.program import Container, Local, Program, Statement, Type
-
-
-@dataclass
-class ReversalDecisions:
-    """Which loops are reversed; what is refused once stays forward."""
-
-    chosen: dict[Statement, tuple[Local, ...]] = field(default_factory=dict)  # and what they carry
-    refused: set[Statement] = field(default_factory=set)
-    widths: dict[Statement, int] = field(default_factory=dict)  # numbers on the tape for each iteration
-    sums: dict[Any, Local] = field(default_factory=dict)  # what the loops over a tape add up, by their numbers
-
-    def key(self, local: Local) -> Any:
-        """What the storage of a local before the loop is known by."""
-        return ("before", local) if any(local in carried for carried in self.chosen.values()) else local
-
-    def refuse(self, s: Statement) -> None:
-        """The loop is walked forward from the next walk on."""
-        self.refused.add(s)
-        self.chosen.pop(s, None)
-
-    def state(self) -> tuple[Any, ...]:
-        """What the text of a program depends on, as it is now."""
-        return dict(self.chosen), frozenset(self.refused), dict(self.widths)
-
-
-@dataclass
-class Decisions:
-    """What the walks have found out; it only grows.
-
-    A walk changes it as it goes. Its text is right if the decisions at its end are those that it began with, which is
-    found out by comparing them: nobody has to say that something has changed.
-    """
-
-    blocks: Blocks
-    storages: dict[Any, StorageFacts] = field(default_factory=dict)
-    accumulated: set[Local] = field(default_factory=set)  # used more than once: their tangent is accumulated at once
-    own_rows: set[Local] = field(default_factory=set)  # their tangent is a row that changes while they are used
-    serial: dict[Statement, str] = field(default_factory=dict)  # parallel loops that must keep their order, and why
-    shadowed: set[Container] = field(default_factory=set)  # containers that need a shadow
-    indexed: set[Local] = field(default_factory=set)  # vectors that do not change, indexed at run time
-    rows: RowDecisions = field(default_factory=RowDecisions)
-    reversals: ReversalDecisions = field(default_factory=ReversalDecisions)
-    sparse: SparseDecisions = field(default_factory=SparseDecisions)
-    walks: int = 0
-
-    def state(self) -> tuple[Any, ...]:
-        """What the text of a program depends on, as it is now: compared with what it was before a walk."""
-        empty = StorageFacts().state()
-        stored = {key: facts.state() for key, facts in self.storages.items() if facts.state() != empty}
-        locals_ = frozenset(self.accumulated), frozenset(self.own_rows), frozenset(self.indexed)
-        return (stored, locals_, frozenset(self.serial), self.reversals.state(), self.sparse.state())
-
-    def keep_order(self, loop: Loop | None, why: str) -> None:
-        """The order of the iterations matters: if this is a parallel loop, it must run serially."""
-        if loop is not None and loop.is_parallel:
-            self.serial.setdefault(loop.statement, why)
-
-    def forget_columns(self) -> None:
-        """Columns have other numbers from the next walk on: what was found out about those of before does not hold."""
-        self.storages.clear()
-        self.own_rows.clear()
+from taichi_ext.differentiate.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.storage_facts import Limits
+from taichi_ext.program import Container, Local, Program, Type
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ class Facts:
         loops: the loops.
         stores: the stores to containers.
         columns: how many columns a row has.
+        serial: the parallel loops that run serially.
     """
 
     program: Program
@@ -46,6 +47,7 @@ class Facts:
     loops: Mapping[Statement, Loop]
     stores: Stores
     columns: int
+    serial: frozenset[Statement] = frozenset()
 
     @classmethod
     def of(cls, program: Program, seeds: Seeds, activity: Activity, own_seeds: OwnSeeds) -> Facts:
@@ -63,7 +65,8 @@ class Facts:
     def with_serial(self, serial: AbstractSet[Statement]) -> Facts:
         """The same where these loops run serially."""
         loops = find_loops(self.program.body, self.seeds.extents, frozenset(serial))
-        return replace(self, loops=loops, stores=Stores(self.program, self.indices, loops, self.seeds.extents))
+        stores = Stores(self.program, self.indices, loops, self.seeds.extents)
+        return replace(self, serial=frozenset(serial), loops=loops, stores=stores)
 
     def is_active(self, value: Value) -> bool:
         """Whether a value carries a tangent."""

@@ -127,11 +127,15 @@ def numbered(form: Form) -> Form:
 
 def times(a: Weight, b: Weight) -> Weight:
     """A product of coefficients."""
+    if not isinstance(a, Guarded) and not isinstance(b, Guarded):
+        return multiply(a, b)
     return _guarded_as(multiply(bare(a), bare(b)), a, b)
 
 
 def plus(a: Weight, b: Weight) -> Weight:
     """A sum of coefficients."""
+    if not isinstance(a, Guarded) and not isinstance(b, Guarded):
+        return add(a, b)
     return _guarded_as(add(bare(a), bare(b)), a, b)
 
 

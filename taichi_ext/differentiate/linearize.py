@@ -238,7 +238,7 @@ class Linearizer:
         """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
         loop = self._walk.cursor.reversed_loop
         if loop is not None and any(isinstance(leaf, Carried) for leaf in form):
-            self._walk.decisions.reversals.refuse(loop.statement)
+            self._walk.plan.forward.note(loop.statement, "an operation in it may have an infinite partial")
 
     def _guarded(self, node: Op) -> Form:
         """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""

@@ -58,7 +58,7 @@ class LocalForms:
             index = self.flat_index(value)
             if isinstance(index, int):
                 return self._fresh(self.entry_forms[local][index], local)
-            self._walk.decisions.indexed.add(local)
+            self._walk.plan.indexed.note(local, "its entries are read by an index that is known at run time")
             return {}
         return self._fresh(self.forms.get(local, {}), local)
 
@@ -93,14 +93,15 @@ class LocalForms:
     def _check_fresh(self, leaf: Any, local: Local) -> None:
         """A row that may have changed since a local took it on: that local needs a copy of its own."""
         if self._sources.is_stale(leaf):
-            self._walk.decisions.own_rows.add(local)
+            self._walk.plan.own_rows.note(local, "a row in its form changes while the local is used")
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
         """An accumulation uses a local whose tangent is left to the place of its use."""
         is_repeated = deferred.loops != self._walk.cursor.loops
         is_second = is_repeated or (deferred.sweep and deferred.sweep != sweep)
         if is_second:
-            self._walk.decisions.accumulated.add(deferred.local)
+            why = "it is used in an inner loop" if is_repeated else "it is used more than once"
+            self._walk.plan.accumulated.note(deferred.local, why)
         deferred.sweep = sweep
 
     def with_own(self, local: Local, forms: list[Form]) -> list[Form]:
@@ -113,7 +114,7 @@ class LocalForms:
     def set_entries(self, local: Local, forms: list[Form]) -> None:
         """The tangents of the entries of a vector or matrix that does not change."""
         forms = self.with_own(local, forms)
-        if local in self._walk.decisions.indexed or local in self._walk.decisions.own_rows:
+        if local in self._walk.plan.indexed or local in self._walk.plan.own_rows:
             self._storages.begin(local).write(forms, list(range(len(forms))))
         else:
             self.entry_forms[local] = forms

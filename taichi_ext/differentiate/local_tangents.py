@@ -45,7 +45,7 @@ class LocalTangents:
             self._walk.cursor.block.declared.add(local)
         form = self._known.with_own(local, [settled(self._builder, form)])[0]
         self._builder.emit(s)
-        if local in self._walk.decisions.own_rows:
+        if local in self._walk.plan.own_rows:
             self._storages.begin(local).write([form], [0])
         elif form:
             self._known.forms[local] = form
@@ -67,9 +67,9 @@ class LocalTangents:
             return
         value = s.values[0]
         is_own = local in self._walk.facts.own_seeds
-        if local in self._walk.facts.changed or local in self._walk.decisions.own_rows:
+        if local in self._walk.facts.changed or local in self._walk.plan.own_rows:
             self.declare_stored(s, value)
-        elif is_own or local in self._walk.decisions.accumulated or not self._defer(s, value):
+        elif is_own or local in self._walk.plan.accumulated or not self._defer(s, value):
             self.declare_fixed(s, value)
 
     def _defer(self, s: Declare, value: Value) -> bool:
@@ -90,7 +90,7 @@ class LocalTangents:
     def declare_fixed(self, s: Declare, value: Value) -> None:
         form = self._linearizer.form(value)
         if self._is_better_row(form):
-            self._walk.decisions.own_rows.add(s.local)
+            self._walk.plan.own_rows.note(s.local, "its form would have several rows in it")
         form = settled(self._builder, form)
         self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
         self._known.forms[s.local] = self._known.with_own(s.local, [form])[0]

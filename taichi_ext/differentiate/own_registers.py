@@ -13,6 +13,7 @@ from typing import Any
 from taichi_ext.differentiate.build import Builder, literal
 from taichi_ext.differentiate.cursor import Cursor
 from taichi_ext.differentiate.forms import Carried, Form, OwnSeed, Unnumbered, coefficient, unnumbered
+from taichi_ext.differentiate.storage_plan import LocalPlan
 from taichi_ext.program import Local, Read
 
 
@@ -23,7 +24,7 @@ class OwnRegisters:
         builder: where their declarations go.
         cursor: stands where the local is declared, and moves on.
         local: whose tangents they hold.
-        known: the seeds that reach the local, as far as the walks have found; it grows.
+        known: what is planned for the local.
         before: registers that hold these tangents already, which a loop goes on with.
     """
 
@@ -32,7 +33,7 @@ class OwnRegisters:
         builder: Builder,
         cursor: Cursor,
         local: Local,
-        known: dict[Unnumbered, None],
+        known: LocalPlan,
         before: OwnRegisters | None = None,
     ) -> None:
         self.local = local
@@ -43,7 +44,7 @@ class OwnRegisters:
         self._known = known
         self._zeros: set[Unnumbered] = set()  # whose registers hold 0, as far as the block of the declaration has come
         self.registers: dict[Unnumbered, Local] = {}
-        for seed in known:
+        for seed in known.facts.own:
             if before is not None and seed in before.registers:
                 self.registers[seed] = before.registers[seed]
                 before._zeros.discard(seed)
@@ -65,13 +66,13 @@ class OwnRegisters:
         return Read(self.registers[seed], (index,) if self.local.shape else ())
 
     def note(self, seeds: Iterable[Unnumbered]) -> None:
-        """Take note of seeds that reach the local: from the next walk on they have registers."""
-        self._known.update(dict.fromkeys(seeds))
+        """Seeds reach the local: they need registers."""
+        self._known.require(self._known.facts.with_own(seeds))
 
     @property
     def own_seeds(self) -> list[OwnSeed]:
         """The seeds that reach the local, but what a loop carries."""
-        return [seed for seed in self._known if isinstance(seed, OwnSeed)]
+        return [seed for seed in self._known.facts.own if isinstance(seed, OwnSeed)]
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
         """What has these seeds is declared anew in a loop: what the local has by those of another iteration goes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from taichi_ext.analysis.bounds import Access
 from taichi_ext.differentiate.build import is_over_columns
-from taichi_ext.differentiate.row_terms import ADDED, WORDS, RowDecisions
+from taichi_ext.differentiate.row_terms import ADDED, WORDS, RowDecision
 from taichi_ext.program import (
     Assign,
     Body,
@@ -61,6 +61,7 @@ class LocalChoice:
     slots: int = 0
     row: Any = None
     terms: int = ADDED  # how terms go to the row
+    why: str = ""  # there is a row
 
 
 @dataclass(frozen=True)
@@ -104,23 +105,26 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Any], str]) 
         parts = [f"a row of {columns} columns in {place}", *parts]
     elif choice.slots:
         parts.append(f"{choice.slots} slots")
-    terms = "" if choice.row is None else f", its terms {WORDS[choice.terms]}"
+    terms = "" if choice.row is None else f", its terms {WORDS[choice.terms]}, since {choice.why}"
     return f"local {choice.name}, {choice.line}: {' and '.join(parts) or 'no tangent'}{terms}"
 
 
-# --- what a walk has decided
+# --- what has been planned
 
 
-def local_choices(storages: Mapping[Local, Any], rows: RowDecisions) -> tuple[LocalChoice, ...]:
-    """Where the tangents of locals are."""
+def local_choices(
+    storages: Mapping[Local, Any], rows: Mapping[Local, RowDecision], reasons: Mapping[Local, str]
+) -> tuple[LocalChoice, ...]:
+    """Where the tangents of locals are; ``reasons`` are those of locals that do not change and have a row."""
     found = []
     for local, storage in storages.items():
-        decision = rows.of(local)
-        row: Any = None
+        decision = rows.get(local, RowDecision())
+        row, why = None, ""
         if storage.row is not None:
             row = decision.container or (LOCAL_ARRAY if storage.row.is_local else SCRATCH)
+            why = reasons.get(local) or storage.known.facts.why_row
         registers, slots = len(storage.registers) + len(storage.own.registers), len(storage.slots)
-        choice = LocalChoice(local.name, line_of(storage.place), registers, slots, row, decision.terms)
+        choice = LocalChoice(local.name, line_of(storage.place), registers, slots, row, decision.terms, why)
         if choice.registers or choice.slots or row is not None:
             found.append(choice)
     return tuple(found)

@@ -21,7 +21,6 @@ from typing import Any
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.build import add, cast, literal, multiply, not_written_out, operation
-from taichi_ext.differentiate.decisions import ReversalDecisions
 from taichi_ext.differentiate.forms import (
     Carried,
     Form,
@@ -42,7 +41,7 @@ from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_places import LocalRow, ScratchRow, scratch_part
 from taichi_ext.differentiate.shadows import Tangents
 from taichi_ext.differentiate.storage import Storage
-from taichi_ext.differentiate.storage_facts import StorageFacts
+from taichi_ext.differentiate.storage_plan import LocalPlan, StorageKey, TapeSum
 from taichi_ext.differentiate.storages import Storages
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import (
@@ -99,29 +98,29 @@ class Reversals:
         self.walk = walk
         self.storages = storages
         self.builder = walk.builder
-        self.decisions: ReversalDecisions = walk.decisions.reversals
+        self.plan = walk.plan
         self.seen: list[For] = []
 
     def is_reversed(self, s: Statement) -> bool:
-        if isinstance(s, For) and s not in self.decisions.chosen:
+        is_chosen = self.plan.is_reversed(s)
+        if isinstance(s, For) and not is_chosen:
             self.seen.append(s)
-        return s in self.decisions.chosen
+        return is_chosen
 
-    def refuse(self, s: Statement) -> None:
-        """The loop is walked forward from the next walk on."""
-        self.decisions.refuse(s)
+    def go_forward(self, s: Statement, why: str) -> None:
+        """The loop is not to be reversed."""
+        self.plan.forward.note(s, why)
 
-    def accept(self) -> bool:
-        """At the end of a walk that found nothing else: choose loops; True if that is news."""
-        count = len(self.decisions.chosen)
+    def choose(self) -> bool:
+        """At the end of a planning walk that found nothing else: choose a loop; False where there is none."""
         for s in self.seen:
-            carried = self._carried(s) if s not in self.decisions.refused else ()
+            carried = self._carried(s) if s not in self.plan.forward else ()
             if carried:
-                self.decisions.chosen[s] = carried
+                self.plan.reversed_loops.require(s, carried)
                 for inner in (local for x in statements(s.body) for local in declared(x)):
-                    self.walk.decisions.storages.pop(inner, None)  # what reached it going forward
-                break  # the others after another walk
-        return len(self.decisions.chosen) > count
+                    self.plan.storages.drop(StorageKey(inner))  # what reached it going forward
+                return True  # the others after another walk
+        return False
 
     def _carried(self, s: For) -> tuple[Local, ...]:
         """What a loop carries if it is worth reversing it, as far as its text tells."""
@@ -168,12 +167,12 @@ class Reversals:
     def loop(self, s: For, block_of: WalkBlock) -> None:
         """Walk over a loop that writes a tape; ``block_of`` walks over its body."""
         walk, loop = self.walk, self.walk.facts.loops[s]
-        carried = self.decisions.chosen[s]
+        carried = self.plan.reversed_loops[s]
         storages = [self.storages.by_local[v] for v in carried]
         before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
         if any(x.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
-            self.refuse(s)
-        width = max(1, self.decisions.widths.get(s, 0))
+            self.go_forward(s, "what it carries is declared elsewhere, or has a row before it")
+        width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
         tape = Tape(s, loop, carried, walk.cursor.loops, _only_added(s, carried), before, own, memory, width)
@@ -191,20 +190,21 @@ class Reversals:
         size = iterations * width
         longest = walk.facts.seeds.limits.local_array
         if size > longest and walk.facts.seeds.is_host:
-            part = scratch_part(walk.facts, walk.cursor, walk.decisions)
+            part = scratch_part(walk.facts, walk.cursor, walk.plan)
             return ScratchRow(self.builder, walk.arguments, size, dtype, part, is_filled=True)
         if size > longest:
-            self.refuse(s)
+            self.go_forward(s, "its tape is too long for a local array")
         return LocalRow(self.builder, "tape", size, dtype)
 
     def _begin(self, tape: Tape) -> None:
         """At the start of an iteration: what is carried has a seed of its own."""
         for v in tape.carried:
-            facts = self.walk.decisions.storages.setdefault((v, tape.statement), StorageFacts())
+            key = StorageKey(v, tape.statement)
+            known = LocalPlan(self.plan, key)
             seeds = () if v in tape.sums else (Carried(v),)
-            facts.own.update(dict.fromkeys((*seeds, *tape.own[v].own_seeds)))
-            tape.own[v].note(seed for seed in facts.own if isinstance(seed, OwnSeed))
-            storage = self.storages.begin_with(v, facts, tape.own[v])
+            known.require(known.facts.with_own((*seeds, *tape.own[v].own_seeds)))
+            tape.own[v].note(seed for seed in known.facts.own if isinstance(seed, OwnSeed))
+            storage = self.storages.begin_with(v, key, tape.own[v])
             for seed in seeds:
                 storage.own.begin(seed)
 
@@ -216,7 +216,7 @@ class Reversals:
             form = storage.form()
             is_named = all(self._is_named(x, iteration.local) for x in columns_of(form))
             if storage.row is not None or storage.slots or not is_named:
-                self.refuse(tape.statement)
+                self.go_forward(tape.statement, "an iteration has columns that have no names after it")
                 return
             for seed, c in form.items():
                 if isinstance(seed, OwnSeed):
@@ -225,7 +225,7 @@ class Reversals:
                 self.builder.assign(entry, coefficient(c, entry.dtype))
                 tape.entries.append((v, seed))
         if len(tape.entries) != tape.width:
-            self.decisions.widths[tape.statement] = len(tape.entries)
+            self.plan.tape_widths.require(tape.statement, len(tape.entries))
 
     def _is_named(self, seed: Seed, iteration: Local) -> bool:
         """Whether a column can be named outside of the loop, given the iteration."""
@@ -239,7 +239,7 @@ class Reversals:
     def swept(self, form: Form, to: Tangents) -> Form:
         """The form with the tangents of reversed loops accumulated, for a store to the tangents ``to``."""
         for row in [leaf for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]:
-            if row in form and row.rows.tape.statement in self.decisions.chosen:
+            if row in form and self.plan.is_reversed(row.rows.tape.statement):
                 form = self._swept(form, row.rows.tape, to)
         return form
 
@@ -249,11 +249,12 @@ class Reversals:
         rest: Form = {leaf: c for leaf, c in form.items() if leaf not in mine}
         is_guarded = any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values())
         if tape.loop in self.walk.cursor.loops or is_guarded:
-            self.refuse(tape.statement)
+            self.go_forward(tape.statement, "its result is stored within it, or by a condition")
             return rest
         tape.sweeps += 1
-        local = self.decisions.sums.setdefault((tape.statement, tape.sweeps), Local("sum", to.container.dtype))
-        total = self.storages.begin(local)
+        key = TapeSum(tape.statement, tape.sweeps)
+        self.plan.tape_sums.note(key, Local("sum", to.container.dtype))
+        total = self.storages.begin(self.plan.tape_sums[key])
         weights = {leaf.source: bare(c) for leaf, c in mine.items()}
         kind = tape.carried[0].dtype
         adjoints = {
@@ -326,16 +327,19 @@ class Reversed:
     def form(self, index: Any = 0) -> Form:
         return {Row(self.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
 
+    def _go_forward(self) -> None:
+        self.reversals.go_forward(self.tape.statement, "something else reads or changes what it has carried")
+
     def entry(self, index: Any, column: Any) -> Value:
         """One entry: something needs all of the row."""
-        self.reversals.refuse(self.tape.statement)
+        self._go_forward()
         return literal(0, self.local.dtype)
 
     def write(self, forms: list[Form], indices: list[Any]) -> None:
-        self.reversals.refuse(self.tape.statement)
+        self._go_forward()
 
     def add(self, form: Form, index: Any = 0) -> None:
-        self.reversals.refuse(self.tape.statement)
+        self._go_forward()
 
 
 def _is_local(target: Target) -> bool:

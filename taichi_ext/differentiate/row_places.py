@@ -9,8 +9,8 @@ from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.arguments import Arguments
 from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply
 from taichi_ext.differentiate.cursor import Cursor
-from taichi_ext.differentiate.decisions import Decisions
 from taichi_ext.differentiate.facts import Facts
+from taichi_ext.differentiate.storage_plan import Plan
 from taichi_ext.program import I32, Load, Local, Op, Read, Type, Value
 
 
@@ -89,7 +89,7 @@ class PlacedRow:
         self.builder.assign(target, add(target, value))
 
 
-def scratch_part(facts: Facts, cursor: Cursor, decisions: Decisions) -> tuple[int, Any]:
+def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Any]:
     """Into how many parts scratch memory is cut, and the number of the iteration's own.
 
     There is a part for each thread, or for each iteration where those are fewer or threads have no number.
@@ -106,6 +106,6 @@ def scratch_part(facts: Facts, cursor: Cursor, decisions: Decisions) -> tuple[in
             number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
         return iterations, number
     if not seeds.threads:
-        decisions.keep_order(loop, "rows are too long for local arrays, and threads have no numbers here")
+        plan.keep_order(loop, "rows are too long for local arrays, and threads have no numbers here")
         return 1, 0
     return seeds.threads, Op("global_thread_idx", (), I32)

@@ -1,6 +1,6 @@
 """Rows of locals: which of their terms never meet, and which rows are those of J from the start.
 
-Both are judged at the end of a walk that has found nothing else, and hold for the next one, which judges them again.
+Both are judged at the end of a planning walk that has found nothing else, and again by the next one.
 
 * A row of which each entry gets one term at most is *stored* to: nothing is read and added. If each entry does get one
   before anything reads it, the row is *filled*, and need not be zero before.
@@ -111,42 +111,41 @@ class Terms:
         return FILLED
 
 
-class RowDecisions:
-    """What is known of the rows of locals; what one walk proposes holds for the next."""
+class RowProposals:
+    """The rows of locals that one walk finds could lie in containers."""
 
     def __init__(self) -> None:
-        self.found: dict[Local, RowDecision] = {}
         self._candidates: dict[Local, tuple[Terms, Container, tuple[int, int]]] = {}
-
-    def of(self, local: Local) -> RowDecision:
-        return self.found.get(local, RowDecision())
-
-    def begin_walk(self) -> None:
-        self._candidates.clear()
 
     def note_stored_row(self, local: Local, terms: Terms, version: int, container: Container) -> None:
         """The row of a local could be the one of a container that it is stored to."""
         self._candidates[local] = (terms, container, (version, terms.reads))
 
-    def accept(self, rows: Mapping[Local, tuple[Terms, int]], read: Collection[Container]) -> bool:
-        """At the end of a walk that found nothing else: take on what it proposes; True if that is news.
+    def decisions(
+        self,
+        known: Mapping[Local, RowDecision],
+        rows: Mapping[Local, tuple[Terms, int]],
+        read: Collection[Container],
+    ) -> dict[Local, RowDecision]:
+        """At the end of a walk that found nothing else: how rows are to be written from the next one on.
 
         Args:
+            known: how they are written in this one.
             rows: of each local with a row, the terms and how often it has changed.
             read: the containers whose tangents have been read.
         """
-        before = dict(self.found)
+        found: dict[Local, RowDecision] = {}
         for local, (terms, version) in rows.items():
-            known = self.of(local)
-            container = known.container
+            before = known.get(local, RowDecision())
+            container = before.container
             candidate = self._candidates.get(local)
             if container is None and candidate is not None:
                 its_terms, place, state = candidate
                 is_left_alone = (version, terms.reads) == state  # after it was stored
                 container = place if is_left_alone and its_terms is terms and place not in read else None
-            found = terms.found if local not in before else min(known.terms, terms.found)
-            self.found[local] = RowDecision(found, container)
-        return before != self.found
+            level = terms.found if local not in known else min(before.terms, terms.found)
+            found[local] = RowDecision(level, container)
+        return found
 
 
 def only_row(form: Form) -> Row | None:

@@ -136,7 +136,7 @@ class Tangents:
 
         ``first`` is the column of the first of ``size`` entries.
         """
-        column, end, blocks = entry + Affine((), first), self.walk.facts.columns, self.walk.decisions.blocks
+        column, end, blocks = entry + Affine((), first), self.walk.facts.columns, self.walk.blocks
         if column.is_constant:
             return where(condition, {Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
         if blocks.has(first, size):
@@ -217,10 +217,9 @@ class Tangents:
         storage = self._storages.by_local.get(row.source) if row is not None else None
         if storage is None or storage.row is None:
             return False
-        decisions = self.walk.decisions.rows
         if self._can_hold(storage):
-            decisions.note_stored_row(storage.local, storage.terms, storage.version, self.container)
-        return decisions.of(storage.local).container is self.container
+            self.walk.proposals.note_stored_row(storage.local, storage.terms, storage.version, self.container)
+        return self.walk.plan.row(storage.local).container is self.container
 
     def _can_hold(self, storage: Any) -> bool:
         """Whether the row of a local, which is stored here, may as well lie here."""

@@ -59,7 +59,7 @@ class Counts:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self.builder = walk.builder
-        self.decided: dict[Statement, int] = walk.decisions.sparse.counters
+        self.planned = walk.plan.columns.counters
         self._open: dict[Statement, _Open] = {}
         self._counted: dict[Statement, _Counted] = {}
         self._count = 0
@@ -68,7 +68,7 @@ class Counts:
 
     def before(self, s: For | While) -> None:
         """Emit what comes before a loop."""
-        if not self.decided.get(s):
+        if not self.planned.get(s):
             return
         loop = self.walk.facts.loops[s]
         if loop.is_parallel:
@@ -76,7 +76,7 @@ class Counts:
             return
         around = self._here()
         counted = self._counted[s] = _Counted()
-        for _ in range(self.decided[s]):
+        for _ in range(self.planned[s]):
             number = self._next()
             offsets = self._array(number, "offsets")
             place = self.builder.keep(self.number(around), "place")
@@ -97,10 +97,10 @@ class Counts:
     def forget_unused(self, sites: list[Site]) -> None:
         """At the end of a walk: drop the counters of what earlier walks wrote, and this one does not."""
         used = {site.opened for site in sites} | {site.counter for site in sites}
-        for s, decided in list(self.decided.items()):
+        for s, planned in list(self.planned.items()):
             counters = self._counted[s].counters if s in self._counted else ()
             numbers = [self._open[s].number] if s in self._open else [number for number, *_ in counters]
-            self.decided[s] = min(decided, len(used.intersection(numbers)))
+            self.planned.require(s, min(planned, len(used.intersection(numbers))))
 
     def _begin_open(self, s: For | While) -> None:
         assert isinstance(s, For)
@@ -172,7 +172,8 @@ class Counts:
         return s.kind in ("ndrange", "grouped ndrange") and not read & written_memory(s)
 
     def _decide(self, s: Statement, count: int) -> None:
-        self.decided[s] = max(count, self.decided.get(s, 0))
+        if count > self.planned.get(s, 0):
+            self.planned.require(s, count)
 
     def is_partial(self, loops: tuple[Loop, ...]) -> bool:
         """Whether a loop may leave out some of the iterations that there is room for."""

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms import Form, Seed, columns_of
-from taichi_ext.differentiate.keys import Key, SumKey, Version
+from taichi_ext.differentiate.keys import Key, Version
 from taichi_ext.differentiate.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError
-from taichi_ext.program import Container, Local, Statement
+from taichi_ext.differentiate.storage_plan import Plan
+from taichi_ext.program import Container, Local
 
 MOST_IN_ROWS = 4096  # columns that rows may have
-
-
-@dataclass
-class SparseDecisions:
-    """What the walks have found out about columns; it only grows."""
-
-    in_rows: set[Key] = field(default_factory=set)  # parameters whose columns rows hold
-    composed: dict[Key, int] = field(default_factory=dict)  # containers whose entries are columns, and their sizes
-    versions: dict[Key, int] = field(default_factory=dict)  # how many versions of them are read
-    sums: dict[Local, int] = field(default_factory=dict)  # locals that have columns of their own, and their numbers
-    counters: dict[Statement, int] = field(default_factory=dict)  # loops that count what they write
-    no_sums: set[Local] = field(default_factory=set)  # those that cannot
-
-    def refuse_sum(self, local: Local) -> None:
-        """A local that had columns of its own gets none."""
-        number = self.sums.pop(local, None)
-        if number is not None:
-            self.composed.pop(SumKey(local.name, number), None)
-            self.versions.pop(SumKey(local.name, number), None)
-        self.no_sums.add(local)
-
-    def state(self) -> tuple[Any, ...]:
-        """What the text of a program depends on, as it is now."""
-        counted = dict(self.versions), dict(self.sums), {s: n for s, n in self.counters.items() if n}
-        return (frozenset(self.in_rows), dict(self.composed), *counted, frozenset(self.no_sums))
 
 
 @dataclass(frozen=True)
@@ -63,19 +38,15 @@ class SparseSeeds:
         """Whether what is stored to a container are entries of sparse rows."""
         return self.keys.get(container) in self.outputs or self.keys.get(container) in composed
 
-    def decisions(self) -> SparseDecisions:
-        """What earlier launches have found out."""
-        return SparseDecisions(set(self.columns.in_rows), dict(self.columns.composed))
-
 
 class Numbering:
-    """The columns of one walk; ``renumber`` is called where the next one has others."""
+    """The columns of one walk."""
 
-    def __init__(self, asked: SparseSeeds, decisions: SparseDecisions, renumber: Callable[[], None]) -> None:
+    def __init__(self, asked: SparseSeeds, plan: Plan) -> None:
         self.asked = asked
-        self.decisions = decisions
-        self.renumber = renumber
-        self.columns = asked.columns.extended(decisions.in_rows, decisions.composed, decisions.versions)
+        self._plan = plan
+        planned = plan.columns
+        self.columns = asked.columns.extended(set(planned.in_rows), dict(planned.composed), dict(planned.versions))
         self._ranges = self.columns.ranges()
         self._owners: dict[Affine, frozenset[Key]] = {}
 
@@ -93,8 +64,8 @@ class Numbering:
         first, owner = self.columns.first(key), key
         if key in self.columns.composed:
             if version >= self.columns.versions.get(key, 1):
-                self.decisions.versions[key] = max(version + 1, self.decisions.versions.get(key, 1))
-                self.renumber()
+                known = self._plan.columns.versions
+                known.require(key, max(version + 1, known.get(key, 1)))
                 version = 0
             owner = Version(key, version)
             first = self.columns.first(owner)
@@ -135,13 +106,12 @@ class Numbering:
         """Whether a column is, by its number, one of those that rows hold."""
         return column.is_constant and column.constant < self.columns.width
 
-    # --- what the next walk has to know
+    # --- what the plan has to have
 
     def require_columns(self, key: Key, size: int) -> None:
         """The entries of a container are to be columns of their own."""
-        if self.decisions.composed.get(key) != size:
-            self.decisions.composed[key] = size
-            self.renumber()
+        if self._plan.columns.composed.get(key) != size:
+            self._plan.columns.composed.require(key, size)
 
     def require_rows(self, column: Affine, local: Local) -> None:
         """Rows are to hold a column: that of a term which is added to the row of a local."""
@@ -150,10 +120,10 @@ class Numbering:
             raise DenseRowsError(
                 f"the tangent of {local.name} adds up terms whose columns are not known before the launch"
             )
-        if owner in self.decisions.in_rows:
+        in_rows = self._plan.columns.in_rows
+        if owner in in_rows:
             return
-        self.decisions.in_rows.add(owner)
-        self.renumber()
-        total = sum(self.columns.sizes[key] for key in self.decisions.in_rows)
+        in_rows.require(owner, f"the row of {local.name}")
+        total = sum(self.columns.sizes[key] for key in in_rows)
         if total > MOST_IN_ROWS:
             raise DenseRowsError(f"the tangent of {local.name} needs a row of {total} columns")

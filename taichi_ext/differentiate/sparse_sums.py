@@ -68,15 +68,15 @@ class LocalSum:
         self._first = Affine()
         size, opened = self._count()
         self.sunk = Sunk(SumKey(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
-        if local not in walk.decisions.sparse.no_sums:
+        if local not in walk.plan.columns.no_sums:
             self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
 
     def _count(self) -> tuple[int, int | None]:
         """How many entries there are for all iterations, or for one of the open loop; and that; sets the first one."""
         try:
             around = self.sink.iteration(self.local.name)
-        except DenseRowsError:
-            self._refuse()
+        except DenseRowsError as error:
+            self._give_up(str(error))
             return 1, None
         count = math.prod(axis.length for axis in around.axes)
         if around.opened is None:
@@ -88,10 +88,9 @@ class LocalSum:
         self._first = self._first * self.size
         return max(1, count * self.size), around.opened
 
-    def _refuse(self) -> None:
+    def _give_up(self, why: str) -> None:
         """The local has a row from the next walk on."""
-        self.walk.decisions.sparse.refuse_sum(self.local)
-        self.walk.decisions.forget_columns()
+        self.walk.plan.columns.give_up_sum(self.local, why)
 
     def _entry(self, index: Any) -> Affine:
         return self._first + (Affine((), index) if isinstance(index, int) else self.walk.naming.normal(index))
@@ -113,7 +112,7 @@ class LocalSum:
         pairs = itertools.combinations(self._writes, 2)
         is_mixed = any(self._share(a.loops, b.loops) and not (a.is_sum and b.is_sum) for a, b in pairs)
         if is_mixed or any(self._share(write.loops, read) for write in self._writes for read in self._reads):
-            self._refuse()
+            self._give_up("a loop holds both a read and a write of it")
 
     def _share(self, one: Loops, other: Loops) -> bool:
         """Whether two places stand in one loop since the declaration."""
@@ -157,8 +156,8 @@ class LocalSum:
         rows = [self._entry(index) for index in indices]
         try:
             self.sink.write_sum(self.sunk, rows, forms, step, is_sum=is_sum, is_injective=loops == self.loops)
-        except DenseRowsError:
-            self._refuse()
+        except DenseRowsError as error:
+            self._give_up(str(error))
         self._is_open = is_sum
 
     def _step(self, forms: list[Form], *, is_sum: bool) -> int:
@@ -187,14 +186,13 @@ def takes_sum(
         column: the column of the term.
         terms: how many terms there are each time.
     """
-    decisions = walk.decisions.sparse
-    if local in decisions.no_sums:
+    planned = walk.plan.columns
+    if local in planned.no_sums:
         return False
     owner = numbering.owner(column)
     size = numbering.columns.sizes.get(owner)
     times = math.prod(loop.iterations or 0 for loop in walk.cursor.loops[len(loops) :])  # zero: not known
     if size is not None and size <= max(SHORT_ROW, terms * times):
         return False
-    decisions.sums.setdefault(local, len(decisions.sums) + len(decisions.no_sums))
-    walk.decisions.forget_columns()
+    planned.sums.note(local, len(planned.sums) + len(planned.no_sums))
     return True

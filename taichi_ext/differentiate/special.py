@@ -69,12 +69,12 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: Ato
     if isinstance(target, Load):
         stores.note_read(target.container)
         if not walk.facts.stores.is_private(walk.facts.stores.of[s]):
-            walk.decisions.keep_order(walk.cursor.parallel_loop, ATOMIC)
+            walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
     elif walk.cursor.parallel_loop is not None and storages.by_local[target.local].block.is_kernel:
-        walk.decisions.keep_order(walk.cursor.parallel_loop, ATOMIC)
+        walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
     old = _old(walk, s)
     declaration = Declare(old, (target,), place=s.place)
-    declare = ctx.locals.declare_stored if old in walk.decisions.own_rows else ctx.locals.declare_fixed
+    declare = ctx.locals.declare_stored if old in walk.plan.own_rows else ctx.locals.declare_fixed
     declare(declaration, target)
     was: Value = Read(old)
     given = cast(s.value, target.dtype)  # as Taichi does before it combines
@@ -98,7 +98,7 @@ def _old(walk: Walk, s: Atomic) -> Local:
 def is_serial_product(walk: Walk, s: Atomic) -> bool:
     """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
     loop = walk.cursor.parallel_loop
-    is_serial = loop is None or loop.statement in walk.decisions.serial
+    is_serial = loop is None or loop.statement in walk.plan.serial
     return s.function == "atomic_mul" and isinstance(s.target, Load) and is_serial
 
 

@@ -33,6 +33,7 @@ from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.differentiate.sparse_sums import takes_sum
 from taichi_ext.differentiate.storage_facts import Limits, StorageFacts
+from taichi_ext.differentiate.storage_plan import LocalPlan
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import I32, Local, Read, Statement, Type, Value
 from taichi_ext.program.statements import Target
@@ -44,7 +45,7 @@ class Storage:
     Args:
         walk: the walk.
         local: the local.
-        facts: what is known of the tangents that reach it.
+        known: what is planned for it.
         new_row: makes a row for the local; takes its entries.
         sink: of a sparse Jacobian.
         before: registers that already hold its tangents by seeds that are no columns.
@@ -54,7 +55,7 @@ class Storage:
         self,
         walk: Walk,
         local: Local,
-        facts: StorageFacts,
+        known: LocalPlan,
         new_row: Callable[[Local, int], Any],
         sink: Sink | None,
         before: OwnRegisters | None = None,
@@ -66,9 +67,9 @@ class Storage:
         self.size = local.shape[0] if local.shape else 1
         self.size *= local.shape[1] if len(local.shape) > 1 else 1
         self.is_array = bool(local.shape)
-        self.facts = facts
+        self.known = known
+        facts = known.facts
         self.limits: Limits = walk.facts.seeds.limits
-        facts.begin_walk()
         self.version = 0
         self.is_zero = True
         self.changed: set[int | None] = set()  # elements, by their numbers; None for one that is only known at run time
@@ -89,7 +90,7 @@ class Storage:
             self.row = new_row(local, self.size)
         has_all = self.is_array and self.row is not None and self.sparse is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(self.limits)
-        self.own = OwnRegisters(walk.builder, walk.cursor, local, facts.own, before)
+        self.own = OwnRegisters(walk.builder, walk.cursor, local, known, before)
         for seed in () if is_full else facts.seeds:
             self.registers[seed] = self._new_register(seed)
             self.zeros.add(seed)
@@ -137,13 +138,18 @@ class Storage:
         for column, value in self._held_slots():
             named = self.walk.naming.named(self.builder.keep(column, "column"), self)
             if self.sparse is not None:
-                self.sparse.note_owners(named, self.facts.owners)
+                self.sparse.note_owners(named, self.known.facts.owners)
             form[Seed(named)] = value
         return form
 
     def _held_slots(self) -> list[tuple[Read, Read]]:
         """The slots that may hold something: in a loop that starts after the local, also what it writes later."""
-        return self.slots[: max(self.used, self.facts.in_loops.get(self._outer_loop(), 0))]
+        return self.slots[: max(self.used, self._written_later())]
+
+    def _written_later(self) -> int:
+        """How many slots the outermost loop here writes, if it starts after the local."""
+        loop = self._outer_loop()
+        return 0 if loop is None else self.known.facts.in_loops.get(loop, 0)
 
     def _outer_loop(self) -> Statement | None:
         """The outermost loop here that starts after the local."""
@@ -153,18 +159,19 @@ class Storage:
     # --- writing
 
     def _note(self, form: Form, *, grows: bool) -> None:
-        self.facts.add(form, self._is_visible, self.limits, loop=self._outer_loop(), grows=grows)
-        self.own.note(unnumbered(form))
+        loop, facts = self._outer_loop(), self.known.facts
+        facts = facts.with_form(form, self._is_visible, self.limits, loop=loop, grows=grows)
+        facts = facts.with_own(unnumbered(form))
         if self.sparse is not None:
-            self._note_owners(form, self.sparse)
+            facts = self._with_owners(facts, form, self.sparse)
+        self.known.require(facts)
 
-    def _note_owners(self, form: Form, sparse: Numbering) -> None:
-        """Take note of whose columns come into registers and slots."""
+    def _with_owners(self, facts: StorageFacts, form: Form, sparse: Numbering) -> StorageFacts:
+        """The facts with whose columns come into registers and slots."""
         columns = {seed: sparse.owners(seed.column) for seed in columns_of(form) if not seed.is_constant}
-        known = {seed: owners for seed, owners in columns.items() if seed in self.facts.seeds}
+        known = {seed: owners for seed, owners in columns.items() if seed in facts.seeds}
         inner = {owner for seed, owners in columns.items() if seed not in self.registers for owner in owners}
-        self.facts.register_owners.update(known)
-        self.facts.owners |= inner
+        return facts.with_owners(inner, known)
 
     def _in_row(self, form: Form) -> list[tuple[Seed, Any]]:
         """The seeds of a form that go to the row, and their coefficients; those that rows cannot hold yet are noted."""
@@ -206,7 +213,7 @@ class Storage:
         """Whether a form refers to what this held before, also through others, and to other index expressions."""
         inner = [s for s in columns_of(form) if not s.is_constant]
         sources = [_sources(self.walk.naming, s) for s in inner]
-        self.facts.sources.update(*sources)
+        self.known.require(self.known.facts.with_sources(set().union(*sources)))
         own = [found for found in sources if self.local in found]
         return bool(own) and len(own) < len(inner)
 
@@ -285,7 +292,7 @@ class Storage:
             if has_row(form):
                 self._add_rows(form, index)
             self.terms.note_add(form, self.registers)
-            is_stored = self.walk.decisions.rows.of(self.local).terms >= STORED
+            is_stored = self.walk.plan.row(self.local).terms >= STORED
             for seed, c in self._in_row(form):
                 place = self._row_index(index, self.walk.naming.column(seed))
                 if is_stored:
@@ -312,7 +319,7 @@ class Storage:
 def _sources(naming: Naming, seed: Seed) -> set[Local]:
     """The locals whose slots a column comes from, directly or through others, in this walk or in one before."""
     owners = {naming.slot_owner(atom) for atom, _ in seed.column.terms} - {None}
-    return {owner.local for owner in owners}.union(*(owner.facts.sources for owner in owners))
+    return {owner.local for owner in owners}.union(*(owner.known.facts.sources for owner in owners))
 
 
 def _number(index: Any) -> int | None:

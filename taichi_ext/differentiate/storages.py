@@ -16,7 +16,7 @@ from taichi_ext.differentiate.row_terms import FILLED, Terms
 from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.differentiate.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage import Storage
-from taichi_ext.differentiate.storage_facts import StorageFacts
+from taichi_ext.differentiate.storage_plan import LocalPlan, StorageKey
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import Container, Local
 
@@ -56,22 +56,23 @@ class Storages:
 
     def begin(self, local: Local) -> Any:
         """The storage of a local that is declared here."""
-        walk, decisions = self._walk, self._walk.decisions
-        facts = decisions.storages.setdefault(decisions.reversals.key(local), StorageFacts())
-        number = decisions.sparse.sums.get(local)
+        walk, plan = self._walk, self._walk.plan
+        key = plan.key(local)
+        number = plan.columns.sums.get(local)
         is_part = self.gradient is not None and local in self.gradient.sums.weights
         if number is None and not is_part:
-            return self.begin_with(local, facts)
-        own = OwnRegisters(walk.builder, walk.cursor, local, facts.own)
+            return self.begin_with(local, key)
+        own = OwnRegisters(walk.builder, walk.cursor, local, LocalPlan(plan, key))
         if self.gradient is not None and is_part:
             self.put(local, EnergyPart(self.gradient, local, own))
         elif self._sink is not None and number is not None:
             self.put(local, LocalSum(walk, self._sink, local, number, own))
         return self.by_local[local]
 
-    def begin_with(self, local: Local, facts: StorageFacts, before: OwnRegisters | None = None) -> Storage:
-        """A storage for tangents of which these facts are known, with registers that hold a part of them already."""
-        storage = Storage(self._walk, local, facts, self._new_row, self._sink, before)
+    def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
+        """A storage that is planned under this key, with registers that hold a part of its tangents already."""
+        known = LocalPlan(self._walk.plan, key)
+        storage = Storage(self._walk, local, known, self._new_row, self._sink, before)
         self.put(local, storage)
         return storage
 
@@ -92,7 +93,7 @@ class Storages:
 
     def _new_row(self, local: Local, entries: int) -> Any:
         """Memory for the rows of a local's entries."""
-        walk, decision = self._walk, self._walk.decisions.rows.of(local)
+        walk, decision = self._walk, self._walk.plan.row(local)
         builder, facts = walk.builder, walk.facts
         is_filled = decision.terms == FILLED
         if decision.container is not None:
@@ -104,5 +105,5 @@ class Storages:
         is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # by loops: in memory in any case
         if size <= facts.seeds.limits.local_array and not is_shared:
             return LocalRow(builder, f"d_{local.name}", size, local.dtype)
-        part = scratch_part(facts, walk.cursor, walk.decisions)
+        part = scratch_part(facts, walk.cursor, walk.plan)
         return ScratchRow(builder, walk.arguments, size, local.dtype, part, is_filled=is_filled)

@@ -145,7 +145,7 @@ class Transform:
         if not walk.cursor.loops:
             self._stores.end_loop()
         new = replace(s, body=body)
-        if isinstance(new, For) and s in walk.decisions.serial:
+        if isinstance(new, For) and s in walk.plan.serial:
             over = new.domain[0] if new.domain else None
             extent = facts.seeds.extents.get(over) if isinstance(over, Container) else None
             new = serialized(new, extent, is_host=facts.seeds.is_host)

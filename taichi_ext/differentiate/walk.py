@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 from taichi_ext.differentiate.arguments import Arguments
 from taichi_ext.differentiate.build import Builder
+from taichi_ext.differentiate.column_blocks import Blocks
 from taichi_ext.differentiate.cursor import Cursor
-from taichi_ext.differentiate.decisions import Decisions
 from taichi_ext.differentiate.expressions import Expressions
 from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.naming import Naming
+from taichi_ext.differentiate.row_terms import RowProposals
+from taichi_ext.differentiate.storage_plan import Plan
 
 
 @dataclass(frozen=True)
@@ -19,22 +21,26 @@ class Walk:
 
     Attributes:
         facts: what is known of the program.
-        decisions: what walks have found out.
+        plan: where tangents are kept.
+        blocks: the blocks of columns that the program is right for, as far as the walk has asked.
         builder: where statements are emitted.
         expressions: the values of the statement, and those that are in temporaries.
         cursor: the statement that the walk has come to.
         naming: the names of columns and indices.
         arguments: the arguments that the new kernel takes behind those of the old one.
+        proposals: the rows of locals that could be rows of containers.
         problems: what is wrong with the program, unless another walk finds that it is not.
     """
 
     facts: Facts
-    decisions: Decisions
+    plan: Plan
+    blocks: Blocks
     builder: Builder
     expressions: Expressions
     cursor: Cursor
     naming: Naming
     arguments: Arguments
+    proposals: RowProposals = field(default_factory=RowProposals)
     problems: list[str] = field(default_factory=list)
 
     def refuse_once_settled(self, message: str) -> None:

@@ -1,0 +1,83 @@
+"""Where tangents are kept is planned first; what a plan lacks is an internal error, never a wrong derivative."""
+
+from dataclasses import replace
+
+import pytest
+from test_differentiate import EXTENTS, P, Role, Seeds, a, at, c, i, nearest, op, over, s, sum_over_a_loop, x, y, z
+
+from taichi_ext import InternalError
+from taichi_ext.differentiate.column_blocks import Blocks
+from taichi_ext.differentiate.forward import emit_tangents, find_facts
+from taichi_ext.differentiate.planning import plan_storage
+from taichi_ext.differentiate.storage_plan import FrozenTable, StorageKey, UnplannedError
+from taichi_ext.program import Assign, Declare, Place, Program, Read, mapped
+
+
+def planned(body):
+    """The plan of a program with the parameter x and the output y, the facts, and the blocks."""
+    placed = mapped(tuple(body), lambda statement: replace(statement, place=Place("spheres.py", 7)))
+    program = Program("program", (), (), placed, (x, y, z))
+    blocks = Blocks(P)
+    facts, _ = find_facts(program, Seeds(P, {x: Role(0, is_fresh=False), y: Role(), z: Role()}, EXTENTS))
+    return *plan_storage(facts, blocks), blocks
+
+
+def used_twice():
+    """A local that two statements use."""
+    first = Declare(a, (op("mul", at(x, c(0)), at(x, c(1))),))
+    return [over(y, [first, *(Assign(at(t, Read(i)), op("sin", Read(a))) for t in (z, y))])]
+
+
+def without(table, key):
+    return FrozenTable(table.name, {k: v for k, v in table.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"), [(sum_over_a_loop, "iterations of a loop add columns to it"), (nearest, "")]
+)
+def test_a_plan_has_a_row_where_columns_add_up(body, reason):
+    plan, _, _ = planned(body())
+    facts = plan.storages[StorageKey(s)]
+    assert facts.why_row == reason
+    assert facts.slots == 1
+
+
+def test_a_local_that_is_used_twice_is_planned_with_a_reason():
+    plan, _, _ = planned(used_twice())
+    assert [(local.name, why) for local, why in plan.accumulated.items()] == [("a", "it is used more than once")]
+
+
+@pytest.mark.parametrize("body", [sum_over_a_loop, nearest])
+def test_emission_takes_the_plan_as_it_is(body):
+    plan, facts, blocks = planned(body())
+    before = dict(plan.storages)
+    assert emit_tangents(facts, plan, blocks).report.locals == plan.locals
+    assert dict(plan.storages) == before
+
+
+@pytest.mark.parametrize("body", [sum_over_a_loop, nearest])
+def test_a_local_that_was_not_planned_is_an_internal_error(body):
+    plan, facts, blocks = planned(body())
+    poor = replace(plan, storages=without(plan.storages, StorageKey(s)))
+    with pytest.raises(InternalError, match=r'"spheres.py", line 7(.|\n)*internal error(.|\n)*local s(.|\n)*report'):
+        emit_tangents(facts, poor, blocks)
+
+
+def test_a_local_that_is_used_twice_must_be_planned_so():
+    plan, facts, blocks = planned(used_twice())
+    (local,) = plan.accumulated
+    with pytest.raises(InternalError, match="accumulated of local a: it is used more than once"):
+        emit_tangents(facts, replace(plan, accumulated=without(plan.accumulated, local)), blocks)
+
+
+def test_a_frozen_table_cannot_change():
+    table = FrozenTable("serial", {"a": "a reason"})
+    table.require("a", "a reason")
+    table.drop("b")
+    for change in (lambda: table.require("a", "another"), lambda: table.note("b", ""), lambda: table.drop("a")):
+        with pytest.raises(UnplannedError, match="serial of"):
+            change()
+
+
+def test_an_empty_loop_needs_no_storage():
+    assert planned([over(y, [])])[0].locals == ()
