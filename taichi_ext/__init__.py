@@ -17,6 +17,7 @@ from taichi_ext.boundary.pixels import pixel
 from taichi_ext.boundary.rays import ray_level
 from taichi_ext.boundary.registry import boundary_gradient, registry
 from taichi_ext.checks.check import check_jacobian
+from taichi_ext.checks.hessian_check import check_hessian
 from taichi_ext.checks.rule_check import check_rule
 from taichi_ext.errors import (
     CheckError,
@@ -59,6 +60,7 @@ __all__ = [
     "__version__",
     "add_visible_edge",
     "boundary_gradient",
+    "check_hessian",
     "check_jacobian",
     "check_rule",
     "coverage",

@@ -109,8 +109,11 @@ class SecondOrderEvaluation(GradientEvaluation):
     def jacobian(self) -> Any:
         """H in the structure of the parameters, twice, in ``out`` if that was given."""
         with backend.suspend_following():
-            result = self._prepared.result(self._square(self.blocks()))
+            result = self._prepared.result(self.blocks())
             return as_torch(result, self.call, self._outputs) if self._out is None else fill_out(self._out, result)
+
+    def _run_within_memory(self) -> list[list[Any]]:
+        return self._square(super()._run_within_memory())
 
     def _square(self, blocks: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
         """A block for each pair of parameters, of the blocks of the gradient."""

@@ -61,7 +61,7 @@ class SparseSecondOrderEvaluation(SparseEvaluation, SecondOrderEvaluation):
         size = self.column_count()
         refuse_too_large(self._prepared.dense_reason, size * size, np.dtype(np.float64), available_memory() / 2)
         sizes = list(map(math.prod, self.parameter_shapes()))
-        square = self._square(self._dense_blocks())
+        square = self._dense_blocks()
         return [
             [csr_of(block.reshape(m, n)) for block, n in zip(row, sizes, strict=True)]
             for row, m in zip(square, sizes, strict=True)

@@ -110,20 +110,42 @@ def check_jacobian(
           output ...
           outputs (field y of shape (3,))  params (field x of shape (2,))  6 of 6 ...
     """
-    check_number("step", step, "the step of the differences relative to an entry")
-    check_number("rtol", rtol, "a relative tolerance", least=0)
-    check_number("atol", atol, "an absolute tolerance", least=0)
-    if most_entries is not None and not (is_whole(most_entries) and most_entries > 0):
-        raise InvalidArgumentError(
-            f"most_entries is {shown(most_entries)}; expected a positive whole number of entries, or None for all."
-        )
-    check_progress(progress)
-    run = _Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
+    way = Comparison(step, rtol, atol, most_entries, progress)
+    way.check()
+    run = Run(*prepared_form(kernel, params, outputs, args, checked_options(None, "auto", None, format)))
+    return report_of(run, way, "J", raise_on_failure=raise_on_failure)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a Jacobian is compared with differences, see ``check_jacobian``."""
+
+    step: float | None
+    rtol: float | None
+    atol: float | None
+    most_entries: int | None
+    progress: bool | None
+
+    def check(self) -> None:
+        """Raise for what is invalid."""
+        check_number("step", self.step, "the step of the differences relative to an entry")
+        check_number("rtol", self.rtol, "a relative tolerance", least=0)
+        check_number("atol", self.atol, "an absolute tolerance", least=0)
+        most = self.most_entries
+        if most is not None and not (is_whole(most) and most > 0):
+            raise InvalidArgumentError(
+                f"most_entries is {shown(most)}; expected a positive whole number of entries, or None for all."
+            )
+        check_progress(self.progress)
+
+
+def report_of(run: Run, way: Comparison, of: str, *, raise_on_failure: bool) -> JacobianReport:
+    """The report on what a run computes, known by a letter; everything is put back."""
     try:
-        blocks, wrong, tolerance = _compare(run, step, rtol, atol, most_entries, progress)
+        blocks, wrong, tolerance = _compare(run, way)
     finally:
         run.finish()
-    report = JacobianReport(run.name, tuple(blocks), tuple(wrong.not_finite), tolerance, tuple(wrong.outside))
+    report = JacobianReport(run.name, tuple(blocks), tuple(wrong.not_finite), tolerance, tuple(wrong.outside), of)
     if raise_on_failure and not report:
         raise CheckError(str(report))
     return report
@@ -132,7 +154,7 @@ def check_jacobian(
 # --- running the kernel again and again from the same state -----------------------------------------------------------
 
 
-class _Run:
+class Run:
     """The kernel, its parameters and its outputs, run from the state in which the check began."""
 
     def __init__(self, plan: Plan, call: KernelCall) -> None:
@@ -140,6 +162,7 @@ class _Run:
         self.call = call
         self.params = [call.current(target) for target in plan.prepared.params]
         self.output_targets = [call.current(target) for target in plan.prepared.outputs]
+        self.names = [str(target.name) for target in self.output_targets]  # of what is differentiated
         self.name = self.call.name
         self.args = tuple(a.detach() if backend.is_torch_tensor(a) else a for a in self.call.args)
         self.state = State()
@@ -176,7 +199,11 @@ class _Run:
                 args[param.position] = with_entries(like, values) if self.call.kernel is None else _as_argument(values)
             else:
                 backend.put_back(self._container(param), self._like(param, values))
-        returned = self.call.run(tuple(args))
+        return self.results(tuple(args))
+
+    def results(self, args: tuple[Any, ...]) -> list[np.ndarray]:
+        """The outputs after a plain run."""
+        returned = self.call.run(args)
         targets = self.output_targets
         return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
 
@@ -240,24 +267,18 @@ def _as_array(value: Any) -> np.ndarray:
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def _compare(
-    run: _Run,
-    step: float | None,
-    rtol: float | None,
-    atol: float | None,
-    most_entries: int | None,
-    progress: bool | None,
-) -> tuple[list[Block], _Wrong, float]:
+def _compare(run: Run, way: Comparison) -> tuple[list[Block], _Wrong, float]:
     J = run.jacobian()
     centre = run.outputs()
     dtypes = [*(run.values(param).dtype for param in run.params), *(row[0].dtype for row in J)]
     precision = max(float(np.finfo(dtype).eps) for dtype in dtypes)
-    tolerance = rtol if rtol is not None else _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
-    steps = precision ** (1 / 3) if step is None else step
+    usual = _RTOL[next(s for s in (8, 4, 2) if np.finfo(f"f{s}").eps >= precision)]
+    tolerance = usual if way.rtol is None else way.rtol
+    steps = precision ** (1 / 3) if way.step is None else way.step
     blocks: dict[tuple[int, int], Block] = {}
-    chosen = [list(_chosen(run.values(param).shape, most_entries)) for param in run.params]
+    chosen = [list(_chosen(run.values(param).shape, way.most_entries)) for param in run.params]
     entries = sum(map(len, chosen))
-    with progress_bar(progress if entries > _FEW else False, f"Differences, {run.name}", entries) as advance:
+    with progress_bar(way.progress if entries > _FEW else False, f"Differences, {run.name}", entries) as advance:
         for m, param in enumerate(run.params):
             run.state.restore()
             values = run.values(param)
@@ -265,11 +286,11 @@ def _compare(
             for index in chosen[m]:
                 entry = MovedEntry(partial(run.outputs, param, index), values, index, steps, precision)
                 for n, column in enumerate(columns):
-                    column.compare(entry, n, tolerance, atol)
+                    column.compare(entry, n, tolerance, way.atol)
                 advance(1)
             for n, column in enumerate(columns):
-                blocks[n, m] = column.block(str(run.output_targets[n].name), str(param.name))
-    ordered = [blocks[n, m] for n in range(len(run.output_targets)) for m in range(len(run.params))]
+                blocks[n, m] = column.block(run.names[n], str(param.name))
+    ordered = [blocks[n, m] for n in range(len(run.names)) for m in range(len(run.params))]
     return ordered, _wrong(run, _not_finite(run, J, centre)), tolerance
 
 
@@ -285,18 +306,18 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
 # --- what is not finite -----------------------------------------------------------------------------------------------
 
 
-def _not_finite(run: _Run, J: list[list[Any]], centre: list[np.ndarray]) -> list[str]:
+def _not_finite(run: Run, J: list[list[Any]], centre: list[np.ndarray]) -> list[str]:
     run.state.restore()
     found = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
     found += [
-        f"{output.name} is {text} after a plain run."
-        for output, values in zip(run.output_targets, centre, strict=True)
+        f"{name} is {text} after a plain run."
+        for name, values in zip(run.names, centre, strict=True)
         for text in _first(values)
     ]
-    for output, row, y in zip(run.output_targets, J, centre, strict=True):
+    for name, row, y in zip(run.names, J, centre, strict=True):
         for param, block in zip(run.params, row, strict=True):
             shape = (y.shape, run.values(param).shape)
-            found += [f"J of {output.name} by {param.name} is {text}." for text in _first(block, *shape)]
+            found += [f"J of {name} by {param.name} is {text}." for text in _first(block, *shape)]
     return found
 
 
@@ -308,7 +329,7 @@ class _Wrong:
     outside: list[str]
 
 
-def _wrong(run: _Run, not_finite: list[str]) -> _Wrong:
+def _wrong(run: Run, not_finite: list[str]) -> _Wrong:
     """Where values that are not finite arose, and which indices are outside."""
     has_checks = any(fused.facts.report.accesses for fused in run.plan.prepared.fused.values())
     if not (not_finite or has_checks):

@@ -54,7 +54,9 @@ class Block:
 
 @dataclass(frozen=True, repr=False)
 class JacobianReport:
-    """The result of ``check_jacobian``: true if everything agrees and is finite; ``print`` shows it as text.
+    """The result of ``check_jacobian`` or ``check_hessian``: true if everything agrees and is finite.
+
+    ``print`` shows it as text.  For a Hessian, the outputs are the gradients by each parameter.
 
     Attributes:
         name: the kernel.
@@ -63,6 +65,7 @@ class JacobianReport:
         rtol: the relative tolerance.
         outside: the lines that read or store outside of a field, array or local, one text each. J has no derivatives of
             what lies there; differences may.
+        of: what was compared, J or H.
     """
 
     name: str
@@ -70,6 +73,7 @@ class JacobianReport:
     not_finite: tuple[str, ...]
     rtol: float
     outside: tuple[str, ...] = ()
+    of: str = "J"
 
     @property
     def is_ok(self) -> bool:
@@ -88,7 +92,7 @@ class JacobianReport:
 
     def __str__(self) -> str:
         verdict = {"agrees": "agrees with", "disagrees": "DISAGREES with", "cannot tell": "CANNOT BE TOLD from"}
-        start = f"J of {self.name} {verdict[self.verdict]} central differences"
+        start = f"{self.of} of {self.name} {verdict[self.verdict]} central differences"
         lines = [f"{start} (relative tolerance {self.rtol:.0e})"]
         rows = [("output", "parameter", "compared", "failed", "undecided", "largest error", "worst entry")]
         rows += [
