@@ -21,7 +21,8 @@ templates_path: list[str] = []
 
 def _without_links_outside(app: object, page: str, text: list[str]) -> None:
     """Links to files of the repository that are no pages are shown as paths."""
-    text[0] = re.sub(r"\[([^\]]*)\]\(\.\./([^)#]+)[^)]*\)", r"\1 (`\2`)", text[0])
+    up = "../" * (page.count("/") + 1)
+    text[0] = re.sub(rf"\[([^\]]*)\]\({re.escape(up)}([^)#]+)[^)]*\)", r"\1 (`\2`)", text[0])
 
 
 def setup(app) -> None:
