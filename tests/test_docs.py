@@ -86,11 +86,6 @@ def test_page_runs(page, run):
     assert normalised(printed) == normalised(promised(text))
 
 
-def test_guide_is_a_program():
-    text = program_of(ROOT / "docs" / "guide.md")
-    assert len(promised(text)) >= 20
-
-
 def test_quickstart_of_the_readme(run):
     found = {start: "\n".join(block) for start, block in blocks(ROOT / "README.md")}
     (program,) = [text for text in found.values() if "ti.init" in text]
