@@ -2,7 +2,7 @@
 
 python bench/bundle.py                       ADBench's ba1 and a synthetic of the size of a published problem
 python bench/bundle.py ba2 synthetic         these
-python bench/bundle.py synthetic --scipy     beside SciPy's trf
+python bench/bundle.py synthetic --scipy     compared with SciPy's trf
 python bench/bundle.py problem_01.bin        a file in libmv's format, as in Ceres' repository (data/libmv-ba-problems)
 python bench/bundle.py --cpu-time            CPU time of the process, for a machine that is in use
 
@@ -145,9 +145,9 @@ def measure(name: str, clock: Callable[[], float], with_scipy: bool, with_gtsam:
     cells.append(f"{result.cost:.6e}")
     if with_scipy:
         began = clock()
-        beside = solve(method="trf", max_nfev=ITERATIONS + 1, tr_solver="lsmr", xtol=1e-15)
+        other = solve(method="trf", max_nfev=ITERATIONS + 1, tr_solver="lsmr", xtol=1e-15)
         seconds = clock() - began
-        cells += [f"{seconds * 1e3:.0f}", f"{seconds / lm:.0f}", f"{beside.cost:.6e}"]
+        cells += [f"{seconds * 1e3:.0f}", f"{seconds / lm:.0f}", f"{other.cost:.6e}"]
     if with_gtsam and name == "synthetic":
         for field, values in zip(program.params, start, strict=True):
             field.from_numpy(values)
@@ -168,7 +168,9 @@ def main() -> int:
         "names", nargs="*", default=["ba1", "synthetic"], help=f"of {', '.join(BA_SIZES)}, synthetic, files"
     )
     parser.add_argument("--scipy", action="store_true", help="SciPy's trf as well")
-    parser.add_argument("--gtsam", action="store_true", help="GTSAM, which is installed, beside the synthetic problem")
+    parser.add_argument(
+        "--gtsam", action="store_true", help="compare with GTSAM, which is installed, on the synthetic problem"
+    )
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of the process")
     options = parser.parse_args()
     clock = time.process_time if options.cpu_time else time.perf_counter

@@ -1,4 +1,4 @@
-"""What a Jacobian costs beside its arithmetic: growth with P, memory, launch overhead, first calls.
+"""Costs of a Jacobian other than its arithmetic: growth with P, memory, launch overhead, first calls.
 
 python bench/costs.py                 everything, about two minutes
 python bench/costs.py --cpu-time      CPU time on one core, for a machine that is in use

@@ -1,4 +1,4 @@
-"""Sparse Hessians: the energy, its gradient and H from one launch, beside a kernel derived by hand and beside JAX.
+"""Sparse Hessians: the energy, its gradient and H from one launch, compared with a hand-derived kernel and with JAX.
 
 python bench/hessian.py                      springs, tetrahedra and hexahedra
 python bench/hessian.py springs --wall       wall time in place of the CPU time of one thread

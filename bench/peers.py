@@ -1,6 +1,6 @@
 """The same Jacobians by JAX, torch.func, Warp and Dr.Jit, each in the way that suits it; those that are installed.
 
-A peer's method is a function of no arguments that computes J anew from the parameters and returns it as a NumPy array.
+A peer's method is a function of no arguments that computes J from the parameters and returns it as a NumPy array.
 Programs are those of programs.py; ``program.model`` is what JAX and torch differentiate.
 """
 

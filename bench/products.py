@@ -1,4 +1,4 @@
-"""Products with J and normal equations: what they take beside the kernel alone, and how much memory.
+"""Products with J and normal equations: their time relative to the kernel alone, and their memory.
 
 python bench/products.py                 every program
 python bench/products.py springs image   the programs of these names

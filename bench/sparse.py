@@ -1,4 +1,4 @@
-"""Sparse Jacobians: bundle adjustment, a hand, springs and a fluid, beside the kernel alone and one derived by hand.
+"""Sparse Jacobians: bundle adjustment, a hand, springs and a fluid; also the kernel alone and a hand-derived one.
 
 python bench/sparse.py                       bundle adjustment, springs and a fluid
 python bench/sparse.py ba5 springs           the programs of these names

@@ -1,4 +1,4 @@
-"""Time `jacobian` beside Taichi's FwdMode, a hand-derived kernel and the primal alone, after checking what they return.
+"""Time `jacobian`, Taichi's FwdMode, a hand-derived kernel and the primal alone, after checking that they agree.
 
 python -m pytest bench                                 time everything
 python -m pytest bench --benchmark-disable             run everything once

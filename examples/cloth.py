@@ -100,7 +100,7 @@ def stiffness(cloth: Cloth) -> np.ndarray:
 
 
 def main() -> int:
-    """The matrix beside one derived by hand, then a fall in steps that are longer than explicit ones could be."""
+    """The matrix compared with a hand-derived one, then a fall in steps that are longer than explicit ones could be."""
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     cloth = Cloth()
     plan = Jacobian(cloth.forces, [cloth.x, cloth.v], cloth.force, format="csr")

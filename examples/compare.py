@@ -1,4 +1,4 @@
-"""Shared by the examples: print what was computed beside what is expected, and remember whether they agree."""
+"""Shared by the examples: print computed and expected numbers, and remember whether they agree."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Comparison:
-    """Numbers that were computed, each beside its expected value; ``exit_code`` is 1 once two of them disagree."""
+    """Computed numbers, each with its expected value; ``exit_code`` is 1 once two of them disagree."""
 
     def __init__(self, title: str) -> None:
         self.exit_code = 0

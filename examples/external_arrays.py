@@ -70,7 +70,7 @@ def import_torch() -> Any:
 
 
 def main() -> int:
-    """Each kind of array beside 3 I; then autograd."""
+    """Each kind of array compared with 3 I; then autograd."""
     ti.init(arch=ti.cpu, log_level=ti.ERROR)
     compared = Comparison(f"y = 3 x on arrays of shape {SHAPE}")
     expected = identity_times_3(SHAPE)

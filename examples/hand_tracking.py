@@ -236,7 +236,7 @@ def track(hand: Hand, plan: Jacobian) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """J beside complex steps in NumPy, and a pose that is found by Gauss-Newton steps."""
+    """J compared with complex steps in NumPy, and a pose that is found by Gauss-Newton steps."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--data", type=Path, help="folder with ADBench's hand")
     options.add_argument("--set", default="hand1_t26_c100", help="name of the data set (default: %(default)s)")

@@ -112,7 +112,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The Jacobian of the final positions beside differences; its memory and its time."""
+    """The Jacobian of the final positions compared with differences; its memory and its time."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--steps", type=int, default=STEPS, help="of the simulation (default: %(default)s)")
     steps = options.parse_args(arguments).steps

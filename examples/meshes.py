@@ -190,7 +190,7 @@ def plan(mesh: Mesh) -> Jacobian:
 
 
 def compare_columns(compared: Comparison, name: str, mesh: Mesh, parameters: Sequence[str]) -> dict[str, np.ndarray]:
-    """Every pixel and the sum of the image, by some parameters, beside finite differences."""
+    """Every pixel and the sum of the image, with respect to some parameters, compared with finite differences."""
     derivative, columns, off, off_sum = plan(mesh), {}, [], []
     for k in map(PARAMETERS.index, parameters):
         step = STEPS[k]
@@ -230,7 +230,7 @@ def draw_picture(path: Path, meshes: dict[str, Mesh], columns: dict[str, dict[st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Box and sphere, some columns beside finite differences, and the picture."""
+    """Box and sphere, some columns compared with finite differences, and the picture."""
     made = plotting.parser("Triangle meshes under a camera.", "meshes.png")
     made.add_argument(
         "--samples", type=int, default=40, help="per pixel and axis, of differences (default: %(default)s)"

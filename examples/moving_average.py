@@ -71,7 +71,7 @@ class MovingAverage:
 
 
 def main() -> int:
-    """Both kernels, beside the expected loss and gradient."""
+    """Both kernels, compared with the expected loss and gradient."""
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("Exponentially weighted moving average, loss = last average squared")
     for name in ("run_by_counter", "run_by_order"):

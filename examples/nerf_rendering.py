@@ -101,7 +101,7 @@ def skipped_samples(arguments: dict[str, Any]) -> np.ndarray:
 
 
 def main() -> int:
-    """The Jacobians of all outputs in one launch, beside differences."""
+    """The Jacobians of all outputs in one launch, compared with differences."""
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("Volume rendering of a neural radiance field, 4 rays, 22 samples")
     arguments = make_arguments()

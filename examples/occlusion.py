@@ -2,7 +2,7 @@
 
 The image has three edges: the rim of each disc, where it is not hidden, and the line along which the leaning disc
 passes through the other one.  The derivative of every pixel by the centres, the radii and the depth of the upright disc
-is held against finite differences of a supersampled image.
+is compared with finite differences of a supersampled image.
 
     python examples/occlusion.py [--samples 48] [--output occlusion.png]
 
@@ -70,8 +70,8 @@ class Discs:
         first, second, order = self.levels(x, y)
         nearer = edge(order, FIRST, SECOND, at=(x, y), antialias=antialias)
         on_first = edge(second, nearer, FIRST, at=(x, y), antialias=antialias)
-        beside = edge(second, SECOND, NOTHING, at=(x, y), antialias=antialias)
-        return edge(first, on_first, beside, at=(x, y), antialias=antialias)
+        behind = edge(second, SECOND, NOTHING, at=(x, y), antialias=antialias)
+        return edge(first, on_first, behind, at=(x, y), antialias=antialias)
 
     @ti.kernel
     def edges(self):
@@ -182,7 +182,7 @@ def draw(path: Path, discs: Discs, J: np.ndarray, reference: np.ndarray) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Every column beside differences, with and without antialiasing; then one disc in front; and the picture."""
+    """Every column compared with differences, with and without antialiasing; one disc in front; the picture."""
     made = plotting.parser("Two overlapping discs: occlusion, by nested edges.", "occlusion.png")
     made.add_argument(
         "--samples", type=int, default=48, help="per pixel and axis, of differences (default: %(default)s)"

@@ -151,7 +151,7 @@ def draw(path: Path, shown: list[tuple[str, list[tuple[str, np.ndarray, bool]]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Both fits, a column of both Jacobians beside differences, and the picture."""
+    """Both fits, a column of both Jacobians compared with differences, and the picture."""
     made = plotting.parser("A Voronoi diagram and a Bezier stroke, fitted to a target.", "picture_fits.png")
     options = plotting.parse(made, arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)

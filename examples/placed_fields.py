@@ -94,7 +94,7 @@ class OwnVelocities:
 
 
 def main() -> int:
-    """Both programs, beside the expected numbers."""
+    """Both programs, compared with the expected numbers."""
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("Particles on fields placed by hand")
     program = Particles()

@@ -81,7 +81,7 @@ def frame(axes: Any, detail: tuple[slice, slice]) -> None:
 
 
 def color_bar(figure: Any, drawn: Any, axes: Any, label: str) -> None:
-    """Add a colour bar, of the panel's height beside a single one; its label says what is drawn and in which unit."""
+    """Add a colour bar, of the panel's height next to a single one; its label says what is drawn and in which unit."""
     is_single = hasattr(axes, "inset_axes")
     place = {"cax": axes.inset_axes((1.04, 0.0, 0.05, 1.0))} if is_single else {"ax": axes, "shrink": 0.8}
     figure.colorbar(drawn, **place).set_label(label, fontsize=8)

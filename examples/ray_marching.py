@@ -120,7 +120,7 @@ def differences(program: VolumeRenderer, field: Any, step: float = 1e-6) -> np.n
 
 
 def main() -> int:
-    """The image and its derivatives, beside the expected numbers and differences."""
+    """The image and its derivatives, compared with the expected numbers and differences."""
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"Volume renderer: {RESOLUTION}^3 voxels, {PIXELS} x {PIXELS} pixels, {STEPS} steps")
     program = VolumeRenderer(densities())

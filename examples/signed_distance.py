@@ -129,7 +129,7 @@ def draw(path: Path, scene: Scene, found: list[tuple[np.ndarray, np.ndarray]]) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Every column beside finite differences, and the picture."""
+    """Every column compared with finite differences, and the picture."""
     made = plotting.parser("A signed distance and its shadow.", "signed_distance.png")
     made.add_argument(
         "--samples", type=int, default=20, help="per pixel and axis, of differences (default: %(default)s)"

@@ -221,16 +221,16 @@ def far_starts(count: int) -> np.ndarray:
 
 
 def compare_sums(compared: Comparison, renderer: Renderer) -> None:
-    """The table: derivatives of the sum of the image, beside the expected ones."""
+    """The table: derivatives of the sum of the image, compared with the expected ones."""
     print("       derivatives of the sum of the image by r, cx (and cy), cz:")
     compared.numbers("boundary term, closed form", boundary_term(), EXACT_BOUNDARY, rtol=0, atol=1e-3)
     compared.numbers("autodiff of the renderer", column_sums(renderer, "autodiff"), AUTODIFF, rtol=0, atol=0.02)
     compared.numbers("autodiff and edge", column_sums(renderer, "chord"), CHORD, rtol=0, atol=0.02)
     both, interior = column_sums(renderer, "both"), column_sums(renderer, "interior")
     compared.numbers("sqrt_edge and edge", both, BOTH, rtol=0, atol=0.02)
-    compared.numbers("  their interior term, beside the exact one", interior, EXACT_INTERIOR, rtol=5e-4)
-    compared.numbers("  their boundary term, beside the exact one", both - interior, EXACT_BOUNDARY, rtol=5e-4)
-    compared.numbers("  their sum, beside the exact one", both, EXACT, rtol=5e-4)
+    compared.numbers("  their interior term, against the exact one", interior, EXACT_INTERIOR, rtol=5e-4)
+    compared.numbers("  their boundary term, against the exact one", both - interior, EXACT_BOUNDARY, rtol=5e-4)
+    compared.numbers("  their sum, against the exact one", both, EXACT, rtol=5e-4)
     n = renderer.samples
     expected, atol = (SUPERSAMPLED, 0.01) if n == 16 else (EXACT, 300.0)
     name = f"finite differences, {n} x {n} samples per pixel"

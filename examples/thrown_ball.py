@@ -68,7 +68,7 @@ def positions(velocity: np.ndarray, drag: float, dt: float = dt, gravity: float 
 
 
 def main() -> int:
-    """The fit beside SciPy's with a model in NumPy, and the landing by gravity and time step beside differences."""
+    """The fit compared with SciPy's on a model in NumPy, and the derivatives of the landing with differences."""
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("A thrown ball: velocity and drag from positions of which three are wrong")
     random = np.random.default_rng(3)

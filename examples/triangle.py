@@ -141,7 +141,7 @@ def draw(path: Path, triangle: Triangle, images: dict[str, np.ndarray], gradient
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The derivative of the area beside the closed form, every pixel beside differences, and the picture."""
+    """The derivative of the area compared with the closed form, every pixel with differences, and the picture."""
     made = plotting.parser("A triangle's area by its corners.", "triangle.png")
     made.add_argument(
         "--samples", type=int, default=64, help="per pixel and axis, of differences (default: %(default)s)"

@@ -1,4 +1,4 @@
-"""Whether a level depends on the index of a pixel's loop beside the variables that hold the pixel's position.
+"""Whether a level depends on the index of a pixel's loop as well as on the variables that hold the pixel's position.
 
 The gradient of a level is its derivative by the variables of ``at=``. Where ``px = float(i)`` is one of them, and the
 level takes ``i`` itself in another place, that place counts as constant, and the gradient lacks a part.

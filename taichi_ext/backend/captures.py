@@ -92,7 +92,7 @@ def frozen(value: Any) -> Any:
 
 
 class Reader(Protocol):
-    """Says what names and attributes read as, and is told when ``ti.static`` is evaluated."""
+    """Gives the values of names and attributes, and notices when ``ti.static`` is evaluated."""
 
     def read_name(self, function: Any, name: str, value: Any) -> Any: ...
 

@@ -1,4 +1,4 @@
-"""Following a pipeline: what a thread does to fields and arrays is told to whoever follows it."""
+"""Report a thread's kernel launches and its reads and stores of fields and arrays to an observer."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ _originals: dict[str, Any] = {name: getattr(owner, attribute) for name, (owner, 
 
 @contextlib.contextmanager
 def follow(follower: Any) -> Iterator[None]:
-    """Within the context, what this thread does to fields and arrays is told to ``follower``.
+    """Within the context, this thread's operations on fields and arrays are reported to ``follower``.
 
     Kernels are not launched but given to ``follower.launch(kernel, args)``; assignments from Python happen and are
     told.

@@ -27,7 +27,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Seeds:
-    """What is asked for: roles of containers, first columns of arguments, the number of columns."""
+    """The request: roles of containers, first columns of arguments, the number of columns."""
 
     columns: int
     roles: dict[Container, Role]

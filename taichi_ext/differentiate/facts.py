@@ -21,11 +21,11 @@ OwnSeeds = Mapping[Local, Mapping[int, OwnSeed]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What a differentiation is asked for, and what follows from the text of the program.
+    """The request of a differentiation, and facts that follow from the text of the program.
 
     Attributes:
         program: what is differentiated.
-        seeds: what is asked for.
+        seeds: the request.
         activity: what carries tangents.
         own_seeds: seeds that are no columns, by local and entry: of positions of pixels and tangents of rules.
         olds: what an atomic operation finds in its place, in a local.

@@ -35,7 +35,7 @@ class Scratch(OwnArray):
 
 
 class LaunchArray(OwnArray):
-    """One that is made anew for each launch, also where a launch is repeated."""
+    """A new one for each launch, also where a launch is repeated."""
 
 
 @dataclass(frozen=True)

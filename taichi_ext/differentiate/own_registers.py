@@ -75,7 +75,7 @@ class OwnRegisters:
         return [seed for seed in self._known.facts.own if isinstance(seed, OwnSeed)]
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
-        """What has these seeds is declared anew in a loop: what the local has by those of another iteration goes."""
+        """Values with these seeds are declared in a loop again: those of another iteration are dropped."""
         if self._loops == self._cursor.loops or not self._cursor.block.is_within(self._block):
             return
         for seed in seeds:

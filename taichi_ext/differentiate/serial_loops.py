@@ -1,6 +1,6 @@
 """Loops that keep the order of their iterations.
 
-On a GPU Taichi runs loops over fields in parallel, whatever it is told: there they become loops over a range.
+On a GPU, Taichi ignores serialize=True for loops over fields: there they become loops over a range.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Storages:
         return storage
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
-        """What has these seeds is declared anew."""
+        """Values with these seeds are declared again."""
         for storage in self.by_local.values():
             storage.own.forget(seeds)
 

@@ -169,7 +169,7 @@ class TorchFunction:
             )
 
     def _check_reverse(self) -> None:
-        """Raise where Taichi's reverse mode cannot do what it is asked for."""
+        """Raise where Taichi's reverse mode cannot serve the request."""
         arrays = [*self._inputs, *self._outputs]
         is_reversible = self._outputs and all(isinstance(a, str) and not self._is_value(a) for a in arrays)
         if not self._has_jacobian and (not is_reversible or backend.primal_kernel(self._kernel) is None):

@@ -44,7 +44,7 @@ class FirstOrder:
 
     @property
     def name(self) -> FirstOrderArray:
-        """What the array itself is known by, beside its tangents."""
+        """The key of the array itself, as opposed to its tangents."""
         return FirstOrderArray(self.info.key)
 
 
@@ -58,7 +58,7 @@ class GradientProgram:
         energy: where that is a container.
         sums: the locals that the energy is a sum of, where its gradient is added up term by term.
         left_out: the containers whose tangents it does not keep.
-        is_ignored: whether the tangents of the energy itself, beside those of its gradient, are needed nowhere else.
+        is_ignored: whether nothing needs the tangents of the energy itself, only those of its gradient.
     """
 
     program: Program
@@ -73,7 +73,7 @@ class GradientProgram:
         return {c: array.info for c, array in self.arrays.items()}
 
     def seeds(self, seeds: Seeds) -> Seeds:
-        """What is asked for, without tangents of the energy itself where nothing reads it."""
+        """The request, without tangents of the energy itself where nothing reads it."""
         ignored: set[Container | Local] = set(self.left_out)
         if self.is_ignored:
             if self.energy is not None and self.energy not in read_containers(self.program.body):

@@ -61,7 +61,7 @@ GRADIENT = GradientKey("energy")
 
 @dataclass(frozen=True)
 class FirstOrderArray(LaunchArray):
-    """Such an array itself, beside its tangents."""
+    """Such an array itself, as opposed to its tangents."""
 
     key: Key
 

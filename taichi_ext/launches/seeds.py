@@ -1,4 +1,4 @@
-"""What a launch asks for, in the words of the program."""
+"""Translate a launch request into program terms."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ SIGNS = {
 
 
 def text(program: Program) -> str:
-    """The whole program; locals of one name are told apart by numbers."""
+    """The whole program; numbers distinguish locals of one name."""
     printer = _Printer()
     arguments = ", ".join(a.name for a in program.arguments)
     printer.lines.append(f"program {program.name}({arguments}):")

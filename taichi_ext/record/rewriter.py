@@ -1,6 +1,6 @@
 """The syntax tree of a kernel as calls of the recorder; Python AST in, Python AST out.
 
-Control flow stays, as Taichi walks it, and is told to the recorder; operators, loads, stores, calls and comparisons are
+Control flow stays, as Taichi walks it, reported to the recorder; operators, loads, stores, calls and comparisons are
 calls on ``<ad>`` (``recorder.Recorder``). Each node is at the position of the user's own, so that Taichi's errors and
 warnings cite the user's line and text. ``ti.static``, ``ti.grouped``, ``ti.ndrange`` and ``range`` stay as they are,
 since Taichi recognises them by their syntax.

@@ -17,7 +17,7 @@ STORED = (
 
 
 def refuse_replaced_gradient(kernel: Any) -> None:
-    """Raise in a function whose gradient Taichi is told not to take, or to take otherwise."""
+    """Raise in a function with ``ti.ad.no_grad`` or ``ti.ad.grad_replaced``."""
     if backend.is_gradient_replaced():
         raise UnsupportedError(
             f"{kernel.func.__qualname__} is launched in a function decorated with ti.ad.no_grad or "

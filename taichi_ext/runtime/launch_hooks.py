@@ -1,4 +1,4 @@
-"""What a session with a sparse Jacobian does otherwise at each launch; here, what one with a dense Jacobian does."""
+"""Hooks around each launch: here those of dense Jacobians; sparse ones override them."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class PythonRun:
                 function = function.func if isinstance(function, functools.partial) else function.__wrapped__
         if isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
             return False
-        if not isinstance(function, (types.FunctionType, type)):  # made anew at each access, so nothing is kept of it
+        if not isinstance(function, (types.FunctionType, type)):  # a new object at each access, so none is kept
             if backend.primal_kernel(function) is not None or backend.taichi_func(function) is not None:
                 return True
             function = type(function)

@@ -124,7 +124,7 @@ class State:
             )
 
     def undo(self) -> None:
-        """Put back what has been saved, as far as it still exists: another run makes anew what this one has made."""
+        """Put back what has been saved, as far as it still exists: another run makes its own."""
         with backend.suspend_following():
             for obj, copy in reversed(self._log.values()):  # they may overlap: what was saved first holds
                 if backend.ended_problem(obj):

@@ -26,7 +26,7 @@ _UnderWay = deque[tuple[Task, "Future[Any] | None"]]  # None for a task that is 
 class Workers:
     """An executor for the time of a call; None stands for this process.
 
-    An executor that a callable has made is made anew where it broke, and shut down at the end.
+    A broken executor that a callable made is replaced; the last one is shut down at the end.
     """
 
     def __init__(self, executor: Executor | Callable[[], Executor] | None) -> None:

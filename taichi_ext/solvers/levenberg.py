@@ -154,7 +154,7 @@ class Ended:
 
 
 class History:
-    """The lines of the report, which are told as they are added.
+    """The lines of the report, each passed on as it is added.
 
     Args:
         tell: is given each line; True ends the iteration.
