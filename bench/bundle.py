@@ -79,7 +79,7 @@ def make(name: str) -> SparseProgram:
 
 def to_eliminate(program: SparseProgram) -> list[Any]:
     """Weights, if there are some, and points; or cameras where they have more numbers."""
-    if len(program.params) == 2 or program.params[2].n == 1:
+    if len(program.params) == 2 or program.params[2].to_numpy().ndim == 1:
         return program.params[:0:-1]
     return [max(program.params[1:], key=lambda field: field.to_numpy().size)]
 

@@ -244,6 +244,13 @@ def test_bad_input(wahba, options, words):
         least_squares(wahba.by_quaternion, wahba.q, wahba.errors, **{"retract": manifolds.unit_quaternion, **options})
 
 
+@pytest.mark.parametrize("retract", [lambda p, delta: p, ti.func(lambda p: p)], ids=["no delta", "one argument"])
+def test_functions_that_are_no_retraction(wahba, retract):
+    wahba.q.from_numpy(QUATERNIONS[:1])
+    with pytest.raises(InvalidArgumentError, match="retract is no ti.func of a point and of its local coordinates"):
+        least_squares(wahba.by_quaternion, wahba.q, wahba.errors, retract=Manifold(retract, size=3, shape=(4,)))
+
+
 def test_a_start_that_is_not_on_the_manifold(wahba):
     wahba.q.from_numpy(2 * QUATERNIONS[:1])
     with pytest.raises(InvalidArgumentError, match=r"entry \[0, 0\] of .*after a step of length 0 on its manifold"):

@@ -7,7 +7,7 @@ import devices
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, read, scalars, vectors
+from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, least_squares, linear_operator, normal_equations, value_and_jacobian
@@ -416,8 +416,14 @@ class TestLeastSquares:
             ({"ftol": -1.0}, "ftol is -1.0; expected a number"),
             ({"max_nfev": 0}, "max_nfev is 0; expected a positive whole number"),
             ({"loss": "l1"}, "loss is 'l1'; expected one of 'linear', 'soft_l1'"),
-            ({"loss": ["huber", "huber"]}, "loss has another structure than residuals"),
-            ({"loss": lambda z: z}, r"loss returns an array of shape \(12,\) for 12 squares; expected \(3, 12\)"),
+            ({"loss": ["huber", "huber"]}, r"loss is \['huber', 'huber'\], with another .*; expected a single one"),
+            ({"loss": lambda z: z}, r"loss returns an array of shape \(12,\) .* 12 squares; .* of shape \(3, 12\)"),
+            ({"loss": lambda z: np.ones((3, len(z))) * 1j}, "type complex128 for 12 squares; expected real numbers"),
+            (
+                {"loss": lambda z: np.stack([z, z * np.nan, z])},
+                r"loss and its derivatives of .* nan .*; expected finite",
+            ),
+            ({"loss": lambda z: np.stack([-z, z * 0 - 1, z])}, "a first derivative that is not negative"),
             ({"f_scale": 0.0}, "f_scale is 0.0; expected positive numbers"),
             ({"loss_over": "rows"}, "loss_over is 'rows'"),
             ({"loss_over": "last axis", "method": "trf"}, "loss_over='last axis' needs method='lm'"),
@@ -447,7 +453,10 @@ class TestLeastSquares:
         with pytest.raises(InvalidArgumentError, match=r"J of entry \[1, 0\] of .* has the entry inf; check_jacobian"):
             least_squares(k, x, r, format=format)
         assert_array_equal(read(r), np.zeros((2, 3)))
-        x[1] = -1.0
+        write(x, [1e308, 1e308])
+        with pytest.raises(InvalidArgumentError, match="cost at the start is inf: residuals are too large"):
+            least_squares(k, x, r, format=format, weights=np.full((2, 3), 1e10))
+        write(x, [4.0, -1.0])
         with pytest.raises(InvalidArgumentError, match=r"entry \[1, 0\] of .* is nan at the start; check_jacobian"):
             least_squares(k, x, r, format=format)
         x[1] = np.nan

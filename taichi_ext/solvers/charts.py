@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import taichi as ti
 
 from taichi_ext.api.arguments import flatten
 from taichi_ext.api.products import jvp
@@ -85,7 +86,13 @@ class Charts:
 
     def projected(self, x: np.ndarray) -> np.ndarray:
         """A start, moved onto its manifolds by no more than rounding; raises where it is not on them."""
-        found = self.plus(x, np.zeros(self._triples[-1][2].stop))
+        try:
+            found = self.plus(x, np.zeros(self._triples[-1][2].stop))
+            self._derivatives(x)
+        except (InvalidArgumentError, ti.TaichiCompilationError) as error:
+            raise InvalidArgumentError(
+                f"retract is no ti.func of a point and of its local coordinates, which are both read: {error}"
+            ) from error
         with np.errstate(invalid="ignore"):
             is_off = ~(np.abs(found - x) <= _NEAR)
         if is_off.any():

@@ -37,7 +37,7 @@ class Workers:
             raise InvalidArgumentError(
                 f"executor is {shown(executor)}; expected a concurrent.futures.Executor, or a function that makes one."
             )
-        self._pool = _checked_pool(executor if self._make is None else self._make())
+        self._pool = None if executor is None else _checked_pool(executor if self._make is None else self._make())
 
     def __enter__(self) -> Workers:
         return self
@@ -142,8 +142,8 @@ def _checked(task: Task, answer: Any) -> Any:
 
 
 def _checked_pool(pool: Any) -> Any:
-    """An executor, or None; raises where it cannot be one of processes that Taichi runs in."""
-    if pool is not None and not isinstance(pool, Executor):
+    """An executor; raises where it cannot be one of processes that Taichi runs in."""
+    if not isinstance(pool, Executor):
         raise InvalidArgumentError(f"executor() returns {shown(pool)}; expected a concurrent.futures.Executor.")
     context = getattr(pool, "_mp_context", None)
     if context is not None and context.get_start_method() == "fork":

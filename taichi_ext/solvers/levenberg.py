@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from taichi_ext.errors import InvalidArgumentError
+
 _RADIUS = 1e4  # of the first step: the damping is the diagonal of JtJ, divided by the radius
 _MOST_RADIUS, _LEAST_RADIUS = 1e16, 1e-32
 _LEAST_COLUMN = 1e-5  # of the norm of a column of J that has to be left after a step
@@ -211,6 +213,8 @@ class _Run:
     def run(self, start: np.ndarray) -> Ended:
         limits, radius = self.limits, _RADIUS
         point = self._at(start)
+        if not np.isfinite(point.cost):
+            raise InvalidArgumentError(f"The cost at the start is {point.cost}: residuals are too large to be squared.")
         system = self._system(point)
         most = system.diagonal.copy()
         free, slope, cosine = self._slope(point, system)

@@ -112,11 +112,18 @@ class Robust:
 
 
 def _of(loss: Callable[[np.ndarray], Any], scale: float, z: np.ndarray) -> np.ndarray:
-    found = np.asarray(loss(z / scale), np.float64)
-    if found.shape != (3, len(z)):
+    found = np.asarray(loss(z / scale))
+    if found.shape != (3, len(z)) or found.dtype.kind not in "fiu":
         raise InvalidArgumentError(
-            f"loss returns an array of shape {found.shape} for {len(z)} squares; expected (3, {len(z)}): the loss and "
-            "its first and second derivative."
+            f"loss returns an array of shape {found.shape} and type {found.dtype} for {len(z)} squares; expected real "
+            f"numbers of shape (3, {len(z)}): the loss and its first and second derivative."
+        )
+    is_wrong = np.isfinite(z) & (~np.isfinite(found).all(axis=0) | (found[1] < 0))
+    if is_wrong.any():
+        n = int(np.argmax(is_wrong))
+        raise InvalidArgumentError(
+            f"loss and its derivatives of {z[n] / scale:g}, a square over f_scale**2, are {found[:, n]}; expected "
+            "finite numbers, and a first derivative that is not negative."
         )
     return found * [[scale], [1.0], [1 / scale]]
 
@@ -128,5 +135,10 @@ def _for_each(given: Any, residuals: Any, what: str) -> list[Any]:
         return [given] * len(outputs)
     found, places = flatten(given, what)[0], [path for path, _ in outputs]
     if [path for path, _ in found] != places:
-        raise InvalidArgumentError(f"{what} has another structure than residuals, {what}{places[0]} to {places[-1]}.")
+        wanted = (
+            ", ".join(f"{what}{path}" for path in places) if any(places) else "a single one, for the only residuals"
+        )
+        raise InvalidArgumentError(
+            f"{what} is {shown(given)}, with another structure than residuals; expected {wanted}, or one for all."
+        )
     return [value for _, value in found]

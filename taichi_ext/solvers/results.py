@@ -26,7 +26,10 @@ def place_of(leaf: Any, given: list[Any], what: str) -> int:
     for n, param in enumerate(given):
         if param is leaf or (isinstance(leaf, str) and isinstance(param, str) and param == leaf):
             return n
-    raise InvalidArgumentError(f"{what} names {shown(leaf)}, which is none of the params of least_squares.")
+    raise InvalidArgumentError(
+        f"{what} names {shown(leaf)}, which is none of the params of least_squares (with shards, of the arrays in "
+        "start); give the same object."
+    )
 
 
 @dataclass(frozen=True, repr=False)

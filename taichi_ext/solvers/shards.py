@@ -70,12 +70,7 @@ class Shards:
     def tasks(self, x: np.ndarray, loss: Any = None, *, is_finite: bool = False) -> Iterator[Task]:
         """A task for each shard: J, or its normal equations with a loss."""
         for n, shard in enumerate(self._shards):
-            try:
-                arguments = pickle.dumps(shard)
-            except Exception as error:
-                raise InvalidArgumentError(
-                    f"shards[{n}] cannot be pickled: {error}; give numbers, arrays and names of files."
-                ) from error
+            arguments = _pickled(shard, f"shards[{n}]", "numbers, arrays and names of files")
             where = self._factory, arguments, self.options, self._places, self._shapes
             yield Task(n, *where, x, loss, self._format, is_finite)
 
@@ -105,6 +100,8 @@ class ShardedProblem:
         eliminated: list[int] | None = None,
         retract: Any = None,
     ) -> None:
+        if executor is not None:
+            _pickled(loss, "loss", "a name, or a function of a module that workers can import")
         self._shards, self._loss, self._workers = shards, loss, Workers(executor)
         self.split = shards.split
         self.shapes = [part.shape for part in shards.parts]
@@ -215,7 +212,10 @@ def refuse_with_shards(**given: Any) -> None:
     """Raise for arguments that have no meaning with shards."""
     for name, value in given.items():
         if value is not None:
-            raise InvalidArgumentError(f"{name} is given with shards=, where the factory returns it.")
+            raise InvalidArgumentError(
+                f"{name} cannot be given with shards=: the factory returns (kernel, params, outputs), or these and "
+                "args; weights are factors in its kernel."
+            )
 
 
 def refuse_without_shards(**given: Any) -> None:
@@ -223,6 +223,13 @@ def refuse_without_shards(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise InvalidArgumentError(f"{name} needs shards=, and a factory in the place of the kernel.")
+
+
+def _pickled(value: Any, what: str, wanted: str) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise InvalidArgumentError(f"{what} cannot be pickled: {error}; give {wanted}.") from error
 
 
 def _path_of(factory: Any) -> str:
