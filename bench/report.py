@@ -1,6 +1,7 @@
 """Figures as Markdown: tables, the machine that they come from, and their place in a document."""
 
 import datetime
+import json
 import os
 import platform
 import re
@@ -10,16 +11,12 @@ from pathlib import Path
 
 import taichi as ti
 
+PACKAGES = ["taichi", "taichi-ext", "numpy", "jax", "asdex", "torch", "warp-lang", "drjit"]
+
 
 def describe(clock_name: str, precision: str = "float32") -> str:
     """Machine, versions and conventions, as Markdown."""
-    packages = ["taichi", "taichi-ext", "numpy", "jax", "asdex", "torch", "warp-lang", "drjit"]
-    names = []
-    for package in packages:
-        try:
-            names.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            names.append(f"{package} not installed")
+    names = [f"{package} {_version(package) or 'not installed'}" for package in PACKAGES]
     return (
         f"{datetime.date.today()}, {_processor()}, {os.cpu_count()} cores, {platform.system()}; Python "
         f"{platform.python_version()}, {', '.join(names)}. Device {_device()}, {precision}, {clock_name}, medians."
@@ -32,6 +29,17 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def add_to_history(path: Path, clock_name: str, figures: dict) -> None:
+    """Append one line of JSON to a file: date, commit, versions, machine and figures (NaN where one is missing)."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    versions = {package: _version(package) for package in PACKAGES if _version(package)}
+    record = {"date": str(datetime.date.today()), "commit": commit, "versions": versions, "clock": clock_name}
+    record |= {"processor": _processor(), "cores": os.cpu_count(), "device": _device(), **figures}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
 def write_report(path: Path, name: str, text: str) -> None:
     """Put text between the comments ``<!-- name -->`` and ``<!-- end of name -->`` of a file, or write a new file."""
     start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -41,6 +49,14 @@ def write_report(path: Path, name: str, text: str) -> None:
         raise ValueError(f"{path} has no place for the figures: one {start} and one {end}")
     pattern = re.escape(start) + ".*" + re.escape(end)
     path.write_text(re.sub(pattern, lambda _: section, document, flags=re.DOTALL), encoding="utf-8")
+
+
+def _version(package: str) -> str:
+    """The version of an installed package; empty for others."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _device() -> str:

@@ -4,6 +4,7 @@ python bench/table.py                                      everything; about 15 
 python bench/table.py --no-peers --cases sphere volume      without JAX, torch, Warp and Dr.Jit
 python bench/table.py --cpu-time                           CPU time on one core: less noise on a machine that is in use
 python bench/table.py --markdown docs/performance.md --picture docs/performance.png
+python bench/table.py --no-peers --cpu-time --history history.jsonl     add a line to a file: what changed, and when
 
 Peers that are not installed are left out: pip install "taichi-ext[peers]" has them all.
 """
@@ -22,7 +23,7 @@ import numpy as np
 import peers
 import taichi as ti
 from programs import CASES, assert_same_jacobian, run_forward_mode, run_hand_derived
-from report import describe, markdown_table, write_report
+from report import add_to_history, describe, markdown_table, write_report
 from timing import LONG, Timing, time_first, time_in_turn
 
 from taichi_ext import Jacobian
@@ -202,6 +203,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each method is timed, default 2")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time of the process on one core")
     parser.add_argument("--markdown", type=Path, help="put the tables in this file")
+    parser.add_argument(
+        "--history", type=Path, help="append the ratios to the hand-derived and the plain kernel, as JSON"
+    )
     parser.add_argument("--picture", type=Path, help="draw time against P in this file")
     options = parser.parse_args(arguments)
     cases = {name: make for name, make in CASES.items() if name.startswith(tuple(options.cases))}
@@ -216,6 +220,9 @@ def main(arguments: list[str] | None = None) -> None:
     print(text)
     if options.markdown:
         write_report(options.markdown, "table", text)
+    if options.history:
+        ratios = {name: [round(1 / case.ratio([m]), 3) for m in (HAND, PRIMAL)] for name, case in results.items()}
+        add_to_history(options.history, clock_name, {"over": [HAND, PRIMAL], "ratios": ratios})
     if options.picture:
         draw(results, options.picture)
 

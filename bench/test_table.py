@@ -1,5 +1,6 @@
 """The table and its programs on small sizes: hand-derived kernels against central differences, methods, report."""
 
+import json
 import re
 import sys
 from functools import partial
@@ -131,3 +132,12 @@ def test_report_finds_its_place(tmp_path):
     assert page.read_text() == "before\n<!-- table -->\n\nnewer\n\n<!-- end of table -->\nafter\n"
     with pytest.raises(ValueError, match="no place"):
         report.write_report(page, "costs", "new")
+
+
+def test_the_history_grows_by_a_line_of_json(tmp_path):
+    path = tmp_path / "history.jsonl"
+    for ratio in (0.5, 0.4):
+        report.add_to_history(path, "wall time", {"ratios": {"sphere": [ratio, 1.0]}})
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [r["ratios"]["sphere"][0] for r in records] == [0.5, 0.4]
+    assert all(r["versions"]["taichi"] and r["date"] and r["clock"] == "wall time" for r in records)

@@ -1,6 +1,7 @@
 """The documentation runs: every Python block of README.md and docs/, and what it says that lines print."""
 
 import ast
+import itertools
 import re
 import runpy
 from pathlib import Path
@@ -104,6 +105,29 @@ def test_quickstart_of_the_readme(run):
 def test_signature_in_the_readme_is_that_of_the_function():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "J = jacobian(kernel, params, outputs)" in text
+
+
+def rows_of(text):
+    """The cells of the first table in a text, by the first cell of each row."""
+    lines = itertools.takewhile(lambda line: line.startswith("|"), text[text.index("\n|") + 1 :].splitlines())
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1:] for row in cells}
+
+
+def test_times_of_the_readme_are_those_of_the_performance_page():
+    whole = rows_of((ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("<!-- table -->")[2])
+    places = {name.split("<br>")[0]: n for n, name in enumerate(whole[""])}
+    milliseconds = {
+        method: [float(cell.split()[0]) if " (" in cell else None for cell in row] for method, row in whole.items()
+    }
+    short = rows_of((ROOT / "README.md").read_text(encoding="utf-8").partition("## How fast it is")[2])
+    for program, (columns, *times) in list(short.items())[2:]:
+        n = places[program]
+        assert whole[""][n].endswith(f" x {columns}")
+        methods = ["taichi_ext", "primal alone", "hand-derived", "FwdMode by column"]
+        expected = [milliseconds[method][n] for method in methods]
+        peers = [row[n] for method, row in milliseconds.items() if method.startswith("JAX") and row[n] is not None]
+        assert [*map(float, times)] == [*expected, min(peers)]
 
 
 # --- links and text ---------------------------------------------------------------------------------------------------
