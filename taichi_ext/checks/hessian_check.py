@@ -1,5 +1,8 @@
 """check_hessian: the Hessian compared with central differences of the gradient."""
 
+# pyright knows no types of arrays of any shape and type.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
