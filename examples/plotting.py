@@ -1,7 +1,7 @@
 """Shared by the examples that draw: the command line's ``--output``, and panels in matplotlib, if it is installed."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ BLUE, ORANGE, GREY = "#2563a8", "#d9622b", "#6b7280"
 
 def parser(description: str, output: str) -> argparse.ArgumentParser:
     """A command line with ``--output``; an example adds what else it takes."""
-    made = argparse.ArgumentParser(description=description)
+    made, path = argparse.ArgumentParser(description=description), Path(output)
+    kind = "film" if path.suffix == ".gif" else "picture"
     made.add_argument(
-        "--output", type=Path, default=Path(output), metavar="PATH.png", help="the picture (default: %(default)s)"
+        "--output", type=Path, default=path, metavar=f"PATH{path.suffix}", help=f"the {kind} (default: %(default)s)"
     )
     return made
 
@@ -22,8 +23,9 @@ def parser(description: str, output: str) -> argparse.ArgumentParser:
 def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options, once it is clear that the picture can be written where it is wanted."""
     options = made.parse_args(arguments)
-    if options.output.suffix.lower() != ".png":
-        made.error(f"--output must end in .png, not {options.output.name!r}")
+    suffix = made.get_default("output").suffix
+    if options.output.suffix.lower() != suffix:
+        made.error(f"--output must end in {suffix}, not {options.output.name!r}")
     if not options.output.resolve().parent.is_dir():
         made.error(f"--output: there is no folder {options.output.parent}")
     return options
@@ -42,6 +44,15 @@ def new_figure(width: float, height: float) -> Any:
 def save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=110)
     print(f"\npicture: {path}")
+
+
+def save_film(figure: Any, draw: Callable[[Any, int], None], count: int, path: Path) -> None:
+    """A film of frames, each drawn on the only axes of a figure by its number."""
+    from matplotlib.animation import FuncAnimation, PillowWriter
+
+    axes = figure.subplots()
+    FuncAnimation(figure, lambda n: draw(axes, n), count).save(path, PillowWriter(fps=20), dpi=70)
+    print(f"\nfilm: {path}")
 
 
 def signed_scale(limit: float, linear: float | None = None) -> Any:
