@@ -1,4 +1,4 @@
-"""Taichi's own implicit cloth, from its energies alone: the steps of ``implicit_mass_spring``, whose matrices are by hand.
+"""Taichi's own implicit cloth, from its energies alone: the same steps, without matrices that are derived by hand.
 
 A step solves (M + h R'' + h^2 V'') dv = -h (V' + h V'' v): V is the energy of springs, weight and held corners, and R
 that of the dampers between velocities. Taichi's example derives forces and matrices in 110 lines.
@@ -76,9 +76,7 @@ def taichis_cloth() -> Any:
     text = inspect.getsource(implicit_mass_spring).replace("ti.f32", "ti.f64")
     text = text.replace("max_num_triplets=10000)", "max_num_triplets=10000, dtype=ti.f64)")
     text = text.replace('solver_type="LDLT")', 'solver_type="LDLT", dtype=ti.f64)')
-    text = text.replace(
-        "h**2 * K\n", "h**2 * K\n        A.dtype = ti.f64  # which differences of matrices do not have\n"
-    )
+    text = text.replace("h**2 * K\n", "h**2 * K\n        A.dtype = ti.f64\n")  # which differences of matrices lack
     path = Path(tempfile.mkdtemp(), "in_double_precision.py")
     path.write_text(text, encoding="utf-8")
     return runpy.run_path(str(path))["Cloth"]

@@ -1,13 +1,13 @@
-"""A fit whose residuals stay large: full Newton steps on half their squares, beside Gauss-Newton without second derivatives.
+"""A fit whose residuals stay large: steps with the Hessian of half their squares, beside Gauss-Newton's with JtJ.
 
-Distances to five beacons, measured with errors, give a position (x, y) and an offset of the clock. Gauss-Newton leaves out
-r H(r), so that with large r it gains a constant factor in each step, while Newton's steps double the number of digits.
+Distances to five beacons, measured with errors, give a position (x, y) and an offset of the clock. Gauss-Newton leaves
+out r H(r), so that with large r each step gains a constant factor, while each step of Newton doubles the digits.
 
     python examples/newton_fit.py --output newton_fit.png
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import plotting
@@ -56,7 +56,7 @@ def newton() -> tuple[np.ndarray, np.ndarray]:
     return value_gradient_and_hessian(half_squares, p, cost)[1:]
 
 
-def run(system: object, steps: int) -> list[np.ndarray]:
+def run(system: Callable[[], tuple[np.ndarray, np.ndarray]], steps: int) -> list[np.ndarray]:
     """The points of full steps from the start."""
     points = [START]
     for _ in range(steps):
