@@ -227,7 +227,7 @@ def _in_frames(matches: Callable[[Any], str | None]) -> str:
         code = frame.f_code
         if not is_library_module(frame.f_globals.get("__name__") or ""):
             names = _names(code)
-            variables = {**frame.f_globals, **frame.f_locals}
+            variables = {**frame.f_globals, **backend.local_variables(frame)}
             order = sorted(variables, key=lambda name: name not in names)  # those that the code uses come first
             scope = ((name, variables[name]) for name in order if name.isidentifier() and name[:2] != "__")
             found, _ = _search(matches, scope, names)

@@ -206,6 +206,13 @@ def test_python_function_that_launches_nothing(scene, refused):
 
     refused(run, scene.x, scene.y, "run", "launched no kernel")
 
+    @functools.cache
+    def once():
+        scene.k()
+
+    assert jacobian(once, scene.x, scene.y).any()
+    refused(once, scene.x, scene.y, "once", "launched no kernel")
+
 
 def test_call_inside_a_kernel(scene, launched):
     x, y, k = scene.x, scene.y, scene.k

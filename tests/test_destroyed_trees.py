@@ -19,7 +19,9 @@ from taichi_ext import (
     jvp,
     least_squares,
     linear_operator,
+    newton,
     normal_equations,
+    torch_function,
     value_and_jacobian,
     vjp,
 )
@@ -41,6 +43,12 @@ def program():
 def square(a: ti.template(), b: ti.template()):
     for i in a:
         b[i] = a[i] ** 2
+
+
+@ti.kernel
+def cubes(a: ti.template(), b: ti.template()):
+    for i in a:
+        b[0] += a[i] ** 3
 
 
 @ti.kernel
@@ -403,7 +411,7 @@ class TestTreesFromBefore:
 
     def test_numbers_that_are_given(self):
         x, y = fields(X, 0.0)
-        old = ti.field(ti.f64)
+        old, energy = ti.field(ti.f64), ti.field(ti.f64, 1)
         own = tree(old)
         own.destroy()
         args = (x, y)
@@ -412,6 +420,16 @@ class TestTreesFromBefore:
         refused(lambda: normal_equations(square, x, y, old, args=args), "weights.*" + ENDED)
         refused(lambda: least_squares(square, x, y, args=args, bounds=(old, 5.0)), "bounds.*" + ENDED)
         refused(lambda: jacobian(square, x, y, args=args, out=old), "out " + ENDED)
+        refused(lambda: newton(cubes, x, energy, args=(x, energy), fixed=old), r"fixed\[0\] \(field old\) " + ENDED)
+
+    def test_torch_function_of_a_field_whose_place_is_taken(self):
+        pytest.importorskip("torch")
+        (x,) = fields(X)
+        old, new = ti.field(ti.f64), ti.field(ti.f64)
+        tree(old).destroy()
+        tree(new)
+        refused(lambda: torch_function(square, inputs=x, outputs=old), r"outputs \(field old\) " + ENDED)
+        refused(lambda: torch_function(square, inputs=old, outputs=x), r"inputs \(field old\) " + ENDED)
 
     def test_same_layout_again(self):
         """Prepared once; its argument is a field of another tree in each call."""

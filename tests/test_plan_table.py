@@ -365,6 +365,20 @@ class TestLifetime:
         gc.collect()
         assert reference() is None
 
+    def test_a_function_that_deletes_its_owner_while_it_runs(self, fields, simulation):
+        """Until Python 3.12, a frame of which somebody has read the variables keeps them."""
+        owner = simulation(2.0)
+        reference = weakref.ref(owner)
+        value_and_jacobian(owner.run, *fields)
+        del owner
+        gc.collect()
+        assert reference() is None
+
+        owner = simulation(2.0)
+        mine = locals()
+        value_and_jacobian(owner.run, *fields)
+        assert mine["owner"] is owner
+
     def test_a_number_of_its_owner_does_not_keep_it(self):
         x, y = scalars([0.3]), outputs(1)
 

@@ -411,13 +411,11 @@ class Evaluation:
             prepared.rules_seen = registry.version
             for message in registry.warnings():
                 warn_at_user(message)
+        if self.call.kernel is None and not session.has_launched:
+            raise InvalidArgumentError(f"{self.call.name} launched no kernel, so there is nothing to differentiate.")
         if prepared.is_checked:
             return
         if self.call.kernel is None:
-            if not session.has_launched:
-                raise InvalidArgumentError(
-                    f"{self.call.name} launched no kernel, so there is nothing to differentiate."
-                )
             where = f"by the kernels that {self.call.name} launched"
             numbers = [text for fused in prepared.fused.values() for text in fused.kernel.captures.numbers]
             refuse_unread(self._params, session.read, numbers, where)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import flatten
+from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.sparse_matrices import scipy_sparse
 
@@ -95,6 +95,7 @@ def _bools(given: Any, shapes: Shapes) -> list[np.ndarray]:
         raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")
     found: list[np.ndarray] = []
     for n, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
+        refuse_ended(f"fixed[{n}]", leaf)
         values = np.asarray(backend.as_numpy(leaf))
         if values.ndim < len(shape) and values.shape == shape[: values.ndim]:
             values = np.broadcast_to(values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)), shape)

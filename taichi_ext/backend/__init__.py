@@ -95,6 +95,7 @@ from taichi_ext.backend.following import (
     is_followed,
     is_gradient_replaced,
     is_recorded,
+    local_variables,
     suspend_following,
     user_frame,
 )
@@ -292,6 +293,7 @@ __all__ = [
     "leaf_arguments",
     "leaf_fields",
     "leaf_values",
+    "local_variables",
     "loop_unique",
     "lost_since",
     "make_context",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -360,3 +361,17 @@ def user_frame(frame: Any = None) -> Any:
             return frame
         frame = frame.f_back
     return None
+
+
+def local_variables(frame: Any) -> dict[str, Any]:
+    """The local variables of a frame that runs, of which the frame itself keeps no copy.
+
+    Until Python 3.12, a frame keeps the dictionary that ``f_locals`` gives, and so what it had then, even if the user's
+    function deletes it.
+    """
+    found = frame.f_locals
+    values = dict(found)
+    is_snapshot = isinstance(found, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_snapshot and sys.getrefcount(found) == 3:  # the frame's, ours and the argument: nobody has called locals()
+        found.clear()
+    return values

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,7 @@ class _Layout:
         self.version = next(_counter)  # changes when a tree is destroyed, and is another one in each program
         self.lost: list[tuple[int, str]] = []  # the trees that were destroyed: serial numbers, and what was in them
         self._addresses: set[int] = set()
+        self._ended: list[Any] = []  # components of trees that were destroyed before Taichi laid out all fields
         self._serials = {n: next(_counter) for n in range(program().get_snode_tree_size())}
 
     def serial(self, tree: int) -> int:
@@ -59,8 +60,15 @@ class _Layout:
     def has(self, component: Any) -> bool:
         address = component.ptr.get_underlying_ptr_address()
         if address not in self._addresses:
-            self._addresses = self._placed()
-        return address in self._addresses or any(component is pending for pending in _pending())
+            trees = range(self.program().get_snode_tree_size())
+            self._addresses = self._placed(n for n in trees if n not in self.destroyed)
+        if address in self._addresses:
+            return True
+        return any(component is c for c in _pending()) and not any(component is c for c in self._ended)
+
+    def before_destroy(self, tree: int) -> None:
+        placed = self._placed([tree])
+        self._ended += [c for c in _pending() if c.ptr.get_underlying_ptr_address() in placed]
 
     def destroy(self, tree: int, text: str) -> None:
         self.destroyed.add(tree)
@@ -68,9 +76,8 @@ class _Layout:
         self.version = next(_counter)
         self._addresses = set()
 
-    def _placed(self) -> set[int]:
-        program, found = impl.get_runtime().prog, set()
-        nodes = [program.get_snode_root(n) for n in range(program.get_snode_tree_size()) if n not in self.destroyed]
+    def _placed(self, trees: Iterable[int]) -> set[int]:
+        nodes, found = [self.program().get_snode_root(n) for n in trees], set()
         while nodes:
             node = nodes.pop()
             for child in (node.get_ch(n) for n in range(node.get_num_ch())):
@@ -216,6 +223,8 @@ def _remember_program(self: Any) -> None:
 def _note_destroyed(self: Any) -> None:
     number = None if self.destroyed or self.prog is not impl.get_runtime().prog else self.id
     text = "" if number is None else _first_field(self.prog.get_snode_root(number))
+    if number is not None:
+        _layout().before_destroy(number)
     _destroy(self)
     if number is not None:
         _layout().destroy(number, text)

@@ -162,6 +162,7 @@ class TorchFunction:
     def _check_field(self, what: str, field: Any) -> None:
         if what == "shapes" or not isinstance(field, backend.Field):
             raise InvalidArgumentError(f"{what} has {shown(field)}; expected the name of an argument or a ti.field.")
+        refuse_ended(what, field)
         if not backend.is_real(field.dtype):
             raise InvalidArgumentError(
                 f"{what} has {self._labels.field(field)}, of type {field.dtype.to_string()}; only real numbers "

@@ -51,7 +51,7 @@ def coming_launches(end: types.CodeType) -> list[Any]:
         code = frame.f_code
         if not is_library_module(frame.f_globals.get("__name__") or ""):
             body = _body(code, code.co_filename)
-            names = {**frame.f_builtins, **frame.f_globals, **frame.f_locals}
+            names = {**frame.f_builtins, **frame.f_globals, **backend.local_variables(frame)}
             found += reader.rest(body, frame.f_lineno, names)
         frame = frame.f_back
     return found
