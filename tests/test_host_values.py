@@ -226,7 +226,14 @@ class TestArraysThatPythonMakes:
         assert_allclose(J, np.diag(b**2))
 
     @pytest.mark.parametrize(
-        "read", [lambda a: a[1], lambda a: a[1:].sum(), lambda a: a.reshape(3, 1)[1, 0] * 2, np.max]
+        "read",
+        [
+            lambda a: a[1],
+            lambda a: a[1:].sum(),
+            lambda a: a.reshape(3, 1)[1, 0] * 2,
+            np.max,
+            lambda a: np.random.default_rng(0).normal(a[1], 0.1),  # a function of Cython
+        ],
     )
     def test_numbers_of_a_parameter(self, arrays, read):
         a, _, c = arrays

@@ -73,6 +73,19 @@ class Scene:
             for i in x:
                 a[i] = 2.0 * x[i]
 
+        @ti.kernel
+        def template(f: ti.template()):
+            for i in x:
+                y[i] = f[i] * x[i]
+
+        @ti.kernel
+        def other(s: ti.f64):
+            for i in x:
+                y[i] = 2.0 * s * x[i]
+
+        self.template, self.numbers = template, [number, other]
+        self.arrays = [ti.ndarray(ti.f64, 3) for _ in range(2)]
+        self.models = [Model(2.0, x, y), Model(3.0, x, y)]
         self.number, self.vector, self.struct, self.field = number, vector, struct, field
         self.fields, self.of_array, self.indices, self.load = fields, array, indices, load
 
@@ -90,6 +103,28 @@ class Scene:
     def swap(self):
         self.swapped.reverse()
         return self.swapped
+
+
+@ti.data_oriented
+class Model:
+    def __init__(self, factor, x, y):
+        self.factor, self.x, self.y = factor, x, y
+
+    @ti.kernel
+    def scale(self):
+        for i in self.x:
+            self.y[i] = self.factor * self.x[i]
+
+
+def made_of_a_number(s):
+    factor = s.next()
+
+    @ti.kernel
+    def own():
+        for i in s.x:
+            s.y[i] = factor * s.x[i]
+
+    own()
 
 
 DIFFERENT = {
@@ -113,6 +148,13 @@ DIFFERENT = {
     "more launches": lambda s: [s.number(1.0) for _ in range(int(s.next()))],
     "fewer launches": lambda s: [s.number(1.0) for _ in range(9 - int(s.next()))],
     "another kernel": lambda s: s.number(1.0) if s.next() < 2 else s.vector([0.0, 1.0]),
+    "another kernel of the same arguments": lambda s: s.numbers[int(s.next()) % 2](1.0),
+    "another field": lambda s: s.template([s.c, s.d][int(s.next()) % 2]),
+    "another field to copy": lambda s: (s.c.copy_from([s.x, s.d][int(s.next()) % 2]), s.field()),
+    "another array": lambda s: s.of_array(s.arrays[int(s.next()) % 2]),
+    "another object": lambda s: s.models[int(s.next()) % 2].scale(),
+    "a new object": lambda s: Model(s.next(), s.x, s.y).scale(),
+    "a kernel that is made of a number": made_of_a_number,
     "stored to an array with tangents": lambda s: (s.load(s.out), s.entry(s.out, s.next()), s.of_array(s.out)),
     "after a read": lambda s: (s.number(1.0), s.number(s.y[0] + s.next())),
 }
@@ -153,6 +195,10 @@ def made_in_the_run(s):
     own()
     s.load(u)
     s.of_array(u)
+    v = ti.ndarray(ti.f64, 3)
+    s.load(v)
+    s.of_array(v)
+    Model(2.0, s.x, s.y).scale()
 
 
 ALIKE = {

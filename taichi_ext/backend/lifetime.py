@@ -26,7 +26,7 @@ class Moment:
     """A moment in the life of a program: which trees of fields there were."""
 
     program: Any  # a weak reference
-    last_tree: int  # serial number
+    serial: int  # between those of trees and arrays from before and from after
     destroyed: int  # how many trees had been destroyed
 
 
@@ -166,7 +166,7 @@ def lost_since(before: Moment) -> str:
     program = impl.get_runtime().prog
     if program is None or before.program() is not program:
         return "ti.init or ti.reset was called"
-    lost = (text for serial, text in _layout().lost[before.destroyed :] if serial <= before.last_tree)
+    lost = (text for serial, text in _layout().lost[before.destroyed :] if serial <= before.serial)
     found = next(lost, None)
     return "" if found is None else f"the tree of {found} was destroyed"
 
@@ -176,7 +176,18 @@ def is_field_alive(field: Any) -> bool:
     return impl.get_runtime().prog is not None and all(_layout().has(component) for component in field.vars)
 
 
-_PROGRAM = "_taichi_ext_program"
+def is_made_since(obj: Any, before: Moment) -> bool:
+    """Whether a field, an entry of one or a ti.ndarray was made after a moment."""
+    if isinstance(obj, StructField):
+        return all(is_made_since(member, before) for member in obj.field_dict.values())
+    if isinstance(obj, Field):
+        placed = [component for component in obj.vars if not any(component is c for c in _pending())]
+        return all(tree_serial(component.ptr.snode()) > before.serial for component in placed)
+    serial = obj.tree_serial if isinstance(obj, InTree) else obj.__dict__.get(_SERIAL, 0)
+    return serial > before.serial
+
+
+_PROGRAM, _SERIAL = "_taichi_ext_program", "_taichi_ext_serial"
 _first_program = impl.get_runtime().prog and weakref.ref(impl.get_runtime().prog)  # of arrays made before this import
 
 
@@ -218,6 +229,7 @@ _make_array, _destroy, _finalize = Ndarray.__init__, SNodeTree.destroy, FieldsBu
 def _remember_program(self: Any) -> None:
     _make_array(self)
     self.__dict__[_PROGRAM] = weakref.ref(impl.get_runtime().prog)
+    self.__dict__[_SERIAL] = next(_counter)
 
 
 def _note_destroyed(self: Any) -> None:

@@ -260,6 +260,8 @@ class PythonRun:
             if backend.primal_kernel(function) is not None or backend.taichi_func(function) is not None:
                 return True
             function = type(function)
+            if not isinstance(function.__call__, types.FunctionType):  # of Cython, and such
+                return False
         known = self._known.get(id(function))
         if known is None:
             self._known[id(function)] = known = (function, False)  # while it is looked at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 import zlib
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -52,6 +54,7 @@ class RunRecord:
         self._at = 0
         self._is_first = True
         self._has_read = False
+        self._start = backend.moment()
         self._others: dict[Any, tuple[Any, Any]] = {}  # what a later run has made: which of the first run it stands for
 
     def begin(self) -> None:
@@ -81,7 +84,7 @@ class RunRecord:
     def store(self, obj: Any, value: Any) -> None:
         """Python is about to store to a field or array."""
         is_entry = isinstance(obj, backend.FieldEntry)
-        place = (_Object(("node", obj.node), None), obj.index) if is_entry else (_named(obj),)
+        place = (_Object(("node", obj.node), obj), obj.index) if is_entry else (_named(obj),)
         self._add(_Event("stores", (*place, *_parts(value))))
 
     def end(self) -> None:
@@ -124,8 +127,17 @@ class RunRecord:
             return True
         if any(now.key == part.key for e in self._events for part in e.parts if isinstance(part, _Object)):
             return False
-        self._others.setdefault(now.key, (first.key, now.obj))  # made in this run
-        return self._others[now.key][0] == first.key and type(now.obj) is type(first.obj)
+        if now.key not in self._others:
+            self._others[now.key] = first.key, now.obj
+            return type(now.obj) is type(first.obj) and self._is_made_alike(first.obj, now.obj)
+        return self._others[now.key][0] == first.key
+
+    def _is_made_alike(self, first: Any, now: Any) -> bool:
+        """Whether a run may have made an object as the first run has made the other one."""
+        if isinstance(now, (backend.Field, backend.StructField, backend.Ndarray, backend.FieldEntry)):
+            return backend.is_made_since(now, self._start)
+        codes = [getattr(getattr(obj, "func", obj), "__code__", None) for obj in (first, now)]
+        return codes[0] == codes[1] and self._is_same(*(_Event("", _contents(obj)) for obj in (first, now)))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -150,6 +162,14 @@ def _parts(value: Any) -> Iterator[Any]:
         yield _named(value)
     else:
         yield tuple(value.shape), str(value.dtype)
+
+
+def _contents(obj: Any) -> tuple[Any, ...]:
+    """What a kernel or function has from outside, or the attributes of another object."""
+    function = getattr(obj, "func", obj)
+    is_function = isinstance(function, types.FunctionType)
+    found = inspect.getclosurevars(function).nonlocals if is_function else getattr(obj, "__dict__", {})
+    return tuple(_parts(dict(found)))
 
 
 def _named(obj: Any) -> _Object:
