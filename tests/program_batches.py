@@ -49,7 +49,12 @@ from taichi_ext.differentiate.storage_facts import STRATEGIES
 PER_PROCESS = 50
 IN_LANES = [
     *("schedule.lanes.LANES_OF_FLOAT32=2", "schedule.lanes.LANES_OF_FLOAT64=2", "schedule.lanes.MOST_REPEATED=1.0"),
-    *("schedule.lanes.LEAST_LOOPS=0", "schedule.lanes.LEAST_WORK=0", "schedule.lanes.NEEDS_VECTORS=False"),
+    *(
+        "schedule.lanes.LEAST_TOTAL=0",
+        "schedule.masks.LEAST_GUARDED=2",
+        "schedule.lanes.LEAST_WORK=0",
+        "schedule.lanes.NEEDS_VECTORS=False",
+    ),
 ]
 LONGEST = 300  # seconds without a verdict
 # by name: what writes a program, what runs programs, what judges one, what shows one

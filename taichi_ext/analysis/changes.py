@@ -12,6 +12,7 @@ from taichi_ext.program import (
     Effect,
     For,
     If,
+    Jump,
     Load,
     Local,
     Read,
@@ -66,3 +67,17 @@ def _spread_variation(body: Body, found: set[Local], stored: set[Container], *, 
         for block in bodies(s):
             is_chosen_here = is_chosen or (not is_same and isinstance(s, (If, For, While)))
             _spread_variation(block, found, stored, is_chosen=is_chosen_here)
+            if isinstance(s, (For, While)) and _is_left(block, found, stored):
+                found.update(assigned_locals(block) - {local for x in statements(block) for local in declared(x)})
+
+
+def _is_left(body: Body, found: set[Local], stored: set[Container], *, is_chosen: bool = False) -> bool:
+    """Whether what varies decides when a loop, or an iteration of it, ends."""
+    for s in body:
+        if isinstance(s, Jump) and is_chosen:
+            return True
+        contents = s.contents
+        is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
+        if isinstance(s, If) and any(_is_left(b, found, stored, is_chosen=is_chosen or not is_same) for b in bodies(s)):
+            return True
+    return False

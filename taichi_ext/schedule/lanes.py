@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.changes import varying_locals, written_containers
@@ -57,12 +57,14 @@ from taichi_ext.program import (
 )
 from taichi_ext.schedule.elementary import elementary_of
 from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule.masks import with_masks
 from taichi_ext.simplify.usage import all_values, assigned_locals
 
 LANES_OF_FLOAT32, LANES_OF_FLOAT64 = 16, 8  # in one stretch: two vectors of 32 bytes
 MOST_NUMBERS = 12288  # in the arrays of a stretch, which are to stay in the cache next to the processor
 MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
 LEAST_TOTAL = 1 << 16  # operations of all iterations, below which it is not worth to compile more
+NEEDS_VECTORS = True  # no operation that is a call for each lane
 LEAST_WORK = 4  # operations per number that is stored, below which arrays cost more than vectors save
 USUAL_LENGTH = 16  # of loops whose bounds are not known
 
@@ -77,7 +79,6 @@ FREE = frozenset((*_TRUTHS, *_BITS, "cast", "select", "ifte"))
 
 _WORDS = {
     Declare: "a local matrix, or a vector of truth values,",
-    Jump: "a break or continue",
     Atomic: "an atomic",
     Return: "a return",
 }
@@ -128,17 +129,19 @@ def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, C
     Raises:
         CannotError: that is not possible, or does not pay.
     """
-    inner = tuple(statements(loop.body))
     if machine.is_checked:
         raise CannotError("its iterations are watched, or write entries of a sparse Jacobian")
     last = loop.variables[-1]
     along = For("range", (last,), (literal(0, I32), literal(domain[-1], I32)), loop.body)
-    own = {local for s in inner for local in declared(s)}
-    varying = frozenset(varying_locals(along))
-    if not varying | assigned_locals(loop.body) <= own | {last}:
+    body, varying = with_masks(
+        loop.body, varying_locals(along), written_containers(loop.body), lambda b: work_of(b, is_fast=machine.is_fast)
+    )
+    own = {local for s in (*statements(loop.body), *statements(body)) for local in declared(s)}
+    loop = replace(loop, body=body)
+    if not varying | assigned_locals(body) <= own | {last}:
         raise CannotError("iterations share a local")
-    survey = _Survey(loop, domain, shadows, machine, varying)
-    parts = survey.block(loop.body, 1)
+    survey = _Survey(loop, domain, shadows, machine, frozenset(varying))
+    parts = survey.block(body, 1)
     count = LANES_OF_FLOAT64 if survey.widest == F64 else LANES_OF_FLOAT32
     repeated = -domain[-1] % count
     if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
@@ -192,7 +195,7 @@ class _Survey:
                 inner = times * _length(s)
                 self._note(s, 0)
                 parts.append(Around(s, tuple(self.block(b, inner) for b in bodies(s))))
-            elif self._is_uniform(s):
+            elif isinstance(s, Jump) or self._is_uniform(s):
                 if not isinstance(s, Declare):
                     close()  # what comes before it may read what it changes
                 self._note(s, 0)
@@ -220,7 +223,9 @@ class _Survey:
         """Whether a statement declares or changes a local that is the same for all lanes."""
         if isinstance(s, Declare):
             return s.local not in self.varying
-        return isinstance(s, (Assign, Update)) and isinstance(s.target, Read) and s.target.local not in self.varying
+        if not isinstance(s, (Assign, Update)) or not isinstance(s.target, Read) or s.target.local in self.varying:
+            return False
+        return self.varying.isdisjoint(s.contents.locals)  # else it is a sum over the lanes
 
     def _check(self, s: Statement, *, is_top: bool) -> None:
         match s:
@@ -235,11 +240,9 @@ class _Survey:
                 self.is_repeatable &= isinstance(s, Assign)
             case If():
                 for inner in (*s.then, *s.orelse):
-                    self._check(inner, is_top=False)
+                    self._check(inner, is_top=is_top and isinstance(s.condition, Read))
             case For() | While():
-                raise CannotError("neighbours go through a loop in it differently often")
-            case Assign() | Update():
-                raise CannotError("it stores to memory in a branch that neighbours need not share")
+                raise CannotError("there is a loop in it that is no range")
             case _:
                 raise CannotError(f"there is {_WORDS.get(type(s), 'a call')} in it")
 
@@ -285,10 +288,20 @@ class _Survey:
     def _note_operation(self, op: Op, times: int) -> None:
         known = elementary_of(op) if self.machine.is_fast else None
         is_known = known is not None or op.name in WORK or op.name in FREE
-        if not is_known or op.dtype == F16:
+        if NEEDS_VECTORS and (not is_known or op.dtype == F16):
             raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")
-        if op.dtype.is_real:
-            self.work += times * (WORK.get(op.name, 0) if known is None else known.work)
+        self.work += times * _work(op, is_fast=self.machine.is_fast)
+
+
+def work_of(body: Body, *, is_fast: bool) -> int:
+    """The operations of a block, in additions; those in its loops count once."""
+    values = {v for s in statements(body) for v in all_values(s) if isinstance(v, Op)}
+    return sum(_work(v, is_fast=is_fast) for v in values)
+
+
+def _work(op: Op, *, is_fast: bool) -> int:
+    known = elementary_of(op) if is_fast else None
+    return (WORK.get(op.name, 0) if known is None else known.work) * op.dtype.is_real
 
 
 def _length(s: Statement) -> int:

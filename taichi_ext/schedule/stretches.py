@@ -104,6 +104,7 @@ class _Writer:
             for local in _touched(run):
                 users[local].add(run)
         self.shared = {x for x, runs in users.items() if x in self.lanes.varying and (x.shape or len(runs) > 1)}
+        self.shared |= {x for run in _runs(self.lanes.parts) for x in _conditions_of_stores(run)}
         self.shared.discard(self.lanes.loop.variables[-1])
 
     def block(self, parts: tuple[Part, ...]) -> Body:
@@ -200,8 +201,14 @@ class _RunWriter:
             case Assign() | Update():
                 yield replace(new, target=self._changed(new.target))
             case If():
-                blocks = (tuple(x for y in b for x in self._statement(y)) for b in bodies(s))
-                yield with_bodies(new, tuple(blocks))
+                stores, self.stores = self.stores, []
+                yield with_bodies(new, tuple(tuple(x for y in b for x in self._statement(y)) for b in bodies(s)))
+                if self.stores:  # in lanes that take part
+                    assert isinstance(s, If)
+                    assert isinstance(s.condition, Read)
+                    mask = Read(self.stretch.array(s.condition.local), (Read(self.after_lane),))
+                    stores.append(If(operation("ne", mask, 0), tuple(self.stores), place=s.place))
+                self.stores = stores
 
     def _array(self, s: Declare) -> Iterator[Statement]:
         array = self.stretch.array(s.local)
@@ -252,7 +259,7 @@ def _neighbours(run: Run, places: Mapping[Statement, Affine]) -> dict[Statement,
     LLVM makes whole vectors of what is stored side by side, and reads them in the order in which they go to memory.
     """
     rows: dict[tuple[Container, tuple[tuple[Atom, int], ...]], list[tuple[int, Statement]]] = defaultdict(list)
-    for s in run.statements:
+    for s in statements(run.statements):
         if isinstance(s, (Assign, Update)) and isinstance(s.target, Load) and s in places:
             rows[s.target.container, places[s].terms].append((places[s].constant, s))
     found: dict[Statement, tuple[Local, int]] = {}
@@ -276,6 +283,14 @@ def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:
         elif isinstance(part, Around):
             for block in part.blocks:
                 yield from _runs(block)
+
+
+def _conditions_of_stores(run: Run) -> Iterator[Local]:
+    """The masks of lanes that store to memory."""
+    for s in run.statements:
+        is_store = (isinstance(x, (Assign, Update)) and isinstance(x.target, Load) for x in statements((s,)))
+        if isinstance(s, If) and isinstance(s.condition, Read) and any(is_store):
+            yield s.condition.local
 
 
 def _touched(run: Run) -> list[Local]:
