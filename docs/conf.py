@@ -10,9 +10,10 @@ import taichi_ext
 
 project, author, copyright = "taichi_ext", "The taichi_ext contributors", "The taichi_ext contributors"
 version = release = taichi_ext.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme, html_title = "furo", f"taichi_ext {version}"
 myst_heading_anchors = 4
+nb_execution_mode, nb_execution_raise_on_error, nb_execution_timeout = "force", True, 300
 nitpicky = False
 napoleon_use_ivar = True  # attributes of classes are a list in the text of the class
 autodoc_typehints, autodoc_member_order = "none", "bysource"

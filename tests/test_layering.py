@@ -42,7 +42,7 @@ DISTRICTS = (
 LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
-    "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure", "matplotlib.pyplot"},
+    "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure"},
     "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},
     "sparse_matrices": {"scipy", "scipy.sparse", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},

@@ -142,6 +142,10 @@ def test_pyplot_keeps_no_figure(pyplot):
     assert pyplot.get_fignums() == []
 
 
+def test_a_notebook_shows_the_figure_whether_or_not_pyplot_was_used():
+    assert plot_jacobian(np.eye(2))._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
 def test_figure_is_saved(tmp_path):
     plot_jacobian([np.zeros((9, 9)), np.eye(3)]).savefig(tmp_path / "J.png")
     assert (tmp_path / "J.png").stat().st_size > 1000
@@ -181,7 +185,7 @@ def test_sparse_block_that_is_too_large_to_be_drawn_entry_by_entry():
 
 
 def test_matplotlib_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for plot in (plot_jacobian, plot_sparsity):
         with pytest.raises(ImportError, match=r"plot_\w+ needs matplotlib.*taichi-ext\[plot\]"):
             plot(np.eye(2))

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import math
 from typing import Any
 
@@ -154,14 +156,21 @@ def plot_sparsity(
 def new_figure(user: str) -> Any:
     """A figure that pyplot does not manage: it is not shown twice in a notebook, and freed when it is dropped."""
     try:
-        import matplotlib.pyplot as plt
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
             f"{user} needs matplotlib, which is not installed: python -m pip install 'taichi-ext[plot]'"
         ) from error
-    plt.get_backend()  # in a notebook, this sets up how figures are displayed
-    return Figure(layout="constrained")
+    figure = Figure(layout="constrained")
+    figure._repr_png_ = functools.partial(_png, figure)  # type: ignore[attr-defined]  # for notebooks without pyplot
+    return figure
+
+
+def _png(figure: Any) -> bytes:
+    """The picture of a figure."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    return data.getvalue()
 
 
 def _units(units: Any, blocks: list[Block]) -> list[str]:
