@@ -176,6 +176,34 @@ def test_infinite_second_derivatives_are_not_zero():
     assert_allclose(found[3:, 3:], H[3:, 3:], rtol=1e-14)
 
 
+def test_squares_of_norms_have_finite_second_derivatives_at_zero():
+    x, energy, factor = vectors([[0.3, 0.7], [0.3, 0.7]]), scalars(0.0), scalars([0.4])
+
+    @ti.kernel
+    def squares():
+        for _ in range(1):
+            d = x[0] - x[1]
+            energy[None] += d.norm() ** 2 + ti.sqrt(factor[0]) ** 2.0
+
+    @ti.kernel
+    def by_way_of_a_local():
+        for _ in range(1):
+            d = x[0] - x[1]
+            length = d.norm()
+            energy[None] += 0.5 * length**2 + 0.5 * factor[0] * length**2
+            length = factor[0]
+
+    two = 2 * np.kron([[1.0, -1.0], [-1.0, 1.0]], np.eye(2))
+    for kernel, scale in ((squares, 1.0), (by_way_of_a_local, 0.7)):
+        write(energy, 0.0)
+        H = as_matrix(hessian(kernel, [x, factor], energy))
+        assert_allclose(H, scale * np.pad(two, (0, 1)), rtol=1e-14, atol=1e-14)
+        assert_allclose(sparse_matrix(kernel, [x, factor], energy), H, rtol=1e-14, atol=1e-14)
+    write(x, [[0.3, 0.7], [0.5, -0.2]])
+    for kernel in (squares, by_way_of_a_local):
+        require_right(kernel, [x, factor], energy)
+
+
 def test_stopped_and_replaced_gradients():
     x, energy = scalars([0.7, 1.3]), scalars(0.0)
 

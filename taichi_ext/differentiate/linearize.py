@@ -26,7 +26,7 @@ from taichi_ext.differentiate.forms import (
 )
 from taichi_ext.differentiate.local_forms import Deferred, LocalForms
 from taichi_ext.differentiate.shadows import Tangents
-from taichi_ext.differentiate.table import Rule, rule_of
+from taichi_ext.differentiate.table import Rule, is_same, rule_of
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Known, Load, Op, Read, Value
@@ -188,9 +188,19 @@ class Linearizer:
             return self.lasting[node]
         if node not in self.tapes:
             assert isinstance(node, Op)
+            radicand = self._squared_root(node) if self.is_again else None
             with self.builder.at(node.place):
-                self.tapes[node] = self._partials(node)
+                self.tapes[node] = self._partials(node) if radicand is None else [(radicand, 1)]
         return self.tapes[node]
+
+    def _squared_root(self, node: Op) -> Value | None:
+        """``a`` of ``sqrt(a) ** 2``, whose partial is 1 where that of the root is infinite; None of anything else."""
+        base = node.args[0]
+        if not ((node.name == "mul" and is_same(*node.args)) or (node.name == "pow" and is_number(node.args[1], 2))):
+            return None
+        deferred = self._deferred(base)
+        root = base if deferred is None else deferred.root
+        return root.args[0] if isinstance(root, Op) and root.name == "sqrt" else None
 
     def _partials(self, node: Op) -> list[tuple[Value, Any]]:
         rule = self._rule(node)
