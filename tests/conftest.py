@@ -1,5 +1,6 @@
 """Fixtures shared by the tests."""
 
+import dataclasses
 import gc
 import re
 import traceback
@@ -160,7 +161,9 @@ def split_columns(chunk_size: int) -> None:
 
     def prepare(self, *args, **options):
         given(self, *args, **options)
-        self.chunk_size = self.chunk_size or chunk_size
+        options = self.question.options
+        options = options._replace(chunk_size=options.chunk_size or chunk_size)
+        self.question = dataclasses.replace(self.question, options=options)
 
     Prepared.__init__ = prepare
 

@@ -21,7 +21,7 @@ from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, value_and_jacobian
 from taichi_ext.backend import kernels
-from taichi_ext.runtime import session
+from taichi_ext.runtime import fused_kernels
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ class TestCalls:
         assert f"def wave_jacobian(a: {kind}, d_y: ti.types.ndarray(dtype={kind}, ndim=1)):" in lines
 
     def test_kernels_of_all_blocks_are_kept(self, traces, monkeypatch):
-        monkeypatch.setattr(session, "MOST_KERNELS", 2)
+        monkeypatch.setattr(fused_kernels, "MOST_KERNELS", 2)
         x, y = scalars([0.3, 0.5, 0.7, 0.2, 0.4]), outputs(5)
 
         @ti.kernel

@@ -12,8 +12,8 @@ from numpy.testing import assert_allclose
 from test_threads import in_threads
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, boundary_gradient, registry
-from taichi_ext.api.sparse_evaluation import FEW_COLUMNS
-from taichi_ext.api.sparse_replay import SparseReplay
+from taichi_ext.api.replay import SparseReplay
+from taichi_ext.api.sparse_form import FEW_COLUMNS, transposed
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
 pytestmark = [
@@ -129,7 +129,7 @@ def test_products_in_between(chain):
     plan, cotangent = chain.plan, np.arange(8.0)
     operator_like = [block.T @ cotangent for block in plan()]
     for _ in range(2):
-        found = plan._plan.start(plan._call).transposed([cotangent[:, None]], np.inf)
+        found = transposed(plan._plan.start(plan._call), [cotangent[:, None]], np.inf)
         for ours, wanted in zip(found, operator_like, strict=True):
             assert_allclose(ours[:, 0], wanted, rtol=1e-12)
         chain.require_right(plan())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, Target
-from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.layout import lay_out
 from taichi_ext.api.prepared import Prepared
 from taichi_ext.differentiate.keys import RETURN, Scratch
 from taichi_ext.emit import JacobianPart, TangentArray, export
@@ -51,10 +50,8 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     if missing:
         raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
     _refuse_components(prepared, call, fused)
-    evaluation = Evaluation(prepared, call)
-    shapes, rows = evaluation.parameter_shapes(), [shape for shape, _ in evaluation.output_shapes()]
-    starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))[:-1]
-    params = list(zip(prepared.params, starts, shapes, strict=True))
+    layout = lay_out(call, prepared.fields, prepared.params, prepared.outputs)
+    rows, params = [o.shape for o in layout.outputs], [(p.target, p.first, p.shape) for p in layout.params]
     columns = {_key(prepared, call, t): n for t, n, _ in params if t.variable is None and not call.is_value(t)}
     tangents = []
     for number, key in enumerate(fused.shadows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,25 +10,46 @@ from taichi_ext.api.arguments import Target
 from taichi_ext.differentiate.keys import Key
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
-from taichi_ext.runtime.warning import warn_at_user
+from taichi_ext.runtime.accesses import Accesses
+from taichi_ext.runtime.run_record import RunRecord
+from taichi_ext.runtime.warning import saying_once, warn_at_user
 
 
-class Findings:
-    """What one run has of some columns holds for J where it does in all of them."""
+class RunLog:
+    """What the runs of one call have in common: what one has of some columns holds for J where it does in all of them.
 
-    def __init__(self, *, of_zeros: bool = True) -> None:
+    Attributes:
+        runs: how many there have been of single blocks of columns.
+    """
+
+    def __init__(self, *, of_zeros: bool) -> None:
+        self.runs = 0
         self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero: a gradient may be
         self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
+        self._said: set[Any] = set()  # warnings
         self.begin()
 
     def begin(self) -> None:
         """The first run of a call begins; it may have begun before, with more columns at a time."""
+        self._record = RunRecord()
         self._kept: set[Key] = set()  # parameters of which a run has left some columns
         self._overwritten: dict[Key, Any] = {}  # the names of those of which a run has left none
         self._zero = dict(self._active)  # those that have not yet
 
-    def note_params(self, names: dict[Key, Any], overwritten: set[Key]) -> None:
-        """A run had columns of these parameters; of some nothing was left before anything read them."""
+    def record(self, *, is_part: bool) -> RunRecord | None:
+        """What the runs launch and store, where there are several of them."""
+        if not is_part:
+            return None
+        self._record.begin()
+        return self._record
+
+    def saying_once(self) -> contextlib.AbstractContextManager[None]:
+        """Within the context no warning of this call is repeated."""
+        return saying_once(self._said)
+
+    def note_params(self, accesses: Accesses) -> None:
+        """A run had columns of parameters; of some nothing was left before anything read them."""
+        names, overwritten = accesses.params, accesses.overwritten
         self._kept |= names.keys() - overwritten
         self._overwritten |= {key: names[key] for key in overwritten}
 
@@ -40,12 +62,11 @@ class Findings:
                 self._active[n] = target
         self._zero = dict(self._active)
 
-    def note_columns(self, outputs: list[Any]) -> None:
-        """A run has computed these columns of J, output by output."""
+    def note_columns(self, outputs: list[Any], *, is_last: bool) -> None:
+        """A run has computed these columns of J, output by output; after the last one there are warnings."""
         self._zero = {n: target for n, target in self._zero.items() if not outputs[n].any()}
-
-    def warn(self) -> None:
-        """After the last run."""
+        if not is_last:
+            return
         for name in (name for key, name in self._overwritten.items() if key not in self._kept):
             warn_at_user(
                 f"{name} is a parameter that is overwritten before it is read: nothing depends on what it held before."

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.arguments import flatten
+from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.fixed import Fixed
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.options import Options, checked_options
@@ -15,7 +16,7 @@ from taichi_ext.api.plan import Jacobian
 from taichi_ext.api.prepared import values_of
 from taichi_ext.api.products import in_structure, matrices, shaped
 from taichi_ext.api.progress import check_progress
-from taichi_ext.api.second_order import SecondOrderEvaluation
+from taichi_ext.api.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.projection import PROJECTIONS
 
@@ -82,7 +83,7 @@ class Hessian(Jacobian):
     ) -> tuple[Any, Any, Any]:
         """Run the kernel once; returns the energy, its gradient and H, see ``value_gradient_and_hessian``."""
         evaluation = self._started(args, out)
-        result = evaluation.value_gradient_and_hessian()
+        result = value_gradient_and_hessian_of(evaluation)
         self._last.returned = evaluation.returned
         return result
 
@@ -92,7 +93,7 @@ class Hessian(Jacobian):
             shapes = evaluation.parameter_shapes()
             if self._mask is None or self._mask[0] != shapes:
                 self._mask = shapes, Fixed(self._fixed, shapes)
-        return evaluation.changed(self._project, None if self._mask is None else self._mask[1])
+        return with_choices(evaluation, self._project, None if self._mask is None else self._mask[1])
 
     def value(self) -> Any:
         """The energy as it is now; a return value is of this thread's last call."""
@@ -210,7 +211,8 @@ def value_gradient_and_hessian(
         (8.0, 12.0, 12.0)
     """
     options = checked_options(max_memory, "auto", chunk_size, format)
-    return _start(kernel, params, energy, args, out, options, project, fixed, progress).value_gradient_and_hessian()
+    evaluation = _start(kernel, params, energy, args, out, options, project, fixed, progress)
+    return value_gradient_and_hessian_of(evaluation)
 
 
 @with_short_traceback
@@ -244,7 +246,7 @@ def value_and_gradient(
     value, found = evaluation.value_and_jacobian()
     leaves = [leaf for _, leaf in flatten(found)[0]]
     shapes = evaluation.parameter_shapes()
-    return value, plan.prepared.rebuild_params([g.reshape(s) for g, s in zip(leaves, shapes, strict=True)])
+    return value, plan.prepared.question.rebuild_params([g.reshape(s) for g, s in zip(leaves, shapes, strict=True)])
 
 
 @with_short_traceback
@@ -302,9 +304,8 @@ def hvp(
     given, count = matrices(vectors, params, "vectors", shapes)
     if count == 0:
         raise InvalidArgumentError("vectors has no vector: its leading axis is empty.")
-    assert isinstance(evaluation, SecondOrderEvaluation)
-    evaluation.changed(None, _mask(fixed, evaluation))
-    found = evaluation.times(np.concatenate(given).astype(np.float64))
+    evaluation = with_choices(evaluation, None, _mask(fixed, evaluation))
+    found = hessian_times(evaluation, np.concatenate(given).astype(np.float64))
     return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(found, shapes, strict=True)], "params")
 
 
@@ -318,15 +319,14 @@ def _start(
     project: Any,
     fixed: Any,
     progress: Any,
-) -> SecondOrderEvaluation:
+) -> Evaluation:
     check_progress(progress)
-    plan, call = prepared_form(kernel, params, energy, args, options, _use(project, options[3]))
+    plan, call = prepared_form(kernel, params, energy, args, options, _use(project, options.format))
     evaluation = plan.start(call, out, progress=progress)
-    assert isinstance(evaluation, SecondOrderEvaluation)
-    return evaluation.changed(project, _mask(fixed, evaluation))
+    return with_choices(evaluation, project, _mask(fixed, evaluation))
 
 
-def _mask(fixed: Any, evaluation: SecondOrderEvaluation) -> Fixed | None:
+def _mask(fixed: Any, evaluation: Evaluation) -> Fixed | None:
     return None if fixed is None else Fixed(fixed, evaluation.parameter_shapes())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,14 @@ from taichi_ext.api.sparse_results import checked_format
 from taichi_ext.differentiate.storage_facts import STRATEGIES
 from taichi_ext.errors import InvalidArgumentError, shown
 
-Options = tuple[Any, str, int | None, str | None]  # max_memory, tangents, chunk_size and format
+
+class Options(NamedTuple):
+    """See ``jacobian``."""
+
+    max_memory: int | None = None
+    tangents: str = "auto"
+    chunk_size: int | None = None
+    format: str | None = None
 
 
 def checked_options(max_memory: Any, tangents: Any, chunk_size: Any, format: Any) -> Options:
@@ -27,7 +34,7 @@ def checked_options(max_memory: Any, tangents: Any, chunk_size: Any, format: Any
                 f"chunk_size is {shown(chunk_size)}; expected a positive whole number of columns."
             )
         chunk_size = int(chunk_size)
-    return max_memory, tangents, chunk_size, checked_format(format)
+    return Options(max_memory, tangents, chunk_size, checked_format(format))
 
 
 def is_whole(value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 import weakref
@@ -13,27 +12,20 @@ from typing import Any, NoReturn
 
 from taichi_ext import backend
 from taichi_ext.api.arguments import KernelCall, flatten
-from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.evaluation import DenseForm, Evaluation
 from taichi_ext.api.explain import Text, explain
 from taichi_ext.api.export import module_text
 from taichi_ext.api.kernel_checks import refuse_uninitialised
 from taichi_ext.api.matrix import check_as_matrix, matrix_of
 from taichi_ext.api.options import Options, checked_options
-from taichi_ext.api.prepared import Prepared, values_of
+from taichi_ext.api.prepared import Prepared, Question, values_of
 from taichi_ext.api.progress import check_progress
-from taichi_ext.api.second_order import GradientEvaluation, SecondOrderEvaluation, check_energy
-from taichi_ext.api.sparse_evaluation import SparseEvaluation
-from taichi_ext.api.sparse_second_order import SparseSecondOrderEvaluation
+from taichi_ext.api.second_order import USES, check_energy
+from taichi_ext.api.sparse_form import SparseForm
+from taichi_ext.api.subject import EnergyGradient, Outputs
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, with_short_traceback
 from taichi_ext.runtime.memory import FieldTable
 from taichi_ext.runtime.state import State
-
-_KINDS: dict[str, type[Evaluation]] = {
-    "gradient": GradientEvaluation,
-    "hessian": SecondOrderEvaluation,
-    "hvp": SecondOrderEvaluation,
-    "projected": SecondOrderEvaluation,
-}
 
 
 class Plan:
@@ -48,7 +40,6 @@ class Plan:
     """
 
     def __init__(self, call: KernelCall, params: Any, outputs: Any, options: Options, use: str = "jacobian") -> None:
-        max_memory, tangents, chunk_size, format = options
         self._pattern = call.pattern()
         leaves, rebuild_params = flatten(params, "params")
         param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
@@ -61,27 +52,23 @@ class Plan:
         for what, targets in (("params", param_targets), ("outputs", output_targets)):
             if not targets:
                 raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
-        if use in _KINDS:
+        if use in USES:
             check_energy(call, output_targets, param_targets, use)
             rebuild_outputs = rebuild_params if use in ("hessian", "projected") else _only
         backend.materialize()
-        self.prepared = Prepared(
+        question = Question(
             params=param_targets,
             outputs=output_targets,
             rebuild_params=rebuild_params,
             rebuild_outputs=rebuild_outputs,
-            limit=max_memory,
-            strategy=tangents,
-            fields=FieldTable(call.labels),
-            chunk_size=chunk_size,
-            format=format,
-            layout=backend.layout_version(),
+            options=options,
             use=use,
         )
+        self.prepared = Prepared(question=question, fields=FieldTable(call.labels), layout=backend.layout_version())
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
-        if chunk_size is not None:
-            self._kind()(self.prepared, call)  # raises for what has no columns
+        if options.chunk_size is not None:
+            self.evaluation(self.prepared, call)  # raises for what has no columns
 
     def _end(self) -> None:
         """The program is over: let go of its arrays, and of all but what ``source`` and ``explain()`` show.
@@ -92,16 +79,8 @@ class Plan:
         for name, fused in prepared.fused.items():
             fused.memory.scratch.clear()
             prepared.fused[name] = replace(fused, program=None)
-        self.prepared = Prepared(
-            params=[],
-            outputs=[],
-            rebuild_params=_only,
-            rebuild_outputs=_only,
-            limit=None,
-            strategy="",
-            fields=prepared.fields,
-            fused=prepared.fused,
-        )
+        question = replace(prepared.question, params=[], outputs=[], rebuild_params=_only, rebuild_outputs=_only)
+        self.prepared = Prepared(question=question, fields=prepared.fields, fused=prepared.fused)
 
     def refuse_ended(self) -> None:
         """Raise where the Taichi program that it was prepared in has ended: ``ti.init`` begins another."""
@@ -136,13 +115,16 @@ class Plan:
         with backend.exclusive:
             self.follow_layout(call)
             self._follow_constants(call)
-        prepared = self.prepared if watch is None else dataclasses.replace(self.prepared, fused={})
-        return self._kind()(prepared, call, out, state, watch, progress)
+        prepared = self.prepared if watch is None else replace(self.prepared, fused={})
+        return self.evaluation(prepared, call, out=out, state=state, watch=watch, progress=progress)
 
-    def _kind(self) -> type[Evaluation]:
-        if self.prepared.format is None:
-            return _KINDS.get(self.prepared.use, Evaluation)
-        return SparseSecondOrderEvaluation if self.prepared.use in ("hessian", "projected") else SparseEvaluation
+    @staticmethod
+    def evaluation(prepared: Prepared, call: KernelCall, **options: Any) -> Evaluation:
+        """One call: what its rows are, and in which form."""
+        use, format = prepared.question.use, prepared.format
+        is_energy = use in USES and use != "gradient"
+        subject = EnergyGradient() if is_energy else Outputs(is_gradient=use in USES)
+        return Evaluation(prepared, call, subject, DenseForm() if format is None else SparseForm(), **options)
 
     def follow_layout(self, call: KernelCall) -> None:
         """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
@@ -153,8 +135,13 @@ class Plan:
             problem = backend.ended_problem(target.field)
             if problem:
                 raise InvalidArgumentError(f"{target.name} {problem}.")
-        self.prepared = dataclasses.replace(
-            prepared, fields=FieldTable(call.labels), fused={}, replay=None, layout=version, composed={}
+        self.prepared = replace(
+            prepared,
+            fields=FieldTable(call.labels),
+            fused={},
+            replay=None,
+            layout=version,
+            sparse=replace(prepared.sparse, composed={}),
         )
 
     def _follow_constants(self, call: KernelCall) -> None:
@@ -162,7 +149,8 @@ class Plan:
         prepared = self.prepared
         now = [call.current(target) if target.variable is not None else target for target in prepared.params]
         if any(target.held != before.held for target, before in zip(now, prepared.params, strict=True)):
-            self.prepared = dataclasses.replace(prepared, params=now, fused={}, replay=None, is_checked=False)
+            question = replace(prepared.question, params=now)
+            self.prepared = replace(prepared, question=question, fused={}, replay=None, is_checked=False)
 
 
 def prepare(
@@ -239,7 +227,14 @@ class Jacobian:
         self._prepare(kernel, params, outputs, args, options, progress)
 
     def _prepare(
-        self, kernel: Any, params: Any, outputs: Any, args: Any, options: Options, progress: Any, use: str = "jacobian"
+        self,
+        kernel: Any,
+        params: Any,
+        outputs: Any,
+        args: Any,
+        options: Options,
+        progress: bool | None,
+        use: str = "jacobian",
     ) -> None:
         check_progress(progress)
         self._progress: bool | None = progress
@@ -354,7 +349,7 @@ class Jacobian:
         """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""
         self._plan.refuse_ended()
         returned = getattr(self._last, "returned", None)
-        return self._prepared.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))
+        return self._prepared.question.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))
 
 
 def _refuse_inside_kernel() -> None:

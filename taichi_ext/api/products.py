@@ -17,9 +17,10 @@ from taichi_ext import backend
 from taichi_ext.api.arguments import flatten, refuse_ended
 from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import checked_options
+from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.plan import Plan
 from taichi_ext.api.results import as_torch
+from taichi_ext.api.sparse_form import transposed as transposed_by_entries
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.sparse_matrices import scipy_sparse
 
@@ -77,10 +78,10 @@ def jvp(
         array([2., 0., 6.], dtype=float32)
     """
     options = checked_options(max_memory, "auto", chunk_size, None)
-    plan, call = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None), "products")
+    plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory), "products")
     evaluation = plan.start(call)
     given, count = matrices(tangents, params, "tangents", evaluation.parameter_shapes())
-    result = directional(evaluation, np.concatenate(given).astype(np.float64), options[2])
+    result = directional(evaluation, np.concatenate(given).astype(np.float64), options.chunk_size)
     shapes = [shape for shape, _ in evaluation.output_shapes()]
     return in_structure(plan, evaluation, [shaped(v, s, count) for v, s in zip(result, shapes, strict=True)], "outputs")
 
@@ -135,15 +136,17 @@ def vjp(
         array([2., 4., 3.], dtype=float32)
     """
     options = checked_options(max_memory, "auto", chunk_size, None)
-    plan, call = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, None))
+    plan, call = prepared_form(kernel, params, outputs, args, Options(options.max_memory))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
     given, count = matrices(cotangents, outputs, "cotangents", [shape for shape, _ in shapes])
     entries = None
-    if options[2] is None and is_large(evaluation):
-        sparse_plan, _ = prepared_form(kernel, params, outputs, args, (options[0], "auto", None, "csr"), "products")
+    if options.chunk_size is None and is_large(evaluation):
+        sparse_plan, _ = prepared_form(
+            kernel, params, outputs, args, Options(options.max_memory, format="csr"), "products"
+        )
         entries = sparse_plan.start(call)
-    found = transposed(evaluation, given, options[2], entries)
+    found = transposed(evaluation, given, options.chunk_size, entries)
     columns, at = [], 0
     for shape in evaluation.parameter_shapes():
         size = math.prod(shape)
@@ -158,8 +161,8 @@ def vjp(
 def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int | None) -> list[np.ndarray]:
     """J times the columns of ``directions``: for each output a row for each entry."""
     total = directions.shape[1]
-    evaluation.along(directions)
-    parts = [found for _, found in evaluation.column_blocks(chunk_size or max(1, total))]
+    along = evaluation.changed(directions=directions)
+    parts = [found for _, found in along.column_blocks(chunk_size or max(1, total))]
     if not parts:
         return [np.zeros((math.prod(shape), 0), dtype) for shape, dtype in evaluation.output_shapes()]
     return [np.concatenate(values, axis=1) for values in zip(*parts, strict=True)]
@@ -204,7 +207,7 @@ def _transposed_by_entries(dense: Evaluation, sparse: Any, cotangents: list[np.n
     rows = sum(math.prod(shape) for shape, _ in shapes)
     dtype = np.result_type(*(dtype for _, dtype in shapes))
     matrices = [np.ascontiguousarray(v, dtype) for v in cotangents]
-    found = sparse.transposed(matrices, rows * dense.column_count() / DENSE_TO_SPARSE)
+    found = transposed_by_entries(sparse, matrices, rows * dense.column_count() / DENSE_TO_SPARSE)
     if found is None:
         return None
     sizes, count = list(map(math.prod, dense.parameter_shapes())), matrices[0].shape[1]
@@ -287,6 +290,6 @@ def shaped(values: np.ndarray, shape: tuple[int, ...], count: int | None) -> np.
 
 def in_structure(plan: Plan, evaluation: Evaluation, values: list[np.ndarray], what: str) -> Any:
     """Arrays in the structure of the params or the outputs, as tensors where the outputs are."""
-    prepared = plan.prepared
-    rebuild = prepared.rebuild_outputs if what == "outputs" else prepared.rebuild_params
-    return as_torch(rebuild(values), evaluation.call, prepared.outputs)
+    question = plan.prepared.question
+    rebuild = question.rebuild_outputs if what == "outputs" else question.rebuild_params
+    return as_torch(rebuild(values), evaluation.call, question.outputs)

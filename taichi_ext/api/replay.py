@@ -1,56 +1,130 @@
-"""The shortest way to repeat a launch: one kernel without arguments, one parameter, and J as its only shadow."""
+"""The shortest way to repeat a call: one kernel without arguments, launched as it was at the call before."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import Key
-from taichi_ext.launches import Fused, Relaunch
+from taichi_ext.api.layout import Layout
+from taichi_ext.differentiate.keys import Key, OwnArray, Scratch, SiteArray
+from taichi_ext.launches import FieldKey, Fused
+from taichi_ext.runtime.field_tangents import FieldTangents
+from taichi_ext.runtime.repetitions import Repetition
+from taichi_ext.runtime.sparse_matrices import Arithmetic
+from taichi_ext.runtime.sparse_rows import SparseRows
+from taichi_ext.runtime.sparse_streams import Streams
+from taichi_ext.runtime.sparse_target import SparseEntries
+
+MOST_KEPT = 2**24  # bytes of tangents that are kept from call to call
+R = TypeVar("R", bound=SparseRows)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Replay:
-    """A launch whose every decision was taken at the call before."""
+    """A dense J of one field by one parameter.
 
-    fused: Fused
-    key: Key  # of the output
-    shape: tuple[int, ...]
-    dtype: Any
+    Attributes:
+        layout: the parameter and the output.
+        launch: the kernel, which is passed J and scratch memory alone.
+    """
 
-    def __post_init__(self) -> None:
-        self._launch = Relaunch(self.fused)
+    layout: Layout
+    launch: Repetition
 
     @staticmethod
-    def is_possible(fused: Fused, key: Key) -> bool:
-        """Whether nothing but J and scratch memory is passed to the kernel, and J need not hold anything before."""
-        return not backend.stores_by_column() and all(k == key or k in fused.memory.scratch for k in fused.shadows)
+    def of(fused: Fused, layout: Layout) -> Replay | None:
+        """A launch; None where more than J and scratch memory is passed to the kernel."""
+        (output,) = layout.outputs
+        scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
+        is_possible = not backend.stores_by_column() and {output.key, *scratch} >= set(fused.shadows)
+        return Replay(layout, Repetition(fused, scratch)) if is_possible else None
 
     def run(self, args: tuple[Any, ...], out: Any) -> np.ndarray | None:
         """J, in ``out`` if that is given; None where something is not as it was at the call before.
 
         ``args`` holds the object that the kernel is bound to.
         """
-        if self.fused.memory.rules_version != registry.version or not math.prod(self.shape):
+        (output,), (param,) = self.layout.outputs, self.layout.params
+        shape, dtype = (*output.shape, *param.shape), output.result_dtype
+        if not math.prod(shape) or not self.launch.is_current():
             return None
-        self.fused.refuse_changed()
-        is_covered = self.key in self.fused.facts.covered
+        is_covered = output.key in self.launch.fused.facts.covered
         if out is None:
-            out = np.empty(self.shape, self.dtype) if is_covered else np.zeros(self.shape, self.dtype)
-        elif not self._is_fit(out):
+            out = np.empty(shape, dtype) if is_covered else np.zeros(shape, dtype)
+        elif not _is_fit(out, shape, dtype):
             return None
         elif not is_covered:
             out.fill(0)
-        flat, scratch = out.reshape(-1), self.fused.memory.scratch
         with backend.exclusive:  # scratch memory is shared
-            self._launch(args, [flat if k == self.key else scratch[k].array for k in self.fused.shadows])
+            self.launch.launch(args, lambda _: out.reshape(-1))
         return out
 
-    def _is_fit(self, out: Any) -> bool:
-        is_array = type(out) is np.ndarray and out.shape == self.shape and out.dtype == self.dtype
-        return is_array and out.flags.c_contiguous and out.flags.writeable
+
+def _is_fit(out: Any, shape: tuple[int, ...], dtype: np.dtype) -> bool:
+    is_array = type(out) is np.ndarray and out.shape == shape and out.dtype == dtype
+    return is_array and out.flags.c_contiguous and out.flags.writeable
+
+
+@dataclass(frozen=True)
+class SparseReplay:
+    """A sparse J of fields.
+
+    Attributes:
+        layout: the parameters and outputs.
+        launch: the kernel.
+        sizes: how many entries each parameter has, by key.
+        tangents: the shape and type of each matrix of tangents that it is passed, by key.
+    """
+
+    layout: Layout
+    launch: Repetition
+    sizes: dict[Key, int]
+    tangents: dict[Key, tuple[tuple[int, int], np.dtype]]
+
+    @staticmethod
+    def of(target: SparseEntries, fields: FieldTangents, layout: Layout) -> SparseReplay | None:
+        """The last launch of a run; None where the next one may be another, or takes tangents that are not zero."""
+        fused = target.launched
+        if fused is None or Streams.of(fused).counts or backend.stores_by_column():
+            return None
+        passed = [key for key in fused.shadows if not isinstance(key, OwnArray)]
+        sparse = {*target.numbering.sizes, *target.outputs}
+        if any(not isinstance(key, FieldKey) or key in sparse for key in passed):
+            return None
+        shadows = {key: fields.shadows[key] for key in passed}
+        tangents = {key: (shadow.shape, shadow.dtype) for key, shadow in shadows.items()}
+        return SparseReplay(layout, Repetition(fused, {}), dict(target.numbering.sizes), tangents)
+
+    def run(self, args: tuple[Any, ...], rows: type[R], arithmetic: Arithmetic, most_entries: float) -> R | None:
+        """The rows after a launch; None, before it, where something is not as it was at the call before.
+
+        ``args`` holds the object that the kernel is bound to.
+        """
+        streams = Streams.of(self.launch.fused)
+        if streams.entries > most_entries or not self.launch.is_current():
+            return None
+        streams.begin()
+        for key in self.launch.kept.keys() - self.launch.fused.facts.covered:
+            self.launch.kept[key].fill(0)
+        self.launch.launch(args, lambda key: self._array(streams, key))
+        streams.end()
+        found = rows(self.sizes, arithmetic)
+        found.compose((list(streams.blocks(stage)) for stage in streams.stages()), lambda key: key)
+        return found
+
+    def _array(self, streams: Streams, key: Key) -> Any:
+        fused, kept = self.launch.fused, self.launch.kept
+        if isinstance(key, SiteArray):
+            return streams.array(key)
+        if isinstance(key, Scratch):
+            return fused.memory.scratch[key].array
+        shape, dtype = self.tangents[key]
+        size = max(1, math.prod(shape))
+        array = np.empty(size, dtype) if key in fused.facts.covered else np.zeros(size, dtype)
+        if array.nbytes + sum(a.nbytes for a in kept.values()) <= MOST_KEPT:
+            kept[key] = array
+        return array

@@ -71,7 +71,7 @@ def _as_torch(matrix: Any, kind: str, device: Any) -> Any:
 # --- out= -------------------------------------------------------------------------------------------------------------
 
 
-def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, int], Any]]) -> list[tuple[str, Any]]:
+def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...], np.dtype]]) -> list[tuple[str, Any]]:
     """Raise, before anything runs, for an ``out`` that cannot take sparse Jacobians of these shapes and types.
 
     Returns:

@@ -142,20 +142,11 @@ class FusedKernel(Kernel):
 
     def __init__(self, primal: Kernel, extra: list[str], *, hazards: frozenset[str] = frozenset()) -> None:
         # Not super().__init__(): that would register the kernel in the runtime for ever.
-        self.func = primal.func
-        self.kernel_counter = Kernel.counter
-        Kernel.counter += 1
-        self.autodiff_mode = primal.autodiff_mode
+        vars(self).update(vars(primal))
         self.grad = None
         annotation = ndarray_type.NdarrayType(ndim=1)
-        self.arguments = list(primal.arguments) + [
-            KernelArgument(annotation, name, inspect.Parameter.empty) for name in extra
-        ]
-        self.return_type = primal.return_type
-        self.classkernel = primal.classkernel
-        self.template_slot_locations = list(primal.template_slot_locations)
-        self.mapper = primal.mapper
-        self.runtime = impl.get_runtime()
+        own = [KernelArgument(annotation, name, inspect.Parameter.empty) for name in extra]
+        self.arguments = [*primal.arguments, *own]
         self.kernel_cpp = None
         self.compiled_kernels = {}
         self.has_print = False

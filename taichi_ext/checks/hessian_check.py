@@ -95,4 +95,4 @@ class _GradientRun(Run):
         evaluation = self._gradient.start(self.call.with_args(args))
         (blocks,) = evaluation.blocks()
         shapes = evaluation.parameter_shapes()
-        return [np.asarray(b, np.float64).reshape(s) for s, b in zip(shapes, blocks, strict=True)]
+        return [np.reshape(np.asarray(b, np.float64), s) for s, b in zip(shapes, blocks, strict=True)]

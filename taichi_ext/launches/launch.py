@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -254,25 +254,6 @@ class Fused:
             self.kernel.compile()
             stages.note(f"{backend.short_name(self.primal)} compiled", start)
         return self.kernel.launch(*args, *given)
-
-
-class Relaunch:
-    """Launches of one kernel with arrays of the same types, set up at the first one."""
-
-    def __init__(self, fused: Fused) -> None:
-        self._fused = fused
-        self._repeated: backend.RepeatedLaunch | None = None
-
-    def __call__(self, args: tuple[Any, ...], given: list[Any], kept: Collection[Any] = ()) -> None:
-        """Run it; the arrays of the keys ``kept`` are the same ones in each call."""
-        fused = self._fused
-        if self._repeated is not None:
-            self._repeated(None if k in kept else a for k, a in zip(fused.shadows, given, strict=True))
-            return
-        fused.launch(args, given)
-        if backend.is_plain_call(fused.primal):
-            same = [a if k in kept else None for k, a in zip(fused.shadows, given, strict=True)]
-            self._repeated = backend.RepeatedLaunch(fused.kernel, same)
 
 
 def refuse_buffers(kernel: Any, program: Program, *, is_sparse: bool) -> None:

@@ -64,26 +64,17 @@ class ActiveNumbers:
         """An object depends on numbers with tangents."""
         if isinstance(value, float):
             self._keep(value)
+        elif isinstance(value, _NO_NUMBERS) or _is_no_value(value):
             return
-        if isinstance(value, _NO_NUMBERS) or _is_no_value(value):
-            return
-        if isinstance(value, _SEQUENCES):
-            for item in value:
-                self.mark(item)
-            return
-        if isinstance(value, dict):
-            self.mark(list(value.values()))
-            return
-        if is_memory(value):
+        elif is_memory(value):
             value = _owner(value)
-            if not _is_real(value) or self._is_active_memory(value):
-                return
-            self._objects[id(value)] = weakref.ref(value, partial(self._forget, id(value)))
-            return
-        if isinstance(value, (backend.Matrix, backend.Struct)):
-            self.mark(_parts(value))
-        if not isinstance(value, backend.Struct):  # which keeps its members as they are
-            self._keep(value)
+            if _is_real(value) and not self._is_active_memory(value):
+                self._objects[id(value)] = weakref.ref(value, partial(self._forget, id(value)))
+        else:
+            for part in () if _is_host_access(value) else _parts(value) or ():
+                self.mark(part)
+            if not isinstance(value, (*KEEPING, backend.Struct)):  # which keep their items as they are
+                self._keep(value)
 
     def _keep(self, value: Any) -> None:
         self._objects[id(value)] = value
@@ -111,14 +102,9 @@ class ActiveNumbers:
             return True
         if isinstance(value, _SIMPLE) or depth > 3:
             return False
-        if isinstance(value, _SEQUENCES):
-            return any(self.depends(v, depth + 1) for v in islice(value, _MOST_ITEMS))
-        if isinstance(value, dict):
-            return self.depends(list(value.values()), depth)
-        if isinstance(value, backend.Matrix) and value.is_host_access:
-            return self.depends(value.to_list(), depth)  # which is read now
-        if isinstance(value, (backend.Matrix, backend.Struct)):
-            return self.depends(_parts(value), depth + 1)
+        parts = _parts(value)
+        if parts is not None:
+            return any(self.depends(part, depth + 1) for part in islice(parts, _MOST_ITEMS))
         array = memory_of(value)
         if array is None:
             return False
@@ -128,17 +114,11 @@ class ActiveNumbers:
         """Whether a value that is stored or passed on depends on numbers with tangents, and does not carry them."""
         if isinstance(value, _NO_NUMBERS):
             return False
-        if isinstance(value, backend.Matrix) and value.is_host_access:
-            value = value.to_list()  # which is read now
-        elif isinstance(value, (backend.Matrix, backend.Struct)) and id(value) not in self._objects:
-            value = _parts(value)
-        if isinstance(value, dict):
-            value = list(value.values())
-        if isinstance(value, (list, tuple)):
-            return any(map(self.is_lost, value))
         if is_memory(value):
             return _is_real(value) and id(_owner(value)) in self._objects and not self._is_active_memory(value)
-        return id(value) in self._objects
+        is_listed = isinstance(value, (list, tuple, dict, backend.Matrix, backend.Struct))
+        parts = _parts(value) if is_listed else None
+        return id(value) in self._objects or any(map(self.is_lost, parts or ()))
 
     def clear(self) -> None:
         """The run is over: no object depends on anything."""
@@ -178,8 +158,19 @@ def _owner(array: Any) -> Any:
     return array
 
 
-def _parts(value: Any) -> list[Any]:
-    """The numbers of a vector, matrix or struct that is no entry of a field."""
+def _is_host_access(value: Any) -> bool:
+    """Whether something is a vector or matrix of a field, whose numbers are read when it is used."""
+    return isinstance(value, backend.Matrix) and value.is_host_access
+
+
+def _parts(value: Any) -> Iterable[Any] | None:
+    """The items of a list or dict, the numbers of a vector, matrix or struct; None for something else."""
+    if isinstance(value, _SEQUENCES):
+        return value
+    if isinstance(value, dict):
+        return value.values()
     if isinstance(value, backend.Struct):
         return [value[name] for name in value.keys]
-    return [] if value.is_host_access else list(value.entries)
+    if isinstance(value, backend.Matrix):
+        return value.to_list() if value.is_host_access else list(value.entries)
+    return None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,24 +15,12 @@ from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role
 from taichi_ext.runtime.array_stores import ArrayStores
-from taichi_ext.runtime.memory import Shadow, array_info, view_of
+from taichi_ext.runtime.memory import Shadow, TangentColumns, array_info, view_of
 from taichi_ext.runtime.regions import Region, Regions, View
 
 _SHARED = "{} and {} share a part of their memory"
 _MOST_BINDINGS = 1024  # launches with other arrays that are remembered
 _OTHER_TYPE = ", but not the type of their elements; pass copies, or one array."
-
-
-class Columns(Protocol):
-    """The columns that are computed, and where memory for them comes from."""
-
-    columns: int
-
-    def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow: ...
-
-    def sow(self, shadow: Shadow, column: int, rows: Any) -> None: ...
-
-    def clear_rows(self, key: Key, rows: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,8 +55,9 @@ class ArrayTangents:
     The key of an array is its view; those that share memory share the tangents in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, columns: TangentColumns) -> None:
         self.regions = Regions()
+        self._columns = columns
         self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
         self._bindings: dict[Any, Binding] = {}
         self.stores = ArrayStores()
@@ -76,17 +65,17 @@ class ArrayTangents:
 
     # --- which array is which
 
-    def register(self, value: Any, annotation: Any, name: Label | str, columns: Columns) -> Any:
-        """The key of an array that is a parameter or output."""
-        key = view_of(value)
-        if key not in self.infos:
-            info = array_info(key, name, value, annotation)
-            if info is None:
-                raise InvalidArgumentError(f"{name} has integer elements; only real numbers have a derivative.")
-            self._include(Given(name, key, value, info), columns)
-            self.infos[key] = info
+    def info(self, key: View) -> ContainerInfo:
+        """The container of a parameter or output."""
+        return self.infos[key]
+
+    def register(self, array: Given) -> None:
+        """An array is a parameter or output."""
+        if array.view not in self.infos:
+            assert array.info is not None
+            self._include(array)
+            self.infos[array.view] = array.info
             self._relatives.clear()
-        return key
 
     def seed(self, key: View, column: int) -> None:
         """An array is a parameter: its entries are the columns from one on."""
@@ -99,7 +88,7 @@ class ArrayTangents:
                 )
         region.seeds[key] = column
 
-    def bind(self, kernel: Any, args: tuple[Any, ...], columns: Columns) -> Binding:
+    def bind(self, kernel: Any, args: tuple[Any, ...]) -> Binding:
         """The arrays that a kernel is given among its leaf arguments, each in its region."""
         places = backend.array_positions(kernel)
         name = (id(kernel), *(id(args[position]) for position in places))
@@ -112,15 +101,15 @@ class ArrayTangents:
             if array.info is None:
                 self._refuse_other_type(array)
             else:
-                self._include(array, columns)
+                self._include(array)
         for array in binding.given:
             if array.info is not None:
                 region = self._region(array.view)
                 if region.seeds and region.first_seed(array.view) is None:
-                    self._sow(region, columns)
+                    self._sow(region)
         return binding
 
-    def _include(self, array: Given, columns: Columns) -> None:
+    def _include(self, array: Given) -> None:
         if self.regions.find(array.view) is not None:
             return
         self._refuse_other_type(array)
@@ -131,7 +120,7 @@ class ArrayTangents:
         for part in parts:
             region.seeds.update(part.seeds)
         if any(part.shadow is not None for part in parts):
-            self._sow(region, columns)
+            self._sow(region)
         for part in parts:
             if part.shadow is not None and not part.shadow.is_fresh:
                 region.shadow.set_rows(region.rows(part.layout), part.shadow.to_numpy())
@@ -168,14 +157,14 @@ class ArrayTangents:
         assert region is not None
         return region
 
-    def carries_tangent(self, key: View) -> bool:
+    def carries(self, key: View) -> bool:
         return any(region.is_active for region in self.regions.overlapping(key))
 
     def rows(self, key: View) -> slice | np.ndarray:
         """The rows of the shadow of a region that are those of an array in it."""
         return self._region(key).rows(key)
 
-    def has_shadow(self, key: View) -> bool:
+    def is_stored(self, key: View) -> bool:
         return self._region(key).shadow is not None
 
     def is_fresh(self, key: View) -> bool:
@@ -189,36 +178,35 @@ class ArrayTangents:
             return Role()
         return Role(has_shadow=not region.shadow.is_fresh, is_fresh=region.shadow.is_fresh)
 
-    def open_output(self, key: View, columns: Columns, place: np.ndarray | None) -> None:
-        """Make the shadow of an output, in the memory of ``place`` where that can hold it."""
+    def open_output(self, key: View, name: Label | str, _rows: int, dtype: Any, place: np.ndarray | None) -> None:
+        """An array is an output; its J is computed in the memory given where that can hold it."""
         region = self._region(key)
         if region.shadow is None:
-            size, dtype = region.layout.size, self.infos[key].dtype
             place = place if region.is_whole(key) else None
-            region.shadow = Shadow(self.infos[key].name, size, columns.columns, dtype, place)
+            region.shadow = Shadow(name, region.layout.size, self._columns.count, dtype, place)
         if region.seeds:
-            self._sow(region, columns)
+            self._sow(region)
 
-    def shadow(self, key: View, columns: Columns) -> Shadow:
+    def shadow(self, key: View) -> Shadow:
         """The shadow of the memory that an array lies in."""
         region = self._region(key)
         if region.shadow is None or region.seeds:
-            return self._sow(region, columns)
+            return self._sow(region)
         return region.shadow
 
-    def _sow(self, region: Region, columns: Columns) -> Shadow:
+    def _sow(self, region: Region) -> Shadow:
         """Give a region its shadow, with the seeds of the parameters that lie in it."""
         if region.shadow is None:
             dtype = backend.named_type(region.layout.dtype)
-            region.shadow = columns.new_shadow(region.name, region.layout.size, dtype)
+            region.shadow = self._columns.new_shadow(region.name, region.layout.size, dtype)
         for view, column in region.seeds.items():
-            columns.sow(region.shadow, column, region.rows(view))
+            self._columns.sow(region.shadow, column, region.rows(view))
         region.seeds.clear()
         return region.shadow
 
-    def lend(self, key: View, columns: Columns, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
+    def lend(self, key: View, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
         """The tangents of an array as a kernel takes them, and what is done after a launch that writes to them."""
-        view, region, shadow = key, self._region(key), self.shadow(key, columns)
+        view, region, shadow = key, self._region(key), self.shadow(key)
         if is_covered and region.is_whole(view):
             shadow.is_dirty = False
         else:
@@ -229,11 +217,11 @@ class ArrayTangents:
         if isinstance(rows, slice) and shadow.on_host and not shadow.by_column:
             width = shadow.shape[1]
             return shadow.array[rows.start * width : rows.stop * width], _do_nothing
-        part = Shadow(region.name, view.size, columns.columns, backend.named_type(region.layout.dtype))
+        part = Shadow(region.name, view.size, self._columns.count, backend.named_type(region.layout.dtype))
         part.set_rows(slice(None), shadow.to_numpy()[rows])
         return part.array, lambda: shadow.set_rows(rows, part.to_numpy())
 
-    def tangents(self, key: View) -> np.ndarray:
+    def values(self, key: View) -> np.ndarray:
         """The tangents of an array, a row for each entry."""
         region, view = self._region(key), key
         values = region.shadow.to_numpy()
@@ -256,12 +244,11 @@ class ArrayTangents:
                 memory = _memory(region)
                 region.copy = None if memory is None else memory.copy()
 
-    def clear_changed(self, columns: Columns) -> list[tuple[Label | str, Any, int]]:
-        """Clear the tangents of entries that Python has stored to, or that are not as the last launch left them.
+    def changed(self) -> Iterator[tuple[Label | str, View, np.ndarray]]:
+        """The entries that Python has stored to, or that are not as the last launch left them.
 
-        Gives name, key and number of those.
+        Gives name and layout of each region, and the rows.
         """
-        found = []
         for region in self.regions:
             if region.copy is None or not region.is_active:
                 continue
@@ -274,9 +261,7 @@ class ArrayTangents:
             if stored is not None:
                 changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
             if changed.any():
-                columns.clear_rows(region.layout, region.changed_rows(changed))
-                found.append((region.name, region.layout, int(changed.sum())))
-        return found
+                yield region.name, region.layout, region.changed_rows(changed)
 
 
 def array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:

@@ -9,6 +9,8 @@ from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FieldKey, Fused, Role, refuse_changed
 
+MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
+
 
 class KernelTable:
     """The kernels of one session, in a table that is kept from one session to the next.
@@ -16,8 +18,9 @@ class KernelTable:
     A kernel is in the table under its name, and the first column and the roles of its first launch.
     """
 
-    def __init__(self, kept: dict[Any, Fused]) -> None:
+    def __init__(self, kept: dict[Any, Fused], blocks: int = 1) -> None:
         self._kept = kept
+        self._most = MOST_KERNELS * blocks
         self._fields: dict[Any, Any] = {}  # that a kernel reads and writes
 
     def find(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role]) -> Fused | None:
@@ -38,9 +41,9 @@ class KernelTable:
                 return fused
         return None
 
-    def add(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role], fused: Fused, most: int) -> None:
-        """Keep a kernel; the first one goes where there are ``most`` of them."""
-        if len(self._kept) >= most:
+    def add(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role], fused: Fused) -> None:
+        """Keep a kernel; the first one goes where there are too many."""
+        if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]
         self._kept[(*name, first, frozenset(roles.items()))] = fused
 

@@ -13,7 +13,7 @@ from taichi_ext import backend
 from taichi_ext.differentiate.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
-from taichi_ext.launches import ContainerInfo, FieldKey
+from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey
 from taichi_ext.runtime.regions import View
 
 _INDEX_LIMIT = 2**31 - 1
@@ -97,6 +97,13 @@ def view_of(array: Any, name: str = "An array") -> View:
         raise InvalidArgumentError(f"{name} {backend.array_problem(array)}.")
     space, start, is_fortran = backend.memory_place(array)
     return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
+
+
+def rows_of_index(array: Any, index: Any) -> np.ndarray:
+    """The rows of an entry of a ti.ndarray; the index of a component may follow."""
+    index = index if isinstance(index, tuple) else () if index is None else (index,)
+    shape = backend.full_shape(array)
+    return np.arange(math.prod(shape)).reshape(shape)[tuple(int(i) for i in index)].reshape(-1)
 
 
 def array_info(key: Key, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
@@ -186,6 +193,46 @@ class Shadow:
         with backend.suspend_following():
             flat = (self.array if self.on_host else self.array.to_numpy())[: rows * columns]
         return flat.reshape(columns, rows).T if self.by_column else flat.reshape(self.shape)
+
+
+class OverBudgetError(Exception):
+    """The tangents of intermediates need more memory than allowed; fewer columns at a time are tried."""
+
+
+class TangentColumns:
+    """The columns that the tangents of one run have, and the memory that these may take.
+
+    Attributes:
+        count: how many columns there are.
+        changes: how often it has changed which shadows there are, and whether they are zero.
+    """
+
+    def __init__(self, block: ColumnBlock, directions: np.ndarray | None, max_memory: float) -> None:
+        self.count = block.count
+        self.changes = 0
+        self._first = block.first
+        self._directions = directions
+        self._left = max_memory
+
+    def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow:
+        """A shadow that counts against the limit on memory."""
+        self.spend(rows * self.count * numpy_dtype(dtype).itemsize)
+        self.changes += 1
+        return Shadow(name, rows, self.count, dtype)
+
+    def sow(self, shadow: Shadow, column: int, rows: Any) -> None:
+        """Give the rows of a parameter their tangents: its columns, or those that are given."""
+        self.changes += 1
+        if self._directions is None:
+            shadow.set_identity(column - self._first, rows)
+        else:
+            shadow.set_rows(rows, self._directions[column : column + shadow.row_count(rows)])
+
+    def spend(self, size: int) -> None:
+        """Count the memory of tangents other than J against the limit; a single column is computed in any case."""
+        self._left -= size
+        if self._left < 0 and self.count > 1:
+            raise OverBudgetError
 
 
 def available_memory() -> float:

@@ -100,13 +100,13 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant):
             return node
         name = self._text(type(node.op).__name__, node)
-        return self._watched("binary", node, name, self.visit(node.left), self.visit(node.right))
+        return self._watched("operate", node, name, self.visit(node.left), self.visit(node.right))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
             return node
-        return self._watched("unary", node, self._text(type(node.op).__name__, node), node.operand)
+        return self._watched("operate", node, self._text(type(node.op).__name__, node), node.operand)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         target, value = node.target, self.visit(node.value)

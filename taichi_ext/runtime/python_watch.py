@@ -43,28 +43,18 @@ _ITSELF = (*KEEPING, backend.Struct, range, str, bytes)
 class Watch:
     """What rewritten code calls; it looks at the run of its thread, if any."""
 
-    def binary(self, name: str, a: Any, b: Any) -> Any:
-        result = _OPERATORS[name](a, b)
-        if type(result) is int:
-            return result
-        run = current_run()
+    def operate(self, name: str, *operands: Any) -> Any:
+        """The result of an operator."""
+        result = _OPERATORS[name](*operands)
+        run = None if type(result) is int else current_run()
         if run is not None:
-            run.numbers.derive(result, a, b)
-        return result
-
-    def unary(self, name: str, x: Any) -> Any:
-        result = _OPERATORS[name](x)
-        run = current_run()
-        if run is not None:
-            run.numbers.derive(result, x)
+            run.numbers.derive(result, *operands)
         return result
 
     def augment(self, name: str, target: Any, value: Any) -> Any:
         """``target += value``."""
         result = _IN_PLACE[name](target, value)
-        if type(result) is int:
-            return result
-        run = current_run()
+        run = None if type(result) is int else current_run()
         if run is not None:
             if result is target and not isinstance(result, float):
                 run.note_stores(stores_of(operator.iadd, (target, value), {}), value)
@@ -73,10 +63,9 @@ class Watch:
 
     def item(self, base: Any, index: Any) -> Any:
         result = base[index]
-        if type(base) not in _ITSELF and not isinstance(base, backend.Field):
-            run = current_run()
-            if run is not None:
-                run.numbers.derive(result, base)
+        run = None if type(base) in _ITSELF or isinstance(base, backend.Field) else current_run()
+        if run is not None:
+            run.numbers.derive(result, base)
         return result
 
     def slice(self, start: Any, stop: Any, step: Any) -> Any:

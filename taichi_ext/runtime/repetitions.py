@@ -1,34 +1,71 @@
-"""Launches of a pipeline as they were last made: where nothing has changed that one depends on, it is made again."""
+"""Launches that are made again as they were: of prepared forms from call to call, of pipelines within one run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.launches import Fused
 
 
-class Repetitions:
-    """The launches of one run, by kernel and arguments.
+class Repetition:
+    """One kernel, launched again and again with arrays of the same types; what a launch needs is set up once.
 
-    ``changes`` counts changes of which shadows there are, and of whether they are zero.
+    Args:
+        fused: the kernel.
+        kept: the arrays that are the same in each launch, by key; it may grow until the first launch.
+        passed: all that it was passed in a launch that was made, where nothing of it changes.
     """
 
-    def __init__(self) -> None:
-        self._launches: dict[Any, tuple[int, Fused, Callable[[], None], Any]] = {}
+    def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[Any] = ()) -> None:
+        self.fused = fused
+        self.kept = kept
+        self._repeated = backend.RepeatedLaunch(fused.kernel, list(passed)) if passed else None
 
-    def find(self, name: Any, changes: int) -> Callable[[], None] | None:
-        """The launch as it was last made, where nothing has changed that it depends on."""
+    def is_current(self) -> bool:
+        """Whether its rules are those of the registry; raises where a Python number that it reads has changed."""
+        if self.fused.memory.rules_version != registry.version:
+            return False
+        self.fused.refuse_changed()
+        return True
+
+    def launch(self, args: tuple[Any, ...], array: Callable[[Key], Any]) -> None:
+        """Launch it; ``array`` gives those that are not kept."""
+        fused, kept = self.fused, self.kept
+        given = [kept[key] if key in kept else array(key) for key in fused.shadows]
+        if self._repeated is None:
+            fused.launch(args, given)
+            if not backend.is_plain_call(fused.primal):
+                return
+        keyed = zip(fused.shadows, given, strict=True)
+        if self._repeated is None:
+            same = [a if key in kept else None for key, a in keyed]
+            self._repeated = backend.RepeatedLaunch(fused.kernel, same)
+        else:
+            self._repeated(None if key in kept else a for key, a in keyed)
+
+    def again(self) -> None:
+        """Launch it with all that it was passed before."""
+        assert self._repeated is not None
+        self._repeated()
+
+
+class Repetitions:
+    """The launches of one run of a pipeline, by kernel and arguments."""
+
+    def __init__(self) -> None:
+        self._launches: dict[Any, tuple[int, Repetition, Any]] = {}
+
+    def find(self, name: Any, changes: int) -> Repetition | None:
+        """The launch as it was last made, where nothing has changed that it depends on; see ``Tangents.changes``."""
         if name not in self._launches or backend.is_gradient_replaced():
             return None
-        before, fused, repeat, _ = self._launches[name]
-        if before != changes or fused.memory.rules_version != registry.version:
-            return None
-        fused.refuse_changed()
-        return repeat
+        before, repetition, _ = self._launches[name]
+        return repetition if before == changes and repetition.is_current() else None
 
-    def keep(self, name: Any, changes: int, fused: Fused, passed: list[Any], args: Any) -> None:
+    def keep(self, name: Any, changes: int, repetition: Repetition, args: Any) -> None:
         """A launch has been made; the arguments are kept alive, since the name has their identities."""
-        self._launches[name] = changes, fused, backend.RepeatedLaunch(fused.kernel, passed), args
+        self._launches[name] = changes, repetition, args

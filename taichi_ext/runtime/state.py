@@ -155,7 +155,3 @@ def _gaps(saved: list[_Stretch], start: int, end: int) -> Iterator[tuple[int, in
         start = max(start, stretch.end)
     if start < end:
         yield start, end - start
-
-
-class OverBudgetError(Exception):
-    """The tangents of intermediates need more memory than allowed; fewer columns at a time are tried."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from taichi_ext.api.fixed import Fixed
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import check_number, is_whole
+from taichi_ext.api.options import Options, check_number, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.extra import require_scipy
@@ -182,7 +182,7 @@ def newton(
     if method not in METHODS:
         raise InvalidArgumentError(f"method is {shown(method)}; expected one of {', '.join(map(repr, METHODS))}.")
     prepared = partial(prepared_form, kernel, params, energy, args)
-    plan, call = prepared((None, "auto", None, None), "gradient")
+    plan, call = prepared(Options(), "gradient")
     problem = Problem(plan, call, user="newton")
     try:
         mask = None if fixed is None else Fixed(fixed, problem.shapes)
@@ -190,7 +190,7 @@ def newton(
         if not free.any():
             raise InvalidArgumentError("fixed leaves nothing that moves; leave some entries False.")
         directions = _directions_by(method, problem, mask, prepared)
-        search = _Search(problem, directions, plan.prepared.rebuild_params, is_valid, max_step)
+        search = _Search(problem, directions, plan.prepared.question.rebuild_params, is_valid, max_step)
         return search.run(free, gtol, xtol, max_iterations, callback, is_shown=progress)
     finally:
         problem.close()
@@ -274,6 +274,6 @@ def _largest(gradient: np.ndarray, free: np.ndarray) -> float:
 def _directions_by(method: str, problem: Problem, fixed: Fixed | None, prepared: Callable[..., Any]) -> Directions:
     """What finds directions; ``prepared`` takes options and what a plan is for."""
     if method == "cg":
-        return ConjugateDirections(problem, prepared((None, "auto", None, None), "hvp")[0], fixed)
-    plain, projected = (prepared((None, "auto", None, "csr"), use)[0] for use in ("hessian", "projected"))
+        return ConjugateDirections(problem, prepared(Options(), "hvp")[0], fixed)
+    plain, projected = (prepared(Options(format="csr"), use)[0] for use in ("hessian", "projected"))
     return FactoredDirections(problem, plain, projected, fixed, superlu if method == "splu" else Cholmod())

@@ -16,6 +16,7 @@ import numpy as np
 
 from taichi_ext.api.fixed import Fixed
 from taichi_ext.api.plan import Plan
+from taichi_ext.api.second_order import point_along, point_of, with_choices
 from taichi_ext.runtime.projection import positive_factors
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.problem import Problem
@@ -67,8 +68,7 @@ class FactoredDirections:
         return value, gradient
 
     def _evaluated(self, x: np.ndarray, plan: Plan, projection: str | None) -> tuple[float, np.ndarray, Any]:
-        evaluation: Any = self._problem.start_at(x, plan)
-        value, gradient, blocks = evaluation.changed(projection, self._fixed).point()
+        value, gradient, blocks = point_of(with_choices(self._problem.start_at(x, plan), projection, self._fixed))
         self.hessians += 1
         is_single = len(blocks) == 1
         return value, gradient, blocks[0][0] if is_single else require_scipy("sparse", "newton").block_array(blocks)
@@ -112,11 +112,8 @@ class ConjugateDirections:
         return value, gradient
 
     def _along(self, x: np.ndarray, direction: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-        evaluation: Any = self._problem.start_at(x, self._plan)
         self.hessians += 1
-        evaluation.changed(None, self._fixed)
-        value, gradient, products = evaluation.point(lambda: evaluation.times(direction.reshape(-1, 1)))
-        return value, gradient, np.concatenate(products).reshape(-1)
+        return point_along(with_choices(self._problem.start_at(x, self._plan), None, self._fixed), direction)
 
     def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
         residual = -gradient if self._fixed is None else self._fixed.free(-gradient)

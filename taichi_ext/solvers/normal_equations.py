@@ -145,7 +145,7 @@ def normal_equations(
     parameter_shapes = evaluation.parameter_shapes()
 
     def split(vector: np.ndarray) -> Any:
-        return plan.prepared.rebuild_params(pieces_of(vector, parameter_shapes))
+        return plan.prepared.question.rebuild_params(pieces_of(vector, parameter_shapes))
 
     return NormalEquations(JtJ, Jtr, rtr, split)
 

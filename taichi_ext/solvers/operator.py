@@ -17,9 +17,10 @@ import numpy as np
 
 from taichi_ext.api.arguments import KernelCall
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import checked_options
+from taichi_ext.api.options import Options, checked_options
 from taichi_ext.api.plan import Plan
 from taichi_ext.api.products import directional, is_large, transposed
+from taichi_ext.api.second_order import hessian_times
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.extra import require_scipy
@@ -151,13 +152,13 @@ class _Products:
         chunk_size: int | None,
     ) -> None:
         prepare = functools.partial(prepared_form, kernel, params, outputs, args)
-        self._whole, self._call = prepare((memory, "auto", None, None))
-        self._along, _ = prepare((memory, "auto", None, None), "products")
+        self._whole, self._call = prepare(Options(memory))
+        self._along, _ = prepare(Options(memory), "products")
         self._entries: Plan | None = None
         self._chunk_size = chunk_size
         evaluation = self._whole.start(self._call)
         if chunk_size is None and is_large(evaluation):
-            self._entries, _ = prepare((memory, "auto", None, "csr"), "products")
+            self._entries, _ = prepare(Options(memory, format="csr"), "products")
         self.dtype = np.result_type(*(dtype for _, dtype in evaluation.output_shapes()))
         self.rows = [math.prod(shape) for shape, _ in evaluation.output_shapes()]
         self.shape = (sum(self.rows), evaluation.column_count())
@@ -185,7 +186,7 @@ class _SymmetricProducts:
     """The prepared form of products with the Hessian of an energy."""
 
     def __init__(self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], memory: int | None) -> None:
-        self._plan, self._call = prepared_form(kernel, params, energy, args, (memory, "auto", None, None), "hvp")
+        self._plan, self._call = prepared_form(kernel, params, energy, args, Options(memory), "hvp")
         evaluation = self._plan.start(self._call)
         self.dtype = evaluation.output_shapes()[0][1]
         self.shape = (evaluation.column_count(),) * 2
@@ -193,7 +194,7 @@ class _SymmetricProducts:
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """H times the columns of a matrix."""
         with _started(self._plan, self._call) as (evaluation, _):
-            return np.concatenate(evaluation.times(np.asarray(vectors, np.float64), _MOST_VECTORS))
+            return np.concatenate(hessian_times(evaluation, np.asarray(vectors, np.float64), _MOST_VECTORS))
 
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
         """The same: H is symmetric."""

@@ -19,7 +19,6 @@ from taichi_ext.api.evaluation import Evaluation
 from taichi_ext.api.matrix import joined
 from taichi_ext.api.plan import Plan
 from taichi_ext.api.prepared import values_of
-from taichi_ext.api.sparse_evaluation import SparseEvaluation
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.bounds import Part, refuse_not_finite, refuse_rows_not_finite
@@ -94,8 +93,9 @@ class Problem:
         self.charts = None if retract is None else Charts(retract, self.parts)
         self.local_parts = self.parts if self.charts is None else self.charts.parts
         self._layout: Layout | None = None
-        if isinstance(evaluation, SparseEvaluation):
-            heights, widths = evaluation.elements()
+        if plan.prepared.format is not None:
+            layout = evaluation.layout
+            heights, widths = ([p.element for p in placed] for placed in (layout.outputs, layout.params))
             if self.charts is not None:
                 widths = self.charts.sizes(widths)
             rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.local_parts, widths, strict=True))
@@ -110,7 +110,7 @@ class Problem:
 
     def jacobian(self, x: np.ndarray) -> Any:
         """J in the structure of the outputs and parameters."""
-        return self._plan.prepared.result(self._start(x).blocks())
+        return self._plan.prepared.question.result(self._start(x).blocks())
 
     def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
         """J of a point by local coordinates."""

@@ -18,7 +18,7 @@ from taichi_ext.api.prepared import values_of
 
 def residual_vector(evaluation: Evaluation) -> np.ndarray:
     """The outputs after a run, in float64."""
-    values = values_of(evaluation._prepared, evaluation.call, evaluation.returned)
+    values = values_of(evaluation.prepared, evaluation.call, evaluation.returned)
     return np.concatenate([_raveled(value) for value in values])
 
 
