@@ -118,7 +118,7 @@ def fuse(launch: Launch) -> Fused:
 def _recorded(
     launch: Launch, rules: RulesInUse, captures: backend.Captures, constants: Constants | None
 ) -> tuple[Program, dict[Container, ContainerInfo]]:
-    """What the kernel does, and its containers."""
+    """A summary of the kernel and its containers."""
     recorded, infos = with_whole_fields(record(launch.kernel, launch.args, rules, captures, constants), launch)
     if has_node_calls(recorded.body):
         return with_node_calls(recorded, launch, infos, constants)
@@ -235,7 +235,7 @@ def _facts(
     launch: Launch,
     constants: Constants | None,
 ) -> KernelFacts:
-    """What a session has to know of the kernel."""
+    """The facts about the kernel that a session needs."""
     read, written = read_containers(recorded.body), written_containers(recorded.body)
     outputs = {infos[c].key for c in written if c in infos} | ({RETURN} if launch.wants_return else set())
     locals_ = read_locals(recorded.body)

@@ -272,7 +272,7 @@ def _search(
 
 
 def _parts(name: str, value: Any, used: set[str]) -> Iterator[tuple[str, Any, str]]:
-    """What an object holds: its name, the thing, and whether it was found on the object or on its type.
+    """The contents of an object: its name, the thing, and whether it was found on the object or on its type.
 
     Nothing of the user's runs: attributes are read where they are stored, properties are not called.
     """

@@ -33,7 +33,7 @@ CONSTANT = frozenset(("floor", "ceil", "round", "floordiv", "random", "bit_cast"
 
 @dataclass(frozen=True)
 class Activity:
-    """What carries tangents."""
+    """The containers and locals that carry tangents."""
 
     locals: frozenset[Local]
     containers: frozenset[Container]
@@ -57,7 +57,7 @@ class Activity:
 def find_activity(
     program: Program, containers: Iterable[Container], locals_: Iterable[Local] = (), own: Iterable[Local] = ()
 ) -> Activity:
-    """What carries tangents when those containers and locals (arguments) do at the start: a fixed point.
+    """The containers and locals that carry tangents if these do at the start: a fixed point.
 
     ``own`` are locals with a tangent of their own, such as the position of a pixel: no container takes it on.
     """

@@ -144,7 +144,7 @@ def _wrapped(form: Affine) -> Affine:
 
 
 def atom_value(atom: Atom) -> Value:
-    """What an atom stands for: a local, an entry of an integer vector, or a value."""
+    """The meaning of an atom: a local, an entry of an integer vector, or a value."""
     if isinstance(atom, Local):
         return Read(atom)
     return Read(atom[0], tuple(atom[1:])) if isinstance(atom, tuple) else atom

@@ -174,7 +174,7 @@ class _Walk:
         return _Bound(form if is_lasting else None, facts.interval(bound))
 
     def _enter(self, s: For, inside: Facts, bounds: list[tuple[_Bound, _Bound]]) -> None:
-        """What is known of the variables of a loop."""
+        """Facts about the variables of a loop."""
         atoms = _atoms(s)
         is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
         is_exact = is_whole and len(bounds) == len(atoms) and not _leaves(s.body, kinds=("break",))
@@ -307,7 +307,7 @@ def _leaves(body: Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
 
 
 def _note(s: Statement, facts: Facts) -> None:
-    """What is known of integers after a statement."""
+    """Facts about integers after a statement."""
     if isinstance(s, Declare):
         local = s.local
         if local.dtype.is_integer and not local.shape:
@@ -325,7 +325,7 @@ def _note(s: Statement, facts: Facts) -> None:
 
 
 def _stored(value: Value, local: Local, facts: Facts) -> Interval:
-    """What is known of a value once it is converted to the type of a local."""
+    """Facts about a value once it is converted to the type of a local."""
     whole = range_of(local.dtype)
     if value.dtype.is_real:
         return whole
@@ -334,7 +334,7 @@ def _stored(value: Value, local: Local, facts: Facts) -> Interval:
 
 
 def _repeat(s: For | While, facts: Facts) -> None:
-    """What is known of the locals that a loop changes, at the start of any iteration and after the last one."""
+    """Facts about the locals that a loop changes, at the start of any iteration and after the last one."""
     for local in assigned_locals(s.body):
         if not local.dtype.is_integer:
             continue

@@ -1,4 +1,4 @@
-"""What a block of statements writes."""
+"""The containers and locals that a block of statements writes."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _changed_locals(s: Statement) -> Locals:
 
 @dataclass(frozen=True)
 class _Exits:
-    """What is read after a loop is left, and after the next iteration begins."""
+    """The locals that are read after a loop is left, and after the next iteration begins."""
 
     after_break: Locals
     after_continue: Locals
@@ -133,7 +133,7 @@ class _Liveness:
         self.after: dict[Statement, Locals] = {}
 
     def block(self, body: Body, live: Locals, exits: _Exits) -> Locals:
-        """What may be read from the start of a block on, given what may be from its end on."""
+        """The locals that may be read from the start of a block on, given what may be from its end on."""
         for s in reversed(body):
             self.after[s] = self.after.get(s, self.always) | live
             live = self._before(s, live, exits)

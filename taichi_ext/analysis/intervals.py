@@ -25,7 +25,7 @@ _MOST_RELATIONS = 12  # the latest ones
 
 
 class Facts:
-    """What is known at one place; facts are not changed, but for ``forget`` and ``set``, by whom they belong to.
+    """Facts that hold at one place; facts are not changed, but for ``forget`` and ``set``, by whom they belong to.
 
     Attributes:
         exact: loop variables that take all of these numbers, each with all of those of the others.
@@ -98,7 +98,7 @@ class Facts:
         return base if known is None else common(base, known)
 
     def _of_value(self, atom: Value) -> Interval:
-        """What is known of an operation; what is known of its arguments may rest on it again, and ends there."""
+        """Facts about an operation; those about its arguments may rest on it again, and end there."""
         found, pending = range_of(atom.dtype), self.expressions.pending
         if atom in self._known:
             return self._known[atom]
@@ -166,7 +166,7 @@ class Facts:
         self._known.clear()
 
     def joined(self, other: Facts) -> Facts:
-        """What is known where two paths meet."""
+        """Facts that hold where two paths meet."""
         new = Facts(self.expressions)
         new.exact = {a: i for a, i in self.exact.items() if other.exact.get(a) == i}
         new.is_reached = self.is_reached and other.is_reached
@@ -181,7 +181,7 @@ class Facts:
     # --- conditions
 
     def where(self, condition: Value, holds: bool = True) -> Facts:
-        """What is known where a condition holds, or does not."""
+        """Facts that follow from a condition, or from its opposite."""
         new = self.copy()
         new.is_reached = new._assume(condition, holds) and new.is_reached
         return new

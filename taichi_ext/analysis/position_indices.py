@@ -65,7 +65,7 @@ def find_index_in_level(slices: Slices, positions: Mapping[Boundary, Position]) 
 
 
 class Slices:
-    """What values depend on, through locals, whatever the order of the statements."""
+    """The dependences of values, through locals, whatever the order of the statements."""
 
     def __init__(self, body: Body) -> None:
         self._of: dict[Local, dict[int | None, list[Value]]] = {}
@@ -180,7 +180,7 @@ def _operands(value: Op) -> tuple[Value, ...]:
 
 
 def _sources(s: Boundary) -> list[Value]:
-    """What the tangents of the results of a boundary come from."""
+    """The sources of the tangents of a boundary's results."""
     if s.kind in ("stop_gradient", "gradient"):
         return []
     if s.kind == "replace_gradient":

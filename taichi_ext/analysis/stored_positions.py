@@ -114,7 +114,7 @@ class _Walk:
     # --- values
 
     def sources(self, value: Value, known: dict[Value, _Sources] | None = None) -> _Sources:
-        """What a value depends on through real numbers."""
+        """The dependences of a value through real numbers."""
         known = {} if known is None else known
         if value not in known:
             known[value] = self._found(value, known)
@@ -160,7 +160,7 @@ class _Walk:
         return tuple(map(self.indices.form, index))
 
     def _at(self, place: Read | Load) -> _Sources:
-        """What an entry that is read may depend on."""
+        """The possible dependences of an entry that is read."""
         total, key = _NOTHING, self._key(place)
         for other, held in self.state.get(_memory(place), {}).items():
             if not _differ(key, other):
@@ -283,7 +283,7 @@ class _Walk:
             self._give(s.results, self.sources(Read(s.results[0])).union(_Sources(frozenset((root,)))))
 
     def _results(self, s: Boundary) -> list[_Sources]:
-        """What the tangents of the results depend on."""
+        """The dependences of the tangents of the results."""
         count = len(s.results)
         match s.kind:
             case "replace_gradient":
@@ -337,7 +337,7 @@ def _copied(state: _State) -> _State:
 
 
 def _union(a: _State, b: _State) -> _State:
-    """What holds after either."""
+    """Facts that hold after both."""
     result = _copied(a)
     for memory, held in b.items():
         own = result.setdefault(memory, {})

@@ -1,1 +1,1 @@
-"""What a call is: its arguments, options and results, prepared forms and their cache."""
+"""A call: its arguments, options and results, prepared forms and their cache."""

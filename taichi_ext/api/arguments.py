@@ -72,7 +72,7 @@ def _join(parts: list[Any], make: Callable[[list[Any]], Any]) -> tuple[list[tupl
 
 
 class KernelCall:
-    """What is differentiated: a kernel with its arguments, or a Python function that launches kernels.
+    """The subject of differentiation: a kernel with its arguments, or a Python function that launches kernels.
 
     ``given`` are the arguments of the call. ``args`` and ``names`` have the members of structs and argument packs that
     a kernel takes in place of these.
@@ -286,7 +286,7 @@ class KernelCall:
 
     @property
     def _bound(self) -> tuple[Any, ...]:
-        """What the first argument of the kernel or function is bound to."""
+        """The object that the kernel or function is bound to."""
         return (self.function.__self__,) if inspect.ismethod(self.function) else self._owner
 
     def current(self, target: Target) -> Target:
@@ -368,7 +368,7 @@ class KernelCall:
 
 
 def _hint(leaf: Any) -> str:
-    """What to give instead of something that holds fields, or a number, and is none."""
+    """A hint at what to give instead of something that holds fields, or a number, and is none."""
     if isinstance(leaf, (set, frozenset)) or (hasattr(leaf, "__iter__") and not hasattr(leaf, "__array__")):
         return "; put several into a list, tuple or dict" if not isinstance(leaf, (bytes, backend.Matrix)) else ""
     return ""

@@ -181,7 +181,7 @@ class Evaluation:
             return self.run(DenseRows(), first, count).outputs()
 
     def column_blocks(self, count: int) -> Iterator[tuple[int, list[np.ndarray]]]:
-        """All columns, so many at a time at most, or as many as memory allows: the first one, and them by output."""
+        """Yield successive blocks of columns: the first column, and the columns by output."""
         first, total = 0, self.column_count()
         while first < total:
             found = self.columns_within_memory(first, count)
@@ -331,7 +331,7 @@ class Evaluation:
         return [in_place(target, list(self.call.args)) for _, target in leaves]
 
     def _containers(self) -> list[Any]:
-        """What ``out`` must not share memory with."""
+        """The arrays that ``out`` must not share memory with."""
         targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
         return [*(target.field for target in targets if target.field is not None), *self.call.args]
 

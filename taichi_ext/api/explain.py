@@ -1,4 +1,4 @@
-"""What the engine chose for a kernel, as text."""
+"""The engine's choices for a kernel, as text."""
 
 from __future__ import annotations
 

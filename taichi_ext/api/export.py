@@ -76,7 +76,7 @@ def _refuse_components(prepared: Prepared, call: KernelCall, fused: Fused) -> No
 
 
 def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
-    """What a kernel with tangents calls the container of a parameter or output."""
+    """The name that a kernel with tangents has for the container of a parameter or output."""
     if target.kind == "return":
         return RETURN
     if target.kind == "field":
@@ -100,7 +100,7 @@ def _tangents(
     parts: tuple[JacobianPart, ...],
     columns: dict[Any, int],
 ) -> TangentArray:
-    """What one of the last arguments of a kernel is."""
+    """The meaning of one of the last arguments of a kernel."""
     assert fused.program is not None
     key = fused.shadows[number]
     container: Any = fused.program.arguments[number - len(fused.shadows)].value

@@ -1,4 +1,4 @@
-"""What the runs of one call show about its parameters and outputs, for warnings after the last of them."""
+"""Merge observations of the runs of one call into warnings about its parameters and outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taichi_ext.runtime.warning import saying_once, warn_at_user
 
 
 class RunLog:
-    """What the runs of one call have in common: what one has of some columns holds for J where it does in all of them.
+    """Observations of the runs of one call: for some columns each, for J where all runs agree.
 
     Attributes:
         runs: how many there have been of single blocks of columns.
@@ -37,7 +37,7 @@ class RunLog:
         self._zero = dict(self._active)  # those that have not yet
 
     def record(self, *, is_part: bool) -> RunRecord | None:
-        """What the runs launch and store, where there are several of them."""
+        """A record of what the runs launch and store, if there are several."""
         if not is_part:
             return None
         self._record.begin()

@@ -331,7 +331,7 @@ def _mask(fixed: Any, evaluation: Evaluation) -> Fixed | None:
 
 
 def _use(project: Any, format: str | None) -> str:
-    """What a plan is for; raises for a projection that cannot be done."""
+    """The use of a plan; raises for a projection that cannot be done."""
     if project is None:
         return "hessian"
     if not isinstance(project, str) or project not in PROJECTIONS:

@@ -1,4 +1,4 @@
-"""Options of a call: checked, and in one form, in which they can be compared."""
+"""Validate and normalise the options of a call, so that they can be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``jacobian`` has prepared before, found by owner and function, of which neither is kept alive.
+"""The prepared forms of ``jacobian``, found by owner and function, of which neither is kept alive.
 
 A plan refers to neither of them, so weak references are enough: what was prepared goes when one of them goes, and
 nothing is left on the user's objects.
@@ -34,7 +34,7 @@ class PlanTable:
         self._program: Callable[[], Any] = lambda: None
 
     def find(self, origin: Origin, key: Any) -> Plan | None:
-        """What was prepared for the same owner, function and key; None where nothing was."""
+        """The form prepared for the same owner, function and key, or None."""
         program = backend.program()
         if program is None or self._program() is not program:
             self._owners = ByIdentity()

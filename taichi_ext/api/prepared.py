@@ -1,4 +1,4 @@
-"""What the calls of one Jacobian share."""
+"""The state shared by the calls of one Jacobian."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAIRS = ("hessian", "projected")  # what has a block for each pair of parameter
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be computed.
+    """The computation.
 
     Attributes:
         params: the parameters.

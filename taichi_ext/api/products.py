@@ -1,4 +1,4 @@
-"""``jvp`` and ``vjp``: products with the Jacobian, which is not kept."""
+"""``jvp`` and ``vjp``: products without forming the Jacobian."""
 
 # Arrays are of any shape and type here, which pyright takes for unknown.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

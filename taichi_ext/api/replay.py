@@ -1,4 +1,4 @@
-"""The shortest way to repeat a call: one kernel without arguments, launched as it was at the call before."""
+"""Fast path for repeated calls: one kernel without arguments, launched as it was at the call before."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _entries(paths: Iterable[str]) -> str:
 
 
 def in_place(target: Any, others: list[Any]) -> np.ndarray | None:
-    """The memory of an array given as ``out`` where J can be computed in it: it is nobody else's."""
+    """The memory of an array given as ``out`` if no other container aliases it."""
     if not backend.is_array(target) or _array_problem(target):
         return None
     host = backend.host_values(target)

@@ -54,7 +54,7 @@ class Outputs:
         return [(size, sparse_dtype(dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
 
     def energy(self, layout: Layout, *, is_product: bool, is_sparse: bool) -> EnergyTarget | None:
-        """What second derivatives are of."""
+        """The subject of second derivatives."""
         return None
 
     def note_run(self, session: Session, layout: Layout) -> None:

@@ -141,7 +141,7 @@ def is_same_storage(a: Any, b: Any) -> bool:
 
 
 def given_name(field: Any) -> str:
-    """What Taichi calls a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
+    """Taichi's name of a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
     return field._name if is_field_alive(field) and is_placed(field) else ""
 
 
@@ -238,7 +238,7 @@ def _tensor_problem(tensor: Any) -> str:
 
 
 def argument_problem(annotation: Any, value: Any) -> str:
-    """What is wrong with passing a value to a kernel argument; empty when nothing is."""
+    """The problem with passing a value to a kernel argument, or an empty text."""
     problem = ended_problem(value)
     if problem:
         return problem
@@ -312,7 +312,7 @@ def copy_of(obj: Any) -> Any:
 
 
 def as_numpy(value: Any) -> Any:
-    """What a field, array, tensor, vector or matrix holds, as a NumPy array; anything else as it is."""
+    """The numbers of a field, array, tensor, vector or matrix, as a NumPy array; anything else as it is."""
     refuse_ended(value)
     values = value.detach().cpu().numpy() if is_torch_tensor(value) else value
     return values.to_numpy() if hasattr(values, "to_numpy") else values

@@ -43,7 +43,7 @@ class Capture:
         return f'File "{file}", line {line}, in {function}:\n{linecache.getline(file, line).rstrip()}'
 
     def current(self) -> Any:
-        """What it is now."""
+        """Its present value."""
         return self._read()
 
     def has_changed(self) -> bool:
@@ -56,7 +56,7 @@ class Capture:
 
 
 def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[], Any]:
-    """What reads an attribute of an object, or a name that a function sees outside of itself."""
+    """Reads an attribute of an object, or a name from outside of a function."""
     with contextlib.suppress(TypeError):  # else it is kept alive
         owner = weakref.proxy(owner)
     first, *others = names
@@ -75,7 +75,7 @@ def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[],
 
 
 def frozen(value: Any) -> Any:
-    """What two values have in common that mean the same in a kernel; None for what is not followed."""
+    """A key that is equal for values that mean the same in a kernel; None for values that are not followed."""
     if isinstance(value, _NUMBERS):
         return (type(value).__name__, repr(value))
     if isinstance(value, Matrix):

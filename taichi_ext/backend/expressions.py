@@ -56,7 +56,7 @@ def dtype_of(x: Any) -> Any:
 
 
 def default_type(kind: type) -> Any:
-    """What ``float`` and ``int`` mean in kernels."""
+    """The meaning of ``float`` and ``int`` in kernels."""
     runtime = impl.get_runtime()
     return runtime.default_fp if kind is float else runtime.default_ip
 

@@ -32,7 +32,7 @@ class LeafArgument:
     path: tuple[str, ...] = ()
 
     def value(self, args: Sequence[Any]) -> Any:
-        """What it is in a call with these arguments."""
+        """Its value in a call with these arguments."""
         value = args[self.position]
         for member in self.path:
             value = value[member]
@@ -80,7 +80,7 @@ def _rebuilt(annotation: Any, values: Iterator[Any]) -> Any:
 
 
 def compound_problem(annotation: Any, value: Any) -> str:
-    """What is wrong with passing a value to an argument that is a struct or pack; empty where nothing is."""
+    """The problem with passing a value to an argument that is a struct or pack, or an empty text."""
     if isinstance(value, annotation):
         return ""
     kind = "struct" if isinstance(annotation, StructType) else "argument pack"

@@ -28,7 +28,7 @@ _SPARSE = (_KINDS.pointer, _KINDS.bitmasked, _KINDS.dynamic)
 
 
 class _Held(NamedTuple):
-    """What fields hold: the indices of each cell, and a row of numbers for it, as bits."""
+    """The contents of fields: the indices of each cell, and a row of numbers for it, as bits."""
 
     cells: np.ndarray
     numbers: np.ndarray
@@ -126,7 +126,7 @@ class _Fields:
         self._find, self._write, self._rank, self._count = find, write, rank, count
 
     def read(self) -> _Held:
-        """What the active cells hold."""
+        """The contents of the active cells."""
         held = _Held(np.zeros((1, self._rank), np.int32), np.zeros((1, self._count), np.int64))
         count = _count(self._find, *held)
         if count > 1:
@@ -177,7 +177,7 @@ def _without(cells: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 class SparsePart(InTree):
-    """What lies below an outermost node that is not dense. Its kernels are made once."""
+    """The part below an outermost node that is not dense. Its kernels are made once."""
 
     def __init__(self, top: Any) -> None:
         self.tree_serial = tree_serial(top)

@@ -321,7 +321,7 @@ def reach_of_face(a, b, c, m, n):
 
 @ti.func
 def moved_line(a, b, mx, my, m1):
-    """What the edge's motion adds: 0, with a tangent."""
+    """The term of the edge's motion: 0, with a tangent."""
     line = a.cross(b)
     value = mx * line[0] + my * line[1] + m1 * line[2]
     return value - stop_gradient(value)

@@ -94,7 +94,7 @@ class Registry:
 
     @property
     def version(self) -> Hashable:
-        """What changes when any rule does, or a context of this thread begins or ends."""
+        """A value that changes when any rule does, or when a context of this thread begins or ends."""
         overrides = self._contexts.overrides
         return (self._version, *overrides) if overrides else self._version
 

@@ -228,7 +228,7 @@ class Builder:
 
     @contextlib.contextmanager
     def at(self, place: Place | None) -> Iterator[None]:
-        """What is emitted in the meantime belongs to a place in the source."""
+        """Within the context, emitted statements belong to a place in the source."""
         before, self.place = self.place, place or self.place
         try:
             yield

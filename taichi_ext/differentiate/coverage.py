@@ -6,7 +6,7 @@ from taichi_ext.program import Container
 
 
 class Coverage:
-    """What one walk finds out.
+    """The findings of one walk.
 
     Attributes:
         read: containers whose tangents have been read.

@@ -1,4 +1,4 @@
-"""What is asked of a differentiation, and what it gives."""
+"""The request and the result of a differentiation."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def partials_of(builder: Builder, call: Call, args: list[tuple[Value, ...]]) -> 
 
 
 class _Context:
-    """What a rule sees: the results, the arguments, and formulas of their type."""
+    """The inputs of a rule: the results, the arguments, and formulas of their type."""
 
     def __init__(self, builder: Builder, call: Call, args: list[tuple[Value, ...]]) -> None:
         self.builder = builder

@@ -1,4 +1,4 @@
-"""What is known of a program before its tangents are computed."""
+"""Facts about a program, found before its tangents are computed."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _report(facts: Facts, traversal: Traversal, error: UnplannedError) -> str:
 
 
 def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiated:
-    """What the pass gives."""
+    """The result of the pass."""
     walk, sink, coverage = traversal.walk, traversal.sink, traversal.coverage
     program, arguments = walk.facts.program, walk.arguments
     if sink is not None:

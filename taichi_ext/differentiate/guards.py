@@ -82,7 +82,7 @@ def where(condition: Condition, form: Form, dtype: Type) -> Form:
 
 @contextlib.contextmanager
 def only_inside(naming: Naming, cursor: Cursor, entry: Load | Read) -> Iterator[bool]:
-    """What is emitted in the meantime runs where the indices of an entry lie within; False where they never do."""
+    """Within the context, emitted statements run where the indices of an entry lie within; False if never."""
     builder = naming.builder
     condition = is_inside(naming, entry)
     if isinstance(condition, bool):

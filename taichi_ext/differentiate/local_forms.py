@@ -1,4 +1,4 @@
-"""What is known of the tangents of locals: deferred to their use, forms, storages; and how they are read."""
+"""Facts about the tangents of locals: deferred to their use, forms, storages; and how they are read."""
 
 from __future__ import annotations
 

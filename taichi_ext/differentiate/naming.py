@@ -116,7 +116,7 @@ class Naming:
         return all(block.can_name(atom[0] if isinstance(atom, tuple) else atom) for atom, _ in seed.column.terms)
 
     def seed_name(self, seed: Seed) -> str:
-        """What a register for a seed is called, after the parameter."""
+        """The name of a register for a seed, after the parameter."""
         if seed.is_constant:
             for name, (first, size) in self._parameters.items():
                 number = seed.column.constant - first

@@ -115,5 +115,5 @@ class OwnRegisters:
 
 
 def _name(seed: Unnumbered) -> str:
-    """What a register for a seed is called, after the local."""
+    """The name of a register for a seed, after the local."""
     return f"{seed.local.name}_{seed.entry}" if isinstance(seed, OwnSeed) and seed.local.shape else seed.local.name

@@ -72,7 +72,7 @@ MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many
 
 @dataclass
 class Tape:
-    """What a reversed loop has kept."""
+    """The values that a reversed loop has kept."""
 
     statement: For
     loop: Loop
@@ -123,7 +123,7 @@ class Reversals:
         return False
 
     def _carried(self, s: For) -> tuple[Local, ...]:
-        """What a loop carries if it is worth reversing it, as far as its text tells."""
+        """The values that a loop carries if it is worth reversing it, as far as its text tells."""
         if not (self._is_wanted() and self._is_counted(s) and self._is_closed(s)):
             return ()
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
@@ -347,7 +347,7 @@ def _is_local(target: Target) -> bool:
 
 
 def _only_added(s: For, carried: tuple[Local, ...]) -> frozenset[Local]:
-    """What the body only adds to, and does not read."""
+    """The locals that the body only adds to, and does not read."""
     inner = statements(s.body)
     others = {local for x in inner for local in x.contents.locals}
     for x in inner:

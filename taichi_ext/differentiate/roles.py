@@ -1,4 +1,4 @@
-"""What containers carry when a kernel starts, as the columns of one walk number it."""
+"""The tangents of containers when a kernel starts, as the columns of one walk number it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class RowDecision:
 
 
 class Terms:
-    """What one walk finds out about the terms that go to the row of one local.
+    """Findings of one walk about the terms that go to the row of one local.
 
     Args:
         naming: the names of columns.

@@ -1,4 +1,4 @@
-"""What the derivative of a statement of its own kind is made with."""
+"""The tools for the derivative of a statement of its own kind."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def rule(ctx: RuleContext, s: Boundary) -> None:
 
 
 class _Tangents:
-    """What the tangents that a rule is given stand for."""
+    """The meaning of the tangents that a rule is given."""
 
     def __init__(self, ctx: RuleContext, s: Boundary) -> None:
         self._ctx = ctx

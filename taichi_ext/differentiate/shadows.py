@@ -37,7 +37,7 @@ MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
 
 @dataclass(frozen=True)
 class Written:
-    """What is written to entries, evaluated: the entries, the tangents and the values."""
+    """A store to entries, evaluated: the entries, the tangents and the values."""
 
     targets: list[Load]
     forms: list[Form]

@@ -124,7 +124,7 @@ class Counts:
     # --- places
 
     def around(self, loops: tuple[Loop, ...]) -> Around | None:
-        """What is known of some loops; None where there is one that cannot be counted."""
+        """Facts about some loops; None where there is one that cannot be counted."""
         axes: list[Axis] = []
         opened = None
         for loop in loops:

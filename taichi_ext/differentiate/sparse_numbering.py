@@ -18,7 +18,7 @@ MOST_IN_ROWS = 4096  # columns that rows may have
 
 @dataclass(frozen=True)
 class SparseSeeds:
-    """What is asked of a sparse Jacobian.
+    """The request for a sparse Jacobian.
 
     Attributes:
         columns: its columns.

@@ -180,7 +180,7 @@ class Sink:
         is_sum: bool,
         step: int | None = None,
     ) -> bool:
-        """Take down a site, and write its entries; returns whether it writes each row once at most."""
+        """Register an entry site, and write its entries; returns whether it writes each row once at most."""
         around = self._around(sunk.name)
         axes, counter, slot, is_shared = around.axes, None, None, False
         if around.counted is not None:

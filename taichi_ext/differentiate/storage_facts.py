@@ -1,4 +1,4 @@
-"""What is known of the tangents that reach a local, and how much of them is kept in registers, slots or a row."""
+"""Facts about the tangents that reach a local, and how much of them is kept in registers, slots or a row."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STRATEGIES = {"auto": Limits(), "sparse": Limits(1 << 30, 1 << 30, slots=64), "d
 
 @dataclass(frozen=True)
 class StorageFacts:
-    """What is known of the tangents that reach one local: with each form that is written, it stays or grows.
+    """Facts about the tangents that reach one local: with each form that is written, it stays or grows.
 
     ``StorageFacts().with_form({x[0]: 2, x[n]: 3}, ...)`` for a local outside of the loop over n has ``x[0]`` among its
     seeds, and one slot for ``x[n]``, which only the loop can name.

@@ -211,7 +211,7 @@ class LocalPlan:
 
     @property
     def facts(self) -> StorageFacts:
-        """What is known of the tangents that reach it."""
+        """Facts about the tangents that reach it."""
         return self._storages.get(self._key, _NOTHING)
 
     def require(self, facts: StorageFacts) -> None:

@@ -119,7 +119,7 @@ def _new_walk(
     numbering: Numbering | None,
     builder: Builder,
 ) -> Walk:
-    """What the parts share, at the start of the program."""
+    """The state that the parts share, at the start of the program."""
     for argument in facts.program.arguments:
         if argument.value is not None and not isinstance(argument.value, Container):
             reads = (v for v in entries(argument.value) if isinstance(v, Read))

@@ -1,4 +1,4 @@
-"""What the parts of one walk over a program share."""
+"""The state shared by the parts of one walk over a program."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def _by_name(names: Iterable[str]) -> str:
 
 
 def _texts(program: Program, names: Mapping[int, str], labels: Labels) -> Iterator[tuple[str, str]]:
-    """What fields and arguments are, by name."""
+    """Descriptions of fields and arguments, by name."""
     for c in program.containers:
         if not c.is_argument and id(c.object) in names:
             name = names[id(c.object)]

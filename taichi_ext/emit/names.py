@@ -13,7 +13,7 @@ RESERVED = frozenset((*keyword.kwlist, *dir(builtins), "ti", "inf", "nan", *ELEM
 
 
 class Names:
-    """What locals, containers and objects are called; a name is free again where its block has ended."""
+    """The names of locals, containers and objects; a name is free again where its block has ended."""
 
     def __init__(self, taken: set[str]) -> None:
         self.scopes: list[set[str]] = [set(taken)]

@@ -16,7 +16,7 @@ from taichi_ext.record.recording import field_container
 
 
 def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[Container, ContainerInfo]]:
-    """What is known outside of the kernel of its fields and arrays, each field and array being one container.
+    """Facts from outside of the kernel about its fields and arrays, each field and array being one container.
 
     A component of a vector field that the kernel names by itself becomes an entry of the field. Loops over it stay: its
     layout may be another than that of the field. An array that the kernel is given twice is the first of its arguments.

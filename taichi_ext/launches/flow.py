@@ -13,7 +13,7 @@ from taichi_ext.program import Container, Local, Program
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """What a kernel does to the tangents of containers, which are named by their keys."""
+    """The effect of a kernel on the tangents of containers, which are named by their keys."""
 
     program: Program
     infos: dict[Container, ContainerInfo]

@@ -1,4 +1,4 @@
-"""What fields and arguments are known by outside of kernels; an array is known by the view of memory that it is."""
+"""The keys of fields and arguments outside of kernels; an array is known by the view of memory that it is."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def rows_of(key: Key, info: ContainerInfo) -> slice:
 
 @dataclass(frozen=True)
 class Role:
-    """What a container carries when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero).
+    """The tangents of a container when a kernel starts: seeds from a first column on, or a shadow (perhaps all zero).
 
     ``components``: where single components of the container are parameters, the numbers and first columns of these.
     """
@@ -93,7 +93,7 @@ class NumberColumns:
 
 @dataclass(frozen=True)
 class SparseTarget:
-    """What a sparse Jacobian is of: its columns, and the keys of its outputs."""
+    """The subject of a sparse Jacobian: its columns, and the keys of its outputs."""
 
     columns: Columns
     outputs: frozenset[Key]
@@ -101,7 +101,7 @@ class SparseTarget:
 
 @dataclass(frozen=True)
 class EnergyTarget:
-    """What second derivatives are of.
+    """The subject of second derivatives.
 
     Attributes:
         key: of the energy.
@@ -157,7 +157,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """What a session has to know of a kernel; containers are named by their keys."""
+    """The facts about a kernel that a session needs; containers are named by their keys."""
 
     read: frozenset[Key]
     written: frozenset[Key]
@@ -174,7 +174,7 @@ class KernelFacts:
 
 @dataclass
 class KernelMemory:
-    """What a kernel keeps from launch to launch.
+    """The memory that a kernel keeps from launch to launch.
 
     Attributes:
         rules_version: of the registry when its rules were last found to be the same.
@@ -241,7 +241,7 @@ class Fused:
         return self.first_columns is None or first in self.first_columns
 
     def suits(self, roles: dict[Key, Role]) -> bool:
-        """Whether the kernel is right for containers that carry this: tangents that it reckons with may be zero."""
+        """Whether the kernel is valid for these roles; expected tangents may be zero."""
         if self.assumed is None:
             return False
         given = ((assumed, roles.get(key, Role())) for key, assumed in self.assumed.items())

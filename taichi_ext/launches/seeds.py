@@ -61,7 +61,7 @@ def seeds_of(
 
 
 def _roles(launch: Launch, infos: dict[Container, ContainerInfo]) -> dict[Container, shadows.Role]:
-    """What the containers carry, with columns counted from the first of the block."""
+    """The tangents of the containers, with columns counted from the first of the block."""
     found = {}
     for c, info in infos.items():
         role = launch.roles.get(info.key, Role())
@@ -104,7 +104,7 @@ def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
 
 
 def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Differentiated) -> Role:
-    """What a container may carry when the kernel is launched: a kernel for tangents is right for zeros, too."""
+    """The tangents that a container may have at the launch: a kernel for tangents is right for zeros, too."""
     role = seeds.roles[c]
     has_shadow = any(what is c for what, _ in differentiated.shadows)  # which holds whatever it carries, seeds too
     if role.first_column is not None and not has_shadow:

@@ -38,7 +38,7 @@ class Statement:
 
     @cached_property
     def contents(self) -> Contents:
-        """What its expressions are made of, as ``values_of`` gives them."""
+        """The parts of its expressions, as ``values_of`` gives them."""
         return joined_contents(values_of(self))
 
     @cached_property

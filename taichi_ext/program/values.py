@@ -61,7 +61,7 @@ class Container:
 
 
 class Contents(NamedTuple):
-    """What an expression is made of."""
+    """The parts of an expression."""
 
     locals: frozenset[Local]  # that it reads
     containers: frozenset[Container]  # of which it reads entries
@@ -77,7 +77,7 @@ class Value:
 
     @cached_property
     def contents(self) -> Contents:
-        """What the expression is made of, found once for each node."""
+        """The parts of the expression, found once for each node."""
         return _contents(self)
 
 
@@ -262,7 +262,7 @@ def _contents(value: Value) -> Contents:
 
 
 def joined_contents(values: Iterable[Value]) -> Contents:
-    """What several expressions are made of."""
+    """The parts of several expressions."""
     return _joined(tuple(map(_contents, values)))
 
 

@@ -35,7 +35,7 @@ def bind_arguments(r: Recording) -> None:
 
 
 def _numbers_in(place: Any) -> Any:
-    """What an argument reads as, without the arrays in a pack."""
+    """The value of an argument, without the arrays in a pack."""
     if not isinstance(place, Record):
         return value_of(place)
     members = {k: _numbers_in(m) for k, m in place.members.items() if not isinstance(m, backend.AnyArray)}

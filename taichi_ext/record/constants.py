@@ -99,7 +99,7 @@ class Constants:
         self.static += change
 
     def read_name(self, function: types.FunctionType, name: str, value: Any) -> Any:
-        """What a name that a function does not assign reads as."""
+        """The value of a name that a function does not assign."""
         if name in self.arguments:
             variable = global_variable(function, name)
             if variable is not None and number_shape(variable.read()) is not None:
@@ -135,7 +135,7 @@ class Constants:
         )
 
     def read_attribute(self, owner: Any, name: str, value: Any) -> Any:
-        """What an attribute reads as."""
+        """The value of an attribute."""
         if self.is_empty:
             return value
         found = inspect.getattr_static(type(owner), name, None)

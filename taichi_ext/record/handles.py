@@ -1,4 +1,4 @@
-"""What names stand for while a kernel is recorded: values, and places that can be stored to."""
+"""The meaning of names while a kernel is recorded: values, and places that can be stored to."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ HANDLES = (Value, Tensor, Cell, Cells, Record, DynamicList, Format)
 
 
 def value_of(x: Any) -> Any:
-    """What a name or place reads as, places in it included."""
+    """The value of a name or place, places in it included."""
     if isinstance(x, Cell):
         return x.target
     if isinstance(x, Cells):

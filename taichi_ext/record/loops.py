@@ -15,7 +15,7 @@ from taichi_ext.record.recording import Recording
 
 
 def before_loop(r: Recording, kind: str, domain: tuple[Any, ...]) -> None:
-    """What a loop runs over, and what Taichi is to walk in its place."""
+    """The domain of a loop, and the one that Taichi walks in its place."""
     given = tuple(value_of(d) for d in domain)
     if any(isinstance(x, Known) for x in flattened(given)):
         refuse_baked("The bound of a loop")

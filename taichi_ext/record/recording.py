@@ -57,7 +57,7 @@ class Block:
 
 
 class Recording:
-    """What all parts of the recorder share; ``library`` is what the rewritten source calls."""
+    """The state shared by all parts of the recorder; ``library`` is what the rewritten source calls."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class Recording:
         return self.containers[id(obj)]
 
     def _name(self, obj: Any) -> str:
-        """What the user calls a field: a variable, or an attribute, member or item of one."""
+        """The user's name of a field: a variable, or an attribute, member or item of one."""
         scopes = (self.context.global_vars, *self.context.local_scopes)
         for depth in range(_DEEPEST):
             for name, value in (item for scope in scopes for item in scope.items()):

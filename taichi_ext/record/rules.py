@@ -186,7 +186,7 @@ def apply_rule(r: Recording, rule: Rule, inputs: dict[str, Any], automatic: Any,
 
 
 def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[Any]) -> Any:
-    """What a rule returns; in reverse mode its loops are written out.
+    """The result of a rule; in reverse mode its loops are written out.
 
     Taichi 1.7.4 counts only the last iteration of what a loop does to a value from before it, and reads wild memory
     where the end of a loop in a loop is not a constant.

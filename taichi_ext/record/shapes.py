@@ -26,7 +26,7 @@ _THIN = {True: 1e-9, False: 2e-4}
 
 @dataclass
 class Shapes:
-    """What ``layers`` and ``nearest`` are given, as their kernel code passes it on."""
+    """The arguments of ``layers`` and ``nearest``, as their kernel code passes it on."""
 
     kind: str
     function: Callback
@@ -59,7 +59,7 @@ class Seen:
 
 
 def seen_values(r: Recording, call: Call, kind: str, seen: Any, name: str = "seen") -> Seen:
-    """What a function of a position returns; it is recorded apart, and not kept."""
+    """The result of a function of a position; it is recorded apart, and not kept."""
     require_function(r, kind, name, seen, "x and y")
     real = default_types()[0]
     r.blocks.append(Block("for"))

@@ -61,7 +61,7 @@ def taichi_type(kind: Type) -> Any:
 
 
 def default_types() -> tuple[Type, Type]:
-    """What literals with and without a point are."""
+    """The types of literals with and without a point."""
     return type_of(float), type_of(int)
 
 

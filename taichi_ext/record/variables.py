@@ -42,7 +42,7 @@ class Variable:
 
 
 def global_variable(function: types.FunctionType, name: str) -> Variable | None:
-    """What a name means in a function that does not assign it: a variable of its closure or module."""
+    """The meaning of a name in a function that does not assign it: a variable of its closure or module."""
     code = function.__code__
     if name in (*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *code.co_cellvars):
         return None

@@ -11,7 +11,7 @@ from taichi_ext.runtime.tangents import Tangents
 
 
 class Accesses:
-    """What the launches and stores of one run have read and written.
+    """The containers that the launches and stores of one run have read and written.
 
     Attributes:
         read: containers, and numbers by their keys.

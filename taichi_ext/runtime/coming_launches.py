@@ -33,7 +33,7 @@ class Coming:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """What a loop in Python launches in each round."""
+    """The kernels that a loop in Python launches in each round."""
 
     body: tuple[Any, ...]
 
@@ -73,7 +73,7 @@ class _Reader:
         self._open: list[types.CodeType] = []  # functions that are being followed
 
     def rest(self, body: list[ast.stmt], line: int, names: dict[str, Any]) -> list[Any]:
-        """What a block launches behind the statement of a line."""
+        """The kernels that a block launches behind the statement of a line."""
         place = next((n for n, s in enumerate(body) if s.lineno <= line <= (s.end_lineno or 0)), None)
         if place is None:
             return []
@@ -154,7 +154,7 @@ class _Reader:
         return self._followed(function, args, keywords)
 
     def _followed(self, function: types.FunctionType, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-        """What a Python function launches."""
+        """The kernels that a Python function launches."""
         code = function.__code__
         if code in self._open:
             return []

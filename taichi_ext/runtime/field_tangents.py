@@ -76,7 +76,7 @@ class FieldTangents:
         return key in self._seeds or (key in self.shadows and not self.shadows[key].is_fresh)
 
     def role(self, key: Key) -> Role:
-        """What a field carries when a kernel starts."""
+        """The tangents of a field when a kernel starts."""
         columns, shadow = self._seeds.get(key), self.shadows.get(key)
         if columns:
             parts = ((part.component, column) for part, column in columns.items() if isinstance(part, FieldKey))

@@ -1,4 +1,4 @@
-"""What cannot be launched with tangents, and what loses them."""
+"""Checks before a launch with tangents: errors, and warnings where tangents are lost."""
 
 from __future__ import annotations
 

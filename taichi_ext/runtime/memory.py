@@ -164,7 +164,7 @@ class Shadow:
             self.is_dirty = False
 
     def set_identity(self, first_column: int, rows: slice | np.ndarray = slice(None)) -> None:
-        """Let rows be their own seeds, from a column on (negative: the first ones belong to another block)."""
+        """Set the rows to the identity, from a column on (negative: the first ones belong to another block)."""
         self.set_rows(rows, np.eye(self.row_count(rows), self.shape[1], k=first_column, dtype=self.dtype))
 
     def row_count(self, rows: slice | np.ndarray) -> int:

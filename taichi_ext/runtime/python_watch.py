@@ -87,7 +87,7 @@ class Watch:
         return value
 
     def each(self, values: Any) -> Any:
-        """What is iterated over."""
+        """The iterable."""
         run = None if type(values) in _ITSELF else current_run()
         return values if run is None else run.items(values)
 

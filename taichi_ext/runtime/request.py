@@ -1,4 +1,4 @@
-"""What one run computes, and within which limits; complete before the run begins."""
+"""The request of one run and its limits; complete before the run begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of one call pass to kernels and store from Python: runs for different columns must not differ."""
+"""A record of the numbers that runs pass to kernels and store: runs for different columns must agree."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class RunRecord:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What a run passes on, as numbers and objects."""
+    """The numbers and objects that a run passes on."""
     if isinstance(value, backend.Matrix):
         value = value.to_list()
     if isinstance(value, backend.Struct):

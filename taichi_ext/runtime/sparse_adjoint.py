@@ -30,7 +30,7 @@ class _Written:
 
 
 class AdjointRows(SparseRows):
-    """What has been written, launch by launch; the blocks of the class before only say what carries tangents."""
+    """The matrices written so far, launch by launch; the blocks of the class before only say what carries tangents."""
 
     def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
         super().__init__(sizes, arithmetic)

@@ -14,7 +14,7 @@ MOST_SLOTS = 2**31 - 2
 
 
 class SlotCounts:
-    """What there is room for, and what the last launch has filled.
+    """The room for entries, and the part that the last launch has filled.
 
     Attributes:
         rooms: by open loop how many iterations there is room for.

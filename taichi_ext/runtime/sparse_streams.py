@@ -64,7 +64,7 @@ class _Bundle:
             self.memory = [_new_array(end - start, dtype) for start, end in itertools.pairwise(self.starts)]
 
     def array(self, source: int) -> Any:
-        """What a source writes to."""
+        """The container that a source writes to."""
         if isinstance(self.memory, list):
             return self.memory[source]
         start, end = self.starts[source : source + 2]

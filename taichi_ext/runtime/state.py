@@ -1,4 +1,4 @@
-"""What a run changes, kept so that it can be run again: only needed when columns are computed in several runs."""
+"""The state before a run, put back for the next one: needed when columns are computed in several runs."""
 
 from __future__ import annotations
 

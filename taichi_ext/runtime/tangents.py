@@ -125,7 +125,7 @@ class Tangents:
         return is_active or self.first_order.has(key)
 
     def role(self, key: Key) -> Role:
-        """What a container carries when a kernel starts."""
+        """The tangents of a container when a kernel starts."""
         self._target.check_role(key)
         return self._of(key).role(key)
 

@@ -50,7 +50,7 @@ class Elementary:
 
     @property
     def function(self) -> str:
-        """What it is called in emitted text."""
+        """Its name in emitted text."""
         return f"{self.name}_{self.dtype.name}"
 
     @property

@@ -1,4 +1,4 @@
-"""What becomes of each parallel loop of a program with tangents, on a CPU.
+"""Choose how each parallel loop of a program with tangents runs on a CPU.
 
 * A loop of arithmetic runs in *lanes*, which LLVM makes vectors (``lanes``).
 * A loop of few iterations is *spread* over the threads. Taichi gives a thread at least 512 iterations, so that shorter

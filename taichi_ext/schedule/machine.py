@@ -1,4 +1,4 @@
-"""What is known of the machine, and of where fields lie in its memory."""
+"""Facts about the machine, and about where fields lie in its memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_ITERATIONS = 512  # that Taichi gives to a thread of a CPU
 
 @dataclass(frozen=True)
 class Machine:
-    """What decisions on loops depend on, besides the program.
+    """The inputs of decisions on loops, other than the program.
 
     Attributes:
         threads: of the CPU.

@@ -1,1 +1,1 @@
-"""What solvers take: linear operators, normal equations, least squares."""
+"""Linear operators, normal equations, least squares."""

@@ -23,7 +23,7 @@ def residual_vector(evaluation: Evaluation) -> np.ndarray:
 
 
 def _raveled(value: Any) -> np.ndarray:
-    """What an output holds, or what a kernel returns: numbers, vectors and matrices."""
+    """The values of an output, or of a kernel's return: numbers, vectors and matrices."""
     if isinstance(value, (list, tuple)):
         return np.concatenate([_raveled(v) for v in value])
     return np.asarray(backend.as_numpy(value), np.float64).reshape(-1)

@@ -1,4 +1,4 @@
-"""What ``least_squares`` returns."""
+"""The result of ``least_squares``."""
 
 # pyright knows no types of SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,4 +1,4 @@
-"""What a worker does with a shard: it builds its program once, and computes its J or its normal equations."""
+"""The work of a process on a shard: it builds its program once, and computes its J or its normal equations."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -87,7 +87,7 @@ class Sums(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What went wrong in a worker, in words."""
+    """The error of a worker, in words."""
 
     text: str
 
