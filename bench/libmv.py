@@ -1,7 +1,7 @@
 """libmv's bundle adjustment problems: scenes of a film, in the files of Ceres' folder data/libmv-ba-problems."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import taichi as ti
@@ -87,3 +87,22 @@ def make_libmv(path: str | Path) -> SparseProgram:
             errors[k] = u + ti.Vector(centre) - seen[k]
 
     return SparseProgram(kernel, [lens, cameras, points], [errors], seen=seen, ends=pairs)
+
+
+def gtsam_libmv(path: str | Path) -> tuple[Any, Any]:
+    """The same problem as GTSAM's graph, and the values to start from."""
+    import gtsam
+    from gtsam.symbol_shorthand import C, K, P
+    from scipy.spatial.transform import Rotation
+
+    scene, noise = read_scene(path), gtsam.noiseModel.Unit.Create(2)
+    graph, start = gtsam.NonlinearFactorGraph(), gtsam.Values()
+    for (i, j), seen in zip(scene.pairs.tolist(), scene.markers, strict=True):
+        graph.add(gtsam.GeneralSFMFactor2Cal3Bundler(seen, noise, C(i), P(j), K(0)))
+    start.insert(K(0), gtsam.Cal3Bundler(*scene.intrinsics[[0, 3, 4, 1, 2]]))
+    for i, (R, t) in enumerate(zip(*scene.cameras, strict=True)):
+        start.insert(C(i), gtsam.Pose3(gtsam.Rot3(Rotation.from_matrix(R).as_matrix()), t).inverse())
+    graph.add(gtsam.NonlinearEqualityPose3(C(0), start.atPose3(C(0))))
+    for j, point in enumerate(scene.points):
+        start.insert(P(j), point)
+    return graph, start

@@ -44,7 +44,7 @@ class Layout:
         self.widths = [found[-1] for found in self._candidates]
         self.places = slices_of(self.columns)
         self._is_fixed = False
-        self._cuts: dict[tuple[int, int], _Cut] = {}
+        self.plain: dict[tuple[int, int], Any] = {}
 
     def fix(self, J: list[list[Any]]) -> None:
         """Find the blocks of a J or JtJ: no larger than needed where params are eliminated, mostly full elsewhere."""
@@ -64,13 +64,6 @@ class Layout:
         for n in self.kept:
             if any(_filled(row[n], h, self.widths[n]) > _MOST_FILLED for row, h in zip(J, self.heights, strict=True)):
                 self.widths[n] = 1
-
-    def dense_blocks(self, J: list[list[Any]], row: int, column: int) -> tuple[np.ndarray, Any]:
-        """The small blocks of a block of J, in float64, and the BSR array that says where they are."""
-        cut, block = self._cuts.get((row, column)), J[row][column]
-        if cut is None or not cut.fits(block):
-            cut = self._cuts[row, column] = _Cut.of(block, (self.heights[row], self.widths[column]))
-        return cut.blocks(block), cut.places
 
     def _filling(self, row: list[Any], m: int) -> float:
         numbers = sum(_filled(b, self.heights[m], w) * b.nnz for b, w in zip(row, self.widths, strict=True))
@@ -95,36 +88,6 @@ class Layout:
         )
 
 
-class _Cut(NamedTuple):
-    """How CSR arrays of one pattern are cut into dense blocks.
-
-    Attributes:
-        pattern: their index arrays.
-        places: a BSR array, with the number of each entry in its place; -1 where there is none.
-        is_plain: whether these are in order, so that numbers need not be moved.
-    """
-
-    pattern: tuple[np.ndarray, np.ndarray]
-    places: Any
-    is_plain: bool
-
-    @classmethod
-    def of(cls, block: Any, size: tuple[int, int]) -> _Cut:
-        numbers = type(block)((np.arange(1, block.nnz + 1), block.indices, block.indptr), shape=block.shape)
-        places = numbers.tobsr(size)
-        places.data -= 1
-        is_plain = np.array_equal(places.data.reshape(-1), np.arange(block.nnz))
-        return cls((block.indptr, block.indices), places, is_plain)
-
-    def fits(self, block: Any) -> bool:
-        found = block.indptr, block.indices
-        return all(a is b or np.array_equal(a, b) for a, b in zip(self.pattern, found, strict=True))
-
-    def blocks(self, block: Any) -> np.ndarray:
-        data = block.data if self.is_plain else np.append(block.data, 0).take(self.places.data)
-        return data.reshape(self.places.data.shape).astype(np.float64, copy=False)
-
-
 class SparseJacobian(NamedTuple):
     """J as CSR blocks by output and param, and how it is cut."""
 
@@ -137,11 +100,21 @@ class SparseJacobian(NamedTuple):
 
     def dense_blocks(self, row: int, column: int, factors: np.ndarray | None) -> Any:
         """A block of J as a BSR array in float64, whose rows are multiplied by factors."""
-        data, places = self.layout.dense_blocks(self.blocks, row, column)
+        block, size = self.blocks[row][column], (self.layout.heights[row], self.layout.widths[column])
+        block, known = block.astype(np.float64, copy=False), self.layout.plain.get((row, column))
+        if known is not None and all(map(np.array_equal, (block.indptr, block.indices), known[0])):
+            indices, indptr = known[1]
+            found = known[2]((block.data.reshape(-1, *size), indices, indptr), shape=block.shape)
+        else:
+            found = block.tobsr(size)
+            if found.data.size == block.nnz and (np.diff(found.indptr) <= 1).all() and block.has_sorted_indices:
+                # one block in each row of them, none of them filled up: its numbers are in the order of J's
+                known = (block.indptr, block.indices), (found.indices, found.indptr), type(found)
+                self.layout.plain[row, column] = known
         if factors is not None:
-            counts = np.diff(places.indptr)
-            data = data * np.repeat(factors.reshape(-1, self.layout.heights[row]), counts, axis=0)[:, :, None]
-        return type(places)((data, places.indices, places.indptr), shape=places.shape)
+            counts = np.diff(found.indptr)
+            found.data = found.data * np.repeat(factors.reshape(-1, size[0]), counts, axis=0)[:, :, None]
+        return found
 
 
 def whole(J: Any) -> Any:
@@ -253,10 +226,10 @@ class SparseSystem:
         if not ((diagonal > 0) & np.isfinite(diagonal)).all():
             return None
         scale = 1 / np.sqrt(diagonal)
-        roots = _inverse_roots(V * scale[:, :, None] * scale[:, None])
-        if roots is None:
+        try:
+            roots = np.linalg.inv(np.linalg.cholesky(V * scale[:, :, None] * scale[:, None])) * scale[:, None]
+        except np.linalg.LinAlgError:
             return None
-        roots *= scale[:, None]
         coupling, transposed = dict[int, Any](), dict[int, Any]()
         for k in self._layout.order:
             part = matrix.pop((n, k), None)
@@ -338,20 +311,6 @@ def _crossing(block: Any, width: int) -> tuple[int, int, int] | None:
 def _filled(block: Any, height: int, width: int) -> float:
     """How many numbers a CSR array in blocks of this size keeps for each of its entries."""
     return block.tobsr((height, width)).data.size / max(1, block.nnz)
-
-
-def _inverse_roots(V: np.ndarray) -> np.ndarray | None:
-    """For each matrix a triangular R with ``R V R^T = 1``; None where one is not positive definite."""
-    R = np.zeros_like(V)
-    for i in range(V.shape[1]):
-        along = np.einsum("nki,ni->nk", R[:, :i, :i], V[:, :i, i])
-        pivots = V[:, i, i] - np.square(along).sum(axis=1)
-        if not (pivots > 0).all():
-            return None
-        R[:, i, i] = 1
-        R[:, i, :i] = -np.einsum("nk,nki->ni", along, R[:, :i, :i])
-        R[:, i] /= np.sqrt(pivots)[:, None]
-    return R
 
 
 def _times_blocks(blocks: np.ndarray, vector: np.ndarray) -> np.ndarray:
