@@ -282,5 +282,34 @@ def test_after_another_start(fields):
     bind, given = fields
     run = bind(**given)
     initialise(default_fp=ti.f64)
-    with pytest.raises(RuntimeError, match="ti.init was called since bind"):
+    with pytest.raises(RuntimeError, match="ti.init or ti.reset was called since bind"):
+        run(np.zeros((3, 3)))
+
+
+def test_members_of_structs_and_vectors(tmp_path):
+    x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
+    x.from_numpy(np.array([0.5, 2.0]))
+    material = ti.types.struct(young=ti.f64, size=ti.types.vector(2, ti.f64))
+
+    @ti.kernel
+    def k(m: material, w: ti.types.vector(2, ti.f64)):
+        for i in x:
+            y[i] = m.young * m.size[1] * w[0] * x[i] ** 2
+
+    args = (material(young=3.0, size=[1.0, 2.0]), ti.Vector([5.0, 7.0]))
+    bind = bind_of(Jacobian(k, ["m.young", "w"], y, args=args), tmp_path / "members.py")
+    J = np.zeros(2), np.zeros((2, 2))
+    bind(x=x, y=y, m=args[0], w=args[1])(*J)
+    assert_array_equal(J[0], 10.0 * x.to_numpy() ** 2)
+    assert_array_equal(J[1], np.stack([6.0 * x.to_numpy() ** 2, np.zeros(2)], -1))
+    for wrong, shape in ((ti.Vector([1.0, 2.0, 3.0]), r"\(3,\)"), (1.0, r"\(\)")):
+        with pytest.raises(ValueError, match=rf"w has the shape {shape}; the kernel was made for \(2,\)"):
+            bind(x=x, y=y, m=args[0], w=wrong)(*J)
+
+
+def test_after_the_end_of_the_program(fields):
+    bind, given = fields
+    run = bind(**given)
+    ti.reset()
+    with pytest.raises(RuntimeError, match="ti.reset was called since bind"):
         run(np.zeros((3, 3)))

@@ -231,3 +231,12 @@ def test_reverse_and_empty_tensors(ti32):
     x = torch.ones(0, requires_grad=True)
     torch_function(square, inputs="a", outputs="b")(x).sum().backward()
     assert x.grad.shape == (0,)
+
+
+def test_tensors_without_numbers(ti32):
+    """As ``torch.export`` passes them: their memory is at address 0."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    function = torch_function(square, inputs="a", outputs="b")
+    with FakeTensorMode() as mode, pytest.raises(InvalidArgumentError, match="'a' is a fake tensor"):
+        function(mode.from_tensor(torch.ones(3)))

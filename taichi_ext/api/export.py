@@ -87,7 +87,7 @@ def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
 
 def _part(param: Target, first: int, shape: tuple[int, ...], rows: tuple[int, ...]) -> JacobianPart:
     """The J by one parameter, from its first column on, of an output of the shape ``rows``."""
-    name = param.argument if param.variable is None else re.sub(r"\W+", "_", param.variable.name)
+    name = re.sub(r"\W+", "_", param.argument if param.variable is None else param.variable.name)
     return JacobianPart(name, param.field, first, math.prod(shape), (*rows, *shape))
 
 

@@ -225,6 +225,8 @@ def array_problem(array: Any) -> str:
 def _tensor_problem(tensor: Any) -> str:
     if tensor.is_nested:
         return "is a nested tensor; pass a padded one, torch.nested.to_padded_tensor(...)"
+    if type(tensor).__name__ == "FakeTensor":  # of torch.export, and of torch.compile with fullgraph=True
+        return "is a fake tensor, which has no numbers; call the function in torch.compile with fullgraph=False"
     if not _is_strided(tensor):
         return f"is a tensor in the layout {tensor.layout}; pass .to_dense()"
     if tensor.is_quantized:

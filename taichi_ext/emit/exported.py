@@ -16,7 +16,7 @@ from taichi_ext.analysis.changes import written_containers
 from taichi_ext.emit.exported_checks import CHECKS, IMPORTS
 from taichi_ext.emit.module import factory
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Container, Program, Read
+from taichi_ext.program import Container, Program, Read, Tensor
 from taichi_ext.record.arguments import annotation_text
 
 Labels = Mapping[str, tuple[str, tuple[int, ...]]]  # what messages call fields and arrays, and their shapes, by name
@@ -208,7 +208,7 @@ class _Module:
             "",
             f"    def _run({', '.join([*names, *(['*', *numbers] if numbers else [])])}):",
             "        _refuse_ended(_program)",
-            *(f"        {check}" for check in self.checks if check.startswith("_number(")),
+            *(f"        {check}" for check in self.checks if check.startswith(("_number(", "_vector("))),
             *(f"        {name} = {self.jacobian(name, t, part)}" for name, t, part in self.jacobians),
             f"        _apart({_by_name(names)}, {_by_name(self.arrays)})",
             *(f"        {t.name}.fill(0)" for t in self.tangents if not t.is_covered),
@@ -255,7 +255,10 @@ def _texts(program: Program, names: Mapping[int, str], labels: Labels) -> Iterat
             yield name, f"{known}{entries}, {c.dtype.name}"
     for a in program.arguments:
         shape = f", of shape {labels[a.name][1]}" if a.name in labels else ""
-        yield a.name, f"{annotation_text(a.annotation)}{shape}"
+        text = annotation_text(a.annotation)
+        if not isinstance(text, str):
+            text = "a struct" if isinstance(text, backend.StructType) else "a field"
+        yield a.name, f"{text}{shape}"
 
 
 def _checks_of_fields(program: Program, names: Mapping[int, str]) -> Iterator[str]:
@@ -279,6 +282,8 @@ def _checks_of_arguments(program: Program, arguments: Sequence[str], labels: Lab
             yield f"_array({a.name!r}, {a.name}, {a.value.dtype.name!r}, {own}, {a.value.element_shape})"
         elif isinstance(a.value, Read):
             yield f"_number({a.name!r}, {a.name}, {a.value.dtype.is_real})"
+        elif isinstance(a.value, Tensor):
+            yield f"_vector({a.name!r}, {a.name}, {a.value.shape})"
 
 
 def _checks_of_memory(program: Program, tangents: Sequence[TangentArray], arrays: Sequence[str]) -> Iterator[str]:

@@ -78,6 +78,10 @@ CHECKS = textwrap.dedent('''\
             raise TypeError(f"{name} is {_kind(given)}; expected {'a real number' if is_real else 'an integer'}.")
 
 
+    def _vector(name, given, shape):
+        _compare(name, "shape", _np.shape(given.to_numpy() if isinstance(given, ti.Matrix) else given), shape)
+
+
     def _distinct(fields):
         """Raise where one field is given for two."""
         names = {}
@@ -128,8 +132,8 @@ CHECKS = textwrap.dedent('''\
 
 
     def _refuse_ended(program):
-        if ti.lang.impl.get_runtime().prog is not program():
-            raise RuntimeError("ti.init was called since bind, which ended all fields and arrays; call bind again.")
+        if program() is None or ti.lang.impl.get_runtime().prog is not program():
+            raise RuntimeError("ti.init or ti.reset was called since bind, which ended all fields and arrays; call bind again.")
 
 
     def _seed(array, first, stride, count):
