@@ -114,6 +114,7 @@ OPERATIONS = {
     "copies": lambda s: s * copy.copy(s) + copy.deepcopy({"s": [s]})["s"][0] + copy.deepcopy(ti.Vector([s, 1.0]))[0],
     "powers of zero": lambda s: s + 0.0**s + (-s) ** 2,
     "inverses": lambda s: np.arcsin(s) + np.arccos(s) + np.arctan(s) + np.deg2rad(s) + np.degrees(s),
+    "of two": lambda s: np.arctan2(s, 0.7) + np.arctan2(2.0, s) * np.hypot(s, s + 1) + np.hypot(0.3, s),
     "numpy numbers": lambda s: np.float64(2.0) * s + s * np.float64(0.5) + np.float64(1.0) / s + s ** np.int32(2),
     "arrays": lambda s: (np.array([1.0, 2.0]) * s + s)[1] + np.dot(np.array([s, 2 * s]), np.array([1.0, 3.0])),
     "sums": lambda s: sum([s, s * 2, 1.0]) + max(s, 0.1) + min(s, 9.0),
@@ -400,3 +401,12 @@ def test_a_name_that_a_pipeline_does_not_read_lists_those_that_it_does():
     with pytest.raises(InvalidArgumentError, match=r"Numbers that are read: self\.gain\..* make it an argument"):
         jacobian(pipeline, "simulation.dt", y)
     assert_allclose(jacobian(pipeline, "simulation.gain", y), 1.5 * X)
+
+
+def test_a_later_call_without_the_value(scene):
+    def run(factor, sigma=2.0):
+        scene.add(factor * sigma, ti.Vector([1.0, 2.0]))
+
+    jacobian(run, "sigma", scene.y, args=(1.0, 3.0))
+    with pytest.raises(InvalidArgumentError, match="params is 'sigma', an argument of .*run that has no value in args"):
+        jacobian(run, "sigma", scene.y, args=(1.0,))

@@ -293,6 +293,8 @@ class KernelCall:
         """A target as this call has it: the field of an argument is the one that is given now."""
         if target.variable is not None:
             return self._resolve_constant(str(target.name).split(" (")[0], target.argument)
+        if target.kind == "argument" and target.position >= len(self.args):  # which had a value before
+            return self._resolve_name(str(target.name).split(" (")[0], target.argument)
         if not 0 <= target.position < len(self.args):
             return target
         value = self.args[target.position]

@@ -133,7 +133,7 @@ CHECKS = textwrap.dedent('''\
 
     def _refuse_ended(program):
         if program() is None or ti.lang.impl.get_runtime().prog is not program():
-            raise RuntimeError("ti.init or ti.reset was called since bind, which ended all fields and arrays; call bind again.")
+            raise RuntimeError("ti.init or ti.reset was called since bind, which ended all fields; call bind again.")
 
 
     def _seed(array, first, stride, count):

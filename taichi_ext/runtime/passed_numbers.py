@@ -84,6 +84,8 @@ class PassedNumber:
         as_objects = [np.array(x, object) if is_passed(x) else x for x in inputs]
         if function in _OF_VALUES:
             return getattr(function, method)(*map(plain_number, inputs), **options)
+        if function in _OF_TWO and method == "__call__" and not options and all(map(_is_scalar, inputs)):
+            return _OF_TWO[function](*inputs)
         try:
             return getattr(function, method)(*as_objects, **options)
         except (TypeError, AttributeError):
@@ -196,6 +198,8 @@ _BINARY = {
     "pow": (operator.pow, lambda a, b: b * a ** (b - 1) if b else 0.0, _by_exponent),
     "mod": (operator.mod, lambda a, b: 1.0, lambda a, b: -float(a // b)),
     "floordiv": (operator.floordiv, lambda a, b: 0.0, lambda a, b: 0.0),
+    "arctan2": (math.atan2, lambda a, b: b / (a * a + b * b), lambda a, b: -a / (a * a + b * b)),
+    "hypot": (math.hypot, lambda a, b: a / math.hypot(a, b), lambda a, b: b / math.hypot(a, b)),
 }
 # by method, which NumPy's functions of objects call, too: the derivative at x, where the function is y
 _UNARY: dict[str, tuple[Callable[[float], float], Callable[[float, float], float]]] = {
@@ -263,6 +267,7 @@ for _name in _BINARY:
     _apply = _binary(_name)
     setattr(PassedNumber, f"__{_name}__", _apply)
     setattr(PassedNumber, f"__r{_name}__", lambda self, other, apply=_apply: apply(other, self))
+_OF_TWO = {np.arctan2: _binary("arctan2"), np.hypot: _binary("hypot")}
 for _name in _UNARY:
     setattr(PassedNumber, _name, _unary(_name))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
