@@ -147,7 +147,12 @@ def test_operations_of_python_follow_the_chain_rule(operation):
     "convert",
     [
         *(math.sin, float, lambda s: np.array([s], float)[0], lambda s: float(f"{float(s)}")),
-        *(lambda s: math.sqrt(2 * s), lambda s: np.hypot(s, 1.0), lambda s: (1j * s).imag, lambda s: s.hex() and 1.0),
+        *(
+            lambda s: math.sqrt(2 * s),
+            lambda s: np.logaddexp(s, 1.0),
+            lambda s: (1j * s).imag,
+            lambda s: s.hex() and 1.0,
+        ),
         lambda s: pickle.loads(pickle.dumps(s)),
     ],
     ids=["math", "float", "numpy", "text", "derived", "ufunc", "complex", "method", "pickle"],
