@@ -10,8 +10,8 @@ from taichi_ext.api.arguments import Target
 from taichi_ext.differentiate.keys import Key
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
-from taichi_ext.runtime.accesses import Accesses
 from taichi_ext.runtime.run_record import RunRecord
+from taichi_ext.runtime.session import Accesses
 from taichi_ext.runtime.warning import saying_once, warn_at_user
 
 

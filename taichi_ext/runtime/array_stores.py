@@ -70,7 +70,7 @@ def stores_of(
     if name == "at" and isinstance(owner, np.ufunc):
         return [(first, lambda mask: mask.__setitem__(_index_of(args[1]), 1))]
     if name in _FUNCTIONS:
-        return [(first, lambda mask: _FUNCTIONS[name](mask, *map(_index_of, args[1:]), **keywords))]
+        return [(first, lambda mask: _probe(first, lambda other: function(other, *args[1:], **keywords), mask))]
     if getattr(function, "__module__", "") == "_operator":
         return _of_method(first, f"__{name}__", args[1:])
     is_torch = backend.is_torch_tensor(first) and name.endswith("_")
@@ -99,14 +99,7 @@ def item_store(target: Any, index: Any) -> Callable[[Any], None]:
     return lambda mask: mask.__setitem__(place, 1)
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "copyto": lambda mask, source, casting="", where=True: np.copyto(mask, 1, where=where),
-    "put": lambda mask, index, values, **mode: np.put(mask, index, 1, **mode),
-    "place": lambda mask, where, values: np.place(mask, where, [1]),
-    "putmask": lambda mask, where, values: np.putmask(mask, where, 1),
-    "put_along_axis": lambda mask, index, values, axis: np.put_along_axis(mask, index, 1, axis),
-    "fill_diagonal": lambda mask, value, wrap=False: np.fill_diagonal(mask, 1, wrap),
-}
+_FUNCTIONS = ("copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal")
 _METHODS = ("fill", "sort", "partition", "byteswap", "resize", "setfield")
 _SHAPES = ("requires_grad_", "share_memory_", "squeeze_", "unsqueeze_", "transpose_", "t_", "detach_", "rename_")
 _BY_INDEX = ("index_", "masked_", "scatter_", "put_")
@@ -115,23 +108,23 @@ _BY_INDEX = ("index_", "masked_", "scatter_", "put_")
 def _of_method(array: Any, name: str, args: tuple[Any, ...]) -> list[tuple[Any, Callable[[Any], None]]]:
     if name == "__setitem__":
         return [(array, item_store(array, args[0]))]
-    if name == "put":
-        return [(array, lambda mask: mask.put(_index_of(args[0]), 1))]
-    if backend.is_torch_tensor(array):
-        is_store = name.endswith("_") and not name.startswith("__") and name not in _SHAPES
-        if is_store and name.startswith(_BY_INDEX):
-            return [(array, lambda mask: _probe(array, name, args, mask))]
-    else:
-        is_store = name in _METHODS
+    is_torch = backend.is_torch_tensor(array)
+    is_store = (
+        name.endswith("_") and not name.startswith("__") and name not in _SHAPES if is_torch else name in _METHODS
+    )
+    if name == "put" or (is_torch and is_store and name.startswith(_BY_INDEX)):
+        return [(array, lambda mask: _probe(array, lambda other: getattr(other, name)(*args), mask))]
     is_operator = name.startswith("__i") and name.endswith("__") and name not in ("__iter__", "__int__", "__index__")
     return [(array, _everywhere)] if is_store or is_operator else []
 
 
-def _probe(tensor: Any, name: str, args: tuple[Any, ...], mask: np.ndarray) -> None:
-    """Find out where a method stores, from what it does to a tensor of other numbers."""
-    other = tensor.detach().clone().fill_(-12345)
-    getattr(other, name)(*args)
-    mask[(other != -12345).cpu().numpy()] = 1
+def _probe(array: Any, store: Callable[[Any], Any], mask: np.ndarray) -> None:
+    """Find out where numbers are stored, from what is done to arrays of other numbers."""
+    for number in (77, 78):  # one of which is not what is stored
+        other = array.detach().clone() if backend.is_torch_tensor(array) else array.copy()
+        other[...] = number
+        store(other)
+        mask[(backend.as_numpy(other) != number)] = 1
 
 
 def _everywhere(mask: np.ndarray) -> None:

@@ -100,47 +100,15 @@ class PassedNumber:
     def __reduce__(self) -> Any:
         return float, (float(self),)
 
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
-
     def __hash__(self) -> int:
         self._warn("looks up by its value, or that of a number computed from it: what is found")
         return hash(self.value)
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
 
     def __index__(self) -> int:
         raise UnsupportedError(
             f"{quoted(self.names)} is a parameter, and Python uses it, or a number computed from it, as a count or an "
             "index. Whole numbers have no derivative: leave it out of params, or convert it: int(...)."
         )
-
-    # of derivative 0, as in kernels
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __trunc__(self) -> int:
-        return math.trunc(self.value)
-
-    def __floor__(self) -> int:
-        return math.floor(self.value)
-
-    def __ceil__(self) -> int:
-        return math.ceil(self.value)
-
-    def __round__(self, digits: int | None = None) -> Any:
-        return round(self.value, digits)
-
-    def is_integer(self) -> bool:
-        """Whether the value is a whole number."""
-        return self.value.is_integer()
 
     @property
     def real(self) -> PassedNumber:
@@ -230,6 +198,8 @@ _UNARY: dict[str, tuple[Callable[[float], float], Callable[[float, float], float
     "conjugate": (operator.pos, lambda x, y: 1.0),
     "rint": (lambda x: float(round(x)), lambda x, y: 0.0),
 }
+# of the value alone; where these are numbers, their derivative is 0, as in kernels
+_PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__", "__floor__", "__ceil__", "__round__")
 _OF_VALUES = (np.isfinite, np.isinf, np.isnan, np.signbit)
 
 
@@ -270,6 +240,8 @@ for _name in _BINARY:
 _OF_TWO = {np.arctan2: _binary("arctan2"), np.hypot: _binary("hypot")}
 for _name in _UNARY:
     setattr(PassedNumber, _name, _unary(_name))
+for _name in (*_PLAIN, "is_integer"):
+    setattr(PassedNumber, _name, lambda self, *args, name=_name: getattr(self.value, name)(*args))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(PassedNumber, f"__{_name}__", _comparison(getattr(operator, _name)))
 

@@ -15,7 +15,7 @@ from taichi_ext.runtime.memory import rows_of_index, view_of
 from taichi_ext.runtime.passed_numbers import PipelineRun, with_tangents
 from taichi_ext.runtime.python_watch import PythonRun, watching
 from taichi_ext.runtime.reachable import reachable_arrays
-from taichi_ext.runtime.repetitions import Repetition, Repetitions
+from taichi_ext.runtime.repetitions import Repetition
 from taichi_ext.runtime.session import Launched, Session
 from taichi_ext.runtime.warning import warn_at_user
 
@@ -30,7 +30,7 @@ class Pipeline:
         self._state, self._record = restart.state, restart.record
         self._python = PythonRun(ActiveNumbers(arrays.is_active_memory), arrays.stores)
         self._numbers: PipelineRun | None = None  # where arguments of the function are parameters
-        self._repetitions = Repetitions()
+        self._repetitions: dict[Any, tuple[int, Repetition, Any]] = {}  # by kernel and arguments
         self._lookahead = Lookahead(Pipeline.run.__code__)
 
     def run(self, function: Any, args: tuple[Any, ...], names: list[str], passed: dict[int, int]) -> Any:
@@ -67,9 +67,8 @@ class Pipeline:
             if self._record is not None:
                 self._record.launch(kernel, args)
             name = (id(kernel), *map(id, args))
-            repeat = self._repetitions.find(name, self._tangents.changes)
-            if repeat is not None:
-                return repeat.again()
+            if self._is_as_before(name):
+                return self._repetitions[name][1].again()
             self._session.check_program()
             if self._runs_plainly(kernel, args):
                 with backend.suspend_following():
@@ -83,11 +82,18 @@ class Pipeline:
             is_active = launched.fused.facts.returns_active
             return self._python.read(launched.result) if is_active else launched.result
 
+    def _is_as_before(self, name: Any) -> bool:
+        """Whether a launch was made before, and nothing has changed that it depends on."""
+        if name not in self._repetitions or backend.is_gradient_replaced():
+            return False
+        changes, repetition, _ = self._repetitions[name]
+        return changes == self._tangents.changes and repetition.is_current()
+
     def _keep(self, name: Any, launched: Launched) -> None:
-        """Let a launch be made again."""
+        """Let a launch be made again; the arguments are kept alive, since the name has their identities."""
         fused, passed = launched.fused, launched.passed
         repetition = Repetition(fused, dict(zip(fused.shadows, passed, strict=False)), passed)
-        self._repetitions.keep(name, launched.changes, repetition, launched.args)
+        self._repetitions[name] = launched.changes, repetition, launched.args
 
     def _is_repeatable(self, kernel: Any, fused: Fused) -> bool:
         """Whether what it writes has been saved, and nothing of it depends on the call."""

@@ -51,21 +51,3 @@ class Repetition:
         """Launch it with all that it was passed before."""
         assert self._repeated is not None
         self._repeated()
-
-
-class Repetitions:
-    """The launches of one run of a pipeline, by kernel and arguments."""
-
-    def __init__(self) -> None:
-        self._launches: dict[Any, tuple[int, Repetition, Any]] = {}
-
-    def find(self, name: Any, changes: int) -> Repetition | None:
-        """The launch as it was last made, where nothing has changed that it depends on; see ``Tangents.changes``."""
-        if name not in self._launches or backend.is_gradient_replaced():
-            return None
-        before, repetition, _ = self._launches[name]
-        return repetition if before == changes and repetition.is_current() else None
-
-    def keep(self, name: Any, changes: int, repetition: Repetition, args: Any) -> None:
-        """A launch has been made; the arguments are kept alive, since the name has their identities."""
-        self._launches[name] = changes, repetition, args

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.keys import Key, LaunchArray, OwnArray, Scratch
-from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch
-from taichi_ext.runtime.accesses import Accesses
+from taichi_ext.labels import Label
+from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, PipelineArgument, container_key
 from taichi_ext.runtime.array_tangents import Binding, refuse_overlaps
 from taichi_ext.runtime.fused_kernels import KernelTable
 from taichi_ext.runtime.launch_checks import refuse_arguments, refuse_replaced_gradient, refuse_restart
@@ -43,6 +43,43 @@ class Launched:
     passed: list[Any]
     changes: int
     result: Any
+
+
+class Accesses:
+    """What the launches and stores of one run have read and written.
+
+    Attributes:
+        read: containers, and numbers by their keys.
+        written: containers.
+        overwritten: parameters that nothing has read and of whose columns nothing is left.
+        params: the names of the parameters that have columns in this run.
+    """
+
+    def __init__(self, params: Mapping[Key, Label | str], tangents: Tangents) -> None:
+        self.params = params
+        self.read, self.written = set[Key](), set[Key]()
+        self.overwritten = set[Key]()
+        self._tangents = tangents
+
+    def note(self, read: Set[Key], written: Set[Key]) -> None:
+        """A kernel has read and written containers."""
+        self.read |= read
+        self.written |= written
+        self.note_overwritten(written)
+
+    def note_passed(self, names: Iterable[str]) -> None:
+        """Arguments of a pipeline, passed by value, were given to kernels."""
+        self.read |= {PipelineArgument(name) for name in names}
+
+    def note_overwritten(self, containers: Iterable[Key]) -> None:
+        """Containers have been stored to."""
+        stored = set(containers)
+        for key in self.params:
+            container = container_key(key)
+            if container not in stored or container in self.read or key in self.overwritten:
+                continue
+            if self._tangents.is_stored(key) and not self._tangents.values(key).any():
+                self.overwritten.add(key)
 
 
 class Session:

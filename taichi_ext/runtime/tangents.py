@@ -25,7 +25,7 @@ class DenseRows:
     changes = 0  # of the columns
 
     def variant(self, names: Mapping[Key, Key]) -> Any:
-        """What tells kernels apart that are traced from the same kernel; ``names`` as in ``Request.energy_of``."""
+        """What tells kernels apart of the same kernel; ``names`` are the keys of a launch by those of the run."""
         return None
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
