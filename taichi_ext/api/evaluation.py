@@ -358,7 +358,12 @@ class Evaluation:
             prepared.rules_seen = registry.version
             for message in registry.warnings():
                 warn_at_user(message)
-        if self.call.kernel is None and not session.has_launched:
+        own = {param.container for param in self.layout.params}  # whose J is known without a launch
+        if (
+            self.call.kernel is None
+            and not session.has_launched
+            and any(o.container not in own for o in self.layout.outputs)
+        ):
             raise InvalidArgumentError(f"{self.call.name} launched no kernel, so there is nothing to differentiate.")
         if prepared.is_checked:
             return

@@ -173,7 +173,8 @@ def _contents(obj: Any) -> tuple[Any, ...]:
 
 
 def _named(obj: Any) -> _Object:
-    return _Object(id(obj), obj)
+    is_field = isinstance(obj, backend.Field)  # a component is another object each time
+    return _Object(backend.field_identity(obj) if is_field else id(obj), obj)
 
 
 def _use(kernel: Any) -> str:
