@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from taichi_ext.api.plan import Plan
 from taichi_ext.api.prepared import values_of
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.bounds import Part, refuse_not_finite, refuse_rows_not_finite
+from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite, refuse_rows_not_finite
 from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
@@ -76,7 +75,7 @@ class Problem:
                     f"{target.name} is a number that is passed or captured by value, in which no solution can be "
                     "stored; put it in a field."
                 )
-        self._state = _StateAtPoint(lambda: self._save_and_store())
+        self._state = _StateAtPoint(self._save_and_store)
         self._state.reason, self._state.advice = f"{user} runs the kernels once for each point", RANDOM_BEFORE
         for target in self._targets:
             self._state.save(self._container(target))
@@ -103,27 +102,24 @@ class Problem:
 
     def compute(self, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """The residuals in float64, and J as one dense matrix or as a ``SparseJacobian``."""
-        evaluation = self._start(x)
+        evaluation = self.start_at(x)
         blocks = evaluation.blocks()
         J = joined(evaluation, blocks) if self._layout is None else SparseJacobian(blocks, self._layout)
         return residual_vector(evaluation), J
 
     def jacobian(self, x: np.ndarray) -> Any:
         """J in the structure of the outputs and parameters."""
-        return self._plan.prepared.question.result(self._start(x).blocks())
+        return self._plan.prepared.question.result(self.start_at(x).blocks())
 
     def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
         """J of a point by local coordinates."""
         return J if self.charts is None else self.charts.local_jacobian(J, x)
 
-    def _start(self, x: np.ndarray) -> Evaluation:
-        return self.start_at(x, self._plan)
-
-    def start_at(self, x: np.ndarray, plan: Plan) -> Evaluation:
-        """An evaluation of the same kernel at a point."""
+    def start_at(self, x: np.ndarray, plan: Plan | None = None) -> Evaluation:
+        """An evaluation at a point, also of another plan of the same kernel."""
         self._x = x
         self._state.restore()
-        return plan.start(self._call, state=self._state)
+        return (plan or self._plan).start(self._call, state=self._state)
 
     def value(self, x: np.ndarray) -> float:
         """The only output, which is one number, from a plain run at a point, after an evaluation at another one."""
@@ -154,26 +150,20 @@ class Problem:
         self._x = self.best
         self._state.restore()
         self._call.function(*self._call.given)
-        self._store(self.best)
+        self.store(self.best)
 
     def _save_and_store(self) -> None:
         for target in self._targets:
             self._state.save(self._container(target))  # while it holds what it did: it is changed now
-        self._store(self._x)
+        self.store(self._x)
 
     def store(self, x: np.ndarray) -> None:
         """Let the parameters hold a point."""
-        self._store(x)
-
-    def _store(self, x: np.ndarray) -> None:
-        at = 0
-        for target, shape in zip(self._targets, self.shapes, strict=True):
-            size = math.prod(shape)
-            container, values = self._container(target), x[at : at + size].reshape(shape)
-            values = np.array(values, self._values(target).dtype, order="C")  # a copy, of no axes too
+        for target, piece in zip(self._targets, pieces_of(x, self.shapes), strict=True):
+            container = self._container(target)
+            values = np.array(piece, self._values(target).dtype, order="C")  # a copy, of no axes too
             is_torch = backend.is_torch_tensor(container)
             backend.put_back(container, backend.torch_from_numpy(values, container.device) if is_torch else values)
-            at += size
 
     def _container(self, target: Target) -> Any:
         return target.field if target.kind == "field" else self._call.value(target)
