@@ -191,6 +191,13 @@ def test_the_gallery_has_the_first_sentence_of_every_example():
             assert f"| `examples/{path.name}` | {first} |\n" in text
 
 
+@each_page
+def test_quoted_figures_name_an_example(page):
+    """``.ci/figures.py`` compares them with what it prints."""
+    for name in re.findall(r"\d ?%?<!-- (\w+) -->", page.read_text(encoding="utf-8")):
+        assert (ROOT / "examples" / f"{name}.py").exists(), name
+
+
 def test_public_names_are_documented_somewhere():
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     missing = [name for name in taichi_ext.__all__ if f"`{name}" not in text and f"{name}(" not in text]
