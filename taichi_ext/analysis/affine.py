@@ -7,12 +7,20 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from taichi_ext.program import I32, Body, Const, Declare, Local, Op, Read, Value, declared, statements
+from taichi_ext.program import I32, Body, Const, Declare, For, Local, Op, Read, Value, declared, statements
 from taichi_ext.simplify.usage import assigned_locals
 
-Atom = Local | Value | tuple[Any, ...]  # a tuple: an integer vector and the numbers of its entry
+
+@dataclass(frozen=True)
+class VectorEntry:
+    """An entry of an integer vector that does not change: the vector, and the numbers of the entry."""
+
+    local: Local
+    entry: tuple[int, ...]
+
+
+Atom = Local | Value | VectorEntry
 
 
 @dataclass(frozen=True)
@@ -51,8 +59,8 @@ _count = itertools.count()
 
 def _rank(atom: Atom) -> tuple[int, ...]:
     """The place of an atom in sums: the order in which atoms are first seen, so that texts are the same in each run."""
-    if isinstance(atom, tuple):
-        return (*_rank(atom[0]), *atom[1:])
+    if isinstance(atom, VectorEntry):
+        return (*_rank(atom.local), *atom.entry)
     return (_ranks[atom] if atom in _ranks else _ranks.setdefault(atom, next(_count)),)
 
 
@@ -110,9 +118,9 @@ class Indices:
                     return self.forms[local]
                 return self.name(local) if local.kind == "parameter" and local.dtype.is_integer else None
             case Read(local=local, index=entry) if local in self.vectors or local.kind == "parameter":
-                if local.dtype.is_integer and all(isinstance(i, int) for i in entry):
-                    return Affine((((local, *entry), 1),))
-                return None
+                numbers = tuple(i for i in entry if isinstance(i, int))
+                is_known = local.dtype.is_integer and len(numbers) == len(entry)
+                return Affine(((VectorEntry(local, numbers), 1),)) if is_known else None
             case Op(name="add" | "sub" | "mul" as name, args=(a, b), dtype=dtype) if dtype == I32:
                 return _combined(name, self.form(a), self.form(b))
             case Op(name="cast", args=(a,), dtype=dtype) if dtype == I32 and a.dtype == I32:
@@ -147,4 +155,17 @@ def atom_value(atom: Atom) -> Value:
     """The meaning of an atom: a local, an entry of an integer vector, or a value."""
     if isinstance(atom, Local):
         return Read(atom)
-    return Read(atom[0], tuple(atom[1:])) if isinstance(atom, tuple) else atom
+    return Read(atom.local, atom.entry) if isinstance(atom, VectorEntry) else atom
+
+
+def loop_atoms(s: For) -> tuple[Atom, ...]:
+    """The variables of a loop; the entries of one that is a vector."""
+    if len(s.variables) == 1 and s.variables[0].shape:
+        (vector,) = s.variables
+        return tuple(VectorEntry(vector, (n,)) for n in range(vector.shape[0]))
+    return s.variables
+
+
+def source_of(atom: Atom) -> Local | Value:
+    """What an atom is read from: the local, that of an entry, or the value itself."""
+    return atom.local if isinstance(atom, VectorEntry) else atom

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from taichi_ext.analysis.activity import Activity
-from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.affine import Affine, loop_atoms
 from taichi_ext.analysis.changes import written
 from taichi_ext.analysis.expressions import Expressions
 from taichi_ext.analysis.interval_arithmetic import Interval, range_of
@@ -175,7 +175,7 @@ class _Walk:
 
     def _enter(self, s: For, inside: Facts, bounds: list[tuple[_Bound, _Bound]]) -> None:
         """Facts about the variables of a loop."""
-        atoms = _atoms(s)
+        atoms = loop_atoms(s)
         is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
         is_exact = is_whole and len(bounds) == len(atoms) and not _leaves(s.body, kinds=("break",))
         for atom, (first, end) in zip(atoms, bounds, strict=False):
@@ -278,13 +278,6 @@ class _Bound:
 def _bounds_of(offset: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """The least index of each axis, and the end."""
     return [(first, first + n) for first, n in zip(offset or (0,) * len(shape), shape, strict=True)]
-
-
-def _atoms(s: For) -> tuple[Atom, ...]:
-    if len(s.variables) == 1 and s.variables[0].shape:
-        (vector,) = s.variables
-        return tuple((vector, n) for n in range(vector.shape[0]))
-    return s.variables
 
 
 def _with_blocks(s: Statement, new: tuple[Body, ...]) -> Statement:

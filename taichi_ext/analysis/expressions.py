@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.affine import Affine, Atom, VectorEntry
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.program import I8, I16, I32, U1, U8, U16, Const, Container, Load, Local, Op, Read, Size, Value
 
@@ -41,8 +41,8 @@ class Expressions:
 
     def is_lasting(self, atom: Atom) -> bool:
         """Whether an atom is the same wherever it stands."""
-        if isinstance(atom, tuple):
-            return atom[0] not in self.changing
+        if isinstance(atom, VectorEntry):
+            return atom.local not in self.changing
         return atom not in self.changing if isinstance(atom, Local) else atom in self._lasting
 
     def linear(self, value: Value | int) -> Affine | None:
@@ -59,7 +59,7 @@ class Expressions:
             case Read(local=local, index=()):
                 return self.definitions.get(local, Affine(((local, 1),)))
             case Read(local=local, index=index) if all(isinstance(i, int) for i in index):
-                return Affine((((local, *index), 1),))
+                return Affine(((VectorEntry(local, tuple(i for i in index if isinstance(i, int))), 1),))
             case Op(name="add" | "sub" as name, args=(a, b), dtype=dtype) if dtype == I32:
                 left, right = self.linear(a), self.linear(b)
                 if left is None or right is None:

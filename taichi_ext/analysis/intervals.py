@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.affine import Affine, Atom, source_of
 from taichi_ext.analysis.expressions import Expressions
 from taichi_ext.analysis.interval_arithmetic import RANGE, Interval, common, fits, hull, interval_of, range_of
 from taichi_ext.program import U1, Const, Local, Op, Read, Value
@@ -94,7 +94,7 @@ class Facts:
         if isinstance(atom, Value):
             base = self._of_value(atom)
         else:
-            base = range_of((atom[0] if isinstance(atom, tuple) else atom).dtype)
+            base = range_of(source_of(atom).dtype)
         return base if known is None else common(base, known)
 
     def _of_value(self, atom: Value) -> Interval:
@@ -156,7 +156,7 @@ class Facts:
         self._known.clear()
         self._intervals = {terms: known for terms, known in self._intervals.items() if not _has(terms, local)}
         self._relations = tuple(r for r in self._relations if not _has(r.terms, local))
-        for atom in [a for a in self.exact if (a[0] if isinstance(a, tuple) else a) is local]:
+        for atom in [a for a in self.exact if source_of(a) is local]:
             del self.exact[atom]
 
     def set(self, local: Local, interval: Interval) -> None:
@@ -253,7 +253,7 @@ def _is_truth(value: Value) -> bool:
 
 
 def _has(terms: Iterable[tuple[Atom, int]], local: Local) -> bool:
-    return any((atom[0] if isinstance(atom, tuple) else atom) is local for atom, _ in terms)
+    return any(source_of(atom) is local for atom, _ in terms)
 
 
 # --- operations without normal form

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
 from taichi_ext.analysis.changes import written
 from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Size, Statement, While, bodies
 
@@ -68,14 +68,7 @@ def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
     if isinstance(s, While):
         return Loop(s, False, is_interrupted=is_interrupted, changes=changes)
     is_parallel = is_top and not s.config.get("serialize", False) and s.config.get("parallelize") != 1
-    return Loop(s, is_parallel, _atoms(s), _bounds(s, extents), is_interrupted, changes)
-
-
-def _atoms(s: For) -> tuple[Atom, ...]:
-    if len(s.variables) == 1 and s.variables[0].shape:
-        (vector,) = s.variables
-        return tuple((vector, n) for n in range(vector.shape[0]))
-    return s.variables
+    return Loop(s, is_parallel, loop_atoms(s), _bounds(s, extents), is_interrupted, changes)
 
 
 def _bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.activity import CONSTANT
-from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.affine import Affine, Indices, source_of
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.analysis.same_values import SameValues
 from taichi_ext.program import (
@@ -363,7 +363,7 @@ def _forgotten(state: _State, inner: set[Local]) -> _State:
 
 def _locals(index: Affine) -> Iterator[Local]:
     for atom, _ in index.terms:
-        first = atom[0] if isinstance(atom, tuple) else atom
+        first = source_of(atom)
         if isinstance(first, Local):
             yield first
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from taichi_ext.differentiate.build import add, literal, multiply
+from taichi_ext.differentiate.build import Coefficient, add, element, multiply
 from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.forms import Form, Row
-from taichi_ext.differentiate.keys import VALUES, Scratch
-from taichi_ext.program import I32, Argument, Container, Load, Local, Program, Read, Type, Value
+from taichi_ext.differentiate.keys import VALUES, Purpose, Scratch
+from taichi_ext.program import I32, Argument, Container, Load, Local, Program, Read, Type
 
 
 def shadow_argument(c: Container) -> Argument:
@@ -26,13 +25,13 @@ class Arguments:
     """The arguments of one walk: what each is for, and the array."""
 
     def __init__(self, program: Program) -> None:
-        self.given: list[tuple[Any, Container]] = []
-        self.scratch_sizes: dict[Any, int] = {}
+        self.given: list[tuple[Purpose, Container]] = []
+        self.scratch_sizes: dict[Scratch, int] = {}
         self.first_column: Local | None = None
-        self._scratch: dict[Any, Container] = {}
+        self._scratch: dict[Scratch, Container] = {}
         self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
 
-    def add(self, what: Any, name: str, dtype: Type) -> Container:
+    def add(self, what: Purpose, name: str, dtype: Type) -> Container:
         """A new array of one dimension, under a name that nothing else has."""
         argument = Container(self._unique(name if name.isidentifier() else "d_field"), dtype, 1, is_argument=True)
         self.given.append((what, argument))
@@ -51,12 +50,12 @@ class Arguments:
         self._taken.add(unique)
         return unique
 
-    def find(self, what: Any, name: str, dtype: Type) -> Container:
+    def find(self, what: Purpose, name: str, dtype: Type) -> Container:
         """The array for that; a new one where there is none yet."""
         known = next((argument for key, argument in self.given if key == what), None)
         return self.add(what, name, dtype) if known is None else known
 
-    def reserve_scratch(self, size: int, dtype: Type, part: tuple[int, Any]) -> tuple[Container, Any]:
+    def reserve_scratch(self, size: int, dtype: Type, part: tuple[int, Coefficient]) -> tuple[Container, Coefficient]:
         """Memory for a row: the array, and where the row starts.
 
         Args:
@@ -85,13 +84,12 @@ class ShadowMatrix:
     columns: int
     by_column: bool  # columns lie together in memory
 
-    def entry(self, row: Any, column: Any) -> Load:
+    def entry(self, row: Coefficient, column: Coefficient) -> Load:
         """One tangent."""
         outer, length, inner = row, self.columns, column
         if self.by_column:
             outer, length, inner = column, self.rows, row
-        index = add(multiply(outer, length), inner)
-        return Load(self.array, (index if isinstance(index, Value) else literal(index, I32),))
+        return element(self.array, add(multiply(outer, length), inner))
 
     def row(self, number: int) -> Form:
         """The tangent of a number that does not change in the kernel."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import cache
-from typing import Any, TypeGuard, overload
+from typing import TypeGuard, overload
 
 from taichi_ext.program import (
     F32,
@@ -18,6 +18,7 @@ from taichi_ext.program import (
     Container,
     Declare,
     For,
+    Load,
     Local,
     Op,
     Place,
@@ -39,6 +40,7 @@ INVERSE = "inverse"  # 1 / x, and 0 where x is 0
 LARGEST_EXACT = 2048  # up to which all whole numbers are numbers of float16, too
 Number = int | float
 Coefficient = Value | Number
+Index = Value | int
 
 # What temporaries of some names are: partials, products and sums that make up tangents, conditions of indices.
 _KINDS = {"partial": "partial", "w": "weight", "inside": "inside"}
@@ -206,6 +208,11 @@ def not_written_out(loop: For, array: Container) -> Body:
     return (Declare(variable, (literal(0, I32),), place=place), While(condition, body, place=place))
 
 
+def element(array: Container, index: Coefficient) -> Load:
+    """One number of an array of one dimension."""
+    return Load(array, (index if isinstance(index, Value) else literal(index, I32),))
+
+
 class Builder:
     """Statements that are being put together, block within block; ``discards``: nobody wants them."""
 
@@ -214,7 +221,7 @@ class Builder:
         self.body: list[Statement] = []
         self.place: Place | None = None  # in the user's source
         self.frozen: set[Local] = set()  # locals that are never assigned to
-        self.evaluated: ChainMap[Any, Value] = ChainMap()  # what a local of this block, or one around it, holds
+        self.evaluated: ChainMap[Hashable, Value] = ChainMap()  # what a local of this block, or one around it, holds
 
     def emit(self, statement: Statement) -> None:
         if not self.discards:
@@ -284,6 +291,13 @@ class Builder:
     def update(self, target: Target, value: Coefficient, op: str = "add") -> None:
         """``target += value``; atomic on containers."""
         self.emit(Update(target, op, cast(value, target.dtype), place=self.place))
+
+    def increase(self, target: Target, value: Coefficient, *, is_shared: bool) -> None:
+        """``target += value``; atomic where others add to it at the same time."""
+        if is_shared:
+            self.update(target, value)
+        else:
+            self.assign(target, add(target, value))
 
     def loop(self, count: Value | int, body: Callable[[Value], None], name: str = "k") -> None:
         """``for k in range(count): body(k)``."""

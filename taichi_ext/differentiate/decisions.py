@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.analysis.loops import Extents
 from taichi_ext.differentiate.entry_sites import SparseResult
+from taichi_ext.differentiate.keys import Purpose, Scratch
 from taichi_ext.differentiate.report import Report
 from taichi_ext.differentiate.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.storage_facts import Limits
@@ -66,9 +66,9 @@ class Differentiated:
     """A program with tangents: its shadows in order, and what is known of its containers."""
 
     program: Program
-    shadows: tuple[tuple[Any, Container], ...]  # what for (a container, "return", "scratch"), and the argument
+    shadows: tuple[tuple[Purpose, Container], ...]  # what for (a container, "return", "scratch"), and the argument
     covered: frozenset[Container]  # of which all tangents are written, whatever they were
-    scratch_sizes: dict[Any, int]  # of scratch memory, by what it is for
+    scratch_sizes: dict[Scratch, int]  # of scratch memory, by what it is for
     active: Activity  # what carries tangents, of the program that was differentiated
     walks: int
     relied: frozenset[Container] = frozenset()  # of which the tangents must be zero at the start

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
-from taichi_ext.differentiate.build import cast
+from taichi_ext.differentiate.build import Coefficient, cast, is_number
 from taichi_ext.differentiate.facts import OwnSeeds
-from taichi_ext.differentiate.forms import Form, OwnSeed, accumulate, coefficient
+from taichi_ext.differentiate.forms import Form, OwnSeed, Weight, accumulate, bare, coefficient
 from taichi_ext.differentiate.formula import Formula, Term
 from taichi_ext.differentiate.pixel import Pixel, segment_partials
 from taichi_ext.differentiate.rule_context import RuleContext
@@ -232,8 +231,8 @@ def _pixel(ctx: RuleContext, s: Boundary) -> tuple[Argument, Pixel]:
     return level, Pixel(Formula(ctx.walk.builder, value.dtype), level.value, found)
 
 
-def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Any, Any]:
-    found = [form.get(ctx.walk.facts.own_seeds[local][n], 0) for local, n in position_entries(s)]
+def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:
+    found = [bare(form.get(ctx.walk.facts.own_seeds[local][n], 0)) for local, n in position_entries(s)]
     return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
 
 
@@ -244,12 +243,12 @@ def _roots_within(ctx: RuleContext, form: Form, pixel: Pixel) -> list[tuple[Term
         factor = form.get(seed, 0)
         if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
             is_same = formula.select(formula.term(level).equals(pixel.level), 1, 0).kept("is_same")
-            found.append((is_same, formula.term(factor)))
+            found.append((is_same, formula.term(bare(factor))))
     return found
 
 
-def _is_not_zero(c: Any) -> bool:
-    return not (isinstance(c, Const) and c.value == 0) and not (isinstance(c, (int, float)) and c == 0)
+def _is_not_zero(c: Weight) -> bool:
+    return not is_number(bare(c), 0)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

@@ -7,26 +7,25 @@ Where the gradient is differentiated again, they are one site, whose entries are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from taichi_ext.analysis.energy_sums import EnergySums
 from taichi_ext.differentiate.arguments import ShadowMatrix
-from taichi_ext.differentiate.build import cast, literal
+from taichi_ext.differentiate.build import Index, cast, literal
 from taichi_ext.differentiate.forms import (
     Form,
-    Seed,
+    Weight,
     accumulate,
     coefficient,
     columns_of,
     columns_only,
     has_row,
-    row_sum,
+    row_value,
     settled,
 )
 from taichi_ext.differentiate.keys import RETURN
 from taichi_ext.differentiate.own_registers import OwnRegisters
-from taichi_ext.differentiate.walk import Walk
-from taichi_ext.program import Container, Load, Local, Update, Value
+from taichi_ext.differentiate.walk import Declaration, Walk
+from taichi_ext.program import Container, Load, Update, Value
 
 
 class EnergyGradient:
@@ -56,14 +55,17 @@ class EnergyGradient:
         walk, entry = self.walk, self._matrix.entry
         form = settled(walk.builder, columns_only(form, walk.facts.is_column))
         if has_row(form):
-            walk.builder.loop(walk.facts.columns, lambda k: walk.builder.update(entry(0, k), row_sum(form, k)))
+            walk.builder.loop(
+                walk.facts.columns,
+                lambda k: walk.builder.update(entry(0, k), row_value(form, k, self._matrix.array.dtype)),
+            )
         terms = [(entry(0, walk.naming.column(seed)), c) for seed, c in columns_of(form).items()]
         values = [self._kept(target, c) for target, c in terms]
         group = object()
         for (target, _), value in zip(terms, values, strict=True):
             walk.builder.emit(Update(target, "add", value, group, place=walk.builder.place))
 
-    def _kept(self, target: Load, c: Any) -> Value:
+    def _kept(self, target: Load, c: Weight) -> Value:
         return self.walk.builder.keep(cast(coefficient(c, target.dtype), target.dtype), "w")
 
     def clear(self) -> None:
@@ -76,24 +78,21 @@ class EnergyGradient:
 class EnergyPart:
     """A local that is a part of the energy, in place of a storage: what is added to it is added to the gradient."""
 
-    def __init__(self, gradient: EnergyGradient, local: Local, own: OwnRegisters) -> None:
-        self.local, self.own = local, own
-        self.version, self.row, self.is_array = 0, None, False
-        self.registers: dict[Seed, Any] = {}
-        self.slots: list[Any] = []
-        self.block, self.place = gradient.walk.cursor.block, gradient.walk.builder.place
+    def __init__(self, gradient: EnergyGradient, declared: Declaration, own: OwnRegisters) -> None:
+        self.declared, self.own = declared, own
+        self.version = 0
         self._gradient = gradient
 
-    def form(self, index: Any = 0) -> Form:
+    def form(self, index: Index = 0) -> Form:
         """The tangent that the gradient does not have yet: none."""
         return {}
 
-    def write(self, forms: list[Form], indices: list[Any]) -> None:
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
         """The value that the local is declared with."""
         self.add(forms[0])
 
-    def add(self, form: Form, index: Any = 0) -> None:
+    def add(self, form: Form, index: Index = 0) -> None:
         """Add to the tangent."""
         total: Form = {}
-        accumulate(total, form, self._gradient.sums.weights[self.local])
+        accumulate(total, form, self._gradient.sums.weights[self.declared.local])
         self._gradient.add(total)

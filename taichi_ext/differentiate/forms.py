@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from typing import Protocol, TypeGuard
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
@@ -18,7 +18,9 @@ from taichi_ext.differentiate.build import (
     GUARDED_BOTH,
     Builder,
     Coefficient,
+    Index,
     add,
+    cast,
     is_number,
     literal,
     multiply,
@@ -60,17 +62,24 @@ class Carried:
     local: Local
 
 
+class RowReader(Protocol):
+    """What holds rows of tangents."""
+
+    def entry(self, index: Index, column: Coefficient, /) -> Value:
+        """One number of one row."""
+        ...
+
+
 @dataclass(frozen=True)
 class Row:
     """The row of an entry of a container's shadow, or of a local's: ``source`` says of what, ``key`` of which entry."""
 
     source: Local | Container
-    key: Any = None
-    rows: Any = field(compare=False, default=None)  # what reads it: an object with entry(index, column)
-    index: Value | int = field(compare=False, default=0)
+    key: int | Affine
+    rows: RowReader = field(compare=False)
+    index: Index = field(compare=False, default=0)
     version: int = 0  # of the source when this was read
     loops: tuple[Loop, ...] = ()  # around the place where this was read
-    owner: Any = None  # the local whose tangent this is
     condition: Value | None = field(compare=False, default=None)  # where it does not hold, there is no tangent
 
     def __hash__(self) -> int:
@@ -98,10 +107,10 @@ class Guarded:
 Weight = Coefficient | Guarded
 Unnumbered = OwnSeed | Carried
 Leaf = Seed | Unnumbered | Row
-Form = dict[Leaf, Any]  # of weights
+Form = dict[Leaf, Weight]
 
 
-def is_row(leaf: Any) -> TypeGuard[Row]:
+def is_row(leaf: Leaf) -> TypeGuard[Row]:
     return isinstance(leaf, Row)
 
 
@@ -110,12 +119,12 @@ def has_row(form: Form) -> bool:
     return any(isinstance(leaf, Row) for leaf in form)
 
 
-def columns_of(form: Form) -> dict[Seed, Any]:
+def columns_of(form: Form) -> dict[Seed, Weight]:
     """The columns of a form, with their coefficients: all but its rows and the seeds that are no columns."""
     return {leaf: c for leaf, c in form.items() if isinstance(leaf, Seed)}
 
 
-def unnumbered(form: Form) -> dict[Unnumbered, Any]:
+def unnumbered(form: Form) -> dict[Unnumbered, Weight]:
     """The seeds of a form that are no columns, with their coefficients."""
     return {leaf: c for leaf, c in form.items() if isinstance(leaf, (OwnSeed, Carried))}
 
@@ -218,7 +227,7 @@ def where_nonzero(value: Value, form: Form) -> Form:
     return scaled
 
 
-def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type, *, is_again: bool = False) -> Form:
+def chosen(picks: Iterable[Value | None], forms: list[Form], dtype: Type, *, is_again: bool = False) -> Form:
     """The form of the first argument whose condition holds; the last condition is None (otherwise)."""
     conditions = list(picks)
     result: Form = {}
@@ -226,6 +235,7 @@ def chosen(picks: Iterable[Any], forms: list[Form], dtype: Type, *, is_again: bo
         coefficients = [form.get(leaf, 0) for form in forms]
         value = coefficient(coefficients[-1], dtype)
         for condition, c in zip(reversed(conditions[:-1]), reversed(coefficients[:-1]), strict=True):
+            assert condition is not None  # only the last one is
             value = select(condition, coefficient(c, dtype), value)
         result[leaf] = Guarded(value, is_chosen=True, is_again=is_again) if is_row(leaf) else value
     return result
@@ -245,7 +255,7 @@ def settled(builder: Builder, form: Form) -> Form:
     return result
 
 
-def row_sum(form: Form, column: Coefficient) -> Any:
+def row_sum(form: Form, column: Coefficient) -> Coefficient | None:
     """One column of the rows of a form, None when it has no rows."""
     sums: dict[Value | None, Coefficient] = {}  # of the rows that are there by the same condition
     for leaf, c in form.items():
@@ -257,6 +267,12 @@ def row_sum(form: Form, column: Coefficient) -> Any:
         term = select(condition, term, 0) if condition is not None else term
         total = term if total is None else add(total, term)
     return total
+
+
+def row_value(form: Form, column: Coefficient, dtype: Type) -> Value:
+    """One column of the rows of a form as a value, 0 when it has no rows."""
+    total = row_sum(form, column)
+    return literal(0, dtype) if total is None else cast(total, dtype)
 
 
 def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:

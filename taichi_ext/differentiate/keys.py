@@ -10,17 +10,19 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
+from taichi_ext.program import Container
+
 Key = Hashable
 
 
-class Purpose(enum.Enum):
+class Whole(enum.Enum):
     """What a shadow is for that belongs to no container."""
 
     RETURN = "the return value"
     VALUES = "arguments and Python numbers, where their tangents are given"
 
 
-RETURN, VALUES = Purpose.RETURN, Purpose.VALUES
+RETURN, VALUES = Whole.RETURN, Whole.VALUES
 
 
 class OwnArray:
@@ -53,6 +55,9 @@ class SiteArray(LaunchArray):
     what: Literal["entries", "integers", "lengths", "offsets", "counts"]
     owner: Key = None
     key: Key = None
+
+
+Purpose = Container | Whole | OwnArray  # what an array is for
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ partial can be infinite, go forward: what was not picked is not touched, and a t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from taichi_ext.differentiate.build import GUARDED_BOTH, is_number
+from taichi_ext.differentiate.build import GUARDED_BOTH, Coefficient, is_number
 from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.forms import (
     Carried,
     Form,
+    Weight,
     accumulate,
     chosen,
     columns_of,
@@ -29,7 +29,9 @@ from taichi_ext.differentiate.shadows import Tangents
 from taichi_ext.differentiate.table import Rule, is_same, rule_of
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Container, Known, Load, Op, Read, Value
+from taichi_ext.program import Container, Known, Load, Local, Op, Read, Value
+
+Step = tuple[Value, Coefficient]  # an argument that carries a tangent, and its partial
 
 
 class Linearizer:
@@ -53,8 +55,9 @@ class Linearizer:
         self.expressions = walk.expressions
         self.is_again = walk.facts.seeds.is_again
         self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
-        self.tapes: dict[Value, list[tuple[Value, Any]]] = {}
-        self.lasting: dict[Value, Any] = {}  # tapes and forms within the definitions of deferred locals
+        self.tapes: dict[Value, list[Step]] = {}
+        self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
+        self.lasting_tapes: dict[Value, list[Step]] = {}
         self.sweeps = 0
 
     def begin_statement(self) -> None:
@@ -65,20 +68,24 @@ class Linearizer:
 
     def prepare(self, root: Value) -> bool:
         """Evaluate the partials of a definition; False where they depend on what may change before they are used."""
-        nodes, found = [root], {}
+        nodes: list[Value] = [root]
+        found: dict[Value, Form] = {}
+        tapes: dict[Value, list[Step]] = {}
+        known = (self.lasting, self.lasting_tapes, found, tapes)
         while nodes:
             node = nodes.pop()
-            if node in self.lasting or node in found or self._deferred(node) is not None:
+            if any(node in table for table in known) or self._deferred(node) is not None:
                 continue
             if self._is_smooth(node):
-                found[node] = self.tape(node)
-                nodes.extend(a for a, _ in found[node])
+                tapes[node] = self.tape(node)
+                nodes.extend(a for a, _ in tapes[node])
                 continue
             form = {leaf: kept(self.builder, c) for leaf, c in self.leaf_form(node).items()}
             if has_row(form):
                 return False
             found[node] = form
         self.lasting.update(found)
+        self.lasting_tapes.update(tapes)
         return True
 
     # --- forms
@@ -130,12 +137,12 @@ class Linearizer:
     def _accumulated(self, root: Value) -> Form:
         self.sweeps += 1
         order, leaves = self._order(root)
-        weights: dict[Any, Any] = {self._name(root): 1}
+        weights: dict[Value | Local, Weight] = {self._name(root): 1}
         for node in reversed(order):
             weight = weights.pop(self._name(node), 0)
             tape = self.tape(node)
             if len(tape) > 1:
-                weight = self.builder.keep(weight, "w")
+                weight = kept(self.builder, weight)
             for arg, partial in tape:
                 product = times(weight, partial)
                 name = self._name(arg)
@@ -143,18 +150,18 @@ class Linearizer:
         form: Form = {}
         for name, weight in weights.items():  # what is left are the leaves
             leaf = leaves[name]
-            accumulate(form, leaf, self.builder.keep(weight, "w") if len(leaf) > 1 else weight)
+            accumulate(form, leaf, kept(self.builder, weight) if len(leaf) > 1 else weight)
         return form
 
-    def _name(self, node: Value) -> Any:
+    def _name(self, node: Value) -> Value | Local:
         """What identifies a node in an accumulation: for a deferred local, the local."""
         return node.local if self._deferred(node) is not None else node  # type: ignore[attr-defined]
 
-    def _order(self, root: Value) -> tuple[list[Value], dict[Any, Form]]:
+    def _order(self, root: Value) -> tuple[list[Value], dict[Value | Local, Form]]:
         """Smooth nodes, arguments first, and the forms of what they end at."""
         order: list[Value] = []
-        leaves: dict[Any, Form] = {}
-        seen: set[Any] = set()
+        leaves: dict[Value | Local, Form] = {}
+        seen: set[Value | Local] = set()
         stack: list[tuple[Value, bool]] = [(root, False)]
         while stack:
             node, is_done = stack.pop()
@@ -177,15 +184,15 @@ class Linearizer:
                 leaves[name] = self.leaf_form(node)
         return order, leaves
 
-    def tape(self, node: Value) -> list[tuple[Value, Any]]:
+    def tape(self, node: Value) -> list[Step]:
         """The arguments that carry tangents, each with its partial."""
         deferred = self._deferred(node)
         if deferred is not None:
             return [(deferred.root, 1)]
         if isinstance(node, Known):
             return [(node.source, 1)]
-        if node in self.lasting:
-            return self.lasting[node]
+        if node in self.lasting_tapes:
+            return self.lasting_tapes[node]
         if node not in self.tapes:
             assert isinstance(node, Op)
             radicand = self._squared_root(node) if self.is_again else None
@@ -202,16 +209,17 @@ class Linearizer:
         root = base if deferred is None else deferred.root
         return root.args[0] if isinstance(root, Op) and root.name == "sqrt" else None
 
-    def _partials(self, node: Op) -> list[tuple[Value, Any]]:
+    def _partials(self, node: Op) -> list[Step]:
         rule = self._rule(node)
         assert rule is not None
-        values: list[Any] | None = None
-        found: list[tuple[Value, Any]] = []
+        values: list[Value | None] | None = None
+        found: list[Step] = []
         for arg, partial in zip(node.args, rule.partials, strict=False):
-            if not self._walk.facts.is_active(arg):
+            if not self._walk.facts.is_active(arg) or partial is None:
                 continue
-            made: Any = partial
-            if callable(partial):
+            if not callable(partial):
+                made = partial
+            else:
                 if values is None:
                     promotes = node.name != "pow"
                     needs = "a" in rule.takes
@@ -269,7 +277,7 @@ class Linearizer:
         args = node.args[1:] if node.name == "select" else node.args
         forms = [self._settled(a) for a in args]
         if node.name == "select":
-            picks: tuple[Any, ...] = (self.expressions.keep(node.args[0]), None)
+            picks: tuple[Value | None, ...] = (self.expressions.keep(node.args[0]), None)
             for seed in (seed for form in forms for seed in columns_of(form)):
                 self._walk.naming.note_conditional(seed, self._walk.cursor.loops)
         else:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import add, cast, multiply
+from taichi_ext.differentiate.build import Coefficient, Index, add, cast, multiply
 from taichi_ext.differentiate.cursor import Block
-from taichi_ext.differentiate.forms import Form, OwnSeed, is_row
+from taichi_ext.differentiate.forms import Form, OwnSeed, Row, is_row
 from taichi_ext.differentiate.guards import clamped, is_inside, where
 from taichi_ext.differentiate.row_sources import RowSources
 from taichi_ext.differentiate.storages import Storages
@@ -77,20 +76,20 @@ class LocalForms:
                 self._check_fresh(leaf, local)
         return form
 
-    def flat_index(self, value: Read) -> Any:
+    def flat_index(self, value: Read) -> Index:
         """The number of an entry of a local."""
         if not value.index:
             return 0
-        flat: Any = 0
+        flat: Coefficient = 0
         for i, n in zip(value.index, value.local.shape, strict=True):
             i = i if isinstance(i, int) else self._walk.naming.settled_index(i)
             flat = add(multiply(flat, n), i)
         if isinstance(flat, Value):
             affine = self._walk.facts.indices.form(flat)
             return self._walk.builder.keep(flat, "index") if affine is None else self._walk.naming.value_of(affine)
-        return flat
+        return int(flat)
 
-    def _check_fresh(self, leaf: Any, local: Local) -> None:
+    def _check_fresh(self, leaf: Row, local: Local) -> None:
         """A row that may have changed since a local took it on: that local needs a copy of its own."""
         if self._sources.is_stale(leaf):
             self._walk.plan.own_rows.note(local, "a row in its form changes while the local is used")

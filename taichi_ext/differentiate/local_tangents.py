@@ -8,6 +8,7 @@ from taichi_ext.differentiate.forms import Form, is_row, negated, settled
 from taichi_ext.differentiate.guards import only_inside
 from taichi_ext.differentiate.linearize import Linearizer
 from taichi_ext.differentiate.local_forms import Deferred, LocalForms
+from taichi_ext.differentiate.storage import Storage
 from taichi_ext.differentiate.storages import MOST_IN_ROWS, Storages
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
@@ -113,7 +114,8 @@ class LocalTangents:
         storage = self._storages.begin(s.local)
         if any(forms):
             storage.write(forms, list(range(len(forms))))
-        storage.is_zero = False  # what follows may stand in a loop
+        if isinstance(storage, Storage):
+            storage.forget_zeros()
 
     def assign(self, s: Assign | Update) -> None:
         assert isinstance(s.target, Read)

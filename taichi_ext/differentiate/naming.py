@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Protocol
 
-from taichi_ext.analysis.affine import Affine, Atom, Indices, atom_value
+from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, atom_value, source_of
 from taichi_ext.analysis.loops import Extent, Loop, span
 from taichi_ext.differentiate.build import Builder, Coefficient, add, cast, literal, multiply, operation
 from taichi_ext.differentiate.cursor import Block
 from taichi_ext.differentiate.forms import Form, Seed, columns_of
-from taichi_ext.program import I32, Const, Known, Local, Read, Value
+from taichi_ext.differentiate.storage_facts import StorageFacts
+from taichi_ext.program import I32, Const, Known, Local, Read, Type, Value
+
+
+class SlotOwner(Protocol):
+    """A local with slots, and what is known of it."""
+
+    @property
+    def local(self) -> Local:
+        """The local."""
+        ...
+
+    @property
+    def facts(self) -> StorageFacts:
+        """What is known of the tangents that reach it."""
+        ...
 
 
 class Naming:
@@ -23,29 +38,32 @@ class Naming:
         self,
         builder: Builder,
         indices: Indices,
-        keep: Callable[[Value, Any, str], Value],
+        keep: Callable[[Value, Type | None, str], Value],
         parameters: Mapping[str, tuple[int, int]],
         columns: int,
         is_held: Callable[[Affine], bool] | None = None,
     ) -> None:
         self.builder = builder
         self.indices = indices
-        self.owners: dict[Any, Any] = {}  # of columns that were read from slots
+        self.owners: dict[Atom, SlotOwner] = {}  # of columns that were read from slots
         self.conditional: set[Seed] = set()  # that may lie outside of all columns, with a coefficient of 0 then
         self._keep = keep  # in a temporary of the statement, unless it does not change
         self._parameters = parameters
         self._columns = columns
         self._is_held = is_held
 
-    def named(self, column: Any, owner: Any = None) -> Affine:
+    def named(self, column: Coefficient, owner: SlotOwner | None = None) -> Affine:
         """A column that is known in a local, as a normal form."""
         if isinstance(column, Read):
             if owner is not None:
                 self.owners[column.local] = owner
             return self.indices.name(column.local)
-        return Affine((), int(column.value if isinstance(column, (Const, Known)) else column))
+        number = column.constant if isinstance(column, Known) else column
+        value = number.value if isinstance(number, Const) else number
+        assert not isinstance(value, Value)  # what is kept is a local or a number
+        return Affine((), int(value))
 
-    def slot_owner(self, atom: Atom) -> Any:
+    def slot_owner(self, atom: Atom) -> SlotOwner | None:
         return self.owners.get(atom)
 
     def normal(self, index: Value | int) -> Affine:
@@ -113,7 +131,7 @@ class Naming:
 
     def is_visible(self, seed: Seed, block: Block) -> bool:
         """Whether a seed can be named in a block."""
-        return all(block.can_name(atom[0] if isinstance(atom, tuple) else atom) for atom, _ in seed.column.terms)
+        return all(block.can_name(source_of(atom)) for atom, _ in seed.column.terms)
 
     def seed_name(self, seed: Seed) -> str:
         """The name of a register for a seed, after the parameter."""
@@ -124,5 +142,6 @@ class Naming:
                     return f"{name}_{number}" if size > 1 else name
             return str(seed.column.constant)
         atoms = [a for a, _ in seed.column.terms]
-        names = [a.name if isinstance(a, Local) else a[0].name for a in atoms if not isinstance(a, Value)]
+        locals_ = [a.local if isinstance(a, VectorEntry) else a for a in atoms]
+        names = [a.name for a in locals_ if isinstance(a, Local)]
         return "_".join([*names, str(seed.column.constant)])

@@ -6,64 +6,38 @@ Jacobian could be found by. There are few of them, so each has a register of its
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import Any
 
-from taichi_ext.differentiate.build import Builder, literal
-from taichi_ext.differentiate.cursor import Cursor
-from taichi_ext.differentiate.forms import Carried, Form, OwnSeed, Unnumbered, coefficient, unnumbered
+from taichi_ext.differentiate.build import Index, literal
+from taichi_ext.differentiate.forms import Carried, Form, OwnSeed, Unnumbered, unnumbered
+from taichi_ext.differentiate.registers import Registers
 from taichi_ext.differentiate.storage_plan import LocalPlan
-from taichi_ext.program import Local, Read
+from taichi_ext.differentiate.walk import Declaration, Walk
 
 
 class OwnRegisters:
-    """The registers of one local, or arrays of them for each entry of a local array.
+    """The registers of one local.
 
     Args:
-        builder: where their declarations go.
-        cursor: stands where the local is declared, and moves on.
-        local: whose tangents they hold.
+        walk: the walk.
+        declared: where the local is declared.
         known: what is planned for the local.
         before: registers that hold these tangents already, which a loop goes on with.
     """
 
-    def __init__(
-        self,
-        builder: Builder,
-        cursor: Cursor,
-        local: Local,
-        known: LocalPlan,
-        before: OwnRegisters | None = None,
-    ) -> None:
-        self.local = local
-        self._builder = builder
-        self._cursor = cursor
-        self._block = cursor.block
-        self._loops = cursor.loops
+    def __init__(self, walk: Walk, declared: Declaration, known: LocalPlan, before: OwnRegisters | None = None) -> None:
+        self._walk = walk
+        self._declared = declared
         self._known = known
-        self._zeros: set[Unnumbered] = set()  # whose registers hold 0, as far as the block of the declaration has come
-        self.registers: dict[Unnumbered, Local] = {}
+        self._registers: Registers[Unnumbered] = Registers(walk.builder, walk.cursor, declared.local)
         for seed in known.facts.own:
-            if before is not None and seed in before.registers:
-                self.registers[seed] = before.registers[seed]
-                before._zeros.discard(seed)
+            if before is not None and seed in before._registers:
+                self._registers.take_over(seed, before._registers)
             else:
-                self.registers[seed] = self._new(seed)
-                self._zeros.add(seed)
+                self._registers.declare(seed, f"by_{_name(seed)}")
 
-    def _new(self, seed: Unnumbered) -> Local:
-        name = f"d_{self.local.name}_by_{_name(seed)}"
-        if self.local.shape:
-            return self._builder.array(name, self._size, self.local.dtype)
-        return self._builder.declare(name, literal(0, self.local.dtype)).local
-
-    @property
-    def _size(self) -> int:
-        return math.prod(self.local.shape)
-
-    def _register(self, seed: Unnumbered, index: Any) -> Read:
-        return Read(self.registers[seed], (index,) if self.local.shape else ())
+    def __len__(self) -> int:
+        return len(self._registers)
 
     def note(self, seeds: Iterable[Unnumbered]) -> None:
         """Seeds reach the local: they need registers."""
@@ -75,43 +49,37 @@ class OwnRegisters:
         return [seed for seed in self._known.facts.own if isinstance(seed, OwnSeed)]
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
-        """Values with these seeds are declared in a loop again: those of another iteration are dropped."""
-        if self._loops == self._cursor.loops or not self._cursor.block.is_within(self._block):
+        """What has these seeds is declared anew in a loop: what the local has by those of another iteration goes."""
+        cursor, declared = self._walk.cursor, self._declared
+        if declared.loops == cursor.loops or not cursor.block.is_within(declared.block):
             return
+        zero = literal(0, declared.local.dtype)
         for seed in seeds:
-            if seed in self.registers:
-                for index in range(self._size):
-                    self._builder.assign(self._register(seed, index), literal(0, self.local.dtype))
+            if seed in self._registers:
+                for index in range(self._registers.size):
+                    self._walk.builder.assign(self._registers.read(seed, index), zero)
 
-    def form(self, index: Any = 0) -> Form:
+    def form(self, index: Index = 0) -> Form:
         """The tangent of one element as it is now."""
-        zeros = self._zeros if self._cursor.block is self._block else ()
-        return {seed: self._register(seed, index) for seed in self.registers if seed not in zeros}
+        return {**self._registers.form(index)}
 
-    def write(self, forms: list[Form], indices: list[Any]) -> None:
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements; the coefficients are evaluated."""
         for form, index in zip(forms, indices, strict=True):
             own = unnumbered(form)
             self.note(own)
-            if self._cursor.block is self._block and not self.local.shape:
-                self._zeros.update(self.registers)
-            self._zeros -= own.keys()
-            for seed in self.registers:
-                self._builder.assign(self._register(seed, index), coefficient(own.get(seed, 0), self.local.dtype))
+            self._registers.write(own, index)
 
-    def add(self, form: Form, index: Any = 0) -> None:
+    def add(self, form: Form, index: Index = 0) -> None:
         """Add to the tangent of one element; the coefficients are evaluated."""
         own = unnumbered(form)
         self.note(own)
-        self._zeros -= own.keys()
-        for seed, c in own.items():
-            if seed in self.registers:
-                self._builder.update(self._register(seed, index), coefficient(c, self.local.dtype))
+        self._registers.add(own, index)
 
     def begin(self, seed: Carried) -> None:
         """The local is what a loop carries: its tangent by itself is 1, and those that it had before go on."""
-        self._builder.assign(self._register(seed, 0), 1)
-        self._zeros.discard(seed)
+        self._walk.builder.assign(self._registers.read(seed), 1)
+        self._registers.note_used(seed)
 
 
 def _name(seed: Unnumbered) -> str:

@@ -11,8 +11,9 @@ and the covered area is C(s) = 1/2 + integral of kappa from 0 to s: exact for st
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+from taichi_ext.differentiate.build import Coefficient
 from taichi_ext.differentiate.formula import Formula, Term
 from taichi_ext.program import Value
 
@@ -23,7 +24,7 @@ _NARROW = 0.02  # a pixel seen exactly along an axis counts as turned by this mu
 class Pixel:
     """How a level crosses a unit square pixel: everything that the formulas above need."""
 
-    def __init__(self, formula: Formula, level: Value, gradient: tuple[Any, Any]) -> None:
+    def __init__(self, formula: Formula, level: Value, gradient: tuple[Coefficient, Coefficient]) -> None:
         f = self.formula = formula
         self.level = f.term(level)
         gx, gy = (f.term(abs(c)) if isinstance(c, (int, float)) else f.abs(c).kept("slope") for c in gradient)
@@ -33,7 +34,7 @@ class Pixel:
         self.a = f.select(self.is_flat, self.safe_g, f.max(gx, gy) / self.safe_g).kept("a")
         self.b = (f.min(gx, gy) / self.safe_g).kept("b")
 
-    def chord(self) -> Any:
+    def chord(self) -> Coefficient:
         """Kappa / g: the length of the edge in the pixel, per unit of level."""
         f, a, b = self.formula, self.a, self.b
         distance = (f.abs(self.level) / self.safe_g).kept("distance")
@@ -76,7 +77,7 @@ class Pixel:
         return f.select(is_far, point, average).kept("mean")
 
 
-def segment_partials(formula: Formula, start: Any, end: Any, at: Any) -> list[Term]:
+def segment_partials(formula: Formula, start: Sequence[Value], end: Sequence[Value], at: Sequence[Term]) -> list[Term]:
     """Partials of the boundary term by start x, y and end x, y, for a jump of 1."""
     f = formula
     x0, y0, x1, y1 = (f.term(v) for v in (*start, *end))

@@ -12,7 +12,6 @@ import math
 from taichi_ext.differentiate.column_blocks import Blocks
 from taichi_ext.differentiate.decisions import Role, Seeds
 from taichi_ext.differentiate.facts import Facts
-from taichi_ext.differentiate.report import local_choices
 from taichi_ext.differentiate.storage_plan import Draft, StoragePlan
 from taichi_ext.differentiate.traversal import Traversal
 from taichi_ext.errors import UnsupportedError
@@ -33,8 +32,7 @@ def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
             facts = facts.with_serial(draft.serial.keys())
         traversal = Traversal.of(facts, draft, blocks, discards=True)
         if _is_complete(draft, traversal):
-            choices = local_choices(traversal.storages.by_local, draft.rows, draft.own_rows)
-            return draft.frozen(choices, walks), facts
+            return draft.frozen(traversal.storages.choices(), walks), facts
     name = facts.program.name
     raise UnsupportedError(f"The analysis of {name} did not settle in {MOST_WALKS} walks. Split it in two.")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from taichi_ext.analysis.bounds import Access
 from taichi_ext.differentiate.build import is_over_columns
-from taichi_ext.differentiate.row_terms import ADDED, WORDS, RowDecision
+from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.row_terms import ADDED, WORDS
 from taichi_ext.program import (
     Assign,
     Body,
@@ -19,7 +19,6 @@ from taichi_ext.program import (
     Declare,
     For,
     Load,
-    Local,
     Op,
     Place,
     Read,
@@ -59,7 +58,7 @@ class LocalChoice:
     line: Line
     registers: int = 0
     slots: int = 0
-    row: Any = None
+    row: Container | Key | str | None = None
     terms: int = ADDED  # how terms go to the row
     why: str = ""  # there is a row
 
@@ -82,12 +81,12 @@ class Report:
     accesses: tuple[Access, ...] = ()  # by indices that are not known to lie within
     edges: tuple[Place, ...] = ()  # conditions that ``pixel`` has found
 
-    def placed(self, key_of: Callable[[Container], Any]) -> Report:
+    def placed(self, key_of: Callable[[Container], Key]) -> Report:
         """The same with the keys of containers in their place."""
         rows = (replace(c, row=key_of(c.row)) if isinstance(c.row, Container) else c for c in self.locals)
         return replace(self, locals=tuple(rows))
 
-    def lines(self, columns: int, name_of: Callable[[Any], str]) -> list[str]:
+    def lines(self, columns: int, name_of: Callable[[Container | Key], str]) -> list[str]:
         """The decisions in words; ``name_of`` gives what the user calls a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
@@ -97,7 +96,7 @@ class Report:
         return [*locals_, *edges, *guards, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
 
 
-def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Any], str]) -> str:
+def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Container | Key], str]) -> str:
     parts = [f"{choice.registers} registers"] if choice.registers else []
     if choice.row is not None:
         is_shared = choice.row not in (LOCAL_ARRAY, SCRATCH)
@@ -110,24 +109,6 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Any], str]) 
 
 
 # --- what has been planned
-
-
-def local_choices(
-    storages: Mapping[Local, Any], rows: Mapping[Local, RowDecision], reasons: Mapping[Local, str]
-) -> tuple[LocalChoice, ...]:
-    """Where the tangents of locals are; ``reasons`` are those of locals that do not change and have a row."""
-    found = []
-    for local, storage in storages.items():
-        decision = rows.get(local, RowDecision())
-        row, why = None, ""
-        if storage.row is not None:
-            row = decision.container or (LOCAL_ARRAY if storage.row.is_local else SCRATCH)
-            why = reasons.get(local) or storage.known.facts.why_row
-        registers, slots = len(storage.registers) + len(storage.own.registers), len(storage.slots)
-        choice = LocalChoice(local.name, line_of(storage.place), registers, slots, row, decision.terms, why)
-        if choice.registers or choice.slots or row is not None:
-            found.append(choice)
-    return tuple(found)
 
 
 def found_edges(body: Body) -> tuple[Place, ...]:

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.affine import Affine, source_of
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import add, cast, literal, multiply, not_written_out, operation
+from taichi_ext.differentiate.build import Coefficient, Index, add, cast, literal, multiply, not_written_out, operation
 from taichi_ext.differentiate.forms import (
     Carried,
     Form,
@@ -35,12 +34,13 @@ from taichi_ext.differentiate.forms import (
     has_row,
     is_row,
     numbered,
+    plus,
     settled,
 )
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.row_places import LocalRow, ScratchRow, scratch_part
 from taichi_ext.differentiate.shadows import Tangents
-from taichi_ext.differentiate.storage import Storage
+from taichi_ext.differentiate.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage_plan import LocalPlan, StorageKey, TapeSum
 from taichi_ext.differentiate.storages import Storages
 from taichi_ext.differentiate.walk import Walk
@@ -70,7 +70,7 @@ LEAST_COLUMNS = 8  # below which rows that go forward cost no more
 MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
 
 
-@dataclass
+@dataclass(eq=False)
 class Tape:
     """The values that a reversed loop has kept."""
 
@@ -157,10 +157,10 @@ class Reversals:
 
     def _have_rows(self, carried: tuple[Local, ...]) -> bool:
         """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
-        stored = [self.storages.by_local.get(v) for v in carried]
-        if len({v.dtype for v in carried}) != 1 or not all(isinstance(x, Storage) and not x.is_array for x in stored):
+        stored = [x for x in map(self.storages.by_local.get, carried) if isinstance(x, Storage)]
+        if len({v.dtype for v in carried}) != 1 or len(stored) < len(carried) or any(v.shape for v in carried):
             return False
-        return any(x.row is not None and x.terms.row_loops for x in stored)  # type: ignore[union-attr]
+        return any(x.rows is not None and x.rows.terms.row_loops for x in stored)
 
     # --- the loop, which writes the tape
 
@@ -170,7 +170,7 @@ class Reversals:
         carried = self.plan.reversed_loops[s]
         storages = [self.storages.by_local[v] for v in carried]
         before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
-        if any(x.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
+        if any(x.declared.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
             self.go_forward(s, "what it carries is declared elsewhere, or has a row before it")
         width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
@@ -213,13 +213,14 @@ class Reversals:
         iteration = Read(tape.statement.variables[0])
         for v in tape.carried:
             storage = self.storages.by_local[v]
+            assert isinstance(storage, Storage)  # begun above
             form = storage.form()
             is_named = all(self._is_named(x, iteration.local) for x in columns_of(form))
-            if storage.row is not None or storage.slots or not is_named:
+            if storage.rows is not None or storage.slots or not is_named:
                 self.go_forward(tape.statement, "an iteration has columns that have no names after it")
                 return
             for seed, c in form.items():
-                if isinstance(seed, OwnSeed):
+                if not isinstance(seed, (Seed, Carried)):
                     continue  # its register goes on
                 entry = tape.entry(iteration, len(tape.entries))
                 self.builder.assign(entry, coefficient(c, entry.dtype))
@@ -231,16 +232,17 @@ class Reversals:
         """Whether a column can be named outside of the loop, given the iteration."""
         outer = self.walk.cursor.block.outer
         assert outer is not None  # the block of the loop stands in it
-        names = (atom[0] if isinstance(atom, tuple) else atom for atom, _ in seed.column.terms)
+        names = (source_of(atom) for atom, _ in seed.column.terms)
         return all(name is iteration or outer.can_name(name) for name in names)
 
     # --- the loop over the tape
 
     def swept(self, form: Form, to: Tangents) -> Form:
         """The form with the tangents of reversed loops accumulated, for a store to the tangents ``to``."""
-        for row in [leaf for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]:
-            if row in form and self.plan.is_reversed(row.rows.tape.statement):
-                form = self._swept(form, row.rows.tape, to)
+        tapes = [leaf.rows.tape for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]
+        for tape in dict.fromkeys(tapes):
+            if self.plan.is_reversed(tape.statement):
+                form = self._swept(form, tape, to)
         return form
 
     def _swept(self, form: Form, tape: Tape, to: Tangents) -> Form:
@@ -262,12 +264,12 @@ class Reversals:
         }
         self._over_tape(tape, adjoints, total, to)
         for leaf, c in total.form().items():
-            rest[leaf] = add(rest.get(leaf, 0), c)
+            rest[leaf] = plus(rest.get(leaf, 0), c)
         for v, first in tape.before.items():
             accumulate(rest, first, adjoints[v])
         return settled(self.builder, rest)
 
-    def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: Storage, to: Any) -> None:
+    def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, to: Tangents) -> None:
         walk = self.walk
         variable = tape.statement.variables[0]
         back, iteration = Local("back", I32, (), "loop"), Local(variable.name, I32, (), "temporary")
@@ -279,13 +281,14 @@ class Reversals:
             self._step(tape, adjoints, total, Read(iteration))
         loop = For("range", (back,), (literal(end - first, I32),), tuple(body), place=self.builder.place)
         is_short = end - first <= to.size * walk.facts.columns
+        assert to.matrix is not None  # what is stored to
         for s in not_written_out(loop, to.matrix.array) if is_short else (loop,):
             self.builder.emit(s)
 
-    def _step(self, tape: Tape, adjoints: dict[Local, Read], total: Storage, iteration: Read) -> None:
+    def _step(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, iteration: Read) -> None:
         """One iteration backwards."""
         terms: Form = {}
-        new: dict[Local, Any] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
+        new: dict[Local, Coefficient] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
         for number, (v, seed) in enumerate(tape.entries):
             product = multiply(adjoints[v], tape.entry(iteration, number))
             if isinstance(seed, Carried):
@@ -314,31 +317,26 @@ class Reversed:
     """The tangent of what a reversed loop carried, after the loop: in place of its storage."""
 
     def __init__(self, reversals: Reversals, local: Local, tape: Tape) -> None:
-        self.reversals, self.local, self.tape = reversals, local, tape
-        self.version = 0
-        self.row = None
-        self.registers: dict[Seed, Any] = {}
+        self.reversals, self.tape = reversals, tape
+        self.declared = reversals.walk.declaration(local)
         self.own = tape.own[local]
-        self.slots: list[Any] = []
-        self.is_array = False
-        self.block = reversals.walk.cursor.block
-        self.place = reversals.builder.place
+        self.version = 0
 
-    def form(self, index: Any = 0) -> Form:
-        return {Row(self.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
+    def form(self, index: Index = 0) -> Form:
+        return {Row(self.declared.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
 
     def _go_forward(self) -> None:
         self.reversals.go_forward(self.tape.statement, "something else reads or changes what it has carried")
 
-    def entry(self, index: Any, column: Any) -> Value:
+    def entry(self, index: Index, column: Coefficient) -> Value:
         """One entry: something needs all of the row."""
         self._go_forward()
-        return literal(0, self.local.dtype)
+        return literal(0, self.declared.local.dtype)
 
-    def write(self, forms: list[Form], indices: list[Any]) -> None:
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
         self._go_forward()
 
-    def add(self, form: Form, index: Any = 0) -> None:
+    def add(self, form: Form, index: Index = 0) -> None:
         self._go_forward()
 
 

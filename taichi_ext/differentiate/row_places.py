@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.arguments import Arguments
-from taichi_ext.differentiate.build import Builder, add, cast, literal, multiply
+from taichi_ext.differentiate.build import Builder, Coefficient, add, cast, element, literal, multiply
 from taichi_ext.differentiate.cursor import Cursor
 from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.storage_plan import Plan
 from taichi_ext.program import I32, Load, Local, Op, Read, Type, Value
+
+
+class RowMemory(Protocol):
+    """Memory for the rows of one local."""
+
+    is_local: bool  # a local array
+
+    def entry(self, index: Coefficient) -> Read | Load:
+        """One number."""
+        ...
 
 
 class LocalRow:
@@ -23,15 +33,8 @@ class LocalRow:
         self.builder = builder
         self.array = builder.array(name, size, dtype)
 
-    def entry(self, index: Any) -> Read:
-        return Read(self.array, (index,))
-
-    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
-        target = self.entry(index)
-        if is_shared:
-            self.builder.update(target, value)
-        else:
-            self.builder.assign(target, add(target, value))
+    def entry(self, index: Coefficient) -> Read:
+        return Read(self.array, (index if isinstance(index, Value) else int(index),))
 
 
 class ScratchRow:
@@ -40,7 +43,14 @@ class ScratchRow:
     is_local = False
 
     def __init__(
-        self, builder: Builder, arguments: Arguments, size: int, dtype: Type, part: tuple[int, Any], *, is_filled: bool
+        self,
+        builder: Builder,
+        arguments: Arguments,
+        size: int,
+        dtype: Type,
+        part: tuple[int, Coefficient],
+        *,
+        is_filled: bool,
     ) -> None:
         self.builder = builder
         self.array, start = arguments.reserve_scratch(size, dtype, part)
@@ -48,16 +58,8 @@ class ScratchRow:
         if not is_filled:
             self.builder.loop(size, lambda k: self.builder.assign(self.entry(k), literal(0, dtype)))
 
-    def entry(self, index: Any) -> Load:
-        place = add(self.start, index)
-        return Load(self.array, (place if isinstance(place, Value) else literal(place, I32),))
-
-    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
-        target = self.entry(index)
-        if is_shared:
-            self.builder.update(target, value)
-        else:
-            self.builder.assign(target, add(target, value))
+    def entry(self, index: Coefficient) -> Load:
+        return element(self.array, add(self.start, index))
 
 
 class PlacedRow:
@@ -73,7 +75,13 @@ class PlacedRow:
     is_local = False
 
     def __init__(
-        self, builder: Builder, number: Value, place: Callable[[Any, Any], Load], columns: int, *, is_filled: bool
+        self,
+        builder: Builder,
+        number: Value,
+        place: Callable[[Coefficient, Coefficient], Load],
+        columns: int,
+        *,
+        is_filled: bool,
     ) -> None:
         self.builder = builder
         self._place = place
@@ -81,15 +89,11 @@ class PlacedRow:
         if not is_filled:
             builder.loop(columns, lambda k: builder.assign(self.entry(k), 0))
 
-    def entry(self, index: Any) -> Load:
+    def entry(self, index: Coefficient) -> Load:
         return self._place(self.number, index)
 
-    def add(self, index: Any, value: Value, *, is_shared: bool) -> None:
-        target = self.entry(index)
-        self.builder.assign(target, add(target, value))
 
-
-def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Any]:
+def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Coefficient]:
     """Into how many parts scratch memory is cut, and the number of the iteration's own.
 
     There is a part for each thread, or for each iteration where those are fewer or threads have no number.
@@ -101,7 +105,7 @@ def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Any]:
     iterations = loop.iterations if is_numbered else None
     if iterations is not None and (not seeds.threads or iterations < seeds.threads):
         assert loop.bounds is not None
-        number: Any = 0
+        number: Coefficient = 0
         for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
             number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
         return iterations, number

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.arguments import ShadowMatrix
-from taichi_ext.differentiate.build import add, cast, is_number, literal, multiply, negative, operation, select
+from taichi_ext.differentiate.build import (
+    Coefficient,
+    add,
+    cast,
+    is_number,
+    literal,
+    negative,
+    operation,
+    select,
+)
 from taichi_ext.differentiate.coverage import Coverage
 from taichi_ext.differentiate.decisions import Role
 from taichi_ext.differentiate.forms import (
     Form,
+    Leaf,
     Row,
     Seed,
     coefficient,
@@ -25,11 +34,14 @@ from taichi_ext.differentiate.forms import (
     has_row,
     is_row,
     row_sum,
+    row_value,
+    times,
 )
 from taichi_ext.differentiate.guards import Condition, clamped, is_inside, only_inside, where
 from taichi_ext.differentiate.row_terms import ADDED, only_row
+from taichi_ext.differentiate.rows import Rows
 from taichi_ext.differentiate.storages import Storages
-from taichi_ext.differentiate.walk import Walk
+from taichi_ext.differentiate.walk import Declaration, Walk
 from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
 
 MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
@@ -94,7 +106,7 @@ class Tangents:
             total = total * n + self.walk.naming.normal(i)
         return total
 
-    def entry(self, row: Any, column: Any) -> Load:
+    def entry(self, row: Coefficient, column: Coefficient, /) -> Load:
         """One entry of the shadow."""
         assert self.matrix is not None
         self.accesses += 1
@@ -121,14 +133,14 @@ class Tangents:
         entry, form, known = self.walk.naming.entry_number(self.extent, load.indices), {}, None
         for number, column in self.role.components:
             if component.is_constant:
-                weight: Any = int(component.constant == number)
+                weight: Coefficient = int(component.constant == number)
             else:
                 known = known or self.builder.keep(self.walk.naming.value_of(component), "component")
                 dtype = self.container.dtype
                 weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
             for seed, factor in self._seed(entry, column, self.size // self.components, condition).items():
                 if weight != 0:
-                    form[seed] = multiply(factor, weight)
+                    form[seed] = times(factor, weight)
         return form
 
     def _seed(self, entry: Affine, first: int, size: int, condition: Condition) -> Form:
@@ -203,7 +215,7 @@ class Tangents:
             return all(_is_complete(form, self.walk.facts.columns) for form in forms)
         return self.walk.facts.stores.is_first(site) and self._is_fresh()
 
-    def _store_seeds(self, rows: list[Any], forms: list[Form], *, overwrites: bool) -> None:
+    def _store_seeds(self, rows: list[tuple[Affine, Value]], forms: list[Form], *, overwrites: bool) -> None:
         """Store what belongs to single columns; constant ones differ, index expressions may meet any other."""
         for (_, index), form in zip(rows, forms, strict=True):
             for seed in sorted(columns_of(form), key=lambda s: (not s.is_constant, s.column.constant)):
@@ -212,33 +224,34 @@ class Tangents:
                 is_alone = overwrites and (seed.is_constant or len(form) == 1)
                 self.builder.assign(entry, value if is_alone else add(entry, value))
 
-    def _is_placed(self, row: Any) -> bool:
+    def _is_placed(self, row: Row | None) -> bool:
         """Whether the row of a local, which is stored as it is, lies here from the start."""
-        storage = self._storages.by_local.get(row.source) if row is not None else None
-        if storage is None or storage.row is None:
+        storage = self._storages.with_rows(row.source) if row is not None else None
+        if storage is None or storage.rows is None:
             return False
-        if self._can_hold(storage):
-            self.walk.proposals.note_stored_row(storage.local, storage.terms, storage.version, self.container)
-        return self.walk.plan.row(storage.local).container is self.container
+        local = storage.declared.local
+        if self._can_hold(storage.declared, storage.rows):
+            self.walk.proposals.note_stored_row(local, storage.rows.terms, storage.version, self.container)
+        return self.walk.plan.row(local).container is self.container
 
-    def _can_hold(self, storage: Any) -> bool:
+    def _can_hold(self, declared: Declaration, rows: Rows) -> bool:
         """Whether the row of a local, which is stored here, may as well lie here."""
-        is_declared_here = storage.block is self.walk.cursor.block and not storage.is_array
+        local, terms = declared.local, rows.terms
+        is_declared_here = declared.block is self.walk.cursor.block and not local.shape
         # local memory pays for the copy where entries are added to, or all of a row is updated: it is vectorised there
-        is_better_local = storage.row.is_local and (storage.terms.row_loops > 0 or storage.terms.found == ADDED)
-        is_alike = storage.dtype == self.container.dtype and self.components == 1
+        is_better_local = rows.memory.is_local and (terms.row_loops > 0 or terms.found == ADDED)
+        is_alike = local.dtype == self.container.dtype and self.components == 1
         return is_declared_here and not is_better_local and is_alike
 
-    def _store_column(self, rows: list[Any], forms: list[Form], k: Value) -> None:
+    def _store_column(self, rows: list[tuple[Affine, Value]], forms: list[Form], k: Value) -> None:
         dtype = self.container.dtype
-        sums = [row_sum(form, k) for form in forms]
-        values = [literal(0, dtype) if s is None else cast(s, dtype) for s in sums]
+        values = [row_value(form, k, dtype) for form in forms]
         if len(values) > 1:
             values = [self.builder.keep(v, "w") for v in values]
         for (_, index), value in zip(rows, values, strict=True):
             self.builder.assign(self.entry(index, k), value)
 
-    def _is_own(self, leaf: Any) -> bool:
+    def _is_own(self, leaf: Leaf) -> bool:
         return is_row(leaf) and leaf.source is self.container
 
     def _keeps_row(self, form: Form, row: Affine) -> bool:
@@ -259,13 +272,10 @@ class Tangents:
         is_private = self.walk.facts.stores.is_private(site)
         rows = [self.row_number(t.indices, self.component(t))[1] for t in targets]
 
-        def plus(row: Any, column: Any, value: Any) -> None:
+        def plus(row: Value, column: Value, value: Coefficient) -> None:
             entry = self.entry(row, column)
             value = value if sign > 0 else negative(value)
-            if is_private:
-                self.builder.assign(entry, add(entry, cast(value, entry.dtype)))
-            else:
-                self.builder.update(entry, value)
+            self.builder.increase(entry, cast(value, entry.dtype), is_shared=not is_private)
 
         if any(map(has_row, forms)):
 

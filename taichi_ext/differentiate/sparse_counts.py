@@ -14,15 +14,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from taichi_ext.analysis.affine import atom_value
+from taichi_ext.analysis.affine import atom_value, source_of
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation, select
+from taichi_ext.differentiate.build import Coefficient, add, cast, element, literal, multiply, operation, select
+from taichi_ext.differentiate.cursor import Block
 from taichi_ext.differentiate.entry_sites import Axis, Site
 from taichi_ext.differentiate.keys import SiteArray
 from taichi_ext.differentiate.walk import Walk
-from taichi_ext.program import I32, Container, For, Load, Read, Statement, Value, While, values_of
+from taichi_ext.program import I32, Container, For, Read, Statement, Value, While, values_of
 from taichi_ext.simplify.usage import written_memory
 
 
@@ -40,17 +41,27 @@ class _Open:
     """An open loop that is being walked over: for how many iterations there is room; where each variable begins."""
 
     number: int
-    room: Any
-    firsts: list[Any]
-    lengths: list[Any]  # of all variables but the first
+    room: Value
+    firsts: list[Value]
+    lengths: list[Value]  # of all variables but the first
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A counter of a loop: its number, the local that holds the next slot, the end of the slots, the last of all."""
+
+    number: int
+    following: Read
+    end: Value
+    last: Value
 
 
 @dataclass
 class _Counted:
-    """A loop with counters that is being walked over: of each the local that holds the next slot, its end, the last."""
+    """A loop with counters that is being walked over."""
 
-    counters: list[tuple[int, Read, Any, Any]] = field(default_factory=list)
-    slots: dict[Any, tuple[int, Any]] = field(default_factory=dict)  # by block: the counter, and the slot of this run
+    counters: list[Counter] = field(default_factory=list)
+    slots: dict[Block, tuple[int, Value]] = field(default_factory=dict)  # of this run, with their counters
 
 
 class Counts:
@@ -80,10 +91,10 @@ class Counts:
             number = self._next()
             offsets = self._array(number, "offsets")
             place = self.builder.keep(self.number(around), "place")
-            slot = self.builder.declare("slot", _element(offsets, place))
-            end = self.builder.keep(_element(offsets, add(place, 1)), "end")
-            last = self.builder.keep(_element(offsets, self._length(around)), "last")
-            counted.counters.append((number, slot, end, last))
+            slot = self.builder.declare("slot", element(offsets, place))
+            end = self.builder.keep(element(offsets, add(place, 1)), "end")
+            last = self.builder.keep(element(offsets, self._length(around)), "last")
+            counted.counters.append(Counter(number, slot, end, last))
 
     def after(self, s: For | While) -> None:
         """Emit what comes after a loop."""
@@ -91,15 +102,15 @@ class Counts:
         if counted is None:
             return
         place = self.builder.keep(self.number(self._here()), "place")
-        for number, slot, _, _ in counted.counters:
-            self.builder.assign(_element(self._array(number, "counts"), place), slot)
+        for counter in counted.counters:
+            self.builder.assign(element(self._array(counter.number, "counts"), place), counter.following)
 
     def forget_unused(self, sites: list[Site]) -> None:
         """At the end of a walk: drop the counters of what earlier walks wrote, and this one does not."""
         used = {site.opened for site in sites} | {site.counter for site in sites}
         for s, planned in list(self.planned.items()):
             counters = self._counted[s].counters if s in self._counted else ()
-            numbers = [self._open[s].number] if s in self._open else [number for number, *_ in counters]
+            numbers = [self._open[s].number] if s in self._open else [counter.number for counter in counters]
             self.planned.require(s, min(planned, len(used.intersection(numbers))))
 
     def _begin_open(self, s: For | While) -> None:
@@ -111,8 +122,8 @@ class Counts:
         firsts = [self.builder.keep(b[0] if len(b) > 1 else literal(0, I32), "first") for b in bounds]
         lengths = [operation("max", 0, operation("sub", b[-1], first)) for b, first in zip(bounds, firsts, strict=True)]
         others = [self.builder.keep(length, "length") for length in lengths[1:]]
-        self._open[s] = _Open(number, self.builder.keep(_element(array, 0), "room"), firsts, others)
-        self.builder.assign(_element(array, 1), functools.reduce(multiply, others, lengths[0]))
+        self._open[s] = _Open(number, self.builder.keep(element(array, 0), "room"), firsts, others)
+        self.builder.assign(element(array, 1), functools.reduce(multiply, others, lengths[0]))
 
     def _next(self) -> int:
         self._count += 1
@@ -148,9 +159,9 @@ class Counts:
         assert around is not None
         return around
 
-    def _bounds(self, loop: Loop) -> Any:
+    def _bounds(self, loop: Loop) -> tuple[tuple[int, int], ...] | None:
         """What a loop runs over, or over a part of which."""
-        changes = any((a[0] if isinstance(a, tuple) else a) in self.walk.facts.changed for a in loop.atoms)
+        changes = any(source_of(a) in self.walk.facts.changed for a in loop.atoms)
         if not loop.atoms or changes or loop.bounds is not None:
             return None if changes or not loop.atoms else loop.bounds
         s = loop.statement
@@ -179,9 +190,9 @@ class Counts:
         """Whether a loop may leave out some of the iterations that there is room for."""
         return any(loop.bounds is None and self._bounds(loop) is not None for loop in loops)
 
-    def number(self, around: Around) -> Any:
+    def number(self, around: Around) -> Coefficient:
         """The number of the iteration, among those of the loops whose numbers are known."""
-        number: Any = 0
+        number: Coefficient = 0
         opened = self._opened(around)
         if opened is not None:
             indices = [cast(atom_value(a), I32) for a in self.walk.cursor.loops[0].atoms]
@@ -198,13 +209,13 @@ class Counts:
         """The open loop around a place."""
         return next((o for o in self._open.values() if o.number == around.opened), None)
 
-    def _length(self, around: Around) -> Any:
+    def _length(self, around: Around) -> Coefficient:
         """How many such iterations there are, or there is room for."""
-        length: Any = math.prod(axis.length for axis in around.axes)
+        length: Coefficient = math.prod(axis.length for axis in around.axes)
         opened = self._opened(around)
         return length if opened is None else multiply(opened.room, length)
 
-    def slot(self, around: Around) -> tuple[int, Any, bool]:
+    def slot(self, around: Around) -> tuple[int, Value, bool]:
         """The counter of this block, the slot of this run of it, and whether a statement before has the same one."""
         assert around.counted is not None
         counted = self._counted.setdefault(around.counted.statement, _Counted())
@@ -216,12 +227,9 @@ class Counts:
         if n >= len(counted.counters):  # the next walk has one
             counted.slots[block] = (-1, literal(0, I32))
             return -1, literal(0, I32), False
-        number, following, end, last = counted.counters[n]
-        slot = self.builder.keep(select(operation("lt", following, end), following, last), "slot")
+        counter = counted.counters[n]
+        following = counter.following
+        slot = self.builder.keep(select(operation("lt", following, counter.end), following, counter.last), "slot")
         self.builder.assign(following, add(following, 1))
-        counted.slots[block] = (number, slot)
-        return number, slot, False
-
-
-def _element(array: Container, index: Coefficient) -> Load:
-    return Load(array, (index if isinstance(index, Value) else literal(index, I32),))
+        counted.slots[block] = (counter.number, slot)
+        return counter.number, slot, False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.keys import Key
 from taichi_ext.differentiate.sparse_columns import DenseRowsError
 
 
@@ -17,7 +17,7 @@ class Access:
 
     order: int
     stage: int
-    key: Any
+    key: Key
     row: Affine
     loops: tuple[Loop, ...]
     is_injective: bool = False  # no two iterations touch the same entry

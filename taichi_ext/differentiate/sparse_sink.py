@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis import stores
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.analysis.loops import Loop
-from taichi_ext.differentiate.build import Coefficient, add, literal, multiply
+from taichi_ext.differentiate.build import Coefficient, add, element, literal, multiply
 from taichi_ext.differentiate.cursor import Block
 from taichi_ext.differentiate.entry_sites import Entry, Group, Site, SparseResult, Sunk
-from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_sum
-from taichi_ext.differentiate.keys import SiteArray, is_of_sum
+from taichi_ext.differentiate.forms import Form, Seed, accumulate, coefficient, columns_of, has_row, is_row, row_value
+from taichi_ext.differentiate.keys import Key, SiteArray, is_of_sum
 from taichi_ext.differentiate.row_sources import RowSources
 from taichi_ext.differentiate.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.sparse_counts import Around, Counts
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_order import Access, are_apart, check_order
 from taichi_ext.differentiate.walk import Walk
-from taichi_ext.program import I32, Container, Load, Value
+from taichi_ext.program import I32, Container, Value
 
 MOST_SLOTS = 2**31 - 1
 LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
@@ -50,12 +49,12 @@ class Sink:
         self.counts = counts
         self._sources = sources
         self.sites: list[Site] = []
-        self._steps: dict[Any, set[tuple[int, int]]] = {}  # in which each container is written, by stage
-        self.containers: dict[Any, Sunk] = {}
+        self._steps: dict[Key, set[tuple[int, int]]] = {}  # in which each container is written, by stage
+        self.containers: dict[Key, Sunk] = {}
         self.stage = 0  # the number of the top-level statement
         self._reads: list[Access] = []
         self._writes: list[Access] = []
-        self._stored: dict[tuple[Any, Affine], _Stored] = {}
+        self._stored: dict[tuple[Key, Affine], _Stored] = {}
         self._order = 0
 
     def result(self) -> SparseResult:
@@ -67,11 +66,11 @@ class Sink:
 
     # --- reading
 
-    def seed(self, key: Any, row: Affine, size: int) -> Form:
+    def seed(self, key: Key, row: Affine, size: int) -> Form:
         """The tangent of an entry that is a column: of the version that the stages before this one have left."""
         return self.numbering.seed(key, row, size, self.versions(key, (self.stage, 0)))
 
-    def versions(self, key: Any, before: tuple[int, int]) -> int:
+    def versions(self, key: Key, before: tuple[int, int]) -> int:
         """How many versions of a container, but for the first, there are before a step: one for each that writes to it.
 
         The host counts the same steps, those of the sites.
@@ -156,14 +155,14 @@ class Sink:
         """Store to a local that has columns of its own, or add to it."""
         self._emit(sunk, is_injective, rows, forms, is_sum=is_sum, step=step)
 
-    def _is_written_before(self, key: Any, row: Affine) -> bool:
+    def _is_written_before(self, key: Key, row: Affine) -> bool:
         return any(w.key == key and w.stage == self.stage and not are_apart(w.row, row) for w in self._writes)
 
-    def _forget(self, key: Any, row: Affine) -> None:
+    def _forget(self, key: Key, row: Affine) -> None:
         for known in [k for k in self._stored if k[0] == key and not are_apart(k[1], row)]:
             del self._stored[known]
 
-    def _note(self, key: Any, row: Affine, is_injective: bool, *, is_sum: bool) -> None:
+    def _note(self, key: Key, row: Affine, is_injective: bool, *, is_sum: bool) -> None:
         self._order += 1
         loops = self.walk.cursor.loops
         self._writes.append(Access(self._order, self.stage, key, row, loops, is_injective, is_sum))
@@ -281,8 +280,8 @@ class Sink:
         return _is_injective(place, [*dict.fromkeys((*opened, *variables))])
 
     def _groups(self, forms: list[Form]) -> tuple[Group, ...]:
-        found: dict[Any, list[Entry]] = {}
-        order: dict[Any, int] = {(): 0}  # of the variables of columns, by where they appear first
+        found: dict[Key, list[Entry]] = {}
+        order: dict[tuple[tuple[Atom, int], ...], int] = {(): 0}  # by first appearance
         for part, form in enumerate(forms):
             columns = {seed.column: None for seed in columns_of(form)}
             if has_row(form):
@@ -302,7 +301,7 @@ class Sink:
         values = [*map(atom_value, site.atoms), *([literal(1, I32)] * site.is_conditional)]
         start = self.builder.keep(multiply(slot, site.integers), "start")
         for n, value in enumerate(values):
-            self.builder.assign(_element(array, add(start, n)), value)
+            self.builder.assign(element(array, add(start, n)), value)
 
     def _write_values(self, site: Site, sunk: Sunk, slot: Coefficient, forms: list[Form]) -> None:
         for group in site.groups:
@@ -323,7 +322,7 @@ class Sink:
             if has_rows and self.numbering.is_in_rows(seed.column):
                 self._add_to_row(array, start, seed, places, value)
             elif seed.column in places:
-                self.builder.assign(_element(array, add(start, places[seed.column])), value)
+                self.builder.assign(element(array, add(start, places[seed.column])), value)
 
     def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
         """The rows of a form, column by column, to places that come one after the other."""
@@ -331,12 +330,12 @@ class Sink:
         base = self.builder.keep(add(start, place), "start")
 
         def body(k: Value) -> None:
-            self.builder.assign(_element(array, add(base, k)), row_sum(form, add(k, first)))
+            self.builder.assign(element(array, add(base, k)), row_value(form, add(k, first), array.dtype))
 
         self.builder.loop(len(places), body)
 
     def _add_to_row(
-        self, array: Container, start: Coefficient, seed: Seed, places: dict[Affine, int], value: Any
+        self, array: Container, start: Coefficient, seed: Seed, places: dict[Affine, int], value: Value
     ) -> None:
         owner = self.numbering.owner(seed.column)
         if owner is None:  # a local that has columns of its own from the next walk on
@@ -346,12 +345,8 @@ class Sink:
         if place is None:
             return  # of another group
         number = self.walk.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
-        entry = _element(array, self.builder.keep(add(add(start, place), number), "place"))
+        entry = element(array, self.builder.keep(add(add(start, place), number), "place"))
         self.builder.assign(entry, add(entry, value))
-
-
-def _element(array: Container, index: Coefficient) -> Load:
-    return Load(array, (index if isinstance(index, Value) else literal(index, I32),))
 
 
 def _is_injective(site: stores.Site, variables: list[Atom]) -> bool:

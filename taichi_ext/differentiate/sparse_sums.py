@@ -15,18 +15,18 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.build import Index
 from taichi_ext.differentiate.entry_sites import Sunk
-from taichi_ext.differentiate.forms import Form, Seed, columns_of, numbered, settled
+from taichi_ext.differentiate.forms import Form, columns_of, numbered, settled
 from taichi_ext.differentiate.keys import SumKey, is_of_sum
 from taichi_ext.differentiate.own_registers import OwnRegisters
 from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES, DenseRowsError
 from taichi_ext.differentiate.sparse_numbering import Numbering
 from taichi_ext.differentiate.sparse_sink import LAST_STEP, Sink
-from taichi_ext.differentiate.walk import Walk
+from taichi_ext.differentiate.walk import Declaration, Walk
 from taichi_ext.program import Local
 
 SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
@@ -47,21 +47,17 @@ class LocalSum:
     Args:
         walk: the walk.
         sink: where its entries go.
-        local: the local.
+        declared: where the local is declared.
         number: that of the sum in the kernel.
         own: the registers of its tangents by seeds that are no columns.
     """
 
-    def __init__(self, walk: Walk, sink: Sink, local: Local, number: int, own: OwnRegisters) -> None:
-        self.walk, self.local = walk, local
+    def __init__(self, walk: Walk, sink: Sink, declared: Declaration, number: int, own: OwnRegisters) -> None:
+        self.declared, self.own = declared, own
+        self.version = 0
+        self.walk = walk
         self.sink = sink
-        self.loops: Loops = walk.cursor.loops
-        self.version, self.row, self.is_array = 0, None, bool(local.shape)
-        self.registers: dict[Seed, Any] = {}
-        self.own = own
-        self.slots: list[Any] = []
-        self.block, self.place = walk.cursor.block, walk.builder.place
-        self.size = math.prod(local.shape)
+        local = declared.local
         self._reads: list[Loops] = []
         self._writes: list[_Write] = []
         self._is_open = False  # whether what is added next belongs to the step before
@@ -74,7 +70,7 @@ class LocalSum:
     def _count(self) -> tuple[int, int | None]:
         """How many entries there are for all iterations, or for one of the open loop; and that; sets the first one."""
         try:
-            around = self.sink.iteration(self.local.name)
+            around = self.sink.iteration(self.declared.local.name)
         except DenseRowsError as error:
             self._give_up(str(error))
             return 1, None
@@ -85,25 +81,25 @@ class LocalSum:
         else:
             number = self.walk.builder.keep(self.sink.counts.number(around), "number")
             self._first = self.walk.naming.named(number)
-        self._first = self._first * self.size
-        return max(1, count * self.size), around.opened
+        self._first = self._first * math.prod(self.declared.local.shape)
+        return max(1, count * math.prod(self.declared.local.shape)), around.opened
 
     def _give_up(self, why: str) -> None:
         """The local has a row from the next walk on."""
-        self.walk.plan.columns.give_up_sum(self.local, why)
+        self.walk.plan.columns.give_up_sum(self.declared.local, why)
 
-    def _entry(self, index: Any) -> Affine:
+    def _entry(self, index: Index) -> Affine:
         return self._first + (Affine((), index) if isinstance(index, int) else self.walk.naming.normal(index))
 
     # --- reading
 
-    def form(self, index: Any = 0) -> Form:
+    def form(self, index: Index = 0) -> Form:
         """The tangent as it is now: a column of its own."""
         self._reads.append(self.walk.cursor.loops)
         self._is_open = False
         return {**self._seed(index), **self.own.form(index)}
 
-    def _seed(self, index: Any) -> Form:
+    def _seed(self, index: Index) -> Form:
         versions = self.sink.versions(self.sunk.key, (self.sink.stage, LAST_STEP))
         return self.sink.numbering.seed(self.sunk.key, self._entry(index), self.sunk.size, versions)
 
@@ -116,12 +112,12 @@ class LocalSum:
 
     def _share(self, one: Loops, other: Loops) -> bool:
         """Whether two places stand in one loop since the declaration."""
-        deep = len(self.loops)
+        deep = len(self.declared.loops)
         return len(one) > deep and len(other) > deep and one[deep] is other[deep]
 
     # --- writing
 
-    def write(self, forms: list[Form], indices: list[Any]) -> None:
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements at once."""
         forms = [settled(self.walk.builder, form) for form in forms]
         self.own.write(forms, indices)
@@ -133,29 +129,29 @@ class LocalSum:
         elif self._writes or any(forms):
             self._emit(forms, indices, is_sum=False)
 
-    def _without_own(self, form: Form, index: Any) -> Form | None:
+    def _without_own(self, form: Form, index: Index) -> Form | None:
         """What is added to the element in question; None where it is replaced."""
         ((own, _),) = self._seed(index).items()
         if form.get(own) != 1 or not self._reads:
             return None
         return {leaf: c for leaf, c in form.items() if leaf != own}
 
-    def add(self, form: Form, index: Any = 0) -> None:
+    def add(self, form: Form, index: Index = 0) -> None:
         """Add to the tangent of one element."""
         form = settled(self.walk.builder, form)
         self.own.add(form, index)
         self._add_terms(numbered(form), index)
 
-    def _add_terms(self, form: Form, index: Any) -> None:
+    def _add_terms(self, form: Form, index: Index) -> None:
         if form:
             self._emit([form], [index], is_sum=True)
 
-    def _emit(self, forms: list[Form], indices: list[Any], *, is_sum: bool) -> None:
+    def _emit(self, forms: list[Form], indices: list[Index], *, is_sum: bool) -> None:
         step, loops = self._step(forms, is_sum=is_sum), self.walk.cursor.loops
         self._writes.append(_Write(self.sink.stage, step, loops, is_sum))
         rows = [self._entry(index) for index in indices]
         try:
-            self.sink.write_sum(self.sunk, rows, forms, step, is_sum=is_sum, is_injective=loops == self.loops)
+            self.sink.write_sum(self.sunk, rows, forms, step, is_sum=is_sum, is_injective=loops == self.declared.loops)
         except DenseRowsError as error:
             self._give_up(str(error))
         self._is_open = is_sum
@@ -166,9 +162,6 @@ class LocalSum:
         uses_sums = any(owner is None or is_of_sum(owner) for owner in owners)
         is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.sink.stage
         return self._writes[-1].step if is_same else self.sink.next_step()
-
-    def entry(self, index: Any, column: Any) -> Any:
-        raise AssertionError("a sum has no row")
 
 
 def takes_sum(

@@ -21,7 +21,7 @@ from taichi_ext.differentiate.forms import (
     columns_of,
     columns_only,
     has_row,
-    row_sum,
+    row_value,
     settled,
 )
 from taichi_ext.differentiate.keys import RETURN
@@ -70,7 +70,7 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: Ato
         stores.note_read(target.container)
         if not walk.facts.stores.is_private(walk.facts.stores.of[s]):
             walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
-    elif walk.cursor.parallel_loop is not None and storages.by_local[target.local].block.is_kernel:
+    elif walk.cursor.parallel_loop is not None and storages.by_local[target.local].declared.block.is_kernel:
         walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
     old = _old(walk, s)
     declaration = Declare(old, (target,), place=s.place)
@@ -133,7 +133,9 @@ def _store_returned(ctx: RuleContext, sink: Sink | None, values: list[Value]) ->
     for n, value in enumerate(values):
         form = form_of(value)
         if has_row(form):
-            builder.loop(walk.facts.columns, lambda k, n=n, form=form: builder.assign(entry(n, k), row_sum(form, k)))
+            builder.loop(
+                walk.facts.columns, lambda k, n=n, form=form: builder.assign(entry(n, k), row_value(form, k, dtype))
+            )
         for seed, c in columns_of(form).items():
             target = entry(n, walk.naming.column(seed))
             builder.assign(target, add(target, coefficient(c, value.dtype)))

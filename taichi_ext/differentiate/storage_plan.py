@@ -210,6 +210,11 @@ class LocalPlan:
         self._key = key
 
     @property
+    def local(self) -> Local:
+        """The local."""
+        return self._key.local
+
+    @property
     def facts(self) -> StorageFacts:
         """Facts about the tangents that reach it."""
         return self._storages.get(self._key, _NOTHING)

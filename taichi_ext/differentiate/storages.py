@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from taichi_ext.analysis.affine import atom_value
 from taichi_ext.differentiate.arguments import ShadowMatrix
 from taichi_ext.differentiate.energy_gradient import EnergyGradient, EnergyPart
 from taichi_ext.differentiate.forms import OwnSeed
 from taichi_ext.differentiate.own_registers import OwnRegisters
-from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, ScratchRow, scratch_part
+from taichi_ext.differentiate.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
+from taichi_ext.differentiate.row_places import LocalRow, PlacedRow, RowMemory, ScratchRow, scratch_part
 from taichi_ext.differentiate.row_sources import RowSources
 from taichi_ext.differentiate.row_terms import FILLED, Terms
+from taichi_ext.differentiate.rows import Rows
 from taichi_ext.differentiate.sparse_sink import Sink
 from taichi_ext.differentiate.sparse_sums import LocalSum
-from taichi_ext.differentiate.storage import Storage
+from taichi_ext.differentiate.storage import LocalStorage, Storage
 from taichi_ext.differentiate.storage_plan import LocalPlan, StorageKey
 from taichi_ext.differentiate.walk import Walk
 from taichi_ext.program import Container, Local
@@ -47,14 +50,14 @@ class Storages:
         self._sink = sink
         self._matrices = matrices
         self.gradient = gradient
-        self.by_local: dict[Local, Any] = {}  # each a Storage, or what stands in its place
+        self.by_local: dict[Local, LocalStorage] = {}
 
-    def put(self, local: Local, storage: Any) -> None:
+    def put(self, local: Local, storage: LocalStorage) -> None:
         """From here on the tangent of a local is there."""
         self.by_local[local] = storage
         self._sources.add(local, storage)
 
-    def begin(self, local: Local) -> Any:
+    def begin(self, local: Local) -> LocalStorage:
         """The storage of a local that is declared here."""
         walk, plan = self._walk, self._walk.plan
         key = plan.key(local)
@@ -62,17 +65,22 @@ class Storages:
         is_part = self.gradient is not None and local in self.gradient.sums.weights
         if number is None and not is_part:
             return self.begin_with(local, key)
-        own = OwnRegisters(walk.builder, walk.cursor, local, LocalPlan(plan, key))
+        declared = walk.declaration(local)
+        own = OwnRegisters(walk, declared, LocalPlan(plan, key))
         if self.gradient is not None and is_part:
-            self.put(local, EnergyPart(self.gradient, local, own))
+            self.put(local, EnergyPart(self.gradient, declared, own))
         elif self._sink is not None and number is not None:
-            self.put(local, LocalSum(walk, self._sink, local, number, own))
+            self.put(local, LocalSum(walk, self._sink, declared, number, own))
         return self.by_local[local]
 
     def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
         """A storage that is planned under this key, with registers that hold a part of its tangents already."""
-        known = LocalPlan(self._walk.plan, key)
-        storage = Storage(self._walk, local, known, self._new_row, self._sink, before)
+        walk, known = self._walk, LocalPlan(self._walk.plan, key)
+        declared, facts = walk.declaration(local), known.facts
+        has_rows = facts.has_row or (local.shape and facts.slots)
+        rows = Rows(walk, declared, self._memory(local)) if has_rows else None
+        own = OwnRegisters(walk, declared, known, before)
+        storage = Storage(walk, declared, known, rows, own, self._sink)
         self.put(local, storage)
         return storage
 
@@ -89,9 +97,40 @@ class Storages:
 
     def rows(self) -> dict[Local, tuple[Terms, int]]:
         """Of each local with a row, the terms that go there and how often it has changed."""
-        return {local: (s.terms, s.version) for local, s in self.by_local.items() if s.row is not None}
+        return {local: (s.rows.terms, s.version) for local, s in self._stored() if s.rows is not None}
 
-    def _new_row(self, local: Local, entries: int) -> Any:
+    def choices(self) -> tuple[LocalChoice, ...]:
+        """Where the tangents of locals are, for people."""
+        found = []
+        for local, storage in self.by_local.items():
+            choice = LocalChoice(local.name, line_of(storage.declared.place), registers=len(storage.own))
+            if isinstance(storage, Storage):
+                choice = self._choice(choice, storage)
+            if choice.registers or choice.slots or choice.row is not None:
+                found.append(choice)
+        return tuple(found)
+
+    def _choice(self, choice: LocalChoice, storage: Storage) -> LocalChoice:
+        plan, local = self._walk.plan, storage.declared.local
+        choice = replace(choice, registers=choice.registers + len(storage.registers), slots=len(storage.slots))
+        if storage.rows is None:
+            return choice
+        decision = plan.row(local)
+        row = decision.container or (LOCAL_ARRAY if storage.rows.memory.is_local else SCRATCH)
+        return replace(
+            choice, row=row, terms=decision.terms, why=plan.own_rows.get(local) or storage.known.facts.why_row
+        )
+
+    def _stored(self) -> Iterator[tuple[Local, Storage]]:
+        """The locals with registers, slots and rows."""
+        return ((local, s) for local, s in self.by_local.items() if isinstance(s, Storage))
+
+    def with_rows(self, local: Local | Container) -> Storage | None:
+        """The storage of a local that has rows; None for all others."""
+        storage = self.by_local.get(local) if isinstance(local, Local) else None
+        return storage if isinstance(storage, Storage) and storage.rows is not None else None
+
+    def _memory(self, local: Local) -> RowMemory:
         """Memory for the rows of a local's entries."""
         walk, decision = self._walk, self._walk.plan.row(local)
         builder, facts = walk.builder, walk.facts
@@ -101,7 +140,7 @@ class Storages:
             number = walk.naming.entry_number(extent, map(atom_value, walk.cursor.loops[0].atoms))
             value = walk.naming.value_of(number)
             return PlacedRow(builder, value, matrix.entry, facts.columns, is_filled=is_filled)
-        size = entries * facts.columns
+        size = math.prod(local.shape) * facts.columns
         is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # by loops: in memory in any case
         if size <= facts.seeds.limits.local_array and not is_shared:
             return LocalRow(builder, f"d_{local.name}", size, local.dtype)

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from taichi_ext.differentiate.build import (
     GUARDED,
     GUARDED_BOTH,
     INVERSE,
+    Coefficient,
     add,
     literal,
     multiply,
@@ -32,32 +32,34 @@ from taichi_ext.differentiate.build import (
 )
 from taichi_ext.program import Const, Op, Read, Value
 
+Partial = Coefficient | Callable[..., Coefficient] | None  # from arguments and result; None: of a choice
+
 
 @dataclass(frozen=True)
 class Rule:
     """How one operation is differentiated."""
 
     name: str
-    partials: tuple[Any, ...]
+    partials: tuple[Partial, ...]
     kind: str = "smooth"
-    picks: Callable[..., tuple[Any, ...]] | None = None
+    picks: Callable[..., tuple[Value | None, ...]] | None = None
     takes: str = "a"  # what the partials need: the arguments "a", the result "o", both "ao", nothing ""
 
 
-def _div(a: Any, b: Any) -> Value:
+def _div(a: Coefficient, b: Coefficient) -> Value:
     return operation("truediv", a, b)
 
 
-def _square(a: Any) -> Any:
+def _square(a: Coefficient) -> Coefficient:
     return multiply(a, a)
 
 
-def _sign(x: Any) -> Value:
+def _sign(x: Value) -> Value:
     one, zero = literal(1, x.dtype), literal(0, x.dtype)
     return select(operation("gt", x, zero), one, select(operation("lt", x, zero), negative(one), zero))
 
 
-def _pow_base(a: Any, b: Any, o: Any) -> Any:
+def _pow_base(a: Value, b: Value, o: Value) -> Coefficient:
     if isinstance(b, Const):
         if b.value == 0:
             return 0
@@ -67,14 +69,14 @@ def _pow_base(a: Any, b: Any, o: Any) -> Any:
     return select(operation("eq", b, 0), literal(0, o.dtype), multiply(b, power))
 
 
-def _pow_exponent(a: Any, b: Any, o: Any) -> Any:
+def _pow_exponent(a: Value, b: Value, o: Value) -> Coefficient:
     # 0**b is 0 for every b > 0: no 0 * log(0)
     is_zero = operation("eq", a, 0.0)
     log = operation("log", select(is_zero, 1.0, a) if not isinstance(a, Const) else a)
     return select(is_zero, 0.0, multiply(o, log))
 
 
-def _inverse_square_sum(a: Any, b: Any) -> Value:
+def _inverse_square_sum(a: Coefficient, b: Coefficient) -> Value:
     return _div(1.0, add(_square(a), _square(b)))
 
 
@@ -136,7 +138,7 @@ _AGAIN = {
 _NORM_AGAIN = replace(_NORM, partials=(lambda a, o: multiply(0.5, operation(INVERSE, o)),))
 
 
-def _pow_base_again(a: Any, b: Any, o: Any) -> Any:
+def _pow_base_again(a: Value, b: Value, o: Value) -> Coefficient:
     if isinstance(b, Const):
         return _pow_base(a, b, o)
     return operation(GUARDED, b, operation("pow", a, operation("sub", b, 1)))

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.arguments import Arguments
 from taichi_ext.differentiate.build import Builder
 from taichi_ext.differentiate.column_blocks import Blocks
-from taichi_ext.differentiate.cursor import Cursor
+from taichi_ext.differentiate.cursor import Block, Cursor
 from taichi_ext.differentiate.expressions import Expressions
 from taichi_ext.differentiate.facts import Facts
 from taichi_ext.differentiate.naming import Naming
 from taichi_ext.differentiate.row_terms import RowProposals
 from taichi_ext.differentiate.storage_plan import Plan
+from taichi_ext.program import Local, Place
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """Where a local is declared: the block, the loops around it, the place in the source."""
+
+    local: Local
+    block: Block
+    loops: tuple[Loop, ...]
+    place: Place | None
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,10 @@ class Walk:
     arguments: Arguments
     proposals: RowProposals = field(default_factory=RowProposals)
     problems: list[str] = field(default_factory=list)
+
+    def declaration(self, local: Local) -> Declaration:
+        """That of a local which is declared here."""
+        return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)
 
     def refuse_once_settled(self, message: str) -> None:
         """Raise at the end of the walk, unless it has found news that may change this."""

@@ -12,7 +12,7 @@ from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import read_containers, stages_of
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.differentiate.entry_sites import Site, SparseResult
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.keys import Key, Scratch
 from taichi_ext.differentiate.report import Report
 from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import UnsupportedError
@@ -215,7 +215,7 @@ class Fused:
     shadows: tuple[Key, ...]
     facts: KernelFacts
     text: str
-    scratch_sizes: Mapping[Key, int]
+    scratch_sizes: Mapping[Scratch, int]
     columns: int
     entries: SparseResult | None
     program: Program | None

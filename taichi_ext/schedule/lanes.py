@@ -24,7 +24,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from taichi_ext.analysis.affine import Affine, Indices
+from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
 from taichi_ext.differentiate.build import literal
 from taichi_ext.program import (
@@ -264,7 +264,7 @@ class _Survey:
             own = own * size + Affine(((variable, 1),))
         factor = dict(place.terms).get(variables[-1], 0)
         rest = place + own * -factor
-        if factor <= 0 or any(a in variables or a in self.varying or isinstance(a, tuple) for a, _ in rest.terms):
+        if factor <= 0 or any(a in variables or a in self.varying or isinstance(a, VectorEntry) for a, _ in rest.terms):
             raise CannotError("rows of J are at places that only the kernel knows")
         return place
 
