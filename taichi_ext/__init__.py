@@ -6,7 +6,7 @@ from taichi_ext.version import __version__  # first: a Taichi that it does not r
 
 from taichi_ext.api.hessian import Hessian, hessian, hvp, value_and_gradient, value_gradient_and_hessian
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import jvp, vjp
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient

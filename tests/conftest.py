@@ -14,7 +14,7 @@ from field_pool import pool
 from taichi.lang import impl
 
 from taichi_ext import backend, engine
-from taichi_ext.api.prepared import Prepared
+from taichi_ext.api.runs.prepared import Prepared
 from taichi_ext.differentiate.storage_facts import STRATEGIES
 
 NOT_RUN_AGAIN = "computed in several runs .* draws random numbers"

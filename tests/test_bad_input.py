@@ -754,7 +754,7 @@ def test_jacobian_larger_than_memory(scene, refused, monkeypatch):
         for i in rows:
             rows[i] = many[i % 4000]
 
-    monkeypatch.setattr("taichi_ext.runtime.memory.available_memory", lambda: 60e6)
+    monkeypatch.setattr("taichi_ext.runtime.memory.shadows.available_memory", lambda: 60e6)
     words = "0.1 GiB", "product", "format='csr'"
     refused(k, many, rows, "outputs (field rows of shape (5000,))", "by 4000 parameters", *words)
 

@@ -8,7 +8,7 @@ from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_array_equal
 
 from taichi_ext import CheckError, InvalidArgumentError, check_hessian
-from taichi_ext.api.subject import EnergyGradient
+from taichi_ext.api.runs.subject import EnergyGradient
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -11,7 +11,7 @@ from differences import outputs, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import DerivativeWarning, jacobian
-from taichi_ext.runtime.python_watch import current_run
+from taichi_ext.runtime.python.watch import current_run
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -39,13 +39,15 @@ DISTRICTS = (
     "demo",
     "__main__",
 )
+# The same within districts that have parts; what lies beside these uses them.
+PARTS = {"runtime": ("memory", "python", "sparse", "launching"), "api": ("inputs", "runs", "plans")}
 LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure"},
     "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},
-    "sparse_matrices": {"scipy", "scipy.sparse", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
+    "matrices": {"scipy", "scipy.sparse", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
     "torch_function": {"torch"},
     "torch_products": {"torch"},
 }
@@ -138,6 +140,19 @@ def test_districts_import_from_those_below():
             continue
         for name in own_imports(module) - {""}:
             assert places[name.split(".")[0]] <= places[district], f"{name_of(module)} imports {name}"
+
+
+@pytest.mark.parametrize("district", PARTS)
+def test_parts_of_a_district_import_from_those_before(district):
+    places = {f"{district}.{part}": place for place, part in enumerate(PARTS[district])}
+
+    def place_of(name):
+        return places.get(".".join(name.split(".")[:2]), len(places))
+
+    for module in (PACKAGE / district).rglob("*.py"):
+        inside = {name for name in own_imports(module) if name.startswith(f"{district}.")}
+        wrong = {name for name in inside if place_of(name) > place_of(name_of(module))}
+        assert not wrong, f"{name_of(module)} imports {wrong}"
 
 
 def test_the_language_of_the_engine_stands_alone():

@@ -9,7 +9,7 @@ from differences import check_jacobian, outputs, scalars, vectors
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
-from taichi_ext.runtime.launch_checks import STORED
+from taichi_ext.runtime.launching.launch_checks import STORED
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -21,7 +21,7 @@ from taichi.profiler.kernel_profiler import get_default_kernel_profiler
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, value_and_jacobian
 from taichi_ext.backend import kernels
-from taichi_ext.runtime import fused_kernels
+from taichi_ext.runtime.launching import fused_kernels
 
 
 @pytest.fixture

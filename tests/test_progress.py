@@ -13,7 +13,7 @@ from differences import outputs, scalars
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, check_jacobian, jacobian, stages, value_and_jacobian
-from taichi_ext.api import progress
+from taichi_ext.api.inputs import progress
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

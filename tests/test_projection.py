@@ -7,7 +7,7 @@ from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Hessian, InvalidArgumentError, UnsupportedError, hessian, value_gradient_and_hessian
-from taichi_ext.runtime.projection import positive_factors
+from taichi_ext.runtime.sparse.projection import positive_factors
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

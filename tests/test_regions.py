@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from taichi_ext.runtime.memory import view_of
-from taichi_ext.runtime.regions import Regions, View
+from taichi_ext.runtime.memory.regions import Regions, View
+from taichi_ext.runtime.memory.shadows import view_of
 
 BUFFER = np.arange(24.0)
 SHAPED = BUFFER.reshape(4, 6)

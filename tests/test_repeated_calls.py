@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from test_threads import in_threads
 
 from taichi_ext import Jacobian
-from taichi_ext.api.replay import Replay
+from taichi_ext.api.runs.replay import Replay
 
 pytestmark = [
     pytest.mark.cpu_only("launches are set up once where arrays lie on the host"),

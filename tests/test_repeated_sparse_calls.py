@@ -12,8 +12,8 @@ from numpy.testing import assert_allclose
 from test_threads import in_threads
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, boundary_gradient, registry
-from taichi_ext.api.replay import SparseReplay
-from taichi_ext.api.sparse_form import FEW_COLUMNS, transposed
+from taichi_ext.api.runs.replay import SparseReplay
+from taichi_ext.api.runs.sparse_form import FEW_COLUMNS, transposed
 
 MANY = FEW_COLUMNS + 1  # entries of a parameter that has columns of its own
 pytestmark = [

@@ -11,7 +11,7 @@ from differences import outputs, read, scalars, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, least_squares, linear_operator, normal_equations, value_and_jacobian
-from taichi_ext.api import evaluation
+from taichi_ext.api.runs import evaluation
 
 optimize = pytest.importorskip("scipy.optimize")
 sparse = pytest.importorskip("scipy.sparse")

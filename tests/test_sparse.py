@@ -13,8 +13,8 @@ from differences import central_differences, outputs, scalars, vector_outputs, v
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
-from taichi_ext.api.sparse_results import in_format
-from taichi_ext.runtime.sparse_pattern import block_of
+from taichi_ext.api.inputs.sparse_results import in_format
+from taichi_ext.runtime.sparse.pattern import block_of
 
 pytestmark = pytest.mark.cpu_only("differences in float64")
 

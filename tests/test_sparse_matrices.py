@@ -11,8 +11,8 @@ from differences import outputs, scalars
 from test_sparse import integers, random, require_equal
 
 from taichi_ext import Jacobian
-from taichi_ext.runtime import sparse_matrices
-from taichi_ext.runtime.sparse_matrices import Arithmetic, Matrix, Pattern
+from taichi_ext.runtime.sparse import matrices as sparse_matrices
+from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix, Pattern
 
 
 def pattern_of(seed, shape, density=0.3):

@@ -390,7 +390,7 @@ class TestLoopsOverRangesThatAreKnownAtRunTime:
 
     def test_too_many(self, monkeypatch):
         """What the first launch wrote is put back."""
-        monkeypatch.setattr("taichi_ext.runtime.sparse_streams.OPEN_ENTRIES", M - 1)
+        monkeypatch.setattr("taichi_ext.runtime.sparse.streams.OPEN_ENTRIES", M - 1)
         run, w, y, count = self.sums_of_squares(), self.mesh.w, self.mesh.y, self.count
         count[0] = M
         with pytest.raises(InvalidArgumentError, match=f"The local s has {M} entries"):

@@ -16,7 +16,7 @@ from differences import outputs, scalars
 from numpy.testing import assert_allclose
 
 from taichi_ext import jacobian
-from taichi_ext.runtime.python_watch import is_watched
+from taichi_ext.runtime.python.watch import is_watched
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

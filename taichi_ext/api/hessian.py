@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import flatten
-from taichi_ext.api.evaluation import Evaluation
-from taichi_ext.api.fixed import Fixed
+from taichi_ext.api.inputs.arguments import flatten
+from taichi_ext.api.inputs.fixed import Fixed
+from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import Options, checked_options
-from taichi_ext.api.plan import Jacobian
-from taichi_ext.api.prepared import values_of
+from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import in_structure, matrices, shaped
-from taichi_ext.api.progress import check_progress
-from taichi_ext.api.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
+from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.prepared import values_of
+from taichi_ext.api.runs.second_order import hessian_times, value_gradient_and_hessian_of, with_choices
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
-from taichi_ext.runtime.projection import PROJECTIONS
+from taichi_ext.runtime.sparse.projection import PROJECTIONS
 
 
 class Hessian(Jacobian):

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import KernelCall
-from taichi_ext.api.cache_keys import origin_of, structure_key
-from taichi_ext.api.matrix import check_as_matrix, matrix_of
-from taichi_ext.api.options import Options, checked_options
-from taichi_ext.api.plan import Plan, prepare
-from taichi_ext.api.plan_table import PlanTable
-from taichi_ext.api.preparations import Preparations
-from taichi_ext.api.progress import check_progress
+from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.progress import check_progress
+from taichi_ext.api.plans.cache_keys import origin_of, structure_key
+from taichi_ext.api.plans.matrix import check_as_matrix, matrix_of
+from taichi_ext.api.plans.plan import Plan, prepare
+from taichi_ext.api.plans.plan_table import PlanTable
+from taichi_ext.api.plans.preparations import Preparations
 from taichi_ext.errors import with_short_traceback
 
 _plans, _preparations = PlanTable(), Preparations()

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import flatten, refuse_ended
-from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.inputs.arguments import flatten, refuse_ended
+from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import Options, checked_options
-from taichi_ext.api.plan import Plan
-from taichi_ext.api.results import as_torch
-from taichi_ext.api.sparse_form import transposed as transposed_by_entries
+from taichi_ext.api.plans.plan import Plan
+from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.sparse_form import transposed as transposed_by_entries
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
-from taichi_ext.runtime.sparse_matrices import scipy_sparse
+from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
 BLOCK = 2**26  # bytes of J that a product of its rows keeps at a time, where they hold a column or more
 LARGE = 2**22  # bytes of a dense J from which on products with the transpose of J first try its entries

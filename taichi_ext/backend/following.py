@@ -242,7 +242,7 @@ def _followed_from_numpy(name: str) -> Callable[..., Any]:
 #   from_numpy, from_torch, from_paddle, copy_from             kernels; from_numpy warns of numbers with a tangent
 #   field.fill, S.fill, S.copy_from, S.from_numpy              kernels, for each member
 #   deactivate_all of a node, ti.deactivate_all_snodes         kernels, which clear tangents (Pipeline._clear_under)
-#   NumPy arrays and tensors, changed in place                 seen by rewritten code (runtime.python_watch)
+#   NumPy arrays and tensors, changed in place                 seen by rewritten code (runtime.python.watch)
 #
 # (owner, attribute, what stands in for it while a pipeline is followed)
 _FOLLOWED = {

@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import KernelCall, Target
+from taichi_ext.api.inputs.arguments import KernelCall, Target
+from taichi_ext.api.inputs.options import check_number, checked_options, is_whole
+from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import check_number, checked_options, is_whole
-from taichi_ext.api.plan import Plan
-from taichi_ext.api.progress import check_progress, progress_bar
+from taichi_ext.api.plans.plan import Plan
 from taichi_ext.checks.differences import ComparedColumns, MovedEntry
 from taichi_ext.checks.reports import Block, JacobianReport, index_text
 from taichi_ext.checks.watch import Watch
 from taichi_ext.errors import CheckError, InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.record.variables import Variable, with_entries
-from taichi_ext.runtime.state import State
+from taichi_ext.runtime.memory.state import State
 
 _RTOL = {2: 0.2, 4: 2e-2, 8: 1e-6}  # by bytes of the type; central differences are no better
 _FEW = 20  # entries of parameters that are tried without a progress bar

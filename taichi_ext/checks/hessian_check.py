@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import KernelCall
+from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import checked_options
-from taichi_ext.api.plan import Plan
+from taichi_ext.api.plans.plan import Plan
 from taichi_ext.checks.check import Comparison, Run, report_of
 from taichi_ext.checks.reports import JacobianReport
 from taichi_ext.errors import with_short_traceback

@@ -20,16 +20,16 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.api.inputs.kernel_checks import refuse_uninitialised
+from taichi_ext.api.inputs.options import check_number
 from taichi_ext.api.jacobian import jacobian
-from taichi_ext.api.kernel_checks import refuse_uninitialised
-from taichi_ext.api.options import check_number
 from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.boundary.rule_points import PointKernel, Slot, make_slots, result_shapes
 from taichi_ext.checks.reports import entry_text, number_text, table
 from taichi_ext.errors import CheckError, InvalidArgumentError, InvalidRuleError, UnsupportedError, shown
 from taichi_ext.record.rules import check_shapes
-from taichi_ext.runtime.memory import numpy_dtype
+from taichi_ext.runtime.memory.shadows import numpy_dtype
 
 _TOLERANCE = {4: (1e-4, 2e-2), 8: (1e-9, 1e-6)}  # of identities, and of differences, by bytes of the type
 _SHOWN = 5

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import KernelCall, Target, flatten
-from taichi_ext.api.plan import Jacobian
+from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
+from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.labels import Labels
 

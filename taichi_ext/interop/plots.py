@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import flatten, refuse_ended
+from taichi_ext.api.inputs.arguments import flatten, refuse_ended
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.interop.plot_axes import Block, Side, blocks_of
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import flatten, refuse_ended
+from taichi_ext.api.inputs.arguments import flatten, refuse_ended
+from taichi_ext.api.inputs.kernel_checks import check_kernel, refuse_uninitialised
+from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import value_and_jacobian
-from taichi_ext.api.kernel_checks import check_kernel, refuse_uninitialised
-from taichi_ext.api.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.interop.torch_products import (
     Call,
@@ -27,8 +27,8 @@ from taichi_ext.interop.torch_products import (
 )
 from taichi_ext.interop.torch_values import as_tensor, host_number, returned_tensor
 from taichi_ext.labels import Labels
-from taichi_ext.runtime.memory import view_of
-from taichi_ext.runtime.regions import View
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import view_of
 
 
 def torch_function(

@@ -128,7 +128,7 @@ class Launch:
         kernel: the user's kernel.
         args: what it is called with.
         block: the columns.
-        fields: what is known of fields: ``runtime.memory.FieldTable``.
+        fields: what is known of fields: ``runtime.memory.shadows.FieldTable``.
         roles: what containers carry.
         arrays: the arrays among the leaf arguments, by position.
         numbers: the arguments and Python numbers that are parameters.

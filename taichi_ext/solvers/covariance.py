@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.runtime.sparse_matrices import symmetric_factors
+from taichi_ext.runtime.sparse.matrices import symmetric_factors
 from taichi_ext.solvers.bounds import Part, entry_name
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import flatten
+from taichi_ext.api.inputs.arguments import flatten
+from taichi_ext.api.inputs.options import checked_options, is_real, is_whole
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import checked_options, is_real, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import bounds_of, is_complex, rounded, scale_of, start_within
 from taichi_ext.solvers.elimination import whole

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import flatten
-from taichi_ext.api.options import is_positive
+from taichi_ext.api.inputs.arguments import flatten
+from taichi_ext.api.inputs.options import is_positive
 from taichi_ext.errors import InvalidArgumentError, shown
 
 _LEAST_CURVATURE = 0.1  # of a loss, as a share of its slope

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import taichi as ti
 
-from taichi_ext.api.options import is_whole
+from taichi_ext.api.inputs.options import is_whole
 from taichi_ext.errors import InvalidArgumentError, shown
 
 __all__ = ["Manifold", "se3", "so3", "unit_quaternion", "unit_vector"]

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext.api.fixed import Fixed
+from taichi_ext.api.inputs.fixed import Fixed
+from taichi_ext.api.inputs.options import Options, check_number, is_whole
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import Options, check_number, is_whole
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.extra import require_scipy

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from taichi_ext.api.fixed import Fixed
-from taichi_ext.api.plan import Plan
-from taichi_ext.api.second_order import point_along, point_of, with_choices
-from taichi_ext.runtime.projection import positive_factors
+from taichi_ext.api.inputs.fixed import Fixed
+from taichi_ext.api.plans.plan import Plan
+from taichi_ext.api.runs.second_order import point_along, point_of, with_choices
+from taichi_ext.runtime.sparse.projection import positive_factors
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.problem import Problem
 

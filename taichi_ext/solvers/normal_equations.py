@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from taichi_ext.api.evaluation import Evaluation
+from taichi_ext.api.inputs.options import checked_options, is_positive
+from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.matrix import joined
-from taichi_ext.api.options import checked_options, is_positive
+from taichi_ext.api.plans.matrix import joined
 from taichi_ext.api.products import block_size, matrices
-from taichi_ext.api.progress import check_progress, progress_bar
+from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, shown
-from taichi_ext.runtime.memory import available_memory
+from taichi_ext.runtime.memory.shadows import available_memory
 from taichi_ext.solvers.bounds import pieces_of
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy

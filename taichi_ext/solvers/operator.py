@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import KernelCall
+from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import Options, checked_options
-from taichi_ext.api.plan import Plan
+from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.products import directional, is_large, transposed
-from taichi_ext.api.second_order import hessian_times
+from taichi_ext.api.runs.second_order import hessian_times
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.runtime.state import RANDOM_BEFORE, State
+from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.extra import require_scipy
 
 _MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for their number

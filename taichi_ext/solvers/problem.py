@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import KernelCall, Target
-from taichi_ext.api.evaluation import Evaluation
-from taichi_ext.api.matrix import joined
-from taichi_ext.api.plan import Plan
-from taichi_ext.api.prepared import values_of
+from taichi_ext.api.inputs.arguments import KernelCall, Target
+from taichi_ext.api.plans.matrix import joined
+from taichi_ext.api.plans.plan import Plan
+from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.errors import InvalidArgumentError
-from taichi_ext.runtime.state import RANDOM_BEFORE, State
+from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite, refuse_rows_not_finite
 from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole

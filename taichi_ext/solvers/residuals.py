@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.evaluation import Evaluation
-from taichi_ext.api.prepared import values_of
+from taichi_ext.api.runs.evaluation import Evaluation
+from taichi_ext.api.runs.prepared import values_of
 
 
 def residual_vector(evaluation: Evaluation) -> np.ndarray:

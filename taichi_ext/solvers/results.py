@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import flatten
-from taichi_ext.api.options import is_positive
+from taichi_ext.api.inputs.arguments import flatten
+from taichi_ext.api.inputs.options import is_positive
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, pieces_of, slices_of
 from taichi_ext.solvers.covariance import inverse_part

@@ -21,9 +21,9 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.api.arguments import flatten
+from taichi_ext.api.inputs.arguments import flatten
+from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import prepared_form
-from taichi_ext.api.options import checked_options
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown
 from taichi_ext.solvers.elimination import SparseJacobian, SparseSystem
 from taichi_ext.solvers.losses import Robust

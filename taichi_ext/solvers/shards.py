@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.api.arguments import flatten
-from taichi_ext.api.options import checked_options
+from taichi_ext.api.inputs.arguments import flatten
+from taichi_ext.api.inputs.options import checked_options
+from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.products import real_array
-from taichi_ext.api.progress import check_progress, progress_bar
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown
 from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite, rounded
 from taichi_ext.solvers.charts import Charts

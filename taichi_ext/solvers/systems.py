@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.runtime.sparse_matrices import symmetric_factors
+from taichi_ext.runtime.sparse.matrices import symmetric_factors
 from taichi_ext.solvers.extra import require_scipy
 
 _FEW_NUMBERS = 2**18  # of a J that is decomposed

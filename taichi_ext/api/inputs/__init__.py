@@ -1,0 +1,1 @@
+"""What users give: params, outputs, options, arrays for results."""

@@ -1,0 +1,108 @@
+"""Entries of params that are fixed: their rows and columns of H are those of the identity matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.inputs.arguments import flatten, refuse_ended
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.runtime.sparse.matrices import scipy_sparse
+
+Shapes = list[tuple[int, ...]]
+
+
+class Fixed:
+    """Which entries of the params are fixed.
+
+    Args:
+        given: bools, structured like the params.
+        shapes: of the params, those of their elements included.
+
+    Attributes:
+        mask: of shape (P,), P numbers in the params.
+
+    Raises:
+        InvalidArgumentError: the bools are not structured like the params.
+    """
+
+    def __init__(self, given: Any, shapes: Shapes) -> None:
+        self._masks = [found.reshape(-1) for found in _bools(given, shapes)]
+        self.mask = np.concatenate(self._masks)
+        self._places: dict[tuple[int, int], _Places] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.mask.any())
+
+    def mask_matrix(self, H: np.ndarray) -> None:
+        """Change a dense Hessian in place."""
+        H[self.mask] = 0.0
+        H[:, self.mask] = 0.0
+        H[self.mask, self.mask] = 1.0
+
+    def masked_products(self, products: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+        """Products of the changed H with vectors, those of H with ``free`` vectors given."""
+        return np.where(self.mask[:, None], vectors, products)
+
+    def free(self, vectors: np.ndarray) -> np.ndarray:
+        """Vectors whose fixed entries are 0."""
+        return np.where(self.mask if vectors.ndim == 1 else self.mask[:, None], 0.0, vectors)
+
+    def mask_blocks(self, blocks: list[list[Any]]) -> list[list[Any]]:
+        """The CSR arrays of a sparse Hessian, changed in place.
+
+        Only those are new that lack an entry of the diagonal, since no term of the energy has it.
+        """
+        return [[self._mask_block(block, (m, n)) for n, block in enumerate(row)] for m, row in enumerate(blocks)]
+
+    def _mask_block(self, block: Any, pair: tuple[int, int]) -> Any:
+        places = self._places.get(pair)
+        if places is None or not places.are_of(block):
+            places = self._places[pair] = _Places(block, self._masks[pair[0]], self._masks[pair[1]])
+        block.data[places.zeros] = 0.0
+        if pair[0] != pair[1]:
+            return block
+        block.data[places.ones] = 1.0
+        if len(places.ones) < self._masks[pair[0]].sum():
+            missing = self._masks[pair[0]].copy()
+            missing[block.indices[places.ones]] = False
+            diagonal = np.flatnonzero(missing)
+            ones = np.ones(len(diagonal), block.dtype)
+            block = block + scipy_sparse().csr_array((ones, (diagonal, diagonal)), shape=block.shape)
+        return block
+
+
+class _Places:
+    """Where a block has the entries of fixed rows and columns, found once for each pattern."""
+
+    def __init__(self, block: Any, rows: np.ndarray, columns: np.ndarray) -> None:
+        self._pattern = (block.indptr, block.indices)
+        at = np.repeat(np.arange(block.shape[0], dtype=np.int32), np.diff(block.indptr))
+        self.zeros = np.flatnonzero(rows[at] | columns[block.indices])
+        self.ones = self.zeros[at[self.zeros] == block.indices[self.zeros]]
+
+    def are_of(self, block: Any) -> bool:
+        """Whether a block has the same pattern."""
+        return block.indptr is self._pattern[0] and block.indices is self._pattern[1]
+
+
+def _bools(given: Any, shapes: Shapes) -> list[np.ndarray]:
+    """For each param an array of its shape; what is given for an element holds for all of its entries."""
+    leaves = [leaf for _, leaf in flatten(given, "fixed")[0]] if isinstance(given, (list, tuple, dict)) else [given]
+    if len(leaves) != len(shapes):
+        raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")
+    found: list[np.ndarray] = []
+    for n, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
+        refuse_ended(f"fixed[{n}]", leaf)
+        values = np.asarray(backend.as_numpy(leaf))
+        if values.ndim < len(shape) and values.shape == shape[: values.ndim]:
+            values = np.broadcast_to(values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)), shape)
+        if values.shape != shape or values.dtype.kind not in "bui":
+            raise InvalidArgumentError(
+                f"fixed[{n}] has shape {values.shape} and type {values.dtype}; expected bools of shape {shape}, or of "
+                "its first axes."
+            )
+        found.append(values != 0)
+    return found

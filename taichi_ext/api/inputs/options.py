@@ -1,0 +1,60 @@
+"""Validate and normalise the options of a call, so that they can be compared."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from taichi_ext.api.inputs.sparse_results import checked_format
+from taichi_ext.differentiate.storage_facts import STRATEGIES
+from taichi_ext.errors import InvalidArgumentError, shown
+
+
+class Options(NamedTuple):
+    """See ``jacobian``."""
+
+    max_memory: int | None = None
+    tangents: str = "auto"
+    chunk_size: int | None = None
+    format: str | None = None
+
+
+def checked_options(max_memory: Any, tangents: Any, chunk_size: Any, format: Any) -> Options:
+    """The options of ``jacobian``; raises for a value that cannot be used."""
+    if max_memory is not None and not is_positive(max_memory):
+        raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
+    if not isinstance(tangents, str) or tangents not in STRATEGIES:
+        expected = ", ".join(map(repr, STRATEGIES))
+        raise InvalidArgumentError(f"tangents is {shown(tangents)}; expected one of {expected}.")
+    if chunk_size is not None:
+        if not is_whole(chunk_size) or chunk_size < 1:
+            raise InvalidArgumentError(
+                f"chunk_size is {shown(chunk_size)}; expected a positive whole number of columns."
+            )
+        chunk_size = int(chunk_size)
+    return Options(max_memory, tangents, chunk_size, checked_format(format))
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number, Python's or NumPy's; a bool is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a positive real number; a bool and NaN are none."""
+    return is_real(value) and value > 0
+
+
+def check_number(name: str, value: Any, meaning: str, *, least: float | None = None) -> None:
+    """Raise for an option that is neither None nor a positive number, or one of at least ``least``."""
+    is_fit = value is None or is_positive(value) or (least is not None and is_real(value) and value >= least)
+    if not is_fit or (value is not None and value == float("inf")):
+        kind = "positive number" if least is None else f"number of at least {least:g}"
+        raise InvalidArgumentError(f"{name} is {shown(value)}; expected a {kind}, {meaning}.")
+
+
+def is_real(value: Any) -> bool:
+    """Whether a value is a real number other than a bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

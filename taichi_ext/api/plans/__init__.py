@@ -1,0 +1,1 @@
+"""Prepared forms, kept and shown."""

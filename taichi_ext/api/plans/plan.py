@@ -1,0 +1,380 @@
+"""``Jacobian``: what is to be differentiated, analysed and compiled once, evaluated many times; and its plan."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from taichi_ext import backend
+from taichi_ext.api.inputs.arguments import KernelCall, flatten
+from taichi_ext.api.inputs.kernel_checks import refuse_uninitialised
+from taichi_ext.api.inputs.options import Options, checked_options
+from taichi_ext.api.inputs.progress import check_progress
+from taichi_ext.api.plans.explain import Text, explain
+from taichi_ext.api.plans.export import module_text
+from taichi_ext.api.plans.matrix import check_as_matrix, matrix_of
+from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
+from taichi_ext.api.runs.prepared import Prepared, Question, values_of
+from taichi_ext.api.runs.second_order import USES, check_energy
+from taichi_ext.api.runs.sparse_form import SparseForm
+from taichi_ext.api.runs.subject import EnergyGradient, Outputs
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError, with_short_traceback
+from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.memory.state import State
+
+
+class Plan:
+    """What all calls of one kernel with the same params and outputs share; keeps no kernel, owner or argument alive.
+
+    Args:
+        call: the kernel or pipeline, with arguments.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``.
+        options: see ``checked_options``.
+        use: "gradient" or "hessian" where ``outputs`` is an energy, and these are computed.
+    """
+
+    def __init__(self, call: KernelCall, params: Any, outputs: Any, options: Options, use: str = "jacobian") -> None:
+        self._pattern = call.pattern()
+        leaves, rebuild_params = flatten(params, "params")
+        param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
+        if outputs is None:
+            output_targets = [call.return_target()]
+            rebuild_outputs: Callable[[list[Any]], Any] = _only
+        else:
+            leaves, rebuild_outputs = flatten(outputs, "outputs")
+            output_targets = [call.resolve("outputs", path, leaf) for path, leaf in leaves]
+        for what, targets in (("params", param_targets), ("outputs", output_targets)):
+            if not targets:
+                raise InvalidArgumentError(f"{what} is empty; name at least one field, array or argument.")
+        if use in USES:
+            check_energy(call, output_targets, param_targets, use)
+            rebuild_outputs = rebuild_params if use in ("hessian", "projected") else _only
+        backend.materialize()
+        question = Question(
+            params=param_targets,
+            outputs=output_targets,
+            rebuild_params=rebuild_params,
+            rebuild_outputs=rebuild_outputs,
+            options=options,
+            use=use,
+        )
+        self.prepared = Prepared(question=question, fields=FieldTable(call.labels), layout=backend.layout_version())
+        # a strong reference would keep the program's threads and memory after ti.init
+        self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
+        if options.chunk_size is not None:
+            self.evaluation(self.prepared, call)  # raises for what has no columns
+
+    def _end(self) -> None:
+        """The program is over: let go of its arrays, and of all but what ``source`` and ``explain()`` show.
+
+        Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs; there is none at this moment.
+        """
+        prepared = self.prepared
+        for name, fused in prepared.fused.items():
+            fused.memory.scratch.clear()
+            prepared.fused[name] = replace(fused, program=None)
+        question = replace(prepared.question, params=[], outputs=[], rebuild_params=_only, rebuild_outputs=_only)
+        self.prepared = Prepared(question=question, fields=prepared.fields, fused=prepared.fused)
+
+    def refuse_ended(self) -> None:
+        """Raise where the Taichi program that it was prepared in has ended: ``ti.init`` begins another."""
+        program = self._program()
+        if program is None or program is not backend.program():
+            raise InvalidArgumentError(
+                "ti.init was called again since this Jacobian was prepared, so its fields no longer exist; prepare it "
+                "again."
+            )
+
+    def call(self, kernel: Any, args: tuple[Any, ...]) -> KernelCall:
+        """A call of the kernel or pipeline, which the user gives again."""
+        return self._pattern.of(kernel, args)
+
+    def start(
+        self,
+        call: KernelCall,
+        out: Any = None,
+        state: State | None = None,
+        watch: Any = None,
+        progress: bool | None = False,
+    ) -> Evaluation:
+        """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
+        _refuse_inside_kernel()
+        _refuse_recording()
+        if backend.is_followed():
+            raise InvalidArgumentError(
+                "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
+                "before, and pass its numbers in a field."
+            )
+        self.refuse_ended()
+        with backend.exclusive:
+            self.follow_layout(call)
+            self._follow_constants(call)
+        prepared = self.prepared if watch is None else replace(self.prepared, fused={})
+        return self.evaluation(prepared, call, out=out, state=state, watch=watch, progress=progress)
+
+    @staticmethod
+    def evaluation(prepared: Prepared, call: KernelCall, **options: Any) -> Evaluation:
+        """One call: what its rows are, and in which form."""
+        use, format = prepared.question.use, prepared.format
+        is_energy = use in USES and use != "gradient"
+        subject = EnergyGradient() if is_energy else Outputs(is_gradient=use in USES)
+        return Evaluation(prepared, call, subject, DenseForm() if format is None else SparseForm(), **options)
+
+    def follow_layout(self, call: KernelCall) -> None:
+        """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
+        prepared, version = self.prepared, backend.layout_version()
+        if prepared.layout == version:
+            return
+        for target in map(call.current, (*prepared.params, *prepared.outputs)):
+            problem = backend.ended_problem(target.field)
+            if problem:
+                raise InvalidArgumentError(f"{target.name} {problem}.")
+        self.prepared = replace(
+            prepared,
+            fields=FieldTable(call.labels),
+            fused={},
+            replay=None,
+            layout=version,
+            sparse=replace(prepared.sparse, composed={}),
+        )
+
+    def _follow_constants(self, call: KernelCall) -> None:
+        """After a Python number that is a parameter, or its owner, is another one, kernels are built again."""
+        prepared = self.prepared
+        now = [call.current(target) if target.variable is not None else target for target in prepared.params]
+        if any(target.held != before.held for target, before in zip(now, prepared.params, strict=True)):
+            question = replace(prepared.question, params=now)
+            self.prepared = replace(prepared, question=question, fused={}, replay=None, is_checked=False)
+
+
+def prepare(
+    kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: Options, use: str = "jacobian"
+) -> tuple[Plan, KernelCall]:
+    """A new plan, and the call with these arguments."""
+    refuse_uninitialised()
+    _refuse_inside_kernel()
+    _refuse_recording()
+    call = KernelCall(kernel, args)
+    return Plan(call, params, outputs, options, use), call
+
+
+class Jacobian:
+    """The prepared form of ``jacobian``: analysed and compiled once, called many times.
+
+    Args:
+        kernel: see ``jacobian``.
+        params: see ``jacobian``.
+        outputs: see ``jacobian``.
+        args: see ``jacobian``.  A call can pass other args; without args it uses those of its thread's last call.
+        max_memory: see ``jacobian``.
+        tangents: see ``jacobian``.
+        chunk_size: see ``jacobian``.
+        format: see ``jacobian``.
+        as_matrix: see ``jacobian``.
+        progress: see ``jacobian``.
+
+    Raises:
+        InvalidArgumentError: an argument is invalid; the message names it and the fix.
+
+    Calling it (``plan()``, ``plan(out=J)``, ``plan(args=...)``) runs the kernel once and returns the Jacobian: a new
+    array, or the one given as ``out=``.  Threads can share it: each call has its own arguments and its own result.
+
+    Example:
+        >>> import numpy as np
+        >>> import taichi as ti
+        >>> from taichi_ext import Jacobian
+        >>> ti.init(arch=ti.cpu, log_level=ti.ERROR)
+        >>> x, y = ti.field(ti.f32, shape=2), ti.field(ti.f32, shape=2)
+        >>> @ti.kernel
+        ... def square():
+        ...     for i in x:
+        ...         y[i] = x[i] ** 2
+        >>> plan = Jacobian(square, x, y)
+        >>> J = np.empty((2, 2), np.float32)
+        >>> for start in (1.0, 2.0):
+        ...     x.fill(start)
+        ...     print(plan(out=J).diagonal())
+        [2. 2.]
+        [4. 4.]
+    """
+
+    _as_matrix = False
+
+    @with_short_traceback
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        params: Any,
+        outputs: Any = None,
+        *,
+        args: tuple[Any, ...] = (),
+        max_memory: int | None = None,
+        tangents: str = "auto",
+        chunk_size: int | None = None,
+        format: str | None = None,
+        as_matrix: bool = False,
+        progress: bool | None = None,
+    ) -> None:
+        check_as_matrix(as_matrix, format)
+        self._as_matrix = as_matrix
+        options = checked_options(max_memory, tangents, chunk_size, format)
+        self._prepare(kernel, params, outputs, args, options, progress)
+
+    def _prepare(
+        self,
+        kernel: Any,
+        params: Any,
+        outputs: Any,
+        args: Any,
+        options: Options,
+        progress: bool | None,
+        use: str = "jacobian",
+    ) -> None:
+        check_progress(progress)
+        self._progress: bool | None = progress
+        self._plan, self._call = prepare(kernel, params, outputs, args, options, use)
+        self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
+        self._last = threading.local()  # what value() needs of this thread's last call
+
+    def __repr__(self) -> str:
+        prepared = self._prepared
+        if not prepared.params:
+            return f"<{type(self).__name__}: ti.init was called again since it was prepared>"
+        outputs, params = (", ".join(str(t.name) for t in targets) for targets in (prepared.outputs, prepared.params))
+        state = "compiled" if prepared.fused else "not called yet"
+        name = self._call.name
+        return f"<{type(self).__name__} of {name}, {state}: {outputs} with respect to {params}>"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "A Jacobian cannot be pickled or copied: it is compiled for the Taichi program of this process. Threads "
+            "can share it; in another process, prepare it there with Jacobian(kernel, params, outputs)."
+        )
+
+    def _end(self) -> None:
+        """The program is over: keep no argument alive."""
+        self._call, self._last = self._call.pattern(), threading.local()
+
+    @property
+    def _prepared(self) -> Prepared:
+        return self._plan.prepared
+
+    @with_short_traceback
+    def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
+        """Run the kernel once; returns the Jacobian, see ``jacobian``."""
+        if self._as_matrix:
+            evaluation = self._started(args, None)
+            result = matrix_of(evaluation, self._prepared, out)
+        else:
+            evaluation = self._started(args, out)
+            result = evaluation.jacobian()
+        self._last.returned = evaluation.returned
+        return result
+
+    def _started(self, args: tuple[Any, ...] | None, out: Any) -> Any:
+        """The evaluation of a call."""
+        self._plan.refuse_ended()
+        call = self._last_call() if args is None else self._call.with_args(args)
+        evaluation = self._plan.start(call, out, progress=self._progress)
+        self._last.call, self._last.returned = call, None
+        return evaluation
+
+    def _last_call(self) -> KernelCall:
+        """This thread's last call, before the first one that of the preparation."""
+        return getattr(self._last, "call", self._call)
+
+    # --- inspection
+
+    @property
+    def source(self) -> str:
+        """The kernels with tangents as the text that runs, after the first call; lines name those of your source."""
+        return Text("\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values()))))
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the kernel with tangents as a Python module that needs Taichi alone, after the first call.
+
+        Args:
+            path: of the file. The module defines ``bind(**given)``, which takes by name the fields, arrays and
+                numbers that the kernel uses and gives a function. That takes the arrays of J, one for each pair
+                of output and parameter, output by output, in C order and of J's shape and the output's type, fills
+                them, and returns what the kernel returns; it also takes numbers of one call, by name. The shapes are
+                those of the last call. Both raise ``TypeError`` or ``ValueError`` for objects of another kind, type or
+                shape than those of the plan, and for arrays that share memory.
+
+        Raises:
+            InvalidArgumentError: there has been no call yet, or there is more than one kernel.
+            UnsupportedError: a pipeline, a sparse Jacobian, or a kernel that uses what has no text.
+
+        Example:
+            >>> import runpy
+            >>> import tempfile
+            >>> import numpy as np
+            >>> import taichi as ti
+            >>> from taichi_ext import Jacobian
+            >>> ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
+            >>> x, y = ti.field(ti.f64, shape=2), ti.field(ti.f64, shape=3)
+            >>> x[0], x[1] = 1.0, 2.0
+            >>> @ti.kernel
+            ... def k():
+            ...     for i in y:
+            ...         y[i] = i * x[0] * x[1]
+            >>> plan, folder = Jacobian(k, x, y), tempfile.mkdtemp()
+            >>> J = plan()
+            >>> plan.export(f"{folder}/k_jacobian.py")
+            >>> module, again = runpy.run_path(f"{folder}/k_jacobian.py"), np.zeros((3, 2))
+            >>> module["bind"](x=x, y=y)(again)
+            >>> np.array_equal(again, J)
+            True
+        """
+        self._plan.refuse_ended()
+        with backend.exclusive:
+            self._plan.follow_layout(self._last_call())
+        Path(path).write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")
+
+    def explain(self) -> str:
+        """The decisions for each kernel as text, after the first call: storage and size of tangents, cost by line."""
+        prepared = self._prepared
+        reason = prepared.dense_reason
+        first = [f"rows of all columns, of which the zeros are left out, because of this:\n{reason}"] if reason else []
+        kernels = (explain(f, prepared.fields) for f in list(prepared.fused.values()))
+        return Text("\n\n".join(dict.fromkeys((*first, *kernels))))
+
+    def value(self) -> Any:
+        """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""
+        self._plan.refuse_ended()
+        returned = getattr(self._last, "returned", None)
+        return self._prepared.question.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))
+
+
+def _refuse_inside_kernel() -> None:
+    if backend.is_inside_kernel():
+        raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
+
+
+def _refuse_recording() -> None:
+    if backend.is_recorded():
+        raise UnsupportedError(
+            "A Jacobian is computed within ti.ad.Tape or ti.ad.FwdMode, whose gradient would miss its launch. Compute "
+            "it before or after the with block, and launch the kernel itself in it."
+        )
+
+
+def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[Any], None]:
+    """A callback that calls a method of an object which it does not keep alive."""
+
+    def call(_: Any) -> None:
+        method = reference()
+        if method is not None:
+            method()
+
+    return call
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0]

@@ -1,0 +1,82 @@
+"""A warning where the same code is prepared again and again, as its function is new at each call."""
+
+from __future__ import annotations
+
+import os
+import types
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext.api.plans.by_identity import ByIdentity
+from taichi_ext.api.plans.cache_keys import Origin
+from taichi_ext.api.plans.plan import Plan
+from taichi_ext.record.variables import plain_function
+from taichi_ext.runtime.python.warning import warn_at_user
+
+EVERY = 8  # preparations of the same code for the same params and outputs give one warning
+_MOST_KEYS = 32  # of one piece of code
+
+
+@dataclass
+class _Count:
+    fields: list[weakref.ref[Any]]  # fields and arrays that are named
+    count: int = 0
+
+    def is_of(self, fields: list[Any]) -> bool:
+        return all(reference() is field for reference, field in zip(self.fields, fields, strict=True))
+
+
+class Preparations:
+    """How often each piece of code was prepared for the same params and outputs."""
+
+    def __init__(self) -> None:
+        self._counts: ByIdentity[dict[Any, _Count]] = ByIdentity()
+
+    def note(self, kernel: Any, origin: Origin, key: Any, plan: Plan, *, is_kept: bool) -> None:
+        """Count a preparation, and warn where there have been many.
+
+        Args:
+            kernel: the kernel or pipeline.
+            origin: its owner and function.
+            key: equal for the same params, outputs and options.
+            plan: what was prepared.
+            is_kept: whether the plan was kept for the next call with the same owner and function.
+        """
+        function = plain_function(kernel)
+        if function is None:
+            return
+        count = self._count(function.__code__, key, plan)
+        if count % EVERY == 0:
+            warn_at_user(_message(function, origin, count, is_kept=is_kept))
+
+    def _count(self, code: types.CodeType, key: Any, plan: Plan) -> int:
+        counts = self._counts.get(code)
+        if counts is None:
+            counts = {}
+            self._counts.set(code, counts)
+        targets = (*plan.prepared.params, *plan.prepared.outputs)
+        fields = [target.field for target in targets if target.field is not None]
+        known = counts.pop(key, None)
+        if known is None or not known.is_of(fields):
+            known = _Count(list(map(weakref.ref, fields)))
+        while len(counts) >= _MOST_KEYS:
+            del counts[next(iter(counts))]
+        counts[key] = known
+        known.count += 1
+        return known.count
+
+
+def _message(function: types.FunctionType, origin: Origin, count: int, *, is_kept: bool) -> str:
+    code = function.__code__
+    name = function.__qualname__.split("<locals>.")[-1]
+    reason = "What is prepared is kept as long as its function, or the object of a method, exists: 32 forms of each."
+    if not is_kept:
+        kind = type(origin.owner).__name__
+        reason = f"Nothing is kept for an object of type {kind}, which takes no weak references (see __slots__)."
+    return (
+        f"{name} ({os.path.basename(code.co_filename)}, line {code.co_firstlineno}) was prepared {count} times for the "
+        f"same params and outputs: each time its kernels are compiled, and Taichi keeps them. {reason} Make a "
+        "Jacobian(kernel, params, outputs) once and call that, or give the same function at each call: define it once, "
+        "outside of the loop, and pass what changes in args=."
+    )

@@ -1,0 +1,1 @@
+"""Calls: runs, blocks of columns, results."""

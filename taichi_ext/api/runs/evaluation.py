@@ -1,0 +1,384 @@
+"""One evaluation of a prepared Jacobian: one run of the kernel or pipeline, or several, and the Jacobian as blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.inputs.arguments import KernelCall, refuse_inactive, refuse_unread
+from taichi_ext.api.inputs.layout import Layout, lay_out
+from taichi_ext.api.inputs.progress import progress_bar
+from taichi_ext.api.inputs.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
+from taichi_ext.api.runs.findings import RunLog, warn_of_indices, warn_of_python_readers
+from taichi_ext.api.runs.prepared import Prepared, values_of
+from taichi_ext.api.runs.replay import Replay
+from taichi_ext.api.runs.subject import Outputs
+from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.keys import Key
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import ColumnBlock, Fused
+from taichi_ext.runtime.launching.fused_kernels import KernelTable
+from taichi_ext.runtime.launching.pipeline import Pipeline
+from taichi_ext.runtime.launching.request import Request, Restart
+from taichi_ext.runtime.launching.session import Session
+from taichi_ext.runtime.launching.tangents import DenseRows
+from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
+from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.stages import Stages
+
+
+class DenseForm:
+    """J as dense arrays."""
+
+    is_sparse = False
+
+    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """Raise, before anything runs, for an ``out`` that cannot take the blocks; gives what is to be filled."""
+        check_out(leaves, evaluation.subject.wanted(evaluation.layout))
+        return leaves
+
+    def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
+        """The blocks of J."""
+        return evaluation.subject.of_dense(evaluation.all_columns(), evaluation.layout)
+
+    def result(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
+        """The blocks in the structure that was asked for, in ``out`` if that was given."""
+        result = evaluation.prepared.question.result(blocks)
+        if evaluation.out is not None:
+            return fill_out(evaluation.out, result)
+        return as_torch(result, evaluation.call, [o.target for o in evaluation.layout.outputs])
+
+
+class Evaluation:
+    """One call: its arguments, what the kernel returned, and what has to be put back before another run.
+
+    Args:
+        prepared: what all calls share.
+        call: the kernel and the arguments of this call.
+        subject: what the rows of the blocks are.
+        form: what the blocks are.
+        out: what the result is put into.
+        state: keeps what the call changes.
+        watch: is shown what kernels compute.
+        progress: see ``jacobian``.
+        directions: the tangents of the parameters, a row for each entry, of products with J.
+
+    Attributes:
+        returned: what the kernel or function returned in the last run.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        call: KernelCall,
+        subject: Outputs,
+        form: DenseForm,
+        *,
+        out: Any = None,
+        state: State | None = None,
+        watch: Any = None,
+        progress: bool | None = False,
+        directions: np.ndarray | None = None,
+    ) -> None:
+        self.prepared = prepared
+        self.call = call
+        self.subject = subject
+        self.form = form
+        self.returned: Any = None
+        self.out = out
+        self.state = state
+        self.watch = watch
+        self._progress = progress
+        self._directions = directions
+        self._log = RunLog(of_zeros=subject.warns_of_zeros)
+        self._blocks = prepared.blocks
+        chunk_size = prepared.question.options.chunk_size
+        if chunk_size is not None:
+            self._blocks = max(self._blocks, -(-self.column_count() // chunk_size))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The parameters and outputs of this call."""
+        replay = self.prepared.replay
+        if replay is not None and not self.call.args and self.call.kernel is not None:
+            return replay.layout
+        targets, call = self.prepared.question, self.call
+        both = (map(call.current, targets.params), map(call.current, targets.outputs))
+        return lay_out(call, self.prepared.fields, *map(list, both))
+
+    # --- results
+
+    def jacobian(self) -> Any:
+        """J in the structure that was asked for, in ``out`` if that was given."""
+        prepared, out = self.prepared, self.out
+        if isinstance(prepared.replay, Replay):
+            repeated = prepared.replay.run(self.call.full_args, out)
+            if repeated is not None:
+                return prepared.question.result([[repeated]])
+        with backend.suspend_following():  # a thread that a pipeline has started may compute a Jacobian of its own
+            return self.form.result(self, self.blocks())
+
+    def value_and_jacobian(self, jacobian: Callable[[], Any] | None = None) -> tuple[Any, Any]:
+        """The outputs and J, in the structures that were asked for; or what a function makes of J."""
+        with self.whole():
+            result = (jacobian or self.jacobian)()
+            values = values_of(self.prepared, self.call, self.returned)
+        return self.prepared.question.rebuild_outputs(values), result
+
+    def blocks(self) -> list[list[Any]]:
+        """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""
+        if self.out is not None:
+            leaves = by_path(self.out, self.prepared.question.skeleton())
+            refuse_shared_out(self.form.check_out(self, leaves), self._containers())
+        with self.undone_on_error(needs_state=self._blocks > 1 or (self.form.is_sparse and self.call.kernel is None)):
+            return self.form.blocks(self)
+
+    def all_columns(self) -> list[np.ndarray]:
+        """All columns of each output, a row for each entry, in as few runs as memory takes."""
+        total = self.column_count()
+        while True:
+            parts: list[list[np.ndarray]] = []
+            is_whole, count = self._blocks == 1, max(1, -(-total // self._blocks))
+            places = self._places() if is_whole else None
+            progress = False if is_whole else self._progress
+            try:
+                with progress_bar(progress, f"Columns of J, {self.call.name}", total) as advance:
+                    for first in range(0, max(1, total), count):
+                        if first:
+                            self.restore()
+                        run = self.run(DenseRows(), first, count, places, is_repeated=first + count < total)
+                        parts.append(run.outputs())
+                        advance(count)
+            except OverBudgetError:
+                self._blocks *= 2
+                self.restore()
+                self.prepared.blocks = max(self.prepared.blocks, self._blocks)
+                continue
+            self.prepared.note_fit(self._sizes())
+            if not is_whole:
+                return [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+            if self._is_repeatable():
+                self.prepared.replay = Replay.of(next(iter(self.prepared.fused.values())), self.layout)
+            return _apart(parts[0])
+
+    def columns(self, first: int, count: int) -> list[np.ndarray]:
+        """Some columns of each output, a row for each entry, from a run of their own.
+
+        Every run but the first begins at the state in which the first one began.
+        """
+        is_partial = first > 0 or count < self.column_count()
+        with backend.suspend_following(), self.undone_on_error(needs_state=is_partial):
+            if self._log.runs:
+                self.restore()
+            self._log.runs += 1
+            return self.run(DenseRows(), first, count).outputs()
+
+    def column_blocks(self, count: int) -> Iterator[tuple[int, list[np.ndarray]]]:
+        """Yield successive blocks of columns: the first column, and the columns by output."""
+        first, total = 0, self.column_count()
+        while first < total:
+            found = self.columns_within_memory(first, count)
+            yield first, found
+            count = min(count, found[0].shape[1])
+            first += count
+
+    def columns_within_memory(self, first: int, count: int) -> list[np.ndarray]:
+        """The same as ``columns``, or fewer of them where the tangents of intermediates do not fit into memory."""
+        while True:
+            try:
+                return self.columns(first, count)
+            except OverBudgetError:
+                count = -(-min(count, self.column_count() - first) // 2)
+                self.state = self.state or State()  # of one kernel, which has not been launched
+
+    def changed(
+        self,
+        *,
+        subject: Outputs | None = None,
+        form: DenseForm | None = None,
+        directions: np.ndarray | None = None,
+    ) -> Evaluation:
+        """The same call with another subject or form; or of products with J, see ``directions``."""
+        options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self._progress}
+        parts = subject or self.subject, form or self.form
+        return Evaluation(self.prepared, self.call, *parts, **options, directions=directions)
+
+    # --- shapes
+
+    def column_count(self) -> int:
+        """How many columns are computed: those of J, or the directions that are given."""
+        return self.layout.count if self._directions is None else self._directions.shape[1]
+
+    def parameter_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parameters, those of their elements included."""
+        return [p.shape for p in self.layout.params]
+
+    def output_shapes(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """The shapes of the outputs, those of their elements included, and their types."""
+        return [(o.shape, o.result_dtype) for o in self.layout.outputs]
+
+    # --- runs
+
+    def whole(self) -> contextlib.AbstractContextManager[Any]:
+        """No other thread comes between the parts of what is done to one kernel.
+
+        The function of a pipeline may wait for other threads, so that there each launch is a whole.
+        """
+        return backend.exclusive if self.call.kernel is not None else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
+        """Within the context, runs that cannot be finished leave everything as it was."""
+        with self.whole(), Stages(f"Jacobian of {self.call.name}"):
+            may_go_over = self.call.kernel is None and self._max_memory() < math.inf
+            if self.state is None and (needs_state or may_go_over):
+                self.state = State()
+            try:
+                yield
+            except (InvalidArgumentError, UnsupportedError):
+                if self.state is not None:
+                    self.state.undo()
+                raise
+
+    def restore(self) -> None:
+        """Put everything back as it was before the run."""
+        self.state = self.state or State()  # of one kernel, which has not been launched
+        self.state.restore()
+
+    def run(
+        self,
+        target: DenseRows,
+        first: int,
+        count: int,
+        places: list[Any] | None = None,
+        *,
+        is_repeated: bool = False,
+    ) -> Session:
+        """Run the kernel or pipeline for some columns, whose entries go to a target."""
+        total, is_direct = self.column_count(), self.call.kernel is not None
+        if first == 0:
+            self._log.begin()
+        count = max(1, min(count, total - first))  # without parameters' entries there is one that nothing carries
+        given = None if self._directions is None else self._directions[:, first : first + count]
+        blocks = max(1, -(-total // count))
+        request = Request(
+            block=ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
+            seeds=self.layout.seeds,
+            arrays=self.layout.arrays,
+            outputs=self.subject.outputs(self.layout, places),
+            directions=given,
+            numbers=self.layout.numbers(given),
+            wants_return=any(o.target.kind == "return" for o in self.layout.outputs),
+            max_memory=self._max_memory(),
+            strategy=self.prepared.question.options.tangents,
+            watch=self.watch,
+            restart=Restart(self.state, self._log.record(is_part=not is_direct and count < total), is_repeated),
+            energy=self.subject.energy(self.layout, is_product=given is not None, is_sparse=not target.is_dense),
+        )
+        kernels = KernelTable(self.prepared.fused, blocks)
+        session = Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)
+        with self._log.saying_once():
+            if self.call.kernel is not None:
+                launched = session.launch(self.call.kernel, self.call.full_args, check=self._checked(session))
+                self.returned = launched.result
+            else:
+                pipeline = Pipeline(session)
+                self.returned = pipeline.run(self.call.function, self.call.args, self.call.names, self.layout.passed)
+            session.finish()
+            self._log.note_params(session.accesses)
+            self._check_after_run(session)
+            if given is None:
+                self._log.note_columns(session.outputs(), is_last=first + count >= total)
+            self.subject.note_run(session, self.layout)
+        return session
+
+    def _is_repeatable(self) -> bool:
+        """Whether one kernel without arguments has one parameter and one output, which are different fields."""
+        is_alone = self.call.kernel is not None and not self.call.args and self.watch is None
+        if not is_alone or self.form.is_sparse or not self.subject.is_repeatable or len(self.prepared.fused) != 1:
+            return False
+        (output, *others), (param, *more) = self.layout.outputs, self.layout.params
+        is_field = output.target.kind == "field" and output.key == output.container != param.container
+        return is_field and not others and not more
+
+    def _sizes(self) -> Any:
+        """The shapes of the fields and arrays of this call."""
+        sized = (a for a in self.call.args if backend.is_array(a) or isinstance(a, backend.Field))
+        return tuple(tuple(a.shape) for a in sized)
+
+    def _max_memory(self) -> float:
+        """Bytes that tangents other than J may take."""
+        limit = self.prepared.question.options.max_memory
+        if limit is not None:
+            return limit
+        has_fit = self._blocks == 1 and self._sizes() in self.prepared.sizes_that_fit
+        return math.inf if has_fit else available_memory() / 2
+
+    # --- checks
+
+    def _places(self) -> list[Any] | None:
+        """For each output the memory of ``out`` in which its Jacobian can be computed."""
+        if self.out is None or len(self.layout.params) != 1 or self.call.kernel is None:
+            return None
+        leaves = by_path(self.out, self.prepared.question.skeleton())
+        return [in_place(target, list(self.call.args)) for _, target in leaves]
+
+    def _containers(self) -> list[Any]:
+        """The arrays that ``out`` must not share memory with."""
+        targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
+        return [*(target.field for target in targets if target.field is not None), *self.call.args]
+
+    def _checked(self, session: Session) -> Callable[[Fused, Mapping[Key, Key]], None]:
+        """A check that every parameter is read by the kernel and every output written."""
+        shared = session.tangents.arrays.shared
+
+        def check(fused: Fused, outer: Mapping[Key, Key]) -> None:
+            read, written = (shared(outer.get(k, k) for k in keys) for keys in (fused.facts.read, fused.facts.written))
+            self._check_accesses(read, written, fused.kernel.captures.numbers, f"in {self.call.name}")
+
+        return check
+
+    def _check_accesses(self, read: set[Key], written: set[Key], numbers: Any, where: str) -> None:
+        """Raise where a parameter is not read, or an output not written."""
+        both = (self.layout.params, self.layout.outputs)
+        params, outputs = ([(p.target, p.container) for p in placed] for placed in both)
+        refuse_unread([target for target, _ in params], read, numbers, where)
+        refuse_inactive(params, outputs, read, written, where)
+
+    def _check_after_run(self, session: Session) -> None:
+        prepared = self.prepared
+        if prepared.rules_seen != registry.version:
+            prepared.rules_seen = registry.version
+            for message in registry.warnings():
+                warn_at_user(message)
+        own = {param.container for param in self.layout.params}  # whose J is known without a launch
+        if (
+            self.call.kernel is None
+            and not session.has_launched
+            and any(o.container not in own for o in self.layout.outputs)
+        ):
+            raise InvalidArgumentError(f"{self.call.name} launched no kernel, so there is nothing to differentiate.")
+        if prepared.is_checked:
+            return
+        if self.call.kernel is None:
+            numbers = [text for fused in prepared.fused.values() for text in fused.kernel.captures.numbers]
+            where = f"by the kernels that {self.call.name} launched"
+            self._check_accesses(session.accesses.read, session.accesses.written, numbers, where)
+            warn_of_python_readers([p.target for p in self.layout.params], self.call.function)
+        prepared.is_checked = True
+        warn_of_indices(prepared.fused.values())
+        both = zip(self.layout.outputs, session.request.outputs, strict=True)
+        self._log.judge((placed.target, session.tangents.is_fresh(output.key)) for placed, output in both)
+
+
+def _apart(values: list[np.ndarray]) -> list[np.ndarray]:
+    """The same; an output that is named twice gets memory of its own."""
+    is_shared = [any(np.may_share_memory(v, other) for other in values[:n]) for n, v in enumerate(values)]
+    return [v.copy() if shared else v for v, shared in zip(values, is_shared, strict=True)]

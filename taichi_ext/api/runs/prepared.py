@@ -1,0 +1,133 @@
+"""The state shared by the calls of one Jacobian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.api.inputs.arguments import KernelCall, Target, refuse_ended
+from taichi_ext.api.inputs.options import Options
+from taichi_ext.api.runs.replay import Replay, SparseReplay
+from taichi_ext.launches import Fused
+from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.sparse.matrices import Arithmetic
+
+_MOST_SIZES = 256  # combinations of shapes that are remembered
+_PAIRS = ("hessian", "projected")  # what has a block for each pair of parameters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """The computation.
+
+    Attributes:
+        params: the parameters.
+        outputs: the outputs.
+        rebuild_params: puts the blocks of one output into the structure of the parameters.
+        rebuild_outputs: puts what belongs to each output into the structure of the outputs.
+        options: see ``checked_options``.
+        use: "jacobian"; or "gradient", "hessian", "hvp", "projected" where the output is an energy.
+    """
+
+    params: list[Target]
+    outputs: list[Target]
+    rebuild_params: Callable[[list[Any]], Any]
+    rebuild_outputs: Callable[[list[Any]], Any]
+    options: Options
+    use: str = "jacobian"
+
+    def result(self, blocks: list[list[Any]]) -> Any:
+        """``[output][parameter]`` in the structure that was asked for; of a Hessian ``[parameter][parameter]``."""
+        return self.rebuild_outputs([self.rebuild_params(row) for row in blocks])
+
+    def skeleton(self) -> Any:
+        """Something of the structure of the result."""
+        rows = self.params if self.use in _PAIRS else self.outputs
+        return self.result([[0] * len(self.params) for _ in rows])
+
+
+@dataclass
+class SparseChoices:
+    """How the rows of a sparse Jacobian are computed.
+
+    Attributes:
+        dense_reason: why rows of all columns are computed although the result is sparse; empty where they are not.
+        in_rows: the parameters, by number, whose columns rows of tangents hold.
+        is_in_rows: whether the columns of small parameters have been put there.
+        composed: the fields whose entries are columns of their own, and their sizes.
+        arithmetic: the patterns of products and sums of sparse matrices.
+    """
+
+    dense_reason: str = ""
+    in_rows: set[int] = field(default_factory=set)
+    is_in_rows: bool = False
+    composed: dict[Any, int] = field(default_factory=dict)
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+
+
+@dataclass(kw_only=True)
+class Prepared:
+    """Everything that the calls of one Jacobian share, whatever the thread: nothing in it belongs to one call.
+
+    Attributes:
+        question: what is to be computed.
+        fields: the fields that the kernels use.
+        fused: the kernels with tangents.
+        layout: the version of the layout of all fields that the kernels were built for.
+        blocks: in how many runs the columns are computed at least.
+        sizes_that_fit: the shapes of arguments for which a call has been within the memory that was free.
+        is_checked: whether a run has shown that every parameter is read and every output written.
+        rules_seen: the version of the registry at the last check of its marks.
+        replay: the shortest way to repeat a launch, where there is one.
+        sparse: how sparse rows are computed.
+    """
+
+    question: Question
+    fields: FieldTable
+    fused: dict[Any, Fused] = field(default_factory=dict)
+    layout: int = 0
+    blocks: int = 1
+    sizes_that_fit: set[Any] = field(default_factory=set)
+    is_checked: bool = False
+    rules_seen: Hashable = None
+    replay: Replay | SparseReplay | None = None
+    sparse: SparseChoices = field(default_factory=SparseChoices)
+
+    @property
+    def params(self) -> list[Target]:
+        """The parameters."""
+        return self.question.params
+
+    @property
+    def outputs(self) -> list[Target]:
+        """The outputs."""
+        return self.question.outputs
+
+    @property
+    def format(self) -> str | None:
+        """Of sparse Jacobians; None for dense ones."""
+        return self.question.options.format
+
+    @property
+    def dense_reason(self) -> str:
+        """See ``SparseChoices``."""
+        return self.sparse.dense_reason
+
+    def note_fit(self, sizes: Any) -> None:
+        """Remember that a call with arrays of these shapes was within the memory that was free."""
+        if len(self.sizes_that_fit) >= _MOST_SIZES:
+            self.sizes_that_fit = set()
+        self.sizes_that_fit.add(sizes)
+
+
+def values_of(prepared: Prepared, call: KernelCall, returned: Any) -> list[Any]:
+    """A copy of each output as it is now; a return value is what was returned."""
+    return [returned if t.kind == "return" else _held(t, call) for t in map(call.current, prepared.outputs)]
+
+
+def _held(target: Target, call: KernelCall) -> Any:
+    obj = target.field if target.kind == "field" else call.value(target)
+    refuse_ended(str(target.name), obj)
+    return backend.copy_of(obj)

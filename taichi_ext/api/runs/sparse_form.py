@@ -1,0 +1,208 @@
+"""J as sparse arrays; where its rows cannot be sparse, dense ones of which the zeros are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.api.inputs.layout import Placed
+from taichi_ext.api.inputs.results import by_path
+from taichi_ext.api.inputs.sparse_results import check_out, fill_out, in_format, refuse_too_large
+from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
+from taichi_ext.api.runs.replay import SparseReplay
+from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.launches import container_key
+from taichi_ext.runtime.launching.request import Output
+from taichi_ext.runtime.launching.sparse_target import SparseEntries
+from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
+from taichi_ext.runtime.sparse.adjoint import AdjointRows
+from taichi_ext.runtime.sparse.matrices import scipy_sparse
+from taichi_ext.runtime.sparse.pattern import sparse_dtype
+from taichi_ext.runtime.sparse.projection import positive_factors
+from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
+
+FEW_COLUMNS = 64  # of a parameter that rows of tangents hold if rows cannot be sparse otherwise
+MOST_COLUMNS = 512  # of all of them
+Result = TypeVar("Result")
+R = TypeVar("R", bound=SparseRows)
+
+
+class SparseForm(DenseForm):
+    """J as sparse arrays; ``projection``: how the blocks of the elements of an energy are made semidefinite."""
+
+    is_sparse = True
+
+    def __init__(self, projection: str | None = None) -> None:
+        self._projection = projection
+
+    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return check_out(leaves, evaluation.subject.wanted_sparse(evaluation.layout))
+
+    def result(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
+        question, layout = evaluation.prepared.question, evaluation.layout
+        if evaluation.out is not None:
+            leaves = by_path(evaluation.out, question.skeleton())
+            fill_out(leaves, [matrix for row in blocks for matrix in row])
+            return evaluation.out
+        kind = question.options.format
+        assert kind is not None
+        device = _device(evaluation)
+        rows = evaluation.subject.rows(layout)
+        return question.result(
+            [
+                [in_format(m, kind, (o.element, p.element), device) for m, p in zip(row, layout.params, strict=True)]
+                for row, o in zip(blocks, rows, strict=True)
+            ]
+        )
+
+    def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
+        _device(evaluation)
+        found = _while_sparse(evaluation, lambda: self._sparse_blocks(evaluation))
+        return self._dense_blocks(evaluation) if found is None else found
+
+    def _sparse_blocks(self, evaluation: Evaluation) -> list[list[Any]]:
+        subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
+        rows, target = _run(evaluation, SparseRows, math.inf, self._projection)
+        is_symmetric = target is not None and target.is_symmetric
+
+        def block(output: Output, param: Placed) -> Any:
+            dtype = sparse_dtype(backend.to_numpy_type(output.dtype))
+            found = rows.block(container_key(output.key), param.container, output.rows, dtype)
+            return found if param.inner == slice(None) else found[:, param.inner]
+
+        blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
+        if self._projection == "on_demand":
+            assert target is not None
+            if positive_factors(scipy_sparse().block_array(blocks, format="csc")) is None:
+                rows = target.project_saved(arithmetic)
+                blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
+        return blocks
+
+    def _dense_blocks(self, evaluation: Evaluation) -> list[list[Any]]:
+        reason = evaluation.prepared.sparse.dense_reason
+        if self._projection is not None:
+            raise UnsupportedError(
+                f"project={self._projection!r} needs an energy that is a sum of terms of few entries of the params: "
+                f"{reason}. Leave out project=."
+            )
+        rows, params = evaluation.subject.rows(evaluation.layout), evaluation.layout.params
+        entries = sum(o.size for o in rows) * evaluation.layout.count
+        refuse_too_large(reason, entries, np.dtype(np.float64), available_memory() / 2)
+        return [
+            [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
+            for row, o in zip(DenseForm.blocks(self, evaluation), rows, strict=True)
+        ]
+
+
+def transposed(
+    evaluation: Evaluation, cotangents: list[np.ndarray], most_entries: float
+) -> list[np.ndarray | None] | None:
+    """The transpose of J times the columns of matrices, one for each output: for each parameter a matrix.
+
+    A matrix is None where it is zero; all is None, and nothing has changed, where rows of J cannot be sparse or a
+    kernel writes more entries than this.
+    """
+
+    def run() -> list[np.ndarray | None]:
+        layout = evaluation.layout
+        rows, _ = _run(evaluation, AdjointRows, most_entries, None)
+        given: dict[Key, Any] = {}
+        for o, matrix in zip(layout.outputs, cotangents, strict=True):
+            whole = matrix
+            if o.key != o.container:
+                whole = np.zeros((o.rows, matrix.shape[1]), matrix.dtype)
+                whole[o.inner] = matrix
+            given[o.container] = given[o.container] + whole if o.container in given else whole
+        gradient = rows.times(given)
+        found = ((gradient.get(p.container), p.inner) for p in layout.params)
+        return [None if matrix is None else matrix[inner] for matrix, inner in found]
+
+    with backend.suspend_following(), evaluation.undone_on_error(needs_state=evaluation.call.kernel is None):
+        return _while_sparse(evaluation, run)
+
+
+def _while_sparse(evaluation: Evaluation, run: Callable[[], Result]) -> Result | None:
+    """The result of a run; None, at the state before it, where rows cannot be sparse."""
+    choices = evaluation.prepared.sparse
+    if evaluation.layout.passed:
+        choices.dense_reason = "a number that the pipeline takes is a parameter"
+    while not choices.dense_reason:
+        try:
+            return run()
+        except DenseRowsError as error:
+            reason = str(error)
+            if not _put_in_rows(evaluation):
+                choices.dense_reason = reason
+        except OverBudgetError:
+            reason = choices.dense_reason = "the rows of tangents do not fit into max_memory"
+        if evaluation.state is not None:
+            evaluation.state.reason = f"The run has to begin again with dense tangents, because {reason}"
+            evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
+            evaluation.restore()
+    return None
+
+
+def _put_in_rows(evaluation: Evaluation) -> bool:
+    """Let rows of tangents hold the columns of small parameters; False where they have been tried."""
+    choices = evaluation.prepared.sparse
+    if choices.is_in_rows:
+        return False
+    choices.is_in_rows = True
+    sizes = [p.size for p in evaluation.layout.params]
+    small = {n for n, size in enumerate(sizes) if size <= FEW_COLUMNS}
+    if not small or sum(sizes[n] for n in small) > MOST_COLUMNS:
+        return False
+    choices.in_rows |= small
+    choices.composed.clear()
+    return True
+
+
+def _run(
+    evaluation: Evaluation, kind: type[R], most_entries: float, projection: str | None
+) -> tuple[R, SparseEntries | None]:
+    """The rows after a run, and the target that they were computed by; None where a launch was repeated."""
+    prepared, layout = evaluation.prepared, evaluation.layout
+    choices = prepared.sparse
+    call = evaluation.call
+    is_alone = call.kernel is not None and not call.args and evaluation.watch is None
+    is_simple = is_alone and evaluation.out is None and evaluation.state is None and evaluation.subject.is_repeatable
+    choices.arithmetic.begin()
+    if is_simple and isinstance(prepared.replay, SparseReplay):
+        found = prepared.replay.run(call.full_args, kind, choices.arithmetic, most_entries)
+        if found is not None:
+            return found, None
+    keys = [p.container for p in layout.params]
+    sizes = {p.container: p.rows for p in layout.params}
+    numbering = Columns(sizes, {keys[n] for n in choices.in_rows}, dict(choices.composed))
+    containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
+    rows = kind(sizes, choices.arithmetic)
+    target = SparseEntries(numbering, containers, rows, most_entries, projection)
+    try:
+        session = evaluation.run(target, 0, layout.count)
+    finally:
+        choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
+        choices.composed.update(target.numbering.composed)
+    if is_simple and all(o.target.kind == "field" for o in layout.outputs):
+        prepared.replay = SparseReplay.of(target, session.tangents.fields, layout)
+    return rows, target
+
+
+def _device(evaluation: Evaluation) -> Any:
+    """Where tensors of a format of torch's are; raises where the rows do not belong to tensors."""
+    call, kind = evaluation.call, evaluation.prepared.format
+    if kind is None or not kind.startswith("torch"):
+        return None
+    targets = [o.target for o in evaluation.subject.rows(evaluation.layout)]
+    for target in targets:
+        value = call.value(target) if target.kind in ("argument", "array") else None
+        if not backend.is_torch_tensor(value):
+            raise InvalidArgumentError(
+                f"format={kind!r} gives torch tensors, and {target.name} is no torch tensor; use format='csr'."
+            )
+    return call.value(targets[0]).device

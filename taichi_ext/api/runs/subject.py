@@ -1,0 +1,200 @@
+"""What the rows of J belong to: the outputs of a call, or the gradient of an energy, whose Jacobian is the Hessian."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.api.inputs.fixed import Fixed
+from taichi_ext.api.inputs.layout import Layout, Placed, by_parameter
+from taichi_ext.launches import GRADIENT, EnergyTarget
+from taichi_ext.runtime.launching.request import Output
+from taichi_ext.runtime.launching.session import Session
+from taichi_ext.runtime.memory.shadows import numpy_dtype
+from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
+from taichi_ext.runtime.sparse.pattern import sparse_dtype
+
+Shapes = list[tuple[tuple[int, ...], np.dtype]]
+BlockOf = Callable[[Output, Placed], Any]  # a sparse block: of a container, and of a parameter
+
+
+class Outputs:
+    """The outputs; ``is_gradient``: of one that is an energy, whose gradient may be zero."""
+
+    is_repeatable = True  # without a session
+
+    def __init__(self, *, is_gradient: bool = False) -> None:
+        self.warns_of_zeros = not is_gradient
+
+    def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
+        """The containers that have rows; ``places`` is memory in which they may be computed."""
+        found = []
+        for placed, place in zip(layout.outputs, places or [None] * len(layout.outputs), strict=True):
+            size = placed.rows * layout.count
+            is_fit = place is not None and place.size == size and place.dtype == placed.result_dtype
+            found.append(Output(placed.key, placed.target.name, placed.rows, placed.dtype, place if is_fit else None))
+        return tuple(found)
+
+    def rows(self, layout: Layout) -> tuple[Placed, ...]:
+        """What the rows of the blocks are entries of."""
+        return layout.outputs
+
+    def wanted(self, layout: Layout) -> Shapes:
+        """The shape and type of each block."""
+        return [((*o.shape, *p.shape), o.result_dtype) for o in layout.outputs for p in layout.params]
+
+    def wanted_sparse(self, layout: Layout) -> Shapes:
+        """The same of sparse blocks."""
+        dtypes = [dtype for _, dtype in self.wanted(layout)]
+        sizes = ((o.size, p.size) for o in self.rows(layout) for p in layout.params)
+        return [(size, sparse_dtype(dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
+
+    def energy(self, layout: Layout, *, is_product: bool, is_sparse: bool) -> EnergyTarget | None:
+        """The subject of second derivatives."""
+        return None
+
+    def note_run(self, session: Session, layout: Layout) -> None:
+        """A run is over."""
+
+    def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
+        """The blocks, from the rows of each container."""
+        return [by_parameter(v, o.shape, layout) for v, o in zip(values, layout.outputs, strict=True)]
+
+    def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[Any]]:
+        """The blocks, from those of each container."""
+        outputs = self.outputs(layout)
+        return [
+            [_cut(block(output, p), placed.inner) for p in layout.params]
+            for output, placed in zip(outputs, layout.outputs, strict=True)
+        ]
+
+
+class EnergyGradient(Outputs):
+    """The gradient of an energy, which has a row for each entry of a container of parameters.
+
+    Args:
+        is_projected: whether blocks of elements are made positive semidefinite.
+        fixed: entries of the params whose rows and columns of H are those of the identity matrix.
+
+    Attributes:
+        gradient: of the last run.
+    """
+
+    is_repeatable = False
+
+    def __init__(self, *, is_projected: bool = False, fixed: Fixed | None = None) -> None:
+        super().__init__(is_gradient=True)
+        self._fixed = fixed
+        self.gradient = np.zeros(0)
+        self._is_projected = is_projected
+
+    def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
+        (energy,) = layout.outputs
+        name = f"the gradient of {energy.target.name}"
+        return (Output(GRADIENT, name, sum(_sizes(layout).values()), energy.dtype),)
+
+    def rows(self, layout: Layout) -> tuple[Placed, ...]:
+        return layout.params
+
+    def wanted(self, layout: Layout) -> Shapes:
+        (energy,) = layout.outputs
+        return [((*p.shape, *q.shape), energy.result_dtype) for p in layout.params for q in layout.params]
+
+    def energy(self, layout: Layout, *, is_product: bool, is_sparse: bool) -> EnergyTarget:
+        sizes = _sizes(layout)
+        adds_terms = is_sparse or is_product  # also of energies with few parameters
+        key = layout.outputs[0].container
+        return EnergyTarget(key, sum(sizes.values()), _starts(layout), frozenset(), adds_terms, self._is_projected)
+
+    def note_run(self, session: Session, layout: Layout) -> None:
+        (energy,) = layout.outputs
+        found = session.tangents.first_order.gradient()
+        if found is None:
+            found = np.zeros(sum(_sizes(layout).values()), numpy_dtype(energy.dtype))
+            warn_at_user(f"{energy.target.name} does not depend on any of the params: its Hessian is zero.")
+        self.gradient = found
+
+    def gradients(self, layout: Layout) -> list[np.ndarray]:
+        """The gradient by each parameter."""
+        return [self.gradient[_rows(p, layout)][p.inner].reshape(p.shape) for p in layout.params]
+
+    def free_gradients(self, layout: Layout) -> list[np.ndarray]:
+        """The same, 0 for fixed entries."""
+        parts = self.gradients(layout)
+        if not self._fixed:
+            return parts
+        whole = self._fixed.free(np.concatenate([part.reshape(-1) for part in parts]))
+        return [part.reshape(p.shape) for part, p in zip(_split(whole, layout), layout.params, strict=True)]
+
+    def moved(self, directions: np.ndarray) -> np.ndarray:
+        """Directions without their fixed entries."""
+        return self._fixed.free(directions) if self._fixed else directions
+
+    def products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
+        """For each parameter H times directions, from the products of the gradient's Jacobian with ``moved`` ones."""
+        parts = self._by_param(found, layout)
+        if not self._fixed:
+            return parts
+        return _split(self._fixed.masked_products(np.concatenate(parts), directions), layout)
+
+    def _by_param(self, matrix: np.ndarray, layout: Layout) -> list[np.ndarray]:
+        """The rows of each parameter, of a matrix with a row for each entry of the gradient."""
+        return [matrix[_rows(p, layout)][p.inner] for p in layout.params]
+
+    def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
+        matrix = np.concatenate(self._by_param(values[0], layout))
+        matrix = 0.5 * (matrix + matrix.T)  # the same but for rounding
+        if self._fixed:
+            self._fixed.mask_matrix(matrix)
+        ranges = [(slice(p.first, p.first + p.size), p.shape) for p in layout.params]
+        return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
+
+    def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[Any]]:
+        (output,) = self.outputs(layout)
+        row = [block(output, param) for param in layout.params]
+        blocks = [[_cut(_cut(b, _rows(p, layout)), p.inner) for b in row] for p in layout.params]
+        blocks = blocks if is_symmetric else _symmetric(blocks)
+        return self._fixed.mask_blocks(blocks) if self._fixed else blocks
+
+
+def _sizes(layout: Layout) -> dict[Any, int]:
+    """How many entries each container of parameters has."""
+    return {p.container: p.rows for p in layout.params}
+
+
+def _starts(layout: Layout) -> dict[Any, int]:
+    sizes = _sizes(layout)
+    return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
+
+
+def _split(values: np.ndarray, layout: Layout) -> list[np.ndarray]:
+    """Rows of all parameters, those of each."""
+    return np.split(values, [p.first for p in layout.params[1:]])
+
+
+def _rows(param: Placed, layout: Layout) -> slice:
+    """The entries of the gradient that belong to the container of a parameter."""
+    first = _starts(layout)[param.container]
+    return slice(first, first + param.rows)
+
+
+def _cut(block: Any, rows: slice) -> Any:
+    """Some rows of a CSR array; its slices are copies."""
+    return block if rows in (slice(None), slice(0, block.shape[0])) else block[rows]
+
+
+def _symmetric(blocks: list[list[Any]]) -> list[list[Any]]:
+    """The mean of a matrix and its transpose, block by block."""
+    result = [list(row) for row in blocks]
+    for n, row in enumerate(blocks):
+        for m in range(n, len(row)):
+            mirrored = blocks[m][n].T.tocsr()
+            mirrored.sort_indices()
+            mean = Arithmetic().total([Matrix.of(row[m]), Matrix.of(mirrored)])
+            result[n][m] = Matrix(mean.pattern, 0.5 * mean.data).csr()
+            result[m][n] = result[n][m] if n == m else result[n][m].T.tocsr()
+    return result

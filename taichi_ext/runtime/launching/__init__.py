@@ -1,0 +1,1 @@
+"""Requests, sessions and launches."""

@@ -1,0 +1,79 @@
+"""Checks before a launch with tangents: errors, and warnings where tangents are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.record.variables import Variable, attribute_variable
+from taichi_ext.runtime.python.warning import warn_at_user
+
+STORED = (
+    "A number that was read from a field or array with a tangent is stored from Python: what is stored counts as a "
+    "constant, its tangent is lost. Assign it in a kernel."
+)
+
+
+def refuse_replaced_gradient(kernel: Any) -> None:
+    """Raise in a function with ``ti.ad.no_grad`` or ``ti.ad.grad_replaced``."""
+    if backend.is_gradient_replaced():
+        raise UnsupportedError(
+            f"{kernel.func.__qualname__} is launched in a function decorated with ti.ad.no_grad or "
+            "ti.ad.grad_replaced, whose gradient is only defined in reverse mode. Call it without the decorator, "
+            "or stop the gradient in the kernel."
+        )
+
+
+def refuse_restart(program: Any) -> None:
+    """Raise where a run began in another program; None where that has ended."""
+    if program is None or program is not backend.program():
+        raise InvalidArgumentError(
+            "ti.init or ti.reset was called while a Jacobian was computed, in the pipeline or in another thread: "
+            "the fields and kernels from before no longer exist. Call it before."
+        )
+
+
+def refuse_arguments(kernel: Any, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
+    """Raise for a field or array of a program that has ended, and for a struct that holds a parameter."""
+    keys = {variable.key for variable in parameters}
+    for position, value in enumerate(args):
+        problem = backend.ended_problem(value)
+        if problem:
+            raise InvalidArgumentError(f"Argument {position} of {kernel.func.__qualname__} {problem}.")
+        member = _parameter_in(value, keys)
+        if member and not isinstance(kernel.arguments[position].annotation, backend.ti.template):
+            raise UnsupportedError(
+                f"Argument {position} of {kernel.func.__qualname__} is a struct whose member {member!r} is a "
+                "parameter, and a struct that is passed is a constant. Read it in the kernel by its name."
+            )
+
+
+def _parameter_in(value: Any, keys: set[Any]) -> str:
+    """The member of a struct of Python numbers that is one of the parameters, if any."""
+    if not isinstance(value, backend.Struct) or not keys:
+        return ""
+    found = (name for name in value.keys if attribute_variable(value, name).key in keys)
+    return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
+
+
+def warn_of_lost_tangents(kernel: Any, args: tuple[Any, ...], is_lost: Callable[[Any], bool]) -> None:
+    """Warn where a number that Python has read from something with a tangent is passed to a kernel."""
+    if not any(map(is_lost, args)):
+        return
+    if backend.is_library_kernel(kernel):  # field.fill(value), field.from_torch(tensor)
+        warn_at_user(STORED)
+    else:
+        warn_at_user(
+            f"A number that was read from a field or array with a tangent is passed to {kernel.func.__qualname__}: "
+            "it counts as a constant, its tangent is lost. Read it in the kernel."
+        )
+
+
+def warn_of_changes(name: Any, count: int) -> None:
+    """Warn of entries of an array that Python has stored to."""
+    warn_at_user(
+        f"{count} entries of {name} were changed from Python between kernels: they count as constants, their tangents "
+        "are lost. Change them in a kernel."
+    )

@@ -1,0 +1,185 @@
+"""The run of a pipeline: its launches, and what Python reads and stores between them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.differentiate.keys import Key
+from taichi_ext.launches import Fused, container_key
+from taichi_ext.runtime.launching.launch_checks import STORED, warn_of_changes, warn_of_lost_tangents
+from taichi_ext.runtime.launching.lookahead import Lookahead
+from taichi_ext.runtime.launching.repetitions import Repetition
+from taichi_ext.runtime.launching.session import Launched, Session
+from taichi_ext.runtime.memory.field_tangents import row_of_entry, rows_under
+from taichi_ext.runtime.memory.shadows import rows_of_index, view_of
+from taichi_ext.runtime.python.active_numbers import ActiveNumbers
+from taichi_ext.runtime.python.passed_numbers import PipelineRun, with_tangents
+from taichi_ext.runtime.python.reachable import reachable_arrays
+from taichi_ext.runtime.python.warning import warn_at_user
+from taichi_ext.runtime.python.watch import PythonRun, watching
+
+
+class Pipeline:
+    """Follows a Python function: ``backend.follow`` redirects to it what the function does to fields and arrays."""
+
+    def __init__(self, session: Session) -> None:
+        arrays, restart = session.tangents.arrays, session.request.restart
+        self._session = session
+        self._tangents = session.tangents
+        self._state, self._record = restart.state, restart.record
+        self._python = PythonRun(ActiveNumbers(arrays.is_active_memory), arrays.stores)
+        self._numbers: PipelineRun | None = None  # where arguments of the function are parameters
+        self._repetitions: dict[Any, tuple[int, Repetition, Any]] = {}  # by kernel and arguments
+        self._lookahead = Lookahead(Pipeline.run.__code__)
+
+    def run(self, function: Any, args: tuple[Any, ...], names: list[str], passed: dict[int, int]) -> Any:
+        """Run a function; returns what it returns.
+
+        Args:
+            function: the pipeline.
+            args: its arguments.
+            names: of these.
+            passed: the first columns of numbers among them that are parameters, by position.
+        """
+        session, given, numbers = self._session, list(args), PipelineRun(warn_at_user)
+        if self._state is not None:
+            for array in reachable_arrays(function, args):
+                self._state.save(array)
+        self._tangents.arrays.remember()
+        for position, column in passed.items():
+            self._numbers = numbers
+            given[position] = with_tangents(args[position], names[position], column, numbers)
+        with backend.follow(self), watching(self._python, function), numbers:
+            result = function(*given)
+        session.accesses.note_passed(numbers.passed)
+        session.check_program()
+        self._follow_host_arrays()
+        if self._record is not None:
+            self._record.end()
+        return result
+
+    # --- launches
+
+    def launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
+        """Run a kernel and its tangents."""
+        with backend.exclusive:
+            if self._record is not None:
+                self._record.launch(kernel, args)
+            name = (id(kernel), *map(id, args))
+            if self._is_as_before(name):
+                return self._repetitions[name][1].again()
+            self._session.check_program()
+            if self._runs_plainly(kernel, args):
+                with backend.suspend_following():
+                    return kernel(*args)
+            self._follow_host_arrays()
+            warn_of_lost_tangents(kernel, backend.leaf_values(kernel, args), self._python.is_lost)
+            launched = self._session.launch(kernel, args, lookahead=self._lookahead, run=self._numbers)
+            self._tangents.arrays.remember()  # before Python goes on
+            if self._is_repeatable(kernel, launched.fused):  # once nothing is fresh any more, the next launch is alike
+                self._keep(name, launched)
+            is_active = launched.fused.facts.returns_active
+            return self._python.read(launched.result) if is_active else launched.result
+
+    def _is_as_before(self, name: Any) -> bool:
+        """Whether a launch was made before, and nothing has changed that it depends on."""
+        if name not in self._repetitions or backend.is_gradient_replaced():
+            return False
+        changes, repetition, _ = self._repetitions[name]
+        return changes == self._tangents.changes and repetition.is_current()
+
+    def _keep(self, name: Any, launched: Launched) -> None:
+        """Let a launch be made again; the arguments are kept alive, since the name has their identities."""
+        fused, passed = launched.fused, launched.passed
+        repetition = Repetition(fused, dict(zip(fused.shadows, passed, strict=False)), passed)
+        self._repetitions[name] = launched.changes, repetition, launched.args
+
+    def _is_repeatable(self, kernel: Any, fused: Fused) -> bool:
+        """Whether what it writes has been saved, and nothing of it depends on the call."""
+        is_simple = not len(self._tangents.arrays.regions) and backend.is_plain_call(kernel)
+        is_simple = is_simple and self._session.request.energy is None
+        params = set(map(container_key, self._session.accesses.params))
+        return is_simple and not fused.sites and not fused.facts.written & params
+
+    def _runs_plainly(self, kernel: Any, args: tuple[Any, ...]) -> bool:
+        """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
+        if backend.is_reading_kernel(kernel):
+            for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
+                self.host_read(source, None)
+            return True
+        node = backend.deactivated_node(kernel, args)
+        if node is not None:
+            self._clear_under(node)
+        return node is not None
+
+    def _clear_under(self, node: Any) -> None:
+        """A part of the layout is deactivated: its entries are constants from now on."""
+        if self._state is not None:
+            self._state.save_part(node)
+        if backend.node_kind(node) == "bitmasked":
+            return  # Taichi keeps their memory, and reads it
+        infos = self._session.table.infos
+        for info in [infos[key] for key in self._tangents.field_keys() if key in infos]:
+            if backend.is_under(info.obj, node):
+                self._tangents.clear(info.key, rows_under(info, node))
+
+    # --- what Python stores and reads between launches
+
+    def before_host_write(self, obj: Any, value: Any) -> None:
+        """Something is about to be assigned from Python: a field or array, or a host accessor of a matrix field."""
+        if self._python.is_lost(value):
+            warn_at_user(STORED)
+        if self._record is not None:
+            self._record.store(obj, value)
+        if self._state is None:
+            return
+        found = self._session.table.by_entry(obj) if isinstance(obj, backend.FieldEntry) else None
+        if isinstance(obj, backend.FieldEntry) and found is None:
+            self._state.save_entry(obj)
+        else:
+            self._state.save(obj if found is None else found[0].obj)
+
+    def host_write(self, entry: backend.FieldEntry) -> None:
+        """A number has been stored to a field in Python."""
+        found = self._session.table.by_entry(entry)
+        if found is not None:
+            info, component = found
+            self._clear(info.key, row_of_entry(info, component, entry.index))
+
+    def host_fill(self, array: Any) -> None:
+        """``ndarray.fill(value)`` in Python."""
+        self._clear(view_of(array), slice(None))
+
+    def host_write_array(self, array: Any, index: Any) -> None:
+        """``ndarray[index] = value`` in Python; the index of a component may follow."""
+        self._clear(view_of(array), rows_of_index(array, index))
+
+    def _clear(self, key: Key, rows: Any) -> None:
+        """Python has stored to entries of a container, which are constants from now on."""
+        if self._tangents.clear(key, rows):
+            self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
+
+    def host_read(self, obj: Any, value: Any) -> Any:
+        """What Python reads, which is remembered where it has a tangent."""
+        if self._record is not None:
+            self._record.note_read()
+        table = self._session.table
+        if isinstance(obj, backend.Ndarray):
+            key = view_of(obj)
+        elif isinstance(obj, backend.Field):
+            info = table.field(obj)
+            key = None if info is None else info.key
+        else:
+            found = table.by_entry(obj)
+            key = None if found is None else found[0].key
+        return self._python.read(value) if key is not None and self._tangents.carries(key) else value
+
+    def _follow_host_arrays(self) -> None:
+        """Notice entries of NumPy arrays and tensors that Python code changed since the last launch."""
+        accesses, arrays = self._session.accesses, self._tangents.arrays
+        for name, key, rows in list(arrays.changed()):
+            self._tangents.clear(key, rows)
+            if not accesses.overwritten:
+                warn_of_changes(name, len(rows))
+            accesses.note_overwritten(arrays.shared([key]))

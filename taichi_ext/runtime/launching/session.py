@@ -1,0 +1,268 @@
+"""The launches of one run: each kernel with tangents is found or built, and launched on the tangents before it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from taichi_ext import backend, engine
+from taichi_ext.boundary.registry import registry
+from taichi_ext.differentiate.keys import Key, LaunchArray, OwnArray, Scratch
+from taichi_ext.labels import Label
+from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, PipelineArgument, container_key
+from taichi_ext.runtime.launching.fused_kernels import KernelTable
+from taichi_ext.runtime.launching.launch_checks import refuse_arguments, refuse_replaced_gradient, refuse_restart
+from taichi_ext.runtime.launching.lookahead import Lookahead
+from taichi_ext.runtime.launching.request import Request
+from taichi_ext.runtime.launching.tangents import DenseRows, Tangents, save_changed, scratch_of
+from taichi_ext.runtime.memory.array_tangents import Binding, refuse_overlaps
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import FieldTable
+from taichi_ext.runtime.python.passed_arguments import NumberSeeds, taken_out
+from taichi_ext.runtime.python.passed_numbers import PipelineRun
+
+Check = Callable[[Fused, Mapping[Key, Key]], None]  # of a kernel that was built, with the keys of a run by its own
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch that was made.
+
+    Attributes:
+        fused: the kernel.
+        args: the user's arguments.
+        passed: what it took behind them.
+        changes: of tangents, before it.
+        result: what it returned.
+    """
+
+    fused: Fused
+    args: tuple[Any, ...]
+    passed: list[Any]
+    changes: int
+    result: Any
+
+
+class Accesses:
+    """What the launches and stores of one run have read and written.
+
+    Attributes:
+        read: containers, and numbers by their keys.
+        written: containers.
+        overwritten: parameters that nothing has read and of whose columns nothing is left.
+        params: the names of the parameters that have columns in this run.
+    """
+
+    def __init__(self, params: Mapping[Key, Label | str], tangents: Tangents) -> None:
+        self.params = params
+        self.read, self.written = set[Key](), set[Key]()
+        self.overwritten = set[Key]()
+        self._tangents = tangents
+
+    def note(self, read: Set[Key], written: Set[Key]) -> None:
+        """A kernel has read and written containers."""
+        self.read |= read
+        self.written |= written
+        self.note_overwritten(written)
+
+    def note_passed(self, names: Iterable[str]) -> None:
+        """Arguments of a pipeline, passed by value, were given to kernels."""
+        self.read |= {PipelineArgument(name) for name in names}
+
+    def note_overwritten(self, containers: Iterable[Key]) -> None:
+        """Containers have been stored to."""
+        stored = set(containers)
+        for key in self.params:
+            container = container_key(key)
+            if container not in stored or container in self.read or key in self.overwritten:
+                continue
+            if self._tangents.is_stored(key) and not self._tangents.values(key).any():
+                self.overwritten.add(key)
+
+
+class Session:
+    """One run of a kernel, or of a pipeline of them.
+
+    Args:
+        request: what is computed.
+        table: the fields that kernels use.
+        kernels: the kernels with tangents, kept from run to run.
+        target: where entries of J go.
+        is_direct: whether one kernel is run, rather than a pipeline.
+
+    Attributes:
+        tangents: what containers carry.
+        accesses: what has been read and written.
+    """
+
+    def __init__(
+        self, request: Request, table: FieldTable, kernels: KernelTable, target: DenseRows, *, is_direct: bool
+    ) -> None:
+        self.request = request
+        self.table = table
+        self.tangents = Tangents(request, table, target)
+        self.accesses = Accesses(request.params, self.tangents)
+        self.is_direct = is_direct
+        self.has_launched = False
+        self._kernels = kernels
+        self._target = target
+        self._program = weakref.ref(backend.program())
+
+    def launch(
+        self,
+        kernel: Any,
+        args: tuple[Any, ...],
+        check: Check | None = None,
+        lookahead: Lookahead | None = None,
+        run: PipelineRun | None = None,
+    ) -> Launched:
+        """Run a kernel and its tangents.
+
+        Args:
+            kernel: the user's kernel.
+            args: what it is called with.
+            check: is called with a kernel that was built, before its first launch.
+            lookahead: what the pipeline launches afterwards.
+            run: that the numbers with tangents among the arguments belong to.
+        """
+        with backend.exclusive:
+            self.check_program()
+            refuse_replaced_gradient(kernel)
+            self.has_launched = True
+            request, tangents = self.request, self.tangents
+            refuse_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
+            args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
+            args, values, passed_numbers = taken_out(kernel, args, run)
+            block = request.block
+            numbers = request.numbers.with_passed(
+                passed_numbers, request.directions, block.first, tangents.columns.count
+            )
+            binding = tangents.arrays.bind(kernel, values)
+            fused = self._fused_kernel(kernel, args, binding, numbers, check, lookahead)
+            fused.refuse_changed()
+            refuse_overlaps(binding.given, fused.facts.written)
+            self._save(fused, values)
+            tangents.set_numbers(numbers)
+            passed: list[Any] = []
+            after: list[Callable[[], None]] = []
+            changes = tangents.changes
+
+            def launch() -> Any:
+                nonlocal passed, after, changes
+                passed, after = self._passed(fused, binding.outer)
+                changes = tangents.changes
+                return fused.launch(args, passed)
+
+            result = self._target.run(fused, lambda state: save_changed(state, fused, self.table, values), launch)
+            self._target.collect(fused, binding.outer)
+            for give_back in after:
+                give_back()
+            tangents.note_written([binding.outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)])
+            self.accesses.note(*tangents.arrays.accesses(fused, binding))
+            return Launched(fused, args, passed, changes, result)
+
+    def _fused_kernel(
+        self,
+        kernel: Any,
+        args: tuple[Any, ...],
+        binding: Binding,
+        numbers: NumberSeeds,
+        check: Check | None,
+        lookahead: Lookahead | None,
+    ) -> Fused:
+        """The kernel with tangents, from the table where the same was built before."""
+        request, tangents, outer = self.request, self.tangents, binding.outer
+        roles = {key: tangents.role(key) for key in tangents.fields.names() if isinstance(key, FieldKey)}
+        roles |= {local: tangents.role(key) for local, key in outer.items()}
+        names: dict[Key, Key] = {key: local for local, key in outer.items()}
+        first_order = tangents.first_order
+        roles |= first_order.roles(names)
+        energy = first_order.target(names)
+        shapes = tuple((i, info.key, info.shape, info.element_shape) for i, info in binding.arrays.items())
+        features = backend.argument_features(kernel, args)
+        block = ColumnBlock(tangents.columns.count, request.block.first, request.block.is_part)
+        variant = self._target.variant(names), first_order.carried(names)
+        name = (id(kernel), features, shapes, (block.count, block.is_part, variant, numbers.key))
+        fused = self._kernels.find(name, block.first, roles)
+        if fused is None:
+            backend.materialize()  # fields that the pipeline has just made
+            launch = Launch(
+                kernel=kernel,
+                args=args,
+                block=block,
+                fields=self.table,
+                roles=roles,
+                arrays=binding.arrays,
+                numbers=numbers.columns,
+                wants_return=request.wants_return and self.is_direct,
+                watch=request.watch,
+                strategy=request.strategy,
+                sparse=self._target.of_launch(names),
+                energy=energy,
+                is_repeated=not self.is_direct,
+            )
+            if lookahead is not None and self._target.is_dense and energy is None:
+                launch = lookahead.foreseen(launch, outer, tangents.carries)
+            fused = engine.fuse(launch)
+            self._kernels.check_fields(features, fused)
+            if check is not None:
+                check(fused, outer)
+            self._kernels.add(name, block.first, roles, fused)
+        first_order.accept(fused, outer)
+        self._target.accept(fused, outer, tangents, is_direct=self.is_direct)
+        return fused
+
+    def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[Any], list[Callable[[], None]]]:
+        """What a kernel takes behind the user's arguments, and what is to be done after the launch."""
+        tangents, passed, after = self.tangents, [], []
+        for key in fused.shadows:
+            is_covered = key in fused.facts.covered
+            if isinstance(key, FirstOrderArray):
+                passed.append(tangents.first_order.array(fused, key, may_run_again=not self._target.is_dense))
+            elif isinstance(key, LaunchArray):
+                passed.append(self._target.array(fused, key))
+            elif key in outer:
+                array, give_back = tangents.arrays.lend(outer[key], is_covered=is_covered)
+                passed.append(array)
+                if key in fused.facts.written:
+                    after.append(give_back)
+            else:
+                is_scratch = isinstance(key, Scratch)
+                shadow = scratch_of(fused, key, tangents.columns) if is_scratch else tangents.shadow(key)
+                if is_covered:
+                    shadow.is_dirty = False
+                else:
+                    shadow.clean()
+                passed.append(shadow.array)
+        if fused.takes_first_column:
+            passed.append(self.request.block.first)
+        return passed, after
+
+    def _save(self, fused: Fused, values: tuple[Any, ...]) -> None:
+        """Keep what a kernel may change, and compare what it reads with the run before."""
+        restart = self.request.restart
+        if restart.state is not None:
+            save_changed(restart.state, fused, self.table, values)
+            if restart.is_repeated:
+                restart.state.refuse_repetition()
+        if restart.record is not None:
+            restart.record.arrays(fused.primal, fused.facts.read_arguments, values)
+
+    def check_program(self) -> None:
+        """Raise where the run began in another Taichi program."""
+        refuse_restart(self._program())
+
+    def finish(self) -> None:
+        """The run is over."""
+        self.check_program()
+        energy = self.request.energy
+        self._target.finish(is_direct=self.is_direct, energy=None if energy is None else energy.key)
+
+    def outputs(self) -> list[Any]:
+        """The tangents of each output after the run, a row for each entry."""
+        return [self.tangents.values(output.key) for output in self.request.outputs]
+
+
+backend.compile_with(engine.plain_kernel, lambda: registry.version, lambda func: registry.rule_for(func) is not None)

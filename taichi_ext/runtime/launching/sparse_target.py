@@ -1,0 +1,233 @@
+"""The target of a sparse J: each launch gives sparse blocks, which are put together launch by launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.differentiate.keys import Key, OwnArray, SumKey
+from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, Fused, SparseTarget
+from taichi_ext.runtime.launching.tangents import DenseRows, Tangents
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.sparse.matrices import Arithmetic
+from taichi_ext.runtime.sparse.projection import project
+from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
+from taichi_ext.runtime.sparse.streams import Saved, Streams
+
+
+class SparseEntries(DenseRows):
+    """Entries by output and parameter.
+
+    Args:
+        numbering: the columns.
+        outputs: the containers that J has rows of.
+        rows: what the entries are composed to.
+        most_entries: of one launch, beyond which dense rows are computed instead.
+        projection: how the blocks of elements are made positive semidefinite, of a Hessian.
+
+    Attributes:
+        launched: the last kernel.
+        is_symmetric: whether the entries are those of a symmetric matrix, to the last bit.
+    """
+
+    is_dense = False
+
+    def __init__(
+        self,
+        numbering: Columns,
+        outputs: frozenset[Key],
+        rows: SparseRows,
+        most_entries: float = math.inf,
+        projection: str | None = None,
+    ) -> None:
+        self.numbering = numbering
+        self.outputs = outputs
+        self.composed = rows
+        self.launched: Fused | None = None
+        self.changes = 0
+        self._most_entries = most_entries
+        self._projection = projection
+        self._streams: Streams | None = None
+        self.is_symmetric = True
+        self._left_out: dict[Key, Any] = {}  # containers whose tangents are not kept: their names
+        self._saved: list[tuple[Fused, Mapping[Key, Key], Saved]] = []  # entries of launches, before a projection
+
+    # --- containers
+
+    def rows(self, key: Key) -> Any:
+        numbering = self.numbering
+        if key in numbering.composed or key in self.outputs or key in numbering.sizes:
+            return self.composed.of(key, self._note_clear)
+        return None
+
+    def keys(self) -> Sequence[Key]:
+        return self.composed.keys()
+
+    def check_role(self, key: Key) -> None:
+        if isinstance(key, View) and key not in self.numbering.sizes and key not in self.outputs:
+            known = [k for k in (*self.numbering.sizes, *self.outputs) if isinstance(k, View)]
+            if any(other.overlaps(key) for other in known):
+                raise DenseRowsError("two arrays share a part of their memory")
+
+    def _note_clear(self, key: Key) -> None:
+        """Python is about to store to a parameter: from now on its entries are other columns than at the start."""
+        if key not in self.numbering.sizes:
+            return
+        if GRADIENT in self.outputs:
+            raise DenseRowsError("a parameter is changed from Python")
+        if key in self.numbering.composed:
+            return
+        if isinstance(key, View):
+            raise DenseRowsError("an array that is a parameter is changed from Python")
+        self._extend(self.numbering.in_rows, {**self.numbering.composed, key: self.numbering.sizes[key]})
+
+    def _extend(self, in_rows: set[Key], composed: dict[Key, int]) -> None:
+        """Number the columns of more containers; kernels that launches repeat may lack the tangents of these."""
+        self.numbering = self.numbering.extended(in_rows, composed, {})
+        self.changes += 1
+
+    # --- launches
+
+    def variant(self, names: Mapping[Key, Key]) -> Any:
+        target = self.of_launch(names)
+        ranges = tuple(target.columns.ranges())
+        return ranges, frozenset(target.columns.in_rows), target.outputs, self._projection is not None
+
+    def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget:
+        numbering = self.numbering
+        columns = Columns(
+            {names.get(key, key): size for key, size in numbering.sizes.items()},
+            {names.get(key, key) for key in numbering.in_rows},
+            {names.get(key, key): size for key, size in numbering.composed.items()},
+        )
+        return SparseTarget(columns, frozenset(names.get(key, key) for key in self.outputs))
+
+    def accept(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
+        if self._projection is not None and not all(site.is_symmetric for site in fused.sites):
+            raise UnsupportedError(
+                f"project={self._projection!r} needs the block of each element, and there is a term whose entries of "
+                "params are only known in a branch or loop: a local takes them on there. Add the term to the energy in "
+                "the branch or loop itself, or leave out project=."
+            )
+        if not is_direct:
+            self._check_left_out(fused, outer, tangents)
+        assert fused.entries is not None
+        columns, before = fused.entries.columns, self.numbering
+        in_rows = {outer.get(key, key) for key in columns.in_rows} - before.in_rows
+        composed = {outer.get(k, k): n for k, n in columns.composed.items() if not isinstance(k, SumKey)}
+        new = {key: n for key, n in composed.items() if key not in before.composed}
+        if any(isinstance(key, View) for key in new):
+            raise DenseRowsError("an array that carries tangents is read and written")
+        if in_rows or new:
+            self._extend(before.in_rows | in_rows, {**before.composed, **new})
+            tangents.columns.count = self.numbering.width
+            self._renumber(before, tangents)
+
+    def _check_left_out(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents) -> None:
+        """Come to dense tangents where a kernel reads what another one has computed from parameters."""
+        for key in (outer.get(k, k) for k in fused.facts.read):
+            if key in self._left_out:
+                raise DenseRowsError(FROM_INTERMEDIATES.format(self._left_out[key], "another kernel"))
+        for key in (outer.get(k, k) for k in fused.left_out):
+            if isinstance(key, View):
+                raise DenseRowsError("a kernel of the pipeline computes an array from params")
+            self._left_out[key] = tangents.info(key).name
+
+    def _renumber(self, before: Columns, tangents: Tangents) -> None:
+        """Rows of tangents that earlier launches have made get the columns of the others, or become sparse."""
+        if any(region.shadow is not None for region in tangents.arrays.regions):
+            raise DenseRowsError("an array carries tangents of a parameter whose columns rows come to hold later")
+        now, shadows = self.numbering, tangents.fields.shadows
+        places = {p: (before.first(p) or 0, now.first(p) or 0, now.sizes[p]) for p in before.in_rows}
+        for key, shadow in list(shadows.items()):
+            values = shadow.to_numpy()
+            if key in now.composed:
+                del shadows[key]
+                self.composed.replace(key, {p: csr_of(values[:, at : at + n]) for p, (at, _, n) in places.items()})
+                continue
+            info = tangents.info(key)
+            wider = np.zeros((len(values), now.width), values.dtype)
+            for first, place, n in places.values():
+                wider[:, place : place + n] = values[:, first : first + n]
+            shadows[key] = tangents.columns.new_shadow(info.name, info.size, info.dtype)
+            if not shadow.is_fresh:
+                shadows[key].set_rows(slice(None), wider)
+
+    def array(self, fused: Fused, key: Any) -> Any:
+        if self._streams is None:
+            self._streams = Streams.of(fused)
+            self._check_count(self._streams)
+            self._streams.begin()
+        return self._streams.array(key)
+
+    def _check_count(self, streams: Streams) -> None:
+        if streams.entries > self._most_entries:
+            raise DenseRowsError("rows have nearly as many entries as columns")
+
+    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], Any]) -> Any:
+        """Launch a kernel, again where there was too little room for the entries that it counts."""
+        self.launched = fused
+        streams, state = Streams.of(fused), State()
+        if streams.counts:
+            save(state)
+            _check_repeatable(state, fused)
+        while True:
+            result = launch()
+            if self._streams is None or streams.has_room():
+                return result
+            state.undo()
+            streams.make_room()
+            self._streams = None  # which are begun again
+
+    def collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
+        if not fused.sites:
+            return
+        streams, self._streams = self._streams or Streams.of(fused), None  # those that only clear rows write nothing
+        if self._projection == "on_demand":
+            if streams.counts and any(fused is other for other, _, _ in self._saved):
+                raise UnsupportedError(
+                    "project='on_demand' keeps the blocks of each launch, which is not possible where a kernel "
+                    "whose loops have bounds known at run time is launched twice. Use project='clamp'."
+                )
+            self._saved.append((fused, outer, streams.saved()))
+        elif self._projection is not None:
+            project(streams, self._projection)
+        self._compose(streams, outer)
+        self.is_symmetric = self.is_symmetric and streams.is_symmetric
+
+    def _compose(self, streams: Streams, outer: Mapping[Key, Key]) -> None:
+        streams.end()
+        stages = (list(streams.blocks(stage)) for stage in streams.stages())
+        self.composed.compose(stages, lambda key: outer.get(key, key))
+
+    def finish(self, *, is_direct: bool, energy: Key | None) -> None:
+        if not is_direct and any(isinstance(key, View) for key in (*self.numbering.sizes, *self.outputs)):
+            raise DenseRowsError("arrays that Python can change are parameters or outputs of a pipeline")
+        if not is_direct and isinstance(energy, View):
+            raise DenseRowsError("the energy is an array that Python can change")
+
+    def project_saved(self, arithmetic: Arithmetic) -> SparseRows:
+        """Project the blocks of a Hessian after all; the rows of the matrix that they make up."""
+        self.composed = SparseRows(self.numbering.sizes, arithmetic)
+        for fused, outer, saved in self._saved:
+            streams = Streams.of(fused)
+            streams.put_back(saved)
+            project(streams, "clamp")
+            self._compose(streams, outer)
+        return self.composed
+
+
+def _check_repeatable(state: State, fused: Fused) -> None:
+    """Raise where a kernel that counts its entries cannot be run again."""
+    is_lost = any(k in fused.facts.written for k in fused.shadows if not isinstance(k, OwnArray))
+    if is_lost or state.has_random:
+        raise DenseRowsError(
+            "the number of entries is only known after a launch, which cannot be repeated: it draws random "
+            "numbers, or writes to rows of tangents"
+        )

@@ -1,0 +1,172 @@
+"""The tangents of one run, by the keys of containers, and the target that entries of J go to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from taichi_ext import backend
+from taichi_ext.differentiate.keys import VALUES, Key
+from taichi_ext.launches import ContainerInfo, Fused, Role, SparseTarget, container_key
+from taichi_ext.runtime.launching.request import Request
+from taichi_ext.runtime.memory.array_tangents import ArrayTangents
+from taichi_ext.runtime.memory.field_tangents import FieldTangents
+from taichi_ext.runtime.memory.first_order import FirstOrderTangents
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import FieldTable, Shadow, TangentColumns
+from taichi_ext.runtime.memory.state import State
+from taichi_ext.runtime.python.passed_arguments import NumberSeeds
+
+
+class DenseRows:
+    """The target of a dense J: its rows are the tangents of the outputs; nothing else is written."""
+
+    is_dense = True
+    changes = 0  # of the columns
+
+    def variant(self, names: Mapping[Key, Key]) -> Any:
+        """What tells kernels apart of the same kernel; ``names`` are the keys of a launch by those of the run."""
+        return None
+
+    def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
+        """The columns and outputs of a sparse J by the keys of a launch."""
+        return None
+
+    def rows(self, key: Key) -> Any:
+        """The rows of a container whose tangents are kept here; None for all others."""
+        return None
+
+    def keys(self) -> Sequence[Key]:
+        """The containers whose tangents are kept here."""
+        return ()
+
+    def check_role(self, key: Key) -> None:
+        """Raise for a container that cannot have tangents beside those kept here."""
+
+    def accept(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
+        """Take note of what a trace has found out, before the launch."""
+
+    def array(self, fused: Fused, key: Any) -> Any:
+        """An array that the kernel writes entries to."""
+        raise AssertionError(key)
+
+    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], Any]) -> Any:
+        """Launch a kernel; ``save`` keeps what it may change."""
+        return launch()
+
+    def collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
+        """Take what a launch has written."""
+
+    def finish(self, *, is_direct: bool, energy: Key | None) -> None:
+        """The run, of a kernel or of a pipeline, is over."""
+
+
+class Tangents:
+    """The tangents of fields and arrays, and those that the target keeps.
+
+    Attributes:
+        fields: those of fields.
+        arrays: those of arrays.
+        first_order: those of which there are second derivatives.
+        columns: which columns they have.
+    """
+
+    def __init__(self, request: Request, table: FieldTable, target: DenseRows) -> None:
+        self.columns = TangentColumns(request.block, request.directions, request.max_memory)
+        self.fields = FieldTangents(table, self.columns)
+        self.arrays = ArrayTangents(self.columns)
+        self.first_order = FirstOrderTangents(request.energy, self.fields, self.arrays)
+        self._target = target
+        for array in request.arrays:
+            self.arrays.register(array)
+        for seed in request.seeds:
+            self._of(seed.key).seed(seed.key, seed.first)
+        for seed in request.seeds if request.directions is not None else ():
+            self.shadow(container_key(seed.key))
+        for output in request.outputs if target.is_dense else ():
+            key = container_key(output.key)
+            self._of(key).open_output(key, output.name, output.rows, output.dtype, output.place)
+
+    def _of(self, key: Any) -> Any:
+        return self.arrays if isinstance(key, View) else self.fields
+
+    @property
+    def changes(self) -> int:
+        """How often it has changed which tangents there are, and whether they are zero."""
+        return self.columns.changes + self._target.changes
+
+    def info(self, key: Key) -> ContainerInfo:
+        """The container of a field, or of an array that is a parameter or output."""
+        return self._of(key).info(key)
+
+    def shadow(self, key: Key) -> Any:
+        """The tangents of a container, made when first needed; a parameter's start as its seeds."""
+        key, rows = self.first_order.outer_key(key), self._target.rows(key)
+        return self._of(key).shadow(key) if rows is None else rows
+
+    def values(self, key: Key) -> Any:
+        """The tangents of an output or parameter, a row for each entry."""
+        rows = self._target.rows(container_key(key))
+        return self._of(key).values(key) if rows is None else rows
+
+    def is_stored(self, key: Key) -> bool:
+        """Whether a container has tangents in memory."""
+        return self._of(key).is_stored(key)
+
+    def is_fresh(self, key: Key) -> bool:
+        """Whether nothing has been written to the tangents of an output."""
+        rows = self._target.rows(container_key(key))
+        return self._of(key).is_fresh(key) if rows is None else not rows.any()
+
+    def carries(self, key: Key) -> bool:
+        """Whether an entry may carry a tangent."""
+        rows = self._target.rows(key)
+        is_active = (rows is not None and rows.any()) or self._of(key).carries(key)
+        return is_active or self.first_order.has(key)
+
+    def role(self, key: Key) -> Role:
+        """The tangents of a container when a kernel starts."""
+        self._target.check_role(key)
+        return self._of(key).role(key)
+
+    def clear(self, key: Key, rows: Any) -> bool:
+        """Set the tangents of some entries to zero, of an array by rows of its region; whether there were any."""
+        is_active = self.carries(key)
+        if is_active:
+            target = self._target.rows(key)
+            if target is not None or self._of(key).carries(key):
+                self.shadow(key).clear_rows(rows)
+            self.first_order.clear(key, rows)
+        return is_active
+
+    def field_keys(self) -> list[Key]:
+        """The fields that may carry tangents."""
+        return [*self.fields.names(), *self._target.keys(), *self.first_order.containers()]
+
+    def set_numbers(self, numbers: NumberSeeds) -> None:
+        """Store the tangents of the numbers that a launch is given, where these are rows."""
+        if numbers.tangents is not None:
+            self.fields.shadows[VALUES] = numbers.shadow(self.columns.count)
+
+    def note_written(self, keys: Sequence[Key]) -> None:
+        """A kernel may have written to the tangents of these."""
+        for shadow in map(self.shadow, keys):
+            self.columns.changes += shadow.is_fresh
+            shadow.is_fresh = False
+
+
+def scratch_of(fused: Fused, key: Any, columns: TangentColumns) -> Shadow:
+    """Memory for the rows of locals, kept from launch to launch."""
+    if key not in fused.memory.scratch:
+        columns.spend(fused.scratch_sizes[key] * 8)
+        fused.memory.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key.dtype))
+    return fused.memory.scratch[key]
+
+
+def save_changed(state: State, fused: Fused, table: FieldTable, values: tuple[Any, ...]) -> None:
+    """Keep copies of what a kernel may change; ``values`` are its leaf arguments."""
+    state.has_random |= fused.facts.has_random
+    fields = [table.infos[key].obj for key in fused.facts.written if key in table.infos]
+    state.save_fields([*fields, *fused.facts.other_fields], fused.facts.changed_nodes)
+    for value in filter(backend.is_array, values):
+        state.save(value)

@@ -1,0 +1,1 @@
+"""Tangents in memory, by field and array; what a run changes, kept."""

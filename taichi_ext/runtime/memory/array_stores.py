@@ -1,0 +1,135 @@
+"""Which numbers of arrays Python has stored to since the last launch, whether or not they have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.runtime.memory.regions import View
+
+
+class ArrayStores:
+    """Masks of memory: a byte is not zero where Python has stored."""
+
+    def __init__(self) -> None:
+        self._masks: dict[tuple[Any, int, int], np.ndarray] = {}
+
+    def note(self, array: Any, store: Callable[[np.ndarray], None]) -> None:
+        """Python stores to an array; ``store`` stores ones to an array like it in the same way."""
+        space, start, end = span = backend.memory_span(array)
+        if space[0] == "empty":
+            return
+        mask = self._masks.setdefault(span, np.zeros(end - start, np.uint8))
+        is_tensor = backend.is_torch_tensor(array)
+        width = array.element_size() if is_tensor else array.itemsize
+        strides = tuple(s * width for s in array.stride()) if is_tensor else array.strides
+        kind = np.dtype(f"u{width}") if width in (1, 2, 4, 8) else np.dtype([("bytes", np.uint8, (width,))])
+        place = backend.memory_place(array)[1] - start
+        store(np.ndarray(tuple(array.shape), kind, mask, place, strides))
+
+    def within(self, layout: View) -> np.ndarray | None:
+        """For each byte of a stretch of memory, whether it was stored to; None where nothing was."""
+        found = np.zeros(layout.end - layout.start, bool)
+        for (space, start, end), mask in self._masks.items():
+            first, last = max(start, layout.start), min(end, layout.end)
+            if space == layout.space and first < last:
+                found[first - layout.start : last - layout.start] |= mask[first - start : last - start] != 0
+        return found if found.any() else None
+
+    def clear(self) -> None:
+        """A kernel has run: what was stored before is known."""
+        self._masks.clear()
+
+
+def _index_of(index: Any) -> Any:
+    """An index as NumPy takes it."""
+    if isinstance(index, tuple):
+        return tuple(map(_index_of, index))
+    return index.detach().cpu().numpy() if backend.is_torch_tensor(index) else index
+
+
+def stores_of(
+    function: Any, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> list[tuple[Any, Callable[[Any], None]]]:
+    """The arrays that a function of NumPy's, torch's or Python's stores to, and how it does to an array like each."""
+    name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    array = memory_of(owner)
+    if array is not None and name == "__setitem__":
+        return [(array, item_store(owner, args[0]))]
+    where = keywords.get("where", True)
+    outputs = [*_listed(keywords.get("out")), *(args[function.nin :] if isinstance(function, np.ufunc) else ())]
+    found = [(a, lambda mask: np.copyto(mask, 1, where=where)) for a in outputs if is_memory(a)]
+    if array is not None:
+        return [*found, *_of_method(array, name, args)]
+    first = args[0] if args and is_memory(args[0]) else None
+    if first is None:
+        return found
+    if name == "at" and isinstance(owner, np.ufunc):
+        return [(first, lambda mask: mask.__setitem__(_index_of(args[1]), 1))]
+    if name in _FUNCTIONS:
+        return [(first, lambda mask: _probe(first, lambda other: function(other, *args[1:], **keywords), mask))]
+    if getattr(function, "__module__", "") == "_operator":
+        return _of_method(first, f"__{name}__", args[1:])
+    is_torch = backend.is_torch_tensor(first) and name.endswith("_")
+    return [*found, (first, _everywhere)] if is_torch or name == "shuffle" else found
+
+
+def is_memory(value: Any) -> bool:
+    """Whether a value is a NumPy array or tensor."""
+    return isinstance(value, np.ndarray) or backend.is_torch_tensor(value)
+
+
+def memory_of(value: Any) -> Any:
+    """The array behind a NumPy array, a tensor, or an object of Python's that stands for its numbers."""
+    if isinstance(value, np.flatiter):
+        return value.base
+    if isinstance(value, memoryview):
+        return np.asarray(value)
+    return value if is_memory(value) else None
+
+
+def item_store(target: Any, index: Any) -> Callable[[Any], None]:
+    """How ``target[index] = ...`` stores to the array behind the target."""
+    place = _index_of(index)
+    if isinstance(target, np.flatiter):
+        return lambda mask: mask.flat.__setitem__(place, 1)
+    return lambda mask: mask.__setitem__(place, 1)
+
+
+_FUNCTIONS = ("copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal")
+_METHODS = ("fill", "sort", "partition", "byteswap", "resize", "setfield")
+_SHAPES = ("requires_grad_", "share_memory_", "squeeze_", "unsqueeze_", "transpose_", "t_", "detach_", "rename_")
+_BY_INDEX = ("index_", "masked_", "scatter_", "put_")
+
+
+def _of_method(array: Any, name: str, args: tuple[Any, ...]) -> list[tuple[Any, Callable[[Any], None]]]:
+    if name == "__setitem__":
+        return [(array, item_store(array, args[0]))]
+    is_torch = backend.is_torch_tensor(array)
+    is_store = (
+        name.endswith("_") and not name.startswith("__") and name not in _SHAPES if is_torch else name in _METHODS
+    )
+    if name == "put" or (is_torch and is_store and name.startswith(_BY_INDEX)):
+        return [(array, lambda mask: _probe(array, lambda other: getattr(other, name)(*args), mask))]
+    is_operator = name.startswith("__i") and name.endswith("__") and name not in ("__iter__", "__int__", "__index__")
+    return [(array, _everywhere)] if is_store or is_operator else []
+
+
+def _probe(array: Any, store: Callable[[Any], Any], mask: np.ndarray) -> None:
+    """Find out where numbers are stored, from what is done to arrays of other numbers."""
+    for number in (77, 78):  # one of which is not what is stored
+        other = array.detach().clone() if backend.is_torch_tensor(array) else array.copy()
+        other[...] = number
+        store(other)
+        mask[(backend.as_numpy(other) != number)] = 1
+
+
+def _everywhere(mask: np.ndarray) -> None:
+    mask[...] = 1
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]

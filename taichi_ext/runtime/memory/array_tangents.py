@@ -1,0 +1,307 @@
+"""The arrays of one evaluation and their tangents: views of one memory share them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from taichi_ext import backend
+from taichi_ext.differentiate.keys import Key
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.labels import Label
+from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role
+from taichi_ext.runtime.memory.array_stores import ArrayStores
+from taichi_ext.runtime.memory.regions import Region, Regions, View
+from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns, array_info, view_of
+
+_SHARED = "{} and {} share a part of their memory"
+_MOST_BINDINGS = 1024  # launches with other arrays that are remembered
+_OTHER_TYPE = ", but not the type of their elements; pass copies, or one array."
+
+
+@dataclass(frozen=True)
+class Given:
+    """An array as it is given to a kernel."""
+
+    name: Label | str
+    view: View  # what a session knows the array by
+    value: Any
+    info: ContainerInfo | None  # the container of the trace; None for integers
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The arrays among the arguments of a launch."""
+
+    given: list[Given]
+    arrays: dict[int, ContainerInfo]  # those of real numbers, by position
+    outer: dict[Key, View]  # the keys of a session by those of the trace
+    accesses: dict[int, tuple[Fused, set[Key], set[Key]]] = field(default_factory=dict)  # by kernel: read, written
+
+    def is_current(self) -> bool:
+        """Whether all arrays are still where they were: the memory of a tensor can be another's from one day on."""
+        return all(given.view.shape == backend.full_shape(given.value) for given in self.given) and all(
+            given.view.start == backend.memory_place(given.value)[1] for given in self.given
+        )
+
+
+class ArrayTangents:
+    """Which arrays carry which tangents, by the memory that they lie in.
+
+    The key of an array is its view; those that share memory share the tangents in it.
+    """
+
+    def __init__(self, columns: TangentColumns) -> None:
+        self.regions = Regions()
+        self._columns = columns
+        self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
+        self._bindings: dict[Any, Binding] = {}
+        self.stores = ArrayStores()
+        self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
+
+    # --- which array is which
+
+    def info(self, key: View) -> ContainerInfo:
+        """The container of a parameter or output."""
+        return self.infos[key]
+
+    def register(self, array: Given) -> None:
+        """An array is a parameter or output."""
+        if array.view not in self.infos:
+            assert array.info is not None
+            self._include(array)
+            self.infos[array.view] = array.info
+            self._relatives.clear()
+
+    def seed(self, key: View, column: int) -> None:
+        """An array is a parameter: its entries are the columns from one on."""
+        region = self._region(key)
+        for other in region.seeds:
+            if other.overlaps(key):
+                names = f"{self.infos[other].name} and {self.infos[key].name}"
+                raise InvalidArgumentError(
+                    f"{names} share a part of their memory; pass copies, or name one array that holds both."
+                )
+        region.seeds[key] = column
+
+    def bind(self, kernel: Any, args: tuple[Any, ...]) -> Binding:
+        """The arrays that a kernel is given among its leaf arguments, each in its region."""
+        places = backend.array_positions(kernel)
+        name = (id(kernel), *(id(args[position]) for position in places))
+        binding = self._bindings.get(name)
+        if binding is None or not binding.is_current():
+            if len(self._bindings) >= _MOST_BINDINGS:
+                self._bindings.clear()
+            binding = self._bindings[name] = array_arguments(kernel, args)
+        for array in binding.given:
+            if array.info is None:
+                self._refuse_other_type(array)
+            else:
+                self._include(array)
+        for array in binding.given:
+            if array.info is not None:
+                region = self._region(array.view)
+                if region.seeds and region.first_seed(array.view) is None:
+                    self._sow(region)
+        return binding
+
+    def _include(self, array: Given) -> None:
+        if self.regions.find(array.view) is not None:
+            return
+        self._refuse_other_type(array)
+        for region in list(self.regions.overlapping(array.view)):
+            if not region.layout.fits(array.view):
+                self.regions.forget(region)
+        region, parts = self.regions.include(array.view, array.name, array.value)
+        for part in parts:
+            region.seeds.update(part.seeds)
+        if any(part.shadow is not None for part in parts):
+            self._sow(region)
+        for part in parts:
+            if part.shadow is not None and not part.shadow.is_fresh:
+                region.shadow.set_rows(region.rows(part.layout), part.shadow.to_numpy())
+
+    def _refuse_other_type(self, array: Given) -> None:
+        for region in self.regions.overlapping(array.view):
+            if region.layout.fits(array.view):
+                continue
+            if region.is_active or any(key.overlaps(region.layout) for key in self.infos):
+                raise InvalidArgumentError(_SHARED.format(region.name, array.name) + _OTHER_TYPE)
+
+    def accesses(self, fused: Fused, binding: Binding) -> tuple[set[Key], set[Key]]:
+        """The containers that a kernel reads and writes, see ``shared``."""
+        if id(fused) not in binding.accesses:
+            outer, facts = binding.outer, fused.facts
+            read, written = (self.shared(outer.get(k, k) for k in keys) for keys in (facts.read, facts.written))
+            binding.accesses[id(fused)] = (fused, read, written)
+        return binding.accesses[id(fused)][1:]
+
+    def shared(self, keys: Iterable[Key]) -> set[Key]:
+        """The keys, with those of the parameters and outputs that arrays among them share memory with."""
+        known = set(keys)
+        for key in list(known):
+            if isinstance(key, View):
+                if key not in self._relatives:
+                    self._relatives[key] = {other for other in self.infos if other.overlaps(key)}
+                known |= self._relatives[key]
+        return known
+
+    # --- tangents
+
+    def _region(self, key: View) -> Region:
+        region = self.regions.find(key)
+        assert region is not None
+        return region
+
+    def carries(self, key: View) -> bool:
+        return any(region.is_active for region in self.regions.overlapping(key))
+
+    def rows(self, key: View) -> slice | np.ndarray:
+        """The rows of the shadow of a region that are those of an array in it."""
+        return self._region(key).rows(key)
+
+    def is_stored(self, key: View) -> bool:
+        return self._region(key).shadow is not None
+
+    def is_fresh(self, key: View) -> bool:
+        return self._region(key).shadow.is_fresh
+
+    def role(self, key: View) -> Role:
+        region = self._region(key)
+        if region.seeds:
+            return Role(first_column=region.first_seed(key))
+        if region.shadow is None:
+            return Role()
+        return Role(has_shadow=not region.shadow.is_fresh, is_fresh=region.shadow.is_fresh)
+
+    def open_output(self, key: View, name: Label | str, _rows: int, dtype: Any, place: np.ndarray | None) -> None:
+        """An array is an output; its J is computed in the memory given where that can hold it."""
+        region = self._region(key)
+        if region.shadow is None:
+            place = place if region.is_whole(key) else None
+            region.shadow = Shadow(name, region.layout.size, self._columns.count, dtype, place)
+        if region.seeds:
+            self._sow(region)
+
+    def shadow(self, key: View) -> Shadow:
+        """The shadow of the memory that an array lies in."""
+        region = self._region(key)
+        if region.shadow is None or region.seeds:
+            return self._sow(region)
+        return region.shadow
+
+    def _sow(self, region: Region) -> Shadow:
+        """Give a region its shadow, with the seeds of the parameters that lie in it."""
+        if region.shadow is None:
+            dtype = backend.named_type(region.layout.dtype)
+            region.shadow = self._columns.new_shadow(region.name, region.layout.size, dtype)
+        for view, column in region.seeds.items():
+            self._columns.sow(region.shadow, column, region.rows(view))
+        region.seeds.clear()
+        return region.shadow
+
+    def lend(self, key: View, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
+        """The tangents of an array as a kernel takes them, and what is done after a launch that writes to them."""
+        view, region, shadow = key, self._region(key), self.shadow(key)
+        if is_covered and region.is_whole(view):
+            shadow.is_dirty = False
+        else:
+            shadow.clean()
+        if region.is_whole(view):
+            return shadow.array, _do_nothing
+        rows = region.rows(view)
+        if isinstance(rows, slice) and shadow.on_host and not shadow.by_column:
+            width = shadow.shape[1]
+            return shadow.array[rows.start * width : rows.stop * width], _do_nothing
+        part = Shadow(region.name, view.size, self._columns.count, backend.named_type(region.layout.dtype))
+        part.set_rows(slice(None), shadow.to_numpy()[rows])
+        return part.array, lambda: shadow.set_rows(rows, part.to_numpy())
+
+    def values(self, key: View) -> np.ndarray:
+        """The tangents of an array, a row for each entry."""
+        region, view = self._region(key), key
+        values = region.shadow.to_numpy()
+        return values if region.is_whole(view) else values[region.rows(view)]
+
+    # --- what Python changes between launches
+
+    def is_active_memory(self, array: Any) -> bool:
+        """Whether a NumPy array or tensor has memory in common with one that may carry tangents."""
+        if not len(self.regions):
+            return False
+        space, start, end = backend.memory_span(array)
+        return any(region.is_active for region in self.regions.between(space, start, end))
+
+    def remember(self) -> None:
+        """Keep the numbers of the arrays that carry tangents and that Python can change unseen."""
+        self.stores.clear()
+        for region in self.regions:
+            if region.is_active:
+                memory = _memory(region)
+                region.copy = None if memory is None else memory.copy()
+
+    def changed(self) -> Iterator[tuple[Label | str, View, np.ndarray]]:
+        """The entries that Python has stored to, or that are not as the last launch left them.
+
+        Gives name and layout of each region, and the rows.
+        """
+        for region in self.regions:
+            if region.copy is None or not region.is_active:
+                continue
+            memory, stored = _memory(region), self.stores.within(region.layout)
+            if memory is None or (stored is None and np.array_equal(memory, region.copy)):
+                continue
+            dtype = backend.to_numpy_type(backend.named_type(region.layout.dtype))
+            numbers, before = memory.view(dtype), region.copy.view(dtype)
+            changed = (numbers != before) & ~((numbers != numbers) & (before != before))
+            if stored is not None:
+                changed |= stored.reshape(-1, region.layout.itemsize).any(axis=1)
+            if changed.any():
+                yield region.name, region.layout, region.changed_rows(changed)
+
+
+def array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
+    """The arrays among the arguments of a kernel; the same array given twice is one container."""
+    binding = Binding([], {}, {})
+    first: dict[Any, Any] = {}
+    leaves = backend.leaf_arguments(kernel)
+    for position in backend.array_positions(kernel):
+        argument, value = leaves[position], args[position]
+        name = f"array argument {argument.name!r}"
+        if not backend.is_array(value):
+            raise InvalidArgumentError(f"{name} {backend.argument_problem(argument.annotation, value)}.")
+        view, element_shape = view_of(value, name), backend.array_element_shape(value, argument.annotation)
+        local = first.setdefault((view, element_shape), ArrayArgument(position))
+        given = Given(name, view, value, array_info(local, name, value, argument.annotation))
+        binding.given.append(given)
+        if given.info is not None:
+            binding.arrays[position] = given.info
+            binding.outer[local] = given.view
+    return binding
+
+
+def refuse_overlaps(given: Iterable[Given], written: Set[Any]) -> None:
+    """Raise where two arguments share memory and one is written: a kernel with tangents would not know."""
+    for one, other in itertools.combinations(given, 2):
+        if not one.view.overlaps(other.view) or (one.info is None and other.info is None):
+            continue
+        if one.info is None or other.info is None or not one.view.fits(other.view):
+            raise InvalidArgumentError(_SHARED.format(one.name, other.name) + _OTHER_TYPE)
+        is_one = one.info.key == other.info.key and not one.view.is_fortran  # Taichi copies those, each on its own
+        if not is_one and not written.isdisjoint((one.info.key, other.info.key)):
+            raise InvalidArgumentError(
+                _SHARED.format(one.name, other.name) + ", and the kernel writes to it; pass copies, or one array."
+            )
+
+
+def _memory(region: Region) -> np.ndarray | None:
+    """The bytes of a region; None where Python cannot change them unseen."""
+    return backend.memory_of(region.owners[-1][1], region.layout.start, region.layout.end - region.layout.start)
+
+
+def _do_nothing() -> None:
+    pass

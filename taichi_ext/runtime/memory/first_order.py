@@ -1,0 +1,159 @@
+"""Tangents of the first order, in a run that gives second derivatives: the gradient of the energy is among them.
+
+They have a column for each entry of the parameters, and have tangents themselves, as containers do in any run, under
+the key ``GradientKey(container)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.differentiate.keys import Key, Scratch
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.launches import GRADIENT, EnergyTarget, FirstOrder, FirstOrderArray, Fused, GradientKey, Role
+from taichi_ext.runtime.memory.array_tangents import ArrayTangents
+from taichi_ext.runtime.memory.field_tangents import FieldTangents
+from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import Shadow
+
+
+class FirstOrderTangents:
+    """The tangents of the first order by container; there are none where ``energy`` is None.
+
+    Args:
+        energy: what second derivatives are of, by the keys of the run.
+        fields: the tangents of fields, and of those of the first order.
+        arrays: the tangents of arrays.
+    """
+
+    def __init__(self, energy: EnergyTarget | None, fields: FieldTangents, arrays: ArrayTangents) -> None:
+        self._energy = energy
+        self._fields = fields
+        self._arrays = arrays
+        self._shadows: dict[GradientKey, Shadow] = {}
+        self._outer: Mapping[Key, Key] = {}  # the keys of the run by those of the launch
+        self._before: dict[GradientKey, np.ndarray] = {}  # what they were before the launch
+
+    def gradient(self) -> np.ndarray | None:
+        """The gradient; None where the energy depends on no parameter."""
+        held = self._shadows.get(GRADIENT)
+        return None if held is None else held.to_numpy().reshape(-1)
+
+    def containers(self) -> list[Key]:
+        """The containers that have some."""
+        found = (key.of for key in self._shadows if not isinstance(key.of, Scratch))
+        return [self._energy.key if of == GRADIENT.of and self._energy else of for of in found]
+
+    def has(self, container: Key) -> bool:
+        """Whether a container has some."""
+        return bool(self._shadows) and self._key(container) in self._shadows
+
+    def _key(self, container: Key) -> GradientKey:
+        return GRADIENT if self._energy is not None and container == self._energy.key else GradientKey(container)
+
+    def outer_key(self, key: Any) -> Any:
+        """The key in the run of such tangents in a launch; other keys stay."""
+        return GradientKey(self._outer.get(key.of, key.of)) if isinstance(key, GradientKey) else key
+
+    # --- launches
+
+    def roles(self, names: Mapping[Key, Key]) -> dict[Key, Role]:
+        """What they carry themselves; ``names`` are the keys of a launch by those of the run."""
+        kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
+        return {GradientKey(names.get(k.of, k.of)): self._fields.role(k) for k in kept}
+
+    def carried(self, names: Mapping[Key, Key]) -> frozenset[Key]:
+        """The containers that have some, as a launch knows them."""
+        return frozenset(names.get(c, c) for c in self.containers() if not isinstance(c, View) or c in names)
+
+    def target(self, names: Mapping[Key, Key]) -> EnergyTarget | None:
+        """The energy by the keys of a launch.
+
+        Raises:
+            UnsupportedError: arrays share a part of their memory, and one of them has tangents of the first order.
+        """
+        if self._energy is None:
+            return None
+        known = self._views(self._energy)
+        for view in (key for key in names if isinstance(key, View)):
+            is_own = self._arrays.role(view).first_column is not None
+            if not is_own and any(view != other and view.overlaps(other) for other in known):
+                raise UnsupportedError(
+                    "Two arrays share a part of their memory, and one of them depends on params. Second derivatives "
+                    "need arrays of their own: pass copies, or one array that holds both."
+                )
+        key, starts = self._energy.key, self._energy.starts
+        starts = {names.get(key, key): first for key, first in starts.items()}
+        return replace(self._energy, key=names.get(key, key), starts=starts, carried=self.carried(names))
+
+    def _views(self, energy: EnergyTarget) -> set[View]:
+        """The arrays that have some, or are parameters."""
+        return {key for key in (*self.containers(), *energy.starts) if isinstance(key, View)}
+
+    def accept(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
+        """A kernel is about to be launched; those of its scratch memory are of one launch."""
+        self._outer = outer
+        self._before.clear()
+        for array in fused.first_order:
+            key = self.outer_key(array.info.key)
+            self._fields.own_infos[key] = replace(array.info, key=key)
+            if isinstance(key.of, Scratch):
+                self._fields.shadows.pop(key, None)
+                self._shadows.pop(key, None)
+
+    def array(self, fused: Fused, name: FirstOrderArray, *, may_run_again: bool) -> Any:
+        """What a launch is passed; where a kernel runs again, as it was before the first time."""
+        (array,) = (array for array in fused.first_order if array.name == name)
+        key = self.outer_key(array.info.key)
+        shadow = self._shadows.get(key)
+        if shadow is None:
+            shadow = self._shadows[key] = _made(array)
+        if key in self._before:
+            shadow.set_rows(slice(None), self._before[key])
+        elif may_run_again:
+            self._before[key] = shadow.to_numpy().copy()
+        return shadow.array
+
+    # --- stores from Python
+
+    def clear(self, key: Key, rows: Any) -> None:
+        """Entries of a container are constants from now on; of an array by the rows of its region."""
+        if self._energy is None:
+            return
+        if not isinstance(key, View):
+            self._clear(key, rows, self._energy)
+            return
+        marks = np.zeros(key.size, bool)
+        marks[rows] = True
+        for view in self._views(self._energy):
+            if view.overlaps(key):
+                self._clear(view, np.flatnonzero(marks[self._arrays.rows(view)]), self._energy)
+
+    def _clear(self, container: Key, rows: Any, energy: EnergyTarget) -> None:
+        key = self._key(container)
+        first = self._shadows.get(key)
+        if first is None:
+            if container not in energy.starts:
+                return
+            info = self._arrays.info(container) if isinstance(container, View) else self._fields.info(container)
+            first = self._shadows[key] = Shadow(info.name, info.size, energy.columns, info.dtype)
+            first.set_identity(energy.starts[container])
+        first.is_fresh = False
+        first.clear_rows(rows)
+        if self._fields.carries(key):
+            size, width = first.shape
+            entries = np.arange(size * width)
+            entries = entries.reshape(width, size).T if first.by_column else entries.reshape(size, width)
+            self._fields.shadow(key).clear_rows(entries[rows].reshape(-1))
+
+
+def _made(array: FirstOrder) -> Shadow:
+    info = array.info
+    made = Shadow(info.name, info.size // array.columns, array.columns, info.dtype)
+    if array.first_column is not None:
+        made.set_identity(array.first_column)
+    return made

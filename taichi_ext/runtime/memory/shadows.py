@@ -1,0 +1,247 @@
+"""Shadows: the arrays that hold tangents, J among them, and the tables that tell which container is which."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.differentiate.keys import Key
+from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.labels import Label, Labels
+from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey
+from taichi_ext.runtime.memory.regions import View
+
+_INDEX_LIMIT = 2**31 - 1
+_ALWAYS_ALLOWED = 2**26  # bytes; smaller arrays are made without asking how much memory is free
+_ADVICE = (
+    "If its rows are sparse, use format='csr'; else fewer parameters at a time, or products with J, which do not keep "
+    "it (jvp, vjp, linear_operator)."
+)
+
+
+class FieldTable:
+    """The fields that kernels were seen to use, by their placed components."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._labels = labels
+        self.infos: dict[Key, ContainerInfo] = {}
+        self._parts: dict[Key, ContainerInfo] = {}  # components, by key
+        self._components: dict[int, tuple[ContainerInfo, int, Any]] = {}  # by id: container, number, the component
+        self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the place of a component in the layout
+
+    def field(self, field: Any) -> ContainerInfo | None:
+        """The container of a scalar or matrix field, of a component that of its field; None for integer fields."""
+        known = self._components.get(id(backend.field_components(field)[0]))
+        if known is not None:
+            return known[0]
+        backend.refuse_ended(field, "A field that is used here")
+        if not backend.is_real(field.dtype):
+            return None
+        with backend.exclusive:
+            return self._added(backend.whole_field(field))
+
+    def _added(self, field: Any) -> ContainerInfo:
+        components = backend.field_components(field)
+        known = self._components.get(id(components[0]))  # another thread may have come first
+        if known is not None:
+            return known[0]
+        is_matrix = isinstance(field, backend.MatrixField)
+        shape = () if not is_matrix else ((field.n,) if field.ndim == 1 else (field.n, field.m))
+        key = FieldKey(id(components[0]))
+        name = self._labels.field(field)
+        if not backend.has_one_offset(field):
+            raise UnsupportedError(
+                f"The components of {name} are placed with different offsets. Place them with one offset, or use a "
+                "scalar field for each of them."
+            )
+        offset = backend.field_offset(field)
+        info = ContainerInfo(key, name, field, tuple(field.shape), shape, offset, field.dtype)
+        self.infos[key] = info
+        for number, component in enumerate(components):
+            self._components[id(component)] = (info, number, component)
+            self._nodes[backend.node_of(component)] = (info, number)
+        return info
+
+    def component(self, field: Any) -> int | None:
+        """Which component of its container a scalar field is; None for a whole field."""
+        info, number, _ = self._components[id(backend.field_components(field)[0])]
+        return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
+
+    def part(self, field: Any) -> ContainerInfo:
+        """A field, or a component of one, as a parameter or output; its key is of that field or component."""
+        info = self.field(field)
+        assert info is not None  # of real numbers
+        component = self.component(field)
+        if component is None:
+            return info
+        assert isinstance(info.key, FieldKey)
+        key = replace(info.key, component=component)
+        if key not in self._parts:  # once, while the field exists
+            self._parts[key] = replace(info, key=key, name=self._labels.field(field), obj=field, element_shape=())
+        return self._parts[key]
+
+    def by_entry(self, entry: backend.FieldEntry) -> tuple[ContainerInfo, int] | None:
+        """The container, and the component of it, that a number of a field belongs to."""
+        return self._nodes.get(entry.node)
+
+
+def view_of(array: Any, name: str = "An array") -> View:
+    """Where the numbers of an array lie; those of a ti.ndarray, and of an empty array, in a memory of their own."""
+    dtype = backend.outer_array_dtype(array)
+    if dtype is None:
+        raise InvalidArgumentError(f"{name} {backend.array_problem(array)}.")
+    space, start, is_fortran = backend.memory_place(array)
+    return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
+
+
+def rows_of_index(array: Any, index: Any) -> np.ndarray:
+    """The rows of an entry of a ti.ndarray; the index of a component may follow."""
+    index = index if isinstance(index, tuple) else () if index is None else (index,)
+    shape = backend.full_shape(array)
+    return np.arange(math.prod(shape)).reshape(shape)[tuple(int(i) for i in index)].reshape(-1)
+
+
+def array_info(key: Key, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
+    """An array argument as a container; None for integer arrays."""
+    dtype = backend.outer_array_dtype(value)
+    if not backend.is_real(dtype):
+        return None
+    element_shape = backend.array_element_shape(value, annotation)
+    shape = tuple(value.shape)
+    if not isinstance(value, backend.Ndarray) and element_shape:
+        shape = shape[: -len(element_shape)]
+    return ContainerInfo(key, name, None, shape, element_shape, (), dtype)
+
+
+def numpy_dtype(dtype: Any) -> Any:
+    return np.dtype(backend.to_numpy_type(dtype))
+
+
+class Shadow:
+    """The tangent of one container: a matrix with a row per scalar entry and a column per seed.
+
+    In memory, rows come one after the other on the CPU, where a thread writes whole rows, and columns on a GPU, where
+    neighbouring threads write neighbouring rows at the same time. ``is_fresh`` tells that it is zero throughout.
+    """
+
+    def __init__(self, name: Label | str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
+        if rows * columns > _INDEX_LIMIT:
+            raise InvalidArgumentError(
+                f"The tangent of {name} has {rows} x {columns} entries, more than the 2**31 - 1 that Taichi can index. "
+                + _ADVICE
+            )
+        needed = rows * columns * numpy_dtype(dtype).itemsize
+        if array is None and needed > _ALWAYS_ALLOWED and needed > available_memory():
+            raise InvalidArgumentError(
+                f"The tangent of {name} by {columns} parameters needs {needed / 2**30:.1f} GiB, more than the "
+                f"{available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
+            )
+        self.shape = (rows, columns)
+        self.dtype = numpy_dtype(dtype)
+        self.is_fresh = True
+        self.is_dirty = False  # not yet set to zero
+        self.on_host = backend.is_host_arch()
+        self.by_column = backend.stores_by_column()
+        if not self.on_host:
+            self.array: Any = ti.ndarray(dtype, shape=max(1, rows * columns))
+            with backend.suspend_following():  # shadows are no arrays of the user's
+                self.array.fill(0)
+        elif array is None or not array.size:
+            self.array = np.zeros(max(1, rows * columns), self.dtype)
+        else:
+            self.array = array.reshape(-1)
+            self.is_dirty = True
+
+    def clean(self) -> None:
+        """Set it to zero where that has not been done."""
+        if self.is_dirty:
+            self.array.fill(0)
+            self.is_dirty = False
+
+    def set_identity(self, first_column: int, rows: slice | np.ndarray = slice(None)) -> None:
+        """Set the rows to the identity, from a column on (negative: the first ones belong to another block)."""
+        self.set_rows(rows, np.eye(self.row_count(rows), self.shape[1], k=first_column, dtype=self.dtype))
+
+    def row_count(self, rows: slice | np.ndarray) -> int:
+        """How many rows are meant."""
+        return len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
+
+    def clear_rows(self, rows: Any) -> None:
+        """Set the tangents of some entries to zero."""
+        if not self.is_fresh:
+            self.set_rows(rows, 0)
+
+    def set_rows(self, rows: Any, tangents: Any) -> None:
+        """Replace the tangents of some entries."""
+        values = self.to_numpy()
+        values[rows] = tangents
+        self.is_fresh = False
+        if not self.on_host:
+            flat = np.zeros(self.array.shape, self.dtype)
+            flat[: values.size] = (values.T if self.by_column else values).reshape(-1)
+            with backend.suspend_following():
+                self.array.from_numpy(flat)
+
+    def to_numpy(self) -> np.ndarray:
+        self.clean()
+        rows, columns = self.shape
+        with backend.suspend_following():
+            flat = (self.array if self.on_host else self.array.to_numpy())[: rows * columns]
+        return flat.reshape(columns, rows).T if self.by_column else flat.reshape(self.shape)
+
+
+class OverBudgetError(Exception):
+    """The tangents of intermediates need more memory than allowed; fewer columns at a time are tried."""
+
+
+class TangentColumns:
+    """The columns that the tangents of one run have, and the memory that these may take.
+
+    Attributes:
+        count: how many columns there are.
+        changes: how often it has changed which shadows there are, and whether they are zero.
+    """
+
+    def __init__(self, block: ColumnBlock, directions: np.ndarray | None, max_memory: float) -> None:
+        self.count = block.count
+        self.changes = 0
+        self._first = block.first
+        self._directions = directions
+        self._left = max_memory
+
+    def new_shadow(self, name: Label | str, rows: int, dtype: Any) -> Shadow:
+        """A shadow that counts against the limit on memory."""
+        self.spend(rows * self.count * numpy_dtype(dtype).itemsize)
+        self.changes += 1
+        return Shadow(name, rows, self.count, dtype)
+
+    def sow(self, shadow: Shadow, column: int, rows: Any) -> None:
+        """Give the rows of a parameter their tangents: its columns, or those that are given."""
+        self.changes += 1
+        if self._directions is None:
+            shadow.set_identity(column - self._first, rows)
+        else:
+            shadow.set_rows(rows, self._directions[column : column + shadow.row_count(rows)])
+
+    def spend(self, size: int) -> None:
+        """Count the memory of tangents other than J against the limit; a single column is computed in any case."""
+        self._left -= size
+        if self._left < 0 and self.count > 1:
+            raise OverBudgetError
+
+
+def available_memory() -> float:
+    """Free memory of the host in bytes, infinity where the system does not tell."""
+    try:
+        with open("/proc/meminfo") as info:
+            for line in info:
+                if line.startswith("MemAvailable"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return math.inf

@@ -1,0 +1,1 @@
+"""What the Python code of a pipeline does."""

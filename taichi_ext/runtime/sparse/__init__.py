@@ -1,0 +1,1 @@
+"""Entries of sparse Jacobians, and matrices of them."""

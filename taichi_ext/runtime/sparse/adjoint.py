@@ -1,0 +1,113 @@
+"""Products with the transpose of a sparse J: cotangents go backwards through the entries that each launch has written.
+
+Nothing is composed, so that J itself is never there: the entries of each stage are kept as they are. In the end they
+are visited in reverse order; each container has one adjoint for each number of stages that have written to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.differentiate.keys import Key, SumKey, Version
+from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
+from taichi_ext.runtime.sparse.rows import IDENTITY, SparseRows
+from taichi_ext.runtime.sparse.streams import StageBlocks
+
+Adjoints = dict[Key, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What one stage writes to one container: matrices by what their columns are, a parameter or a version."""
+
+    key: Key
+    stored: np.ndarray
+    matrices: list[tuple[Any, Any]]
+
+
+class AdjointRows(SparseRows):
+    """The matrices written so far, launch by launch; the blocks of the class before only say what carries tangents."""
+
+    def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
+        super().__init__(sizes, arithmetic)
+        self._events: list[Callable[[Adjoints, Adjoints], None]] = []
+
+    def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
+        """Rows of tangents become sparse."""
+        self._blocks[key] = {key: IDENTITY}
+
+        def back(adjoints: Adjoints, gradient: Adjoints) -> None:
+            adjoint = adjoints.pop(key, None)
+            for param, block in blocks.items() if adjoint is not None else ():
+                _add(gradient, param, block.T @ adjoint)
+
+        self._events.append(back)
+
+    def clear(self, key: Key, rows: Any) -> None:
+        """Constants are stored to some entries from outside of a kernel."""
+
+        def back(adjoints: Adjoints, gradient: Adjoints) -> None:
+            if key in adjoints:
+                adjoints[key] = _without(adjoints[key], rows)
+
+        self._events.append(back)
+
+    def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Key], Key]) -> None:
+        launch = [[self._written(w, outer) for w in stage] for stage in stages]
+        self._events.append(lambda adjoints, gradient: _back(launch, adjoints, gradient))
+
+    def _written(self, written: StageBlocks, outer: Callable[[Key], Key]) -> _Written:
+        key = outer(written.key)
+        matrices = []
+        for owner, (block, data) in written.blocks.items():
+            source = Version(outer(owner.of), owner.number) if isinstance(owner, Version) else outer(owner)
+            own = data.copy() if block.is_lent else data  # it is used after the last launch
+            matrices.append((source, Matrix(block.pattern, own).view()))
+        if matrices and not isinstance(key, SumKey):
+            self._blocks[key] = {key: IDENTITY}
+        return _Written(key, written.stored, matrices)
+
+    def times(self, cotangents: Adjoints) -> Adjoints:
+        """For each parameter the product of the transpose of J with cotangents: matrices with a row for each entry."""
+        adjoints, gradient = dict(cotangents), {}
+        for back in reversed(self._events):
+            back(adjoints, gradient)
+        for key, adjoint in adjoints.items():
+            _add(gradient, key, adjoint)
+        return gradient
+
+
+def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints) -> None:
+    """The adjoints before a launch, from those after it; what belongs to parameters is added to the gradient."""
+    now: dict[Key, int] = {}  # how many of the stages, from the first one on, have written to a container
+    for stage in launch:
+        for written in stage:
+            now[written.key] = now.get(written.key, 0) + 1
+    versions = {Version(key, count): adjoints.pop(key) for key, count in now.items() if key in adjoints}
+    for stage in reversed(launch):
+        for written in stage:
+            adjoint = versions.pop(Version(written.key, now[written.key]), None)
+            now[written.key] -= 1
+            if adjoint is None:
+                continue
+            _add(versions, Version(written.key, now[written.key]), _without(adjoint, written.stored))
+            for source, matrix in written.matrices:
+                _add(versions if isinstance(source, Version) else gradient, source, matrix.T @ adjoint)
+    for version, adjoint in versions.items():
+        if not isinstance(version.of, SumKey):
+            _add(adjoints, version.of, adjoint)
+
+
+def _without(adjoint: np.ndarray, rows: Any) -> np.ndarray:
+    """The adjoint of the other entries."""
+    rest = adjoint.copy()
+    rest[rows] = 0
+    return rest
+
+
+def _add(to: dict[Any, np.ndarray], key: Key, values: np.ndarray) -> None:
+    to[key] = to[key] + values if key in to else values

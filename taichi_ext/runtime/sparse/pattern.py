@@ -1,0 +1,236 @@
+"""The pattern of a sparse Jacobian: from the integers that a kernel has kept to CSR arrays, computed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.entry_sites import Group, Site
+from taichi_ext.runtime.sparse.counts import SlotCounts
+from taichi_ext.runtime.sparse.matrices import Pattern
+from taichi_ext.runtime.sparse.merging import merged
+
+
+class Slots:
+    """The slots of a site in one launch: which were filled, and what rows and columns are in them."""
+
+    def __init__(self, site: Site, integers: np.ndarray | None, counts: SlotCounts) -> None:
+        self.site = site
+        numbers, self.is_filled = counts.numbers(site)
+        self.count = len(numbers)
+        self.integers = None if integers is None else integers.reshape(self.count, site.integers)
+        self.values: dict[Any, np.ndarray] = {}
+        stride = site.slots
+        for axis in site.axes:
+            stride //= max(1, axis.length)
+            self.values[axis.variable] = numbers // stride % axis.length + axis.first
+        for n, atom in enumerate(site.atoms):
+            assert self.integers is not None
+            self.values[atom] = self.integers[:, n].astype(np.int64)
+        if site.is_conditional and self.integers is not None:
+            self.is_filled = self.is_filled & (self.integers[:, -1] == 1)
+
+    def of(self, affine: Affine) -> np.ndarray:
+        """The value of an index in each slot."""
+        total = np.full(self.count, affine.constant, np.int64)
+        for atom, factor in affine.terms:
+            total += self.values[atom] * factor
+        return total
+
+    def has_repeats(self) -> bool:
+        """Whether two parts of a slot are the same row."""
+        rows = np.stack([self.of(row)[self.is_filled] for row in self.site.rows], axis=1)
+        rows.sort(axis=1)
+        return bool((rows[:, 1:] == rows[:, :-1]).any())
+
+    def rows(self, group: Group, dtype: Any) -> np.ndarray:
+        """The row of each entry, slot by slot."""
+        found = np.empty((self.count, len(group.entries)), dtype)
+        parts = [self.of(row) for row in self.site.rows]
+        for n, entry in enumerate(group.entries):
+            found[:, n] = parts[entry.part]
+        return found.reshape(-1)
+
+    def columns(self, group: Group) -> np.ndarray:
+        """The column of each entry, among all columns; negative where there is none."""
+        found = np.empty((self.count, len(group.entries)), np.int32)  # columns end before 2**31
+        for n, entry in enumerate(group.entries):
+            found[:, n] = self.of(entry.column)
+        return found.reshape(-1)
+
+
+PART = 1 << 18  # numbers that are worked on at a time, to save memory
+LONG = 1 << 15  # from here on, threads share the work
+LENGTHS = (12, 6, 4, 3, 2)  # of vectors, by which entries may come together
+
+
+@dataclass
+class Block:
+    """Where the entries of one container by the columns of another one come from, and their CSR arrays.
+
+    Attributes:
+        indptr: of the CSR arrays.
+        indices: likewise.
+        order: for each entry in turn, the numbers that are added up; None where they lie in the memory of the data.
+        starts: where in ``order`` each entry begins, and the end; None where each is one number.
+        shape: of the block.
+        has_rows: whether numbers come from rows of tangents: those that are zero are no entries.
+        length: so many entries at a time come from numbers that lie together; ``order`` has the first of them.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    order: np.ndarray | None
+    starts: np.ndarray | None
+    shape: tuple[int, int]
+    has_rows: bool
+    length: int = 1
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.order is None
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the data are memory that the next launch of the kernel writes to again."""
+        return self.is_in_place and self.has_rows
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        return Pattern(self.indptr, self.indices, self.shape)
+
+    def data(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers of the CSR arrays."""
+        numbers = numbers.astype(sparse_dtype(numbers.dtype), copy=False)
+        if self.order is None:
+            return numbers
+        if not len(self.order):
+            return np.zeros(0, numbers.dtype)
+        if self.length > 1 or len(self.order) >= LONG:
+            return merged(numbers, self.order, self.starts, self.length)
+        taken = numbers.take(self.order)
+        return taken if self.starts is None else np.add.reduceat(taken, self.starts[:-1])
+
+
+def sparse_dtype(dtype: Any) -> np.dtype:
+    """The type of the numbers of a sparse array: SciPy has none of float16."""
+    return np.promote_types(dtype, np.float32)
+
+
+def block_of(
+    key: np.ndarray, kept: np.ndarray, shape: tuple[int, int], has_rows: bool, *, may_be_in_place: bool
+) -> Block:
+    """The CSR arrays for numbers at the places ``row * columns + column``, of which some are kept.
+
+    The places are overwritten.
+    """
+    width, dtype = max(1, shape[1]), np.int32 if max(*shape, len(key)) < 2**31 else np.int64
+    if may_be_in_place and kept.all() and (len(key) < 2 or (key[1:] > key[:-1]).all()):
+        return Block(_row_starts(key, shape, dtype), (key % width).astype(dtype), None, None, shape, has_rows)
+    numbers = None if kept.all() else np.flatnonzero(kept)
+    key = key if numbers is None else key[numbers]
+    order, key = _sorted(key, max(1, shape[0]) * width)
+    is_first = np.ones(len(key), bool)
+    is_first[1:] = key[1:] != key[:-1]
+    starts = np.flatnonzero(is_first).astype(dtype)
+    key = key[starts]
+    indptr = _row_starts(key, shape, dtype)
+    indices = (key % width).astype(dtype)
+    del key
+    order = (order if numbers is None else numbers[order]).astype(dtype, copy=False)
+    ends = np.append(starts, dtype(len(order)))
+    del starts
+    for length in LENGTHS if len(order) >= LONG else ():
+        if _comes_together(order, ends, length):
+            counts = np.diff(ends)[::length]
+            first = np.repeat(ends[:-1:length] - np.append(0, np.cumsum(counts)[:-1]), counts) + np.arange(counts.sum())
+            ends = np.append(0, np.cumsum(counts)).astype(dtype)
+            return Block(indptr, indices, order[first], ends, shape, has_rows, length)
+    return Block(indptr, indices, order, None if is_first.all() else ends, shape, has_rows)
+
+
+def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """Where each row begins among ascending places, and the end."""
+    indptr = np.zeros(shape[0] + 1, dtype)
+    np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
+    return indptr
+
+
+def _sorted(key: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """The places of keys below ``end`` in ascending order, equal ones as they come, and the keys in that order."""
+    bits = len(key).bit_length()
+    if end.bit_length() + bits > 63:
+        order = np.argsort(key, kind="stable")
+        return order, key[order]
+    order = np.empty(len(key), np.int32 if bits < 32 else np.int64)  # keys and places in one number: sorted in place
+    key <<= bits
+    for first in range(0, len(key), PART):
+        key[first : first + PART] |= np.arange(first, min(first + PART, len(key)))
+    key.sort()
+    for first in range(0, len(key), PART):
+        order[first : first + PART] = key[first : first + PART] & ((1 << bits) - 1)
+    key >>= bits
+    return order, key
+
+
+def _comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
+    """Whether entries come from numbers that lie together, so many at a time: those of one are next to the others'."""
+    if (len(ends) - 1) % length:
+        return False
+    step = PART // length * length
+    return all(
+        _part_comes_together(order, ends[first : first + step + 1], length) for first in range(0, len(ends) - 1, step)
+    )
+
+
+def _part_comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
+    counts = np.diff(ends).reshape(-1, length)
+    if (counts != counts[:, :1]).any():
+        return False
+    starts = ends[:-1].reshape(-1, length)
+    for n in range(int(counts[:, 0].max(initial=0))):
+        places = order[starts[counts[:, 0] > n] + n]
+        if (places != places[:, :1] + np.arange(length)).any():
+            return False
+    return True
+
+
+def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
+    """For each site which of its rows count, slot by slot and part by part: what is stored over later does not."""
+    kept = [np.repeat(s.is_filled[:, None], len(s.site.rows), axis=1) for s in sites]
+    stores = [n for n, s in enumerate(sites) if not s.site.is_sum]
+    for n, slots in enumerate(sites):
+        site = slots.site
+        if not site.is_sum and not site.is_injective:
+            _keep_last(sites[n], kept[n])
+        for later in stores:
+            other = sites[later].site
+            if later <= n or other.loops != site.loops or other.counter != site.counter:
+                continue
+            for part, row in enumerate(site.rows):
+                if row in other.rows:
+                    kept[n][:, part] &= ~sites[later].is_filled
+    return kept
+
+
+def _keep_last(slots: Slots, kept: np.ndarray) -> None:
+    """Of several stores to one row, in a loop, the last one counts."""
+    rows = np.stack([slots.of(row) for row in slots.site.rows], axis=1).reshape(-1)
+    flat = kept.reshape(-1)
+    numbers = np.flatnonzero(flat)[::-1]
+    _, last = np.unique(rows[numbers], return_index=True)
+    flat[:] = False
+    flat[numbers[last]] = True
+
+
+def stored_rows(sites: list[Slots]) -> np.ndarray:
+    """The rows that are stored to, rather than added to."""
+    found: list[Any] = [np.zeros(0, np.int64)]
+    for s in sites:
+        if not s.site.is_sum:
+            found += [s.of(row)[s.is_filled] for row in s.site.rows]
+    return np.concatenate(found)

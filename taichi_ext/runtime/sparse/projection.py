@@ -1,0 +1,101 @@
+"""Blocks of the elements of an energy made positive semidefinite, in the memory that a kernel has written them to.
+
+Each element's block is tried by a factorisation without pivots, LDL', of all blocks in one kernel. Only those that are
+not positive semidefinite are decomposed: their negative eigenvalues become 0, or their absolute values.
+"""
+
+# The annotations of a kernel are values that Taichi reads, such as ti.template().
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
+
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.runtime.sparse.matrices import symmetric_factors
+from taichi_ext.runtime.sparse.streams import Streams
+
+PROJECTIONS = ("clamp", "abs", "on_demand")
+ROUNDING = 1000  # units in the last place of the largest entry of a diagonal that a pivot of 0 may differ by
+Blocks: Any = ti.types.ndarray(ndim=3)
+Marks: Any = ti.types.ndarray(dtype=ti.i32, ndim=1)
+
+
+@ti.kernel
+def _mark_indefinite(blocks: Blocks, work: Blocks, marks: Marks, rounding: ti.f64):
+    for e in range(blocks.shape[0]):
+        size = blocks.shape[1]
+        zero = 0.0 * blocks[e, 0, 0]  # what counts as zero
+        for i in range(size):
+            zero = ti.max(zero, ti.abs(blocks[e, i, i]) * rounding)
+        for i in range(size):
+            for j in range(i, size):
+                pivot = blocks[e, i, j]
+                for k in range(i):
+                    pivot -= work[e, i, k] * work[e, j, k] * work[e, k, k]
+                if j == i:
+                    if not pivot >= -zero:
+                        marks[e] = 1
+                    work[e, i, i] = ti.max(pivot, 0.0)
+                elif work[e, i, i] > zero:
+                    work[e, j, i] = pivot / work[e, i, i]
+                else:  # as in the plane of a rigid motion: its row has to be zero, too
+                    if not ti.abs(pivot) <= zero:
+                        marks[e] = 1
+                    work[e, j, i] = 0.0
+            if marks[e] == 1:
+                break
+
+
+def project(streams: Streams, way: str) -> int:
+    """Project the blocks of all sites of a launch; returns how many were not positive semidefinite."""
+    return sum(_project_site(streams, site, way) for site in streams.sites)
+
+
+def _project_site(streams: Streams, site: Site, way: str) -> int:
+    assert site.parts is not None
+    numbers = {part: n for n, part in enumerate(sorted(set(site.parts.values())))}
+    is_filled = streams.is_filled(site)
+    size, count = len(numbers), len(is_filled)
+    memory, places = [], []
+    for group in site.groups:
+        memory.append(streams.entries_of(site, group).reshape(count, len(group.entries)))
+        places.append([(numbers[e.part], numbers[site.parts[e.column]]) for e in group.entries])
+    dtype = memory[0].dtype if memory else np.float64
+    blocks = np.zeros((count, size, size), dtype)
+    for values, where in zip(memory, places, strict=True):
+        rows, columns = np.array(where).T
+        blocks[:, rows, columns] = values
+    marks = np.zeros(count, np.int32)
+    if count and size:
+        blocks[~is_filled] = np.eye(size)
+        with backend.suspend_following():
+            _mark_indefinite(blocks, np.empty_like(blocks), marks, ROUNDING * np.finfo(dtype).eps)
+    bad = np.flatnonzero(marks)
+    bad = bad[np.isfinite(blocks[bad]).all(axis=(1, 2))]
+    if len(bad):
+        fixed = semidefinite(blocks[bad], way)
+        for values, where in zip(memory, places, strict=True):
+            rows, columns = np.array(where).T
+            values[bad] = fixed[:, rows, columns]
+    return len(bad)
+
+
+def semidefinite(blocks: np.ndarray, way: str) -> np.ndarray:
+    """Symmetric matrices with other eigenvalues: those below 0 are 0 ("clamp"), or positive ("abs")."""
+    values, vectors = np.linalg.eigh(blocks)
+    values = np.abs(values) if way == "abs" else np.maximum(values, 0)
+    found = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
+    return 0.5 * (found + found.transpose(0, 2, 1))
+
+
+def positive_factors(matrix: Any) -> Any:
+    """The factors of a symmetric sparse matrix, a SuperLU of SciPy; None where it is not positive definite.
+
+    Without pivots, in an order for symmetric patterns: LU is LDL' then, and the signs of D are those of the eigenvalues
+    (Sylvester's law of inertia).
+    """
+    factors = symmetric_factors(matrix)
+    return factors if factors is not None and np.array_equal(factors.perm_r, factors.perm_c) else None

@@ -1,0 +1,131 @@
+"""The rows of the containers that have columns: by parameter, as they are between two stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from taichi_ext.differentiate.keys import Key, SumKey, Version
+from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix, identity, scipy_sparse
+from taichi_ext.runtime.sparse.pattern import sparse_dtype
+from taichi_ext.runtime.sparse.streams import StageBlocks
+
+IDENTITY = "identity"  # a parameter that nothing has written to, by itself
+
+
+class SparseRows:
+    """For each container a sparse matrix by each parameter; ``arithmetic`` is kept from call to call."""
+
+    def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
+        self._sizes = sizes
+        self._arithmetic = arithmetic
+        self._blocks: dict[Key, dict[Key, Any]] = {key: {key: IDENTITY} for key in sizes}
+
+    def keys(self) -> list[Any]:
+        return list(self._blocks)
+
+    def of(self, key: Key, note_clear: Callable[[Any], None] | None = None) -> Rows:
+        """The rows of one container; ``note_clear`` is called before some of them are cleared."""
+        return Rows(self, key, note_clear)
+
+    def blocks(self, key: Key) -> dict[Key, Any]:
+        """The blocks of a container that have entries."""
+        return self._blocks.get(key, {})
+
+    def block(self, key: Key, param: Key, rows: int, dtype: Any) -> Any:
+        """A block of J as a CSR array."""
+        found = self.blocks(key).get(param)
+        if found is None:
+            return scipy_sparse().csr_array((rows, self._sizes[param]), dtype=dtype)
+        return identity(rows, dtype).csr() if isinstance(found, str) else found.csr()
+
+    def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
+        """Give a container the rows of CSR arrays."""
+        self._blocks[key] = {param: Matrix.of(block) for param, block in blocks.items()}
+
+    def clear(self, key: Key, rows: Any) -> None:
+        """Set the tangents of some entries to zero."""
+        left = {}
+        for param, block in self.blocks(key).items():
+            size = self._sizes[key] if isinstance(block, str) else block.shape[0]
+            rest = self._without_rows(block, np.arange(size)[rows].reshape(-1), size)
+            if rest is not None:
+                left[param] = rest
+        self._blocks[key] = left
+
+    def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Key], Key]) -> None:
+        """Go on by one launch: what each stage writes, by what was there before it."""
+        versions: dict[Key, list[Any]] = {}
+
+        def before(key: Key, version: int) -> dict[Key, Any]:
+            return versions.get(key, [self.blocks(key)])[version]
+
+        for written in stages:
+            found = {outer(w.key): self._after(w, outer, before) for w in written}
+            for key, blocks in found.items():
+                versions.setdefault(key, [self.blocks(key)]).append(blocks)
+            self._blocks.update(found)
+        for key in [key for key in self._blocks if isinstance(key, SumKey)]:
+            del self._blocks[key]
+
+    def _after(
+        self, written: StageBlocks, outer: Callable[[Key], Key], known: Callable[[Any, int], dict[Key, Any]]
+    ) -> dict[Key, Any]:
+        terms: dict[Key, list[Any]] = {}
+        for owner, (block, data) in written.blocks.items():
+            matrix = Matrix(block.pattern, data)
+            if block.has_rows:
+                matrix = self._arithmetic.without_zeros(block.pattern, data)
+            if not isinstance(owner, Version):
+                terms.setdefault(outer(owner), []).append(matrix)
+                continue
+            for param, before in known(outer(owner.of), owner.number).items():
+                term = matrix if isinstance(before, str) else self._arithmetic.product(matrix, before)
+                terms.setdefault(param, []).append(term)
+        for param, before in self.blocks(outer(written.key)).items():
+            rest = self._without_rows(before, written.stored, written.size)
+            if rest is not None:
+                terms.setdefault(param, []).append(rest)
+        return {param: self._total(param, matrices) for param, matrices in terms.items()}
+
+    def _without_rows(self, block: Any, rows: np.ndarray, size: int) -> Any:
+        """A block with some rows empty; None where nothing is left."""
+        if isinstance(block, str):
+            if not len(rows):
+                return block
+            block = identity(size, np.float64)
+        return self._arithmetic.without_rows(block, rows)
+
+    def _total(self, param: Key, blocks: list[Any]) -> Any:
+        if len(blocks) == 1:
+            return blocks[0]
+        types = [b.data.dtype for b in blocks if not isinstance(b, str)]
+        eye = identity(self._sizes[param], np.result_type(*types))
+        return self._arithmetic.total([eye if isinstance(b, str) else b for b in blocks])
+
+
+class Rows:
+    """The rows of one container, as a session clears and asks for them."""
+
+    is_fresh = False
+
+    def __init__(self, rows: SparseRows, key: Key, note_clear: Callable[[Any], None] | None) -> None:
+        self._rows = rows
+        self._key = key
+        self._note_clear = note_clear
+
+    def any(self) -> bool:
+        return any(isinstance(b, str) or b.nnz for b in self._rows.blocks(self._key).values())
+
+    def clear_rows(self, rows: Any) -> None:
+        """Set the tangents of some entries to zero."""
+        if self._note_clear is not None:
+            self._note_clear(self._key)
+        self._rows.clear(self._key, rows)
+
+
+def csr_of(values: np.ndarray) -> Any:
+    """The entries of a dense matrix that are not zero."""
+    return scipy_sparse().csr_array(values.astype(sparse_dtype(values.dtype), copy=False))

@@ -1,0 +1,317 @@
+"""The memory that a kernel writes the entries of a sparse Jacobian to, and what becomes of it after a launch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import taichi as ti
+
+from taichi_ext import backend
+from taichi_ext.differentiate.entry_sites import Group, Site
+from taichi_ext.differentiate.keys import Key, SiteArray, SumKey, Version
+from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES
+from taichi_ext.errors import InvalidArgumentError
+from taichi_ext.launches import Fused
+from taichi_ext.runtime.memory.shadows import available_memory, numpy_dtype
+from taichi_ext.runtime.sparse.counts import SlotCounts
+from taichi_ext.runtime.sparse.pattern import Block, Slots, block_of, kept_slots, stored_rows
+
+ORDERING = 32  # bytes by entry: row, column, key, order
+
+Stage = tuple[int, int]  # of a site
+Saved = tuple[list[np.ndarray], dict[int, Any]]  # numbers of bundles, and the integers of sites
+
+
+@dataclass(frozen=True)
+class StageBlocks:
+    """What one stage writes to one container: its entries by the container whose columns they have.
+
+    Attributes:
+        key: the container.
+        size: how many entries it has.
+        stored: its entries that are stored to, rather than added to.
+        blocks: CSR arrays, data included, by the owner of the columns. Data that are lent hold until the next launch.
+    """
+
+    key: Key
+    size: int
+    stored: np.ndarray
+    blocks: dict[Key, tuple[Block, np.ndarray]]
+
+
+@dataclass
+class _Bundle:
+    """Groups that share a stretch of memory: those with the same rows and columns."""
+
+    sources: list[tuple[Site, Group]]
+    owners: tuple[Any, ...]
+    starts: list[int]  # of what each source writes, and the end
+    memory: Any = None  # an array until it belongs to a result; on a GPU, whose arrays have no slices, one by source
+
+    @property
+    def numbers(self) -> int:
+        return self.starts[-1]
+
+    def allocate(self, dtype: Any) -> None:
+        """Get memory for the numbers of one launch."""
+        if backend.is_host_arch():
+            self.memory = _new_array(self.numbers, dtype)
+        else:
+            self.memory = [_new_array(end - start, dtype) for start, end in itertools.pairwise(self.starts)]
+
+    def array(self, source: int) -> Any:
+        """The container that a source writes to."""
+        if isinstance(self.memory, list):
+            return self.memory[source]
+        start, end = self.starts[source : source + 2]
+        return self.memory[start : max(end, start + 1)]
+
+    def written(self) -> np.ndarray:
+        """The numbers of all sources."""
+        if not isinstance(self.memory, list):
+            return self.memory[: self.numbers]
+        pairs = zip(self.memory, itertools.pairwise(self.starts), strict=True)
+        return _joined([_to_numpy(array)[: end - start] for array, (start, end) in pairs])
+
+
+class Streams:
+    """The arrays of one fused kernel; kept on it from launch to launch."""
+
+    @staticmethod
+    def of(fused: Fused) -> Streams:
+        if fused.memory.streams is None:
+            fused.memory.streams = Streams(fused)
+        return fused.memory.streams
+
+    def __init__(self, fused: Fused) -> None:
+        entries = fused.entries
+        assert entries is not None
+        self.sites = entries.sites
+        written = {site.key: entries.containers[site.key] for site in entries.sites}
+        self._sizes = {key: c.size for key, c in written.items()}
+        self._open = {key: c.opened for key, c in entries.containers.items() if c.opened is not None}
+        self._dtypes = {key: backend.named_type(c.dtype.name) for key, c in written.items()}
+        self._ranges = entries.columns.ranges()
+        self._in_rows = frozenset(entries.columns.in_rows)
+        self.counts = SlotCounts(self.sites, _array_of)
+        self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
+        self._blocks: dict[tuple[Stage, Key], dict[Key, Block]] = {}
+        self._stored: dict[tuple[Stage, Key], np.ndarray] = {}
+        self.is_symmetric = False  # to the last bit, as the matrix of a Hessian
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Get ready for as many slots as are known of."""
+        for key in self._open:
+            if isinstance(key, SumKey) and self._size(key) > OPEN_ENTRIES:
+                raise InvalidArgumentError(
+                    f"The local {key.name} has {self._size(key)} entries in all iterations of its loop. A sparse "
+                    f"Jacobian can have {OPEN_ENTRIES} of them where the number of iterations is only known at run "
+                    "time: make it a constant of the kernel, or leave format= out."
+                )
+        self._bundles: dict[Any, _Bundle] = {}
+        self._places: dict[SiteArray, tuple[_Bundle, int]] = {}
+        self._integers: dict[int, Any] = {}
+        self._blocks.clear()
+        self._make_bundles()
+
+    def _make_bundles(self) -> None:
+        mixed = {(s.stage, s.key) for s in self.sites for g in s.groups if g.owner is None}
+        every = tuple(key for _, _, key in self._ranges)
+        for site in self.sites:
+            for group in site.groups:
+                is_mixed = (site.stage, site.key) in mixed
+                name = (site.stage, site.key, None if is_mixed else group.owner)
+                bundle = self._bundles.setdefault(name, _Bundle([], every if is_mixed else (group.owner,), [0]))
+                length = self.counts.slots(site) * len(group.entries)
+                self._places[site.entries(group.owner)] = (bundle, len(bundle.sources))
+                bundle.sources.append((site, group))
+                bundle.starts.append(bundle.numbers + length)
+        sizes = ((b.numbers, numpy_dtype(self._dtypes[name[1]]).itemsize) for name, b in self._bundles.items())
+        _refuse_too_many(list(sizes))
+
+    # --- a launch
+
+    def begin(self) -> None:
+        """Memory for the numbers of one launch."""
+        self.counts.begin()
+        for (_, key, _), bundle in self._bundles.items():
+            if bundle.memory is None:
+                bundle.allocate(self._dtypes[key])
+        for site in self.sites:
+            if site.integers:
+                if site.number not in self._integers:
+                    self._integers[site.number] = _new_array(self.counts.slots(site) * site.integers, backend.i32)
+                if site.is_conditional:
+                    _clear(self._integers[site.number])
+
+    def array(self, name: SiteArray) -> Any:
+        """An array as it is passed to the kernel."""
+        match name.what:
+            case "integers":
+                return self._integers[name.number]
+            case "entries":
+                bundle, source = self._places[name]
+                return bundle.array(source)
+            case _:
+                return self.counts.array(name.number, name.what)
+
+    def has_room(self) -> bool:
+        """After a launch: whether there was room for all that it has written; otherwise ``make_room`` makes some."""
+        return not self.counts or self.counts.end(_to_numpy)
+
+    @property
+    def entries(self) -> int:
+        """How many numbers a launch writes at most."""
+        return sum(bundle.numbers for bundle in self._bundles.values())
+
+    def end(self) -> None:
+        """After the launch: find the pattern again where the integers that it depends on are others."""
+        integers: dict[Any, Any] = {n: _to_numpy(array) for n, array in self._integers.items()}
+        integers |= {("lengths", n): np.array(length) for n, length in self.counts.lengths.items()}
+        integers |= {("counts", n): counts for n, counts in self.counts.counts.items()}
+        is_same = self._blocks and all(np.array_equal(a, self._known[n]) for n, a in integers.items())
+        if not is_same:
+            self._known = {n: a.copy() for n, a in integers.items()}
+            self._find_blocks()
+
+    def _find_blocks(self) -> None:
+        slots = {site.number: Slots(site, self._known.get(site.number), self.counts) for site in self.sites}
+        self._blocks, self._stored = {}, {}
+        self.is_symmetric = all(s.site.is_symmetric and not s.has_repeats() for s in slots.values())
+        for stage, key in dict.fromkeys((s.stage, s.key) for s in self.sites):
+            here = [slots[s.number] for s in self.sites if (s.stage, s.key) == (stage, key)]
+            kept = dict(zip((s.site.number for s in here), kept_slots(here), strict=True))
+            self._stored[stage, key] = stored_rows(here)
+            blocks = self._blocks[stage, key] = {}
+            for (at, to, _), bundle in self._bundles.items():
+                if (at, to) == (stage, key):
+                    blocks.update(self._bundle_blocks(bundle, key, slots, kept))
+
+    def _size(self, key: Key) -> int:
+        """How many entries a container has, or a local that has columns of its own in this launch."""
+        opened = self._open.get(key)
+        return self._sizes[key] * (1 if opened is None else self.counts.rooms[opened])
+
+    def _bundle_blocks(
+        self, bundle: _Bundle, key: Key, slots: dict[int, Slots], kept: dict[int, np.ndarray]
+    ) -> dict[Key, Block]:
+        size = self._size(key)
+        row_type = np.int32 if size < 2**31 else np.int64
+        places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
+        places.append(_joined([slots[s.number].columns(g) for s, g in bundle.sources]))
+        is_kept = _joined([kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources])
+        if any(s.is_symmetric for s, _ in bundle.sources):  # rows are those of parameters, also where they do not exist
+            is_kept &= (places[0] >= 0) & (places[0] < size)
+        has_rows = any(s.has_rows for s, _ in bundle.sources)
+        is_whole = len(bundle.owners) == 1
+        blocks = {}
+        for first, end, owner in self._ranges:
+            if owner in bundle.owners:
+                here = is_kept & (places[1] >= first) & (places[1] < end)
+                if here.any():
+                    columns = end - first
+                    if isinstance(owner, Version) and owner.of in self._open:
+                        columns = self._size(owner.of)
+                    shape = (size, columns)
+                    width = max(1, columns)  # the keys are passed on at once, so that they can go, too
+                    is_row = has_rows and owner in self._in_rows
+                    blocks[owner] = block_of(
+                        _keys(places, first, width, is_last=is_whole), here, shape, is_row, may_be_in_place=is_whole
+                    )
+        return blocks
+
+    # --- what it wrote
+
+    def entries_of(self, site: Site, group: Group) -> np.ndarray:
+        """The numbers of a group of a site, in the memory that the kernel has written them to."""
+        return _to_numpy(self.array(site.entries(group.owner)))[: self.counts.slots(site) * len(group.entries)]
+
+    def is_filled(self, site: Site) -> np.ndarray:
+        """Which slots of a site the kernel has filled."""
+        integers = self._integers.get(site.number)
+        return Slots(site, None if integers is None else _to_numpy(integers), self.counts).is_filled
+
+    def saved(self) -> Saved:
+        """Copies of all numbers that the kernel has written."""
+        integers = {number: _array_of(_to_numpy(array).copy()) for number, array in self._integers.items()}
+        return [bundle.written().copy() for bundle in self._bundles.values()], integers
+
+    def put_back(self, saved: Saved) -> None:
+        """Let the memory hold what was saved."""
+        numbers, self._integers = saved
+        for bundle, values in zip(self._bundles.values(), numbers, strict=True):
+            bundle.memory = values
+
+    def stages(self) -> list[Stage]:
+        return sorted({site.stage for site in self.sites})
+
+    def blocks(self, stage: Stage) -> Iterator[StageBlocks]:
+        for (at, key), blocks in self._blocks.items():
+            if at == stage:
+                full = {}
+                for owner, block in blocks.items():
+                    bundle = self._bundles.get((stage, key, owner)) or self._bundles[stage, key, None]
+                    full[owner] = (block, block.data(bundle.written()))
+                    if block.is_in_place and not block.is_lent:
+                        bundle.memory = None  # the next launch gets other memory
+                yield StageBlocks(key, self._size(key), self._stored[stage, key], full)
+
+
+def _keys(places: list[np.ndarray], first: int, width: int, *, is_last: bool) -> np.ndarray:
+    """``row * width + column`` for columns from ``first`` on; the rows and columns go if nobody else needs them."""
+    rows, columns = places
+    if is_last:
+        places.clear()
+    keys = rows * np.int64(width)
+    keys += columns
+    keys -= first
+    return keys
+
+
+def _refuse_too_many(sizes: list[tuple[int, int]]) -> None:
+    """Raise, before a launch, where the entries and what puts them in order do not fit into memory."""
+    needed, free = sum(count * (size + ORDERING) for count, size in sizes), available_memory()
+    if needed > free:
+        count = sum(count for count, _ in sizes)
+        raise InvalidArgumentError(
+            f"The sparse Jacobian adds up {count} entries, which takes {needed / 2**30:.1f} GiB, more than the "
+            f"{free / 2**30:.1f} GiB that are free. Compute it for fewer outputs or parameters at a time, or use jvp, "
+            "vjp, linear_operator or normal_equations."
+        )
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _new_array(size: int, dtype: Any) -> Any:
+    if backend.is_host_arch():
+        return np.empty(max(1, size), numpy_dtype(dtype))
+    with backend.suspend_following():
+        return ti.ndarray(dtype, shape=max(1, size))
+
+
+def _array_of(integers: np.ndarray) -> Any:
+    if backend.is_host_arch():
+        return integers
+    array = _new_array(len(integers), backend.i32)
+    with backend.suspend_following():
+        array.from_numpy(integers)
+    return array
+
+
+def _clear(array: Any) -> None:
+    with backend.suspend_following():
+        array.fill(0)
+
+
+def _to_numpy(array: Any) -> np.ndarray:
+    if isinstance(array, np.ndarray):
+        return array
+    with backend.suspend_following():
+        return array.to_numpy()
