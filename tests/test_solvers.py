@@ -441,6 +441,16 @@ class TestLeastSquares:
         with pytest.raises(InvalidArgumentError, match=r"argument 'a'\) is a number .*put it in a field"):
             least_squares(k, "a", args=(1.0,))
 
+        @ti.kernel
+        def square(x: ti.types.ndarray(), r: ti.types.ndarray()):
+            for i in r:
+                r[i] = x[i] * x[i] - 2
+
+        x = np.ones(2)
+        x.flags.writeable = False
+        with pytest.raises(InvalidArgumentError, match=r"argument 'x'\) is read-only, .*; pass a copy"):
+            least_squares(square, "x", "r", args=(x, np.zeros(2)))
+
     @pytest.mark.parametrize("format", [None, "csr"])
     def test_numbers_that_are_not_finite(self, format):
         x, r = scalars([4.0, 0.0]), outputs(2, 3)

@@ -75,6 +75,9 @@ class Problem:
                     f"{target.name} is a number that is passed or captured by value, in which no solution can be "
                     "stored; put it in a field."
                 )
+            container = self._container(target)
+            if isinstance(container, np.ndarray) and not container.flags.writeable:
+                raise InvalidArgumentError(f"{target.name} is read-only, so no solution can be stored; pass a copy.")
         self._state = _StateAtPoint(self._save_and_store)
         self._state.reason, self._state.advice = f"{user} runs the kernels once for each point", RANDOM_BEFORE
         for target in self._targets:
