@@ -54,6 +54,7 @@ IN_LANES = [
         "schedule.masks.LEAST_GUARDED=2",
         "schedule.lanes.LEAST_WORK=0",
         "schedule.lanes.NEEDS_VECTORS=False",
+        "schedule.lanes.WHOLE_FLOAT64=False",
     ),
 ]
 LONGEST = 300  # seconds without a verdict

@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import taichi as ti
+from conftest import initialise
 from differences import check_jacobian, integers, outputs, scalars, vector_outputs, vectors
 
 from taichi_ext import Jacobian, backend
@@ -39,6 +40,7 @@ def lanes(monkeypatch):
     monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
     monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
     monkeypatch.setattr(schedule_lanes, "LEAST_TOTAL", 0)
+    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", False)
     monkeypatch.setattr(loops, "find_lanes", noted)
     return found
 
@@ -264,6 +266,48 @@ def test_arrays_and_other_numbers_of_columns(lanes):
     np.testing.assert_allclose(Jacobian(k, v, y, args=(y, w), chunk_size=4)(), whole, rtol=1e-12)
 
 
+def test_long_bodies_stay(lanes, monkeypatch):
+    monkeypatch.setattr(schedule_lanes, "MOST_OPERATIONS", 10)
+    x, y = scalars(X), outputs(2, 11)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = x[0]
+            for n in ti.static(range(8)):
+                s += ti.sqrt(s * j + n)
+            y[i, j] = s
+
+    check_jacobian(k, x, y)
+    assert "takes LLVM too long" in lanes[-1]
+
+
+def test_float64_in_parts_stays(lanes, monkeypatch):
+    """LLVM makes no vectors of stretches that end early, nor of choices of entries, where a vector has two numbers."""
+    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", True)
+    x, y, z = scalars(X), outputs(2, 11), outputs(2, 12)
+
+    @ti.kernel
+    def added():
+        for i, j in y:
+            for n in range(3):
+                y[i, j] += x[n] * j
+
+    @ti.kernel
+    def chosen():
+        for i, j in z:
+            h, s = ti.Vector([0.1, 0.2, 0.3]), x[0]
+            for n in range(j % 3):
+                h[n] = h[n] * s + x[n]
+                s += h[n] * h[1]
+            z[i, j] = s + h[0]
+
+    check_jacobian(added, x, y)
+    check_jacobian(chosen, x, z)
+    assert "rows of float64 that are no multiple of 4" in lanes[-2]
+    assert "some lanes only" in lanes[-1]
+
+
 def test_explain_and_threads(monkeypatch):
     monkeypatch.setattr(schedule_lanes, "LANES_OF_FLOAT64", 8)
     x, y = scalars(X), outputs(3, 200)
@@ -304,3 +348,28 @@ def test_entries_side_by_side():
     plan()
     assert "d_y_of[lane * 4 + 3]" in plan.source
     assert "d_y_of_1[lane]" in plan.source
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_inverses_of_divisors(is_fast, lanes):
+    """What divides several numbers, or is the same for all lanes, is inverted once, where last bits may differ."""
+    initialise(default_fp=ti.f64, fast_math=is_fast)
+    x, y = scalars(X), outputs(2, 12)
+
+    @ti.kernel
+    def k():
+        for i, j in y:
+            s = 0.0
+            for n in range(3):
+                t = x[n] * j + 1.0
+                if j > 3:
+                    t += 0.5 * x[0]
+                u = ti.sqrt(t) + x[1] ** 3
+                s += (1.0 + j * x[0]) / (x[n] * x[n] + 1.0) + x[1] / u + x[2] / u
+            y[i, j] = s
+
+    check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    plan()
+    assert isinstance(lanes[-1], Lanes), lanes
+    assert ("inverse" in plan.source) == is_fast

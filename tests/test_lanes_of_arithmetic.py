@@ -44,6 +44,7 @@ def lanes(monkeypatch):
     monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
     monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
     monkeypatch.setattr(schedule_lanes, "LEAST_TOTAL", 0)
+    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", False)
     monkeypatch.setattr(loops, "find_lanes", noted)
     return found
 
@@ -268,7 +269,7 @@ def kernels_that_stay(x, y, z, count):
     @ti.kernel
     def power():
         for i, j in y:
-            y[i, j] = x[0] ** (0.1 * j) + x[1]
+            y[i, j] = x[0] ** (0.1 * j) + x[1] ** 3
 
     @ti.kernel
     def another_sum():

@@ -28,6 +28,7 @@ def lanes(monkeypatch):
     monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
     monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
     monkeypatch.setattr(schedule_lanes, "LEAST_TOTAL", 0)
+    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", False)
     monkeypatch.setattr(masks, "LEAST_GUARDED", 2)
     monkeypatch.setattr(loops, "find_lanes", lambda *args: found.append(find_lanes(*args)) or found[-1])
     return found

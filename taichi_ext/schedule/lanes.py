@@ -62,10 +62,13 @@ from taichi_ext.simplify.usage import all_values, assigned_locals
 
 LANES_OF_FLOAT32, LANES_OF_FLOAT64 = 16, 8  # in one stretch: two vectors of 32 bytes
 MOST_NUMBERS = 12288  # in the arrays of a stretch, which are to stay in the cache next to the processor
+MOST_OPERATIONS = 500  # written in a body; LLVM's time grows faster than their number
 MOST_REPEATED = 0.25  # the share of a row that its last stretch may compute a second time
 LEAST_TOTAL = 1 << 16  # operations of all iterations, below which it is not worth to compile more
 NEEDS_VECTORS = True  # no operation that is a call for each lane
+WHOLE_FLOAT64 = True  # float64 only in whole stretches, in arrays that all lanes change alike
 LEAST_WORK = 4  # operations per number that is stored, below which arrays cost more than vectors save
+LARGEST_POWER = 16  # that Taichi makes products of
 USUAL_LENGTH = 16  # of loops whose bounds are not known
 
 # What a vector does as fast as a scalar, by its cost in additions. What is not here is a call, for each element.
@@ -117,6 +120,7 @@ class Lanes:
     parts: tuple[Part, ...]
     places: Mapping[Statement, Affine]  # of stores to shadows
     is_repeatable: bool  # whether iterations may run twice: they read nothing that they store
+    is_fast: bool = False  # whether results may differ in their last bits
 
     @property
     def stretches(self) -> int:
@@ -146,13 +150,17 @@ def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, C
     repeated = -domain[-1] % count
     if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
         raise CannotError(f"its rows of {domain[-1]} iterations are too short")
+    if survey.widest == F64 and WHOLE_FLOAT64:
+        survey.refuse_scalars(count)
     if survey.work * math.prod(domain) < LEAST_TOTAL:
         raise CannotError("it is done soon")
+    if survey.operations > MOST_OPERATIONS:
+        raise CannotError(f"it has {survey.operations} operations, which takes LLVM too long")
     if survey.work < LEAST_WORK * survey.stored:
         raise CannotError("it computes too little for each number that it stores")
     if survey.numbers * count > MOST_NUMBERS:
         raise CannotError("its local arrays are too long")
-    return Lanes(loop, domain, count, survey.varying, parts, survey.places, survey.is_repeatable)
+    return Lanes(loop, domain, count, survey.varying, parts, survey.places, survey.is_repeatable, machine.is_fast)
 
 
 class _Survey:
@@ -171,10 +179,17 @@ class _Survey:
         self.written = written_containers(loop.body)
         self.unchanged = {v for s in statements(loop.body) for v in declared(s)} - varying - assigned_locals(loop.body)
         self.own = [c for c in self.written if self._has_own_entries(c)]
-        self.work = self.stored = self.numbers = 0
+        self.work = self.stored = self.numbers = self.operations = 0
         self.widest: Type = I32
         self.places: dict[Statement, Affine] = {}
         self.is_repeatable = True
+
+    def refuse_scalars(self, count: int) -> None:
+        """Raise where LLVM makes no vectors of float64: there are two numbers in a vector of 16 bytes."""
+        if self.domain[-1] % count and not self.is_repeatable:
+            raise CannotError(f"it reads what it stores, in rows of float64 that are no multiple of {count}")
+        if any(isinstance(s, Assign) and _is_choice(s) for s in statements(self.loop.body)):
+            raise CannotError("a local array of float64 changes in some lanes only")
 
     def _has_own_entries(self, c: Container) -> bool:
         extent = self.machine.extents.get(c)
@@ -286,8 +301,9 @@ class _Survey:
                 self._note_operation(value, times)
 
     def _note_operation(self, op: Op, times: int) -> None:
+        self.operations += 1
         known = elementary_of(op) if self.machine.is_fast else None
-        is_known = known is not None or op.name in WORK or op.name in FREE
+        is_known = known is not None or op.name in WORK or op.name in FREE or _is_product(op)
         if NEEDS_VECTORS and (not is_known or op.dtype == F16):
             raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")
         self.work += times * _work(op, is_fast=self.machine.is_fast)
@@ -301,7 +317,20 @@ def work_of(body: Body, *, is_fast: bool) -> int:
 
 def _work(op: Op, *, is_fast: bool) -> int:
     known = elementary_of(op) if is_fast else None
-    return (WORK.get(op.name, 0) if known is None else known.work) * op.dtype.is_real
+    work = WORK.get(op.name, WORK["truediv"] if _is_product(op) else 0)
+    return (work if known is None else known.work) * op.dtype.is_real
+
+
+def _is_product(op: Op) -> bool:
+    """Whether Taichi makes products, an inverse or a root of a power."""
+    exponent = op.args[1].value if op.name == "pow" and isinstance(op.args[1], Const) else math.inf
+    return abs(exponent) <= LARGEST_POWER and (exponent == int(exponent) or exponent == 0.5)
+
+
+def _is_choice(s: Assign) -> bool:
+    """Whether some lanes alone change an entry of a local array."""
+    target, value = s.target, s.value
+    return isinstance(target, Read) and bool(target.index) and isinstance(value, Op) and target in value.args[2:]
 
 
 def _length(s: Statement) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,7 @@ from taichi_ext.program import (
     If,
     Load,
     Local,
+    Op,
     Read,
     Statement,
     Update,
@@ -141,6 +142,12 @@ class _RunWriter:
         self.stores: list[Statement] = []
         self.starts: dict[tuple[tuple[Atom, int], ...], Read] = {}
         self.neighbours = _neighbours(run, self.lanes.places)
+        divisors = Counter(map(_divisor, (v for s in statements(run.statements) for v in all_values(s))))
+        changed = assigned_locals(run.statements)
+        self.divisors = {x for x, n in divisors.items() if x is not None and n > 1 and x.dtype.is_real} - changed
+        if not self.lanes.is_fast:
+            self.divisors.clear()
+        self.inverses: dict[Local, Read] = {}
 
     def written(self) -> list[Statement]:
         inner = [x for s in self.run.statements for x in self._statement(s)]
@@ -183,7 +190,32 @@ class _RunWriter:
                 return self._entry(value.local, index if isinstance(index, Value) else literal(index, I32))
             scalar = self.scalars.get(value.local)
             return value if scalar is None else Read(scalar, place=value.place)
-        return as_arithmetic(value)
+        if not self.lanes.is_fast:
+            return value
+        inverse = self._inverse(value)
+        return as_arithmetic(value) if inverse is None else multiply(value.args[0], inverse)  # type: ignore[attr-defined]
+
+    def _inverse(self, value: Value) -> Read | None:
+        """The inverse of a divisor, where that is the same for all lanes, or divides several numbers."""
+        if not isinstance(value, Op) or value.name != "truediv" or value.dtype != value.args[1].dtype:
+            return None
+        divisor = value.args[1]
+        if isinstance(divisor, Read) and divisor.local in self.inverses:
+            return self.inverses[divisor.local]
+        c = divisor.contents
+        mine = {self.number, *self.scalars.values()}
+        if c.containers or not c.is_pure or not (self.lanes.varying | mine).isdisjoint(c.locals):
+            return None
+        found = self._declare_inverse(self.before, divisor)
+        if isinstance(divisor, Read):
+            self.inverses[divisor.local] = found
+        return found
+
+    @staticmethod
+    def _declare_inverse(body: list[Statement], divisor: Value) -> Read:
+        inverse = Local("inverse", divisor.dtype, (), "temporary")
+        body.append(Declare(inverse, (operation("truediv", 1.0, divisor),), place=divisor.place))
+        return Read(inverse)
 
     def _value(self, value: Value) -> Value:
         return rebuilt(value, self._changed, self.memo)
@@ -194,7 +226,12 @@ class _RunWriter:
             case Declare(local=local) if local.shape:
                 yield from self._array(new)
             case Declare(local=local):
-                yield replace(new, local=self.scalars.get(local, local))
+                scalar = self.scalars.get(local, local)
+                yield replace(new, local=scalar)
+                if local in self.divisors and scalar not in self.inverses:
+                    inverse: list[Statement] = []
+                    self.inverses[scalar] = self._declare_inverse(inverse, Read(scalar))
+                    yield from inverse
             case Assign(target=Load()) | Update(target=Load()):
                 assert isinstance(s, (Assign, Update))
                 yield self._store(s, new.value)
@@ -283,6 +320,12 @@ def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:
         elif isinstance(part, Around):
             for block in part.blocks:
                 yield from _runs(block)
+
+
+def _divisor(value: Value) -> Local | None:
+    """The local that a value is divided by."""
+    is_division = isinstance(value, Op) and value.name == "truediv"
+    return value.args[1].local if is_division and isinstance(value.args[1], Read) else None  # type: ignore[attr-defined]
 
 
 def _conditions_of_stores(run: Run) -> Iterator[Local]:
