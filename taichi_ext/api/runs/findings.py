@@ -31,7 +31,7 @@ class RunLog:
 
     def begin(self) -> None:
         """The first run of a call begins; it may have begun before, with more columns at a time."""
-        self._record = RunRecord()
+        self._record: RunRecord | None = None
         self._kept: set[Key] = set()  # parameters of which a run has left some columns
         self._overwritten: dict[Key, Any] = {}  # the names of those of which a run has left none
         self._zero = dict(self._active)  # those that have not yet
@@ -40,6 +40,7 @@ class RunLog:
         """A record of what the runs launch and store, if there are several."""
         if not is_part:
             return None
+        self._record = self._record or RunRecord()
         self._record.begin()
         return self._record
 
