@@ -14,11 +14,11 @@ from taichi_ext.analysis.draws import without_unused_draws
 from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.order import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
-from taichi_ext.differentiate.arguments import first_column_argument, shadow_argument
-from taichi_ext.differentiate.decisions import Differentiated, Seeds
-from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.keys import RETURN, Key
-from taichi_ext.differentiate.taichi_reverse import with_known_operations
+from taichi_ext.differentiate.facts.arguments import first_column_argument, shadow_argument
+from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.forms.keys import RETURN, Key
+from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
+from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.emit import Emitted, build
 from taichi_ext.launches import (
     ContainerInfo,

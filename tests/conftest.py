@@ -15,7 +15,7 @@ from taichi.lang import impl
 
 from taichi_ext import backend, engine
 from taichi_ext.api.runs.prepared import Prepared
-from taichi_ext.differentiate.storage_facts import STRATEGIES
+from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 
 NOT_RUN_AGAIN = "computed in several runs .* draws random numbers"
 arch = ti.cpu

@@ -44,7 +44,7 @@ from program_verdict import BY_ITSELF, REFUSED, REJECTED, RIGHT, Workshop, descr
 
 from taichi_ext import backend
 from taichi_ext.backend import kernels
-from taichi_ext.differentiate.storage_facts import STRATEGIES
+from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 
 PER_PROCESS = 50
 IN_LANES = [

@@ -9,9 +9,9 @@ from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.loops import Extent, find_loops
 from taichi_ext.analysis.stores import Stores
-from taichi_ext.differentiate.decisions import Role, Seeds
-from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.storage_facts import STRATEGIES
+from taichi_ext.differentiate.facts.decisions import Role, Seeds
+from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
+from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.program import (
     F64,
     I32,

@@ -6,11 +6,11 @@ from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.decisions import Role, Seeds
-from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.keys import VALUES
-from taichi_ext.differentiate.report import LOCAL_ARRAY, Line
-from taichi_ext.differentiate.watch import watched
+from taichi_ext.differentiate.facts.decisions import Role, Seeds
+from taichi_ext.differentiate.forms.keys import VALUES
+from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, Line
+from taichi_ext.differentiate.transform.forward import differentiate
+from taichi_ext.differentiate.transform.watch import watched
 from taichi_ext.program import (
     F64,
     I32,

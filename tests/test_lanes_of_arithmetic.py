@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import Jacobian, backend
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.storage_facts import STRATEGIES
+from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read, text
 from taichi_ext.schedule import Machine, loops, machine, schedule
 from taichi_ext.schedule import lanes as schedule_lanes

@@ -40,7 +40,22 @@ DISTRICTS = (
     "__main__",
 )
 # The same within districts that have parts; what lies beside these uses them.
-PARTS = {"runtime": ("memory", "python", "sparse", "launching"), "api": ("inputs", "runs", "plans")}
+PARTS = {
+    "differentiate": (
+        "forms",
+        "rules",
+        "plan",
+        "facts",
+        "memory",
+        "sparse",
+        "storage",
+        "statements",
+        "edges",
+        "transform",
+    ),
+    "runtime": ("memory", "python", "sparse", "launching"),
+    "api": ("inputs", "runs", "plans"),
+}
 LONGEST = 430
 # What is not a dependency of the package is loaded when it is first needed.
 OPTIONAL = {

@@ -6,8 +6,8 @@ import taichi as ti
 from differences import check_jacobian, outputs, scalars, vector_outputs
 
 from taichi_ext import Jacobian
-from taichi_ext.differentiate.report import BACKWARDS
-from taichi_ext.differentiate.storage_facts import STRATEGIES
+from taichi_ext.differentiate.plan.report import BACKWARDS
+from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -8,8 +8,8 @@ from differences import check_jacobian, integers, outputs, scalars
 from numpy.testing import assert_array_equal
 
 from taichi_ext import Jacobian
-from taichi_ext.differentiate import reverse_loops
-from taichi_ext.differentiate.row_terms import ADDED, FILLED, STORED, WORDS
+from taichi_ext.differentiate.plan.row_terms import ADDED, FILLED, STORED, WORDS
+from taichi_ext.differentiate.statements import reverse_loops
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

@@ -8,8 +8,8 @@ from differences import check_jacobian, outputs, scalars, vector_outputs, vector
 from numpy.testing import assert_allclose, assert_array_equal
 
 from taichi_ext import jacobian
-from taichi_ext.differentiate.build import GUARDED, GUARDED_BOTH, INVERSE
-from taichi_ext.differentiate.table import RULES
+from taichi_ext.differentiate.forms.build import GUARDED, GUARDED_BOTH, INVERSE
+from taichi_ext.differentiate.rules.table import RULES
 
 pytestmark = pytest.mark.usefixtures("ti64")
 

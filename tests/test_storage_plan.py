@@ -6,10 +6,10 @@ import pytest
 from test_differentiate import EXTENTS, P, Role, Seeds, a, at, c, i, nearest, op, over, s, sum_over_a_loop, x, y, z
 
 from taichi_ext import InternalError
-from taichi_ext.differentiate.column_blocks import Blocks
-from taichi_ext.differentiate.forward import emit_tangents, find_facts
-from taichi_ext.differentiate.planning import plan_storage
-from taichi_ext.differentiate.storage_plan import FrozenTable, StorageKey, UnplannedError
+from taichi_ext.differentiate.forms.column_blocks import Blocks
+from taichi_ext.differentiate.plan.storage_plan import FrozenTable, StorageKey, UnplannedError
+from taichi_ext.differentiate.transform.forward import emit_tangents, find_facts
+from taichi_ext.differentiate.transform.planning import plan_storage
 from taichi_ext.program import Assign, Declare, Place, Program, Read, mapped
 
 

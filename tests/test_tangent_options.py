@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.forms import Seed
-from taichi_ext.differentiate.storage_facts import STRATEGIES, StorageFacts
+from taichi_ext.differentiate.forms.forms import Seed
+from taichi_ext.differentiate.plan.storage_facts import STRATEGIES, StorageFacts
 from taichi_ext.program import I32, Local
 
 pytestmark = pytest.mark.usefixtures("ti64")

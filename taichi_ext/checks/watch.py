@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from taichi_ext import backend
-from taichi_ext.differentiate.decisions import Differentiated
-from taichi_ext.differentiate.watch import watched
+from taichi_ext.differentiate.facts.decisions import Differentiated
+from taichi_ext.differentiate.transform.watch import watched
 from taichi_ext.program import I32, Container, Place, Program
 
 _MOST_SITES = 4096

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from taichi_ext import backend
 from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
-from taichi_ext.differentiate.build import written_out
-from taichi_ext.differentiate.decisions import Differentiated, Seeds
-from taichi_ext.differentiate.forward import differentiate
-from taichi_ext.differentiate.keys import RETURN, Key, Scratch
-from taichi_ext.differentiate.sparse_columns import DenseRowsError
-from taichi_ext.differentiate.storage_facts import SPARSE
+from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.forms.build import written_out
+from taichi_ext.differentiate.forms.keys import RETURN, Key, Scratch
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
+from taichi_ext.differentiate.plan.storage_facts import SPARSE
+from taichi_ext.differentiate.transform.forward import differentiate
 from taichi_ext.launches.keys import GRADIENT, FirstOrderArray, GradientKey, NumberArgument
 from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
 from taichi_ext.launches.seeds import seeds_of

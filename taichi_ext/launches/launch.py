@@ -11,10 +11,10 @@ from typing import Any
 from taichi_ext import backend, stages
 from taichi_ext.analysis.accesses import read_containers, stages_of
 from taichi_ext.analysis.changes import written_containers
-from taichi_ext.differentiate.entry_sites import Site, SparseResult
-from taichi_ext.differentiate.keys import Key, Scratch
-from taichi_ext.differentiate.report import Report
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.forms.entry_sites import Site, SparseResult
+from taichi_ext.differentiate.forms.keys import Key, Scratch
+from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.plan.report import Report
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.labels import Label
 from taichi_ext.launches.keys import FieldKey

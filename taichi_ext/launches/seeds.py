@@ -9,11 +9,11 @@ from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate import shadows
-from taichi_ext.differentiate.decisions import Differentiated, Seeds
-from taichi_ext.differentiate.keys import Key
-from taichi_ext.differentiate.sparse_numbering import SparseSeeds
-from taichi_ext.differentiate.storage_facts import SPARSE, STRATEGIES
+from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.forms.keys import Key
+from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.plan.storage_facts import SPARSE, STRATEGIES
+from taichi_ext.differentiate.statements import shadows
 from taichi_ext.launches.keys import NumberArgument
 from taichi_ext.launches.launch import ContainerInfo, Launch, Role
 from taichi_ext.program import Container, Local, Program, Read, entries

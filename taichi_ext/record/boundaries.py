@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.taichi_reverse import as_constant
+from taichi_ext.differentiate.forms.taichi_reverse import as_constant
 from taichi_ext.errors import InvalidRuleError
 from taichi_ext.program import Boundary, Const, Declare, Local, Op, Read, Tensor, Value, entries, regrouped
 from taichi_ext.program.values import Struct

@@ -7,7 +7,7 @@ gain nothing: after each store to an array the array's address is read again, wh
 
 from __future__ import annotations
 
-from taichi_ext.differentiate.build import is_over_columns, not_written_out
+from taichi_ext.differentiate.forms.build import is_over_columns, not_written_out
 from taichi_ext.program import (
     Assign,
     Body,

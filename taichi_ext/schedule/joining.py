@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
-from taichi_ext.differentiate.build import is_over_columns
+from taichi_ext.differentiate.forms.build import is_over_columns
 from taichi_ext.program import (
     Body,
     Boundary,

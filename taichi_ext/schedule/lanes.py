@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from taichi_ext.analysis.affine import Affine, Indices, VectorEntry
 from taichi_ext.analysis.changes import varying_locals, written_containers
-from taichi_ext.differentiate.build import literal
+from taichi_ext.differentiate.forms.build import literal
 from taichi_ext.program import (
     F16,
     F64,

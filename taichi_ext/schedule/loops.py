@@ -15,8 +15,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from taichi_ext.differentiate.build import add, cast, is_over_columns, literal, multiply, operation
-from taichi_ext.differentiate.report import LoopChoice, parallel_loops
+from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, literal, multiply, operation
+from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.program import (
     I32,
     Body,

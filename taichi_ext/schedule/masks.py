@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
-from taichi_ext.differentiate.build import cast, literal, operation
+from taichi_ext.differentiate.forms.build import cast, literal, operation
 from taichi_ext.program import (
     I32,
     U1,

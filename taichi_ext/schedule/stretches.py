@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
-from taichi_ext.differentiate.build import Coefficient, add, cast, literal, multiply, operation
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply, operation
 from taichi_ext.program import (
     I32,
     U1,

@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
-from taichi_ext.differentiate.keys import RETURN, Key
+from taichi_ext.differentiate.forms.keys import RETURN, Key
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import FieldKey, NumberArgument, PipelineArgument, container_key, rows_of
 from taichi_ext.record.variables import Variable

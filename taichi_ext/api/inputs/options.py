@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.api.inputs.sparse_results import checked_format
-from taichi_ext.differentiate.storage_facts import STRATEGIES
+from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.errors import InvalidArgumentError, shown
 
 

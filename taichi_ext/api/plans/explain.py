@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.differentiate.column_blocks import LAST
-from taichi_ext.differentiate.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
+from taichi_ext.differentiate.forms.column_blocks import LAST
+from taichi_ext.differentiate.forms.keys import RETURN, VALUES, Key, Scratch, SumKey, Version
 from taichi_ext.launches import ArrayArgument, Fused, NumberArgument
 from taichi_ext.runtime.memory.shadows import FieldTable, numpy_dtype
 

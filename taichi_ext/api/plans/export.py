@@ -10,7 +10,7 @@ from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, Target
 from taichi_ext.api.inputs.layout import lay_out
 from taichi_ext.api.runs.prepared import Prepared
-from taichi_ext.differentiate.keys import RETURN, Scratch
+from taichi_ext.differentiate.forms.keys import RETURN, Scratch
 from taichi_ext.emit import JacobianPart, TangentArray, export
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ArrayArgument, Fused

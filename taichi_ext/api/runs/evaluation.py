@@ -20,7 +20,7 @@ from taichi_ext.api.runs.prepared import Prepared, values_of
 from taichi_ext.api.runs.replay import Replay
 from taichi_ext.api.runs.subject import Outputs
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import ColumnBlock, Fused
 from taichi_ext.runtime.launching.fused_kernels import KernelTable

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from taichi_ext.api.inputs.arguments import Target
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused
 from taichi_ext.record.variables import python_reader
 from taichi_ext.runtime.launching.session import Accesses

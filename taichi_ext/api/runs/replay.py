@@ -10,7 +10,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.layout import Layout
-from taichi_ext.differentiate.keys import Key, OwnArray, Scratch, SiteArray
+from taichi_ext.differentiate.forms.keys import Key, OwnArray, Scratch, SiteArray
 from taichi_ext.launches import FieldKey, Fused
 from taichi_ext.runtime.launching.repetitions import Repetition
 from taichi_ext.runtime.launching.sparse_target import SparseEntries

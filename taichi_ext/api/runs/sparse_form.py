@@ -14,8 +14,8 @@ from taichi_ext.api.inputs.results import by_path
 from taichi_ext.api.inputs.sparse_results import check_out, fill_out, in_format, refuse_too_large
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.replay import SparseReplay
-from taichi_ext.differentiate.keys import Key
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.forms.keys import Key
+from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import container_key
 from taichi_ext.runtime.launching.request import Output

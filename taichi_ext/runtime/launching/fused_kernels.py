@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FieldKey, Fused, Role, refuse_changed
 

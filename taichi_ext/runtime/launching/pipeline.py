@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused, container_key
 from taichi_ext.runtime.launching.launch_checks import STORED, warn_of_changes, warn_of_lost_tangents
 from taichi_ext.runtime.launching.lookahead import Lookahead

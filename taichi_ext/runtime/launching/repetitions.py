@@ -7,7 +7,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches import Fused
 
 

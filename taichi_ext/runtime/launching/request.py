@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.labels import Label
 from taichi_ext.launches import ColumnBlock, EnergyTarget
 from taichi_ext.runtime.memory.array_tangents import Given

@@ -9,7 +9,7 @@ from typing import Any
 
 from taichi_ext import backend, engine
 from taichi_ext.boundary.registry import registry
-from taichi_ext.differentiate.keys import Key, LaunchArray, OwnArray, Scratch
+from taichi_ext.differentiate.forms.keys import Key, LaunchArray, OwnArray, Scratch
 from taichi_ext.labels import Label
 from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, PipelineArgument, container_key
 from taichi_ext.runtime.launching.fused_kernels import KernelTable

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.keys import Key, OwnArray, SumKey
-from taichi_ext.differentiate.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.forms.keys import Key, OwnArray, SumKey
+from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, Fused, SparseTarget
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.differentiate.keys import VALUES, Key
+from taichi_ext.differentiate.forms.keys import VALUES, Key
 from taichi_ext.launches import ContainerInfo, Fused, Role, SparseTarget, container_key
 from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.memory.array_tangents import ArrayTangents

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.labels import Label
 from taichi_ext.launches import ArrayArgument, ContainerInfo, Fused, Role

@@ -10,7 +10,7 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.differentiate.keys import Key
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.labels import Label, Labels
 from taichi_ext.launches import ColumnBlock, ContainerInfo, FieldKey

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.differentiate.forms.entry_sites import Site
 from taichi_ext.errors import InvalidArgumentError
 
 MOST_SLOTS = 2**31 - 2

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.analysis.affine import Affine
-from taichi_ext.differentiate.entry_sites import Group, Site
+from taichi_ext.differentiate.forms.entry_sites import Group, Site
 from taichi_ext.runtime.sparse.counts import SlotCounts
 from taichi_ext.runtime.sparse.matrices import Pattern
 from taichi_ext.runtime.sparse.merging import merged

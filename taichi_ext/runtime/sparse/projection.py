@@ -13,7 +13,7 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.differentiate.entry_sites import Site
+from taichi_ext.differentiate.forms.entry_sites import Site
 from taichi_ext.runtime.sparse.matrices import symmetric_factors
 from taichi_ext.runtime.sparse.streams import Streams
 

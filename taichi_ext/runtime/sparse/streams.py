@@ -11,9 +11,9 @@ import numpy as np
 import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.differentiate.entry_sites import Group, Site
-from taichi_ext.differentiate.keys import Key, SiteArray, SumKey, Version
-from taichi_ext.differentiate.sparse_columns import OPEN_ENTRIES
+from taichi_ext.differentiate.forms.entry_sites import Group, Site
+from taichi_ext.differentiate.forms.keys import Key, SiteArray, SumKey, Version
+from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.launches import Fused
 from taichi_ext.runtime.memory.shadows import available_memory, numpy_dtype

@@ -1,0 +1,59 @@
+"""Values whose derivative is not that of their expression: stopped, replaced, given by a rule or by an edge."""
+
+from __future__ import annotations
+
+from taichi_ext.differentiate.edges import edges
+from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.edges.rules import rule
+from taichi_ext.differentiate.forms.forms import Form, settled
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Boundary, with_values
+
+
+def boundary(ctx: RuleContext, s: Boundary) -> None:
+    """Declare the results of a boundary."""
+    if ctx.walk.facts.seeds.is_again and s.kind not in ("stop_gradient", "replace_gradient"):
+        place = "" if s.place is None else s.place.message() + "\n"
+        raise UnsupportedError(
+            f"{place}The second derivative of {_NAMES.get(s.kind, s.kind)} is not known: what is given for it is its "
+            "first derivative. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
+        )
+    _KINDS[s.kind](ctx, s)
+
+
+def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
+    """The statement stays, since its results have this derivative when they are differentiated again, too."""
+    for result, form in zip(s.results, forms, strict=True):
+        ctx.walk.builder.frozen.add(result)
+        ctx.forms.forms[result] = settled(ctx.walk.builder, form)
+    ctx.walk.builder.emit(with_values(s, ctx.primal))
+
+
+def _stop(ctx: RuleContext, s: Boundary) -> None:
+    if ctx.walk.facts.seeds.is_again:
+        _kept(ctx, s, [{} for _ in s.results])
+        return
+    for result, value in zip(s.results, s.numbers, strict=True):
+        ctx.declare(s, result, ctx.primal(value), {})
+
+
+def _replace(ctx: RuleContext, s: Boundary) -> None:
+    if ctx.walk.facts.seeds.is_again:
+        _kept(ctx, s, [ctx.linearizer.form(source) for source in s.sources("surrogate")])
+        return
+    for result, value, source in zip(s.results, s.numbers, s.sources("surrogate"), strict=True):
+        ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source))
+
+
+_NAMES = {"rule": "a function with a rule of its own", "gradient": "a gradient by the position of a pixel"}
+_KINDS = {
+    "stop_gradient": _stop,
+    "replace_gradient": _replace,
+    "rule": rule,
+    "edge": edges.edge,
+    "step": edges.edge,
+    "coverage": edges.edge,
+    "sqrt_edge": edges.sqrt_edge,
+    "segment_edge": edges.segment_edge,
+    "gradient": edges.gradient,
+}

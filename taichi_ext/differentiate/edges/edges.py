@@ -1,0 +1,275 @@
+"""Edges: values whose derivative has a term from the motion of a discontinuity through the pixel.
+
+A pixel that integrates f = f_in where phi > 0 and f_out elsewhere has, by Reynolds' theorem, the derivative
+
+    d/dt  integral f dx  =  integral f_dot dx  +  integral over the edge of (f_in - f_out) phi_dot / |grad phi| dl.
+
+The form of the level has coefficients for the position of the pixel, too: they are grad phi.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
+from taichi_ext.analysis.stored_positions import find_stored_position
+from taichi_ext.differentiate.edges.pixel import Pixel, segment_partials
+from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.facts.facts import OwnSeeds
+from taichi_ext.differentiate.forms.build import Coefficient, cast, is_number
+from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Weight, accumulate, bare, coefficient
+from taichi_ext.differentiate.forms.formula import Formula, Term
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Body, Boundary, Const, Local, Read, Statement, Value, entries, statements
+
+
+class Argument:
+    """What a result depends on: a value, evaluated, and its form."""
+
+    def __init__(self, ctx: RuleContext, value: Value) -> None:
+        self.form: Form = ctx.form(value)
+        self.value = ctx.walk.expressions.keep(value)
+
+
+def edge(ctx: RuleContext, s: Boundary) -> None:
+    """``edge``, ``step`` and ``coverage``."""
+    antialias = s.options["antialias"]
+    inside, outside = s.given["inside"], s.given["outside"]
+    if not ctx.walk.facts.seeds.takes_derivative and not antialias:
+        for result, value in zip(s.results, s.numbers, strict=True):
+            ctx.declare(s, result, ctx.primal(value), {})
+        return
+    level, pixel = _pixel(ctx, s)
+    chord = pixel.formula.term(pixel.chord())
+    is_inside = (pixel.level > 0).kept("is_inside")
+    area = pixel.area() if antialias else None
+    jump = s.given.get("jump")
+    count = len(s.results)
+    jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
+    for result, value_in, value_out, own_jump in zip(s.results, entries(inside), entries(outside), jumps, strict=True):
+        sides = Argument(ctx, value_in), Argument(ctx, value_out)
+        formula = Formula(ctx.walk.builder, result.dtype)
+        a, b = (formula.term(side.value) for side in sides)
+        height = (a - b if own_jump is None else formula.term(ctx.walk.expressions.keep(own_jump))).kept("height")
+        if area is None:
+            value = formula.select(is_inside, a, b)
+            weights = formula.select(is_inside, 1, 0).kept("weight"), formula.select(is_inside, 0, 1).kept("weight")
+        else:
+            value = area * a + (1 - area) * b
+            weights = area, (1 - area).kept("weight")
+        at_level = height * chord
+        roots = [_roots_within(ctx, side.form, pixel) for side in sides]
+        if any(roots):
+            # the mean of a root of this level is one over the whole pixel already, and the root is 0 on the edge
+            root = formula.sqrt(formula.max(pixel.level, 0)).kept("root")
+            inner, outer = (sum((weight * factor for weight, factor in found), formula.term(0)) for found in roots)
+            beyond = ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond")
+            at_level = at_level + beyond * pixel.half_inverse_root()
+            if own_jump is None:
+                at_level = at_level - (inner - outer) * root * chord
+            if all(not isinstance(factor.value, Value) for found in roots for _, factor in found):
+                value = value + beyond * root
+        parts = [(level, at_level.kept("w")), (sides[0], weights[0]), (sides[1], weights[1])]
+        _declare(ctx, s, result, value, parts)
+
+
+def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
+    """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
+    (result,) = s.results
+    seed = ctx.walk.facts.own_seeds[result][0]
+    if not ctx.walk.facts.seeds.takes_derivative:
+        level_value = s.given["level"]
+        assert isinstance(level_value, Value)
+        ctx.forms.roots[seed] = (ctx.walk.expressions.keep(level_value), ctx.walk.cursor.block)
+        ctx.declare(s, result, ctx.primal(s.numbers[0]), {})
+        return
+    level, pixel = _pixel(ctx, s)
+    value = pixel.formula.sqrt(pixel.formula.max(pixel.level, 0)).kept("root")
+    ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block)
+    _declare(ctx, s, result, value, [(level, pixel.half_inverse_root())])
+
+
+def segment_edge(ctx: RuleContext, s: Boundary) -> None:
+    """The boundary term of one side of a polygon."""
+    ends = (
+        [Argument(ctx, e) for name in ("start", "end") for e in entries(s.given[name])]
+        if ctx.walk.facts.seeds.takes_derivative
+        else []
+    )
+    formula = Formula(ctx.walk.builder, s.results[0].dtype)
+    at = [formula.term(ctx.walk.expressions.keep(e)) for e in entries(s.given["centre"])]
+    values = [e.value for e in ends]
+    partials = segment_partials(formula, values[:2], values[2:], at) if ends else []
+    for result, zero, jump in zip(s.results, s.numbers, entries(s.given["jump"]), strict=True):
+        height = formula.term(ctx.walk.expressions.keep(jump))
+        parts = [(end, (height * partial).kept("w")) for end, partial in zip(ends, partials, strict=True)]
+        _declare(ctx, s, result, formula.term(ctx.primal(zero)), parts)
+
+
+def gradient(ctx: RuleContext, s: Boundary) -> None:
+    """The derivative of a value by the position of the pixel."""
+    value = s.given["value"]
+    assert isinstance(value, Value)
+    form = ctx.form(value)
+    found = _by_position(ctx, s, form)
+    if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
+        ctx.walk.refuse_once_settled(
+            f"{_place(s)}{s.options['what']}: level does not depend on x and y; compute it from them in the shape."
+        )
+    for result, c in zip(s.results, found, strict=True):
+        ctx.declare(s, result, cast(coefficient(c, result.dtype), result.dtype), {})
+
+
+def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> OwnSeeds:
+    """Seeds that belong to no column, by local and entry: positions of pixels, tangents of rules, roots."""
+    found: dict[tuple[Local, int], None] = {}
+    for s in everything:
+        if not isinstance(s, Boundary):
+            continue
+        if takes_position(s, takes_derivative=takes_derivative):
+            found.update(dict.fromkeys(position_entries(s)))
+        if s.kind == "sqrt_edge":
+            found[s.results[0], 0] = None
+        tangents = (local for locals_ in s.inner.values() for local in locals_)
+        found.update(dict.fromkeys((local, n) for local in tangents for n in range(math.prod(local.shape))))
+    seeds: dict[Local, dict[int, OwnSeed]] = {}
+    for local, n in found:
+        seeds.setdefault(local, {})[n] = OwnSeed(local, n)
+    return seeds
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def takes_position(s: Boundary, *, takes_derivative: bool) -> bool:
+    """Whether the derivative of a level by the position is taken: antialiased values need it, too."""
+    return "at" in s.given and bool(takes_derivative or s.kind == "gradient" or s.options.get("antialias"))
+
+
+def refuse_lost_positions(body: Body, *, takes_derivative: bool) -> None:
+    """Raise where a level depends on its position in a way that its gradient would lack.
+
+    Raises:
+        UnsupportedError: a level reads from memory what was computed from the position, or takes the index of the loop.
+    """
+    boundaries = [s for s in statements(body) if isinstance(s, Boundary)]
+    using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
+    if not using:
+        return
+    slices = Slices(body)
+    positions = {s: frozenset(position_entries(s)) for s in using}
+    _refuse_index(find_index_in_level(slices, positions))
+    # the positions of shapes are computed from that of the pixel
+    shapes = {s: slices.origins(position) for s, position in positions.items() if s.kind == "gradient"}
+    found = find_stored_position(body, {**positions, **shapes})
+    if found is None:
+        return
+    name, what = found.load.container.name, found.use.options.get("what", found.use.kind)
+    place = found.load.place or found.use.place
+    start = "" if place is None else place.message() + "\n"
+    stored, reader = "a value that depends on the position of the pixel", "level"
+    if found.is_root:
+        stored, reader = "a sqrt_edge of the same level", "inside or outside"
+    raise UnsupportedError(
+        f"{start}{what}: {reader} reads {name}, to which the kernel may have stored {stored}. Fields and arrays do not "
+        "keep such a dependence, so the derivative would be wrong. Keep the value in a local variable, and use that "
+        f"variable here instead of {name}."
+    )
+
+
+def _refuse_index(found: IndexInLevel | None) -> None:
+    if found is None:
+        return
+    name, what = found.index.name, found.use.options.get("what", found.use.kind)
+    place = found.read.place or found.use.place
+    start = "" if place is None else place.message() + "\n"
+    raise UnsupportedError(
+        f"{start}{what}: level depends on the loop index {name} itself, and at= is computed from {name}, too. The "
+        "gradient of the level would lack this part, and the derivative would be wrong. Compute the level from the "
+        f"real numbers in at=, for example px = float({name}), everywhere. If the level has one value in the whole "
+        f"pixel there, write stop_gradient(float({name}))."
+    )
+
+
+def position_entries(s: Boundary) -> list[tuple[Local, int]]:
+    """The locals that hold the position of a pixel, each with the number of its entry.
+
+    Raises:
+        UnsupportedError: it is held neither by real variables nor by indices of a loop.
+    """
+    found = []
+    for value in entries(s.given["at"]):
+        index = [i for i in value.index if isinstance(i, int)] if isinstance(value, Read) else []
+        if not isinstance(value, Read) or not value.dtype.is_real or len(index) < len(value.index):
+            raise UnsupportedError(
+                f"{_place(s)}{s.kind}: at must be two real variables, for example px = float(i), or the "
+                "indices of a loop, or one of these for an interval; level is computed from them."
+            )
+        flat = 0
+        for i, n in zip(index, value.local.shape, strict=True):
+            flat = flat * n + i
+        found.append((value.local, flat))
+    return found
+
+
+def _pixel(ctx: RuleContext, s: Boundary) -> tuple[Argument, Pixel]:
+    """The level, and how it crosses the pixel."""
+    if "at" not in s.given:
+        raise UnsupportedError(
+            f"{_place(s)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
+        )
+    value = s.given["level"]
+    assert isinstance(value, Value)
+    level = Argument(ctx, value)
+    found = _by_position(ctx, s, level.form)
+    if not any(map(_is_not_zero, found)):
+        ctx.walk.refuse_once_settled(
+            f"{_place(s)}{s.kind}: level does not depend on at=(px, py); compute it in the same kernel from the same "
+            "variables."
+        )
+    return level, Pixel(Formula(ctx.walk.builder, value.dtype), level.value, found)
+
+
+def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:
+    found = [bare(form.get(ctx.walk.facts.own_seeds[local][n], 0)) for local, n in position_entries(s)]
+    return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
+
+
+def _roots_within(ctx: RuleContext, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:
+    """The ``sqrt_edge`` that a value holds: 1 where it is one of the level of this pixel, else 0, and its factor."""
+    formula, found = pixel.formula, []
+    for seed, (level, block) in ctx.forms.roots.items():
+        factor = form.get(seed, 0)
+        if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
+            is_same = formula.select(formula.term(level).equals(pixel.level), 1, 0).kept("is_same")
+            found.append((is_same, formula.term(bare(factor))))
+    return found
+
+
+def _is_not_zero(c: Weight) -> bool:
+    return not is_number(bare(c), 0)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
+    """A result of a value, and of a partial for each argument; in the way of the mode that is being compiled."""
+    form: Form = {}
+    for argument, partial in parts:
+        accumulate(form, argument.form, partial.value)
+    primal = value.value
+    if ctx.walk.facts.seeds.is_reverse:
+        total = value.stopped()
+        for argument, partial in parts:
+            if not isinstance(argument.value, Const):
+                own = value.formula.term(argument.value)
+                total = total + partial.stopped() * (own - own.stopped())
+        primal = total.value
+    ctx.declare(s, result, cast(primal, result.dtype), form)
+
+
+def _place(s: Boundary) -> str:
+    """The place of a statement as the first lines of a message."""
+    return "" if s.place is None else s.place.message() + "\n"

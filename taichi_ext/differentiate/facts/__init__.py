@@ -1,0 +1,1 @@
+"""What is asked of a differentiation, and what is known of its program."""

@@ -1,0 +1,78 @@
+"""The request and the result of a differentiation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.energy_sums import EnergySums
+from taichi_ext.analysis.loops import Extents
+from taichi_ext.differentiate.forms.entry_sites import SparseResult
+from taichi_ext.differentiate.forms.keys import Purpose, Scratch
+from taichi_ext.differentiate.plan.report import Report
+from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
+from taichi_ext.differentiate.plan.storage_facts import Limits
+from taichi_ext.program import Container, Local, Program, Type
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a container carries when the kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
+
+    first_column: int | None = None
+    is_fresh: bool = True  # its tangents are zero at the start
+    by_column: bool = False  # columns of the shadow lie together in memory
+    components: tuple[tuple[int, int], ...] = ()  # that alone have columns, by number, each with its first one
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The request: roles of containers, first columns of arguments, the number of columns."""
+
+    columns: int
+    roles: dict[Container, Role]
+    extents: Extents
+    arguments: dict[Local, int] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    wants_return: bool = False
+    by_column: bool = False  # columns of shadows lie together in memory
+    is_host: bool = True  # a CPU
+    values: tuple[Type, int] | None = None  # ``arguments`` are rows of a shadow: its type and how many there are
+    is_reverse: bool = False  # for Taichi's reverse mode, which takes the derivative itself
+    is_debug: bool = False  # the kernel checks what it computes
+    threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
+    sparse: SparseSeeds | None = None  # of a sparse Jacobian
+    first_column: int | None = None  # of a block of columns, from which all columns here are counted; None: of all
+    is_again: bool = False  # the result is differentiated again
+    ignored: frozenset[Container | Local] = frozenset()  # whose tangents nobody asks for
+    sums: EnergySums | None = None  # the energy whose gradient is added up, term by term
+
+    @property
+    def takes_derivative(self) -> bool:
+        """Whether values have tangents, or Taichi's reverse mode is to take them."""
+        return self.columns > 0 or self.is_reverse or self.sparse is not None
+
+    @property
+    def start(self) -> set[Container]:
+        """The containers that carry tangents when the kernel starts."""
+        found = {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
+        if self.sparse is not None:
+            found |= {c for c in self.roles if self.sparse.is_sunk(c, self.sparse.columns.composed)}
+        return found
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """A program with tangents: its shadows in order, and what is known of its containers."""
+
+    program: Program
+    shadows: tuple[tuple[Purpose, Container], ...]  # what for (a container, "return", "scratch"), and the argument
+    covered: frozenset[Container]  # of which all tangents are written, whatever they were
+    scratch_sizes: dict[Scratch, int]  # of scratch memory, by what it is for
+    active: Activity  # what carries tangents, of the program that was differentiated
+    walks: int
+    relied: frozenset[Container] = frozenset()  # of which the tangents must be zero at the start
+    report: Report = field(default_factory=Report)  # the decisions, for people
+    sparse: SparseResult | None = None  # the entries of a sparse Jacobian
+    first_columns: range | None = None  # of the blocks that the program is right for; None: of all columns
+    first_column: Local | None = None  # the argument that says which it is, where there is one

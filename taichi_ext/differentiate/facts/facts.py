@@ -1,0 +1,87 @@
+"""Facts about a program, found before its tangents are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.affine import Indices
+from taichi_ext.analysis.loops import Loop, find_loops
+from taichi_ext.analysis.stores import Stores
+from taichi_ext.differentiate.facts.decisions import Seeds
+from taichi_ext.differentiate.forms.forms import OwnSeed
+from taichi_ext.differentiate.forms.sparse_columns import FIRST_SPARSE
+from taichi_ext.program import Atomic, Local, Program, Read, Statement, Value, statements
+from taichi_ext.simplify.usage import assigned_locals
+
+OwnSeeds = Mapping[Local, Mapping[int, OwnSeed]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The request of a differentiation, and facts that follow from the text of the program.
+
+    Attributes:
+        program: what is differentiated.
+        seeds: the request.
+        activity: what carries tangents.
+        own_seeds: seeds that are no columns, by local and entry: of positions of pixels and tangents of rules.
+        olds: what an atomic operation finds in its place, in a local.
+        changed: the locals that are assigned to.
+        indices: the normal forms of indices; the names of new locals are added to them.
+        loops: the loops.
+        stores: the stores to containers.
+        columns: how many columns a row has.
+        serial: the parallel loops that run serially.
+    """
+
+    program: Program
+    seeds: Seeds
+    activity: Activity
+    own_seeds: OwnSeeds
+    olds: Mapping[Statement, Local]
+    changed: AbstractSet[Local]
+    indices: Indices
+    loops: Mapping[Statement, Loop]
+    stores: Stores
+    columns: int
+    serial: frozenset[Statement] = frozenset()
+
+    @classmethod
+    def of(cls, program: Program, seeds: Seeds, activity: Activity, own_seeds: OwnSeeds) -> Facts:
+        """The facts where no loop has been found to need its order."""
+        atomics = [s for s in statements(program.body) if isinstance(s, Atomic)]
+        olds: dict[Statement, Local] = {}
+        for s in atomics:
+            olds[s] = s.result or Local("old", s.target.dtype, (), "temporary")
+        active = {olds[s] for s in atomics if _is_active(s, activity) and (s.result or not _is_sum(s))}
+        activity = replace(activity, locals=activity.locals | active)
+        indices, loops = Indices(program.body), find_loops(program.body, seeds.extents)
+        stores, changed = Stores(program, indices, loops, seeds.extents), assigned_locals(program.body)
+        return cls(program, seeds, activity, own_seeds, olds, changed, indices, loops, stores, seeds.columns)
+
+    def with_serial(self, serial: AbstractSet[Statement]) -> Facts:
+        """The same where these loops run serially."""
+        loops = find_loops(self.program.body, self.seeds.extents, frozenset(serial))
+        stores = Stores(self.program, self.indices, loops, self.seeds.extents)
+        return replace(self, serial=frozenset(serial), loops=loops, stores=stores)
+
+    def is_active(self, value: Value) -> bool:
+        """Whether a value carries a tangent."""
+        return self.activity.has(value)
+
+    def is_column(self, number: int) -> bool:
+        """Whether a number is that of a column."""
+        return 0 <= number < self.columns or (self.seeds.sparse is not None and number >= FIRST_SPARSE)
+
+
+def _is_active(s: Atomic, activity: Activity) -> bool:
+    if isinstance(s.target, Read):
+        return s.target.local in activity.locals
+    return s.target.container in activity.containers
+
+
+def _is_sum(s: Atomic) -> bool:
+    return s.function in ("atomic_add", "atomic_sub")

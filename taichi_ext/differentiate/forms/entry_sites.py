@@ -1,0 +1,136 @@
+"""Where a kernel writes entries of a sparse Jacobian: what the host has to know to put them into place.
+
+A *site* is a statement that stores or adds a tangent.  Each time it runs it fills one *slot*: a coefficient for each of
+its entries, and the integers that rows and columns depend on and that are not loop variables.  Rows and columns are
+``sum(factor * integer) + constant``, so that the host finds the pattern from a few integers per slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from taichi_ext.analysis.affine import Affine, Atom
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.forms.keys import Key, SiteArray
+from taichi_ext.differentiate.forms.sparse_columns import Columns
+from taichi_ext.program import Type
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop around a site: its variable, and the indices that it runs over."""
+
+    variable: Atom
+    first: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        return max(0, self.end - self.first)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number that a site writes: the row is that of a part of the place, the column is one of all columns."""
+
+    part: int
+    column: Affine
+
+
+@dataclass(frozen=True)
+class Group:
+    """The entries of a site whose columns belong to one container; owner None: which one is known at run time."""
+
+    owner: Key
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One statement that writes tangents.
+
+    Attributes:
+        number: among the sites of a kernel, in the order of the text.
+        stage: the top-level statement that it is in, and a step of it: all that one stage reads is older than what it
+            writes.
+        key: the container that it writes to.
+        is_sum: whether it adds to what is there.
+        axes: the loops around it.
+        loops: the same loops, by what tells them apart.
+        is_conditional: whether some slots may not be filled; the integers then end with a mark.
+        is_injective: whether no two slots are of the same row.
+        rows: the row of each part.
+        atoms: the integers that each slot keeps.
+        groups: the entries by owner.
+        has_rows: whether entries come from rows of tangents, of which any number can be zero.
+        opened: the number of the first loop around it, if its number of iterations is only known at run time.
+        counter: the number of what counts its slots, if that is only known at run time.
+        parts: of a Hessian whose entries are a symmetric block in each slot: the part that each column belongs to.
+    """
+
+    number: int
+    stage: tuple[int, int]
+    key: Key
+    is_sum: bool
+    axes: tuple[Axis, ...]
+    loops: tuple[Loop, ...]
+    is_conditional: bool
+    is_injective: bool
+    rows: tuple[Affine, ...]
+    atoms: tuple[Atom, ...]
+    groups: tuple[Group, ...]
+    has_rows: bool = False
+    opened: int | None = None
+    counter: int | None = None
+    parts: Mapping[Affine, int] | None = None
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the entries of each slot are a symmetric block."""
+        return self.parts is not None
+
+    @property
+    def slots(self) -> int:
+        """How many there are, without those that are only known at run time."""
+        return math.prod(axis.length for axis in self.axes)
+
+    @property
+    def integers(self) -> int:
+        """How many integers a slot keeps."""
+        return len(self.atoms) + self.is_conditional
+
+    def entries(self, owner: Key) -> SiteArray:
+        """The array of the entries whose columns belong to one container."""
+        return SiteArray(self.number, "entries", owner, self.key)
+
+
+@dataclass(frozen=True)
+class Sunk:
+    """A container with a sink, or a local with columns of its own.
+
+    Attributes:
+        key: what tells it apart.
+        name: its name in messages.
+        size: how many entries it has.
+        dtype: their type.
+        is_columns: its entries are columns of their own.
+        opened: the number of an open loop, for each iteration of which there are so many entries.
+    """
+
+    key: Key
+    name: str
+    size: int
+    dtype: Type
+    is_columns: bool
+    opened: int | None = None
+
+
+@dataclass(frozen=True)
+class SparseResult:
+    """The entries that a program writes: where, by which columns, and the containers that they are of."""
+
+    sites: tuple[Site, ...]
+    columns: Columns
+    containers: dict[Key, Sunk]

@@ -1,0 +1,43 @@
+"""The values of a program in the new one: temporaries hold what several tangents of a statement need."""
+
+from __future__ import annotations
+
+from taichi_ext.differentiate.forms.build import Builder, cast
+from taichi_ext.program import Known, Read, Type, Value, with_children
+
+
+class Expressions:
+    """The values of the current statement, and those that are in temporaries.
+
+    Args:
+        builder: where temporaries are declared.
+        is_again: whether the new program is differentiated again: what is known of a value does not replace it then.
+    """
+
+    def __init__(self, builder: Builder, *, is_again: bool) -> None:
+        self.builder = builder
+        self.is_again = is_again
+        self.kept: dict[Value, Value] = {}
+
+    def begin_statement(self) -> None:
+        """Forget what was evaluated for the statement before."""
+        self.kept.clear()
+
+    def primal(self, node: Value) -> Value:
+        """The value, built on the temporaries that hold parts of it."""
+        if node in self.kept:
+            return self.kept[node]
+        if isinstance(node, Known) and not self.is_again:
+            return node.constant
+        return with_children(node, self.primal)
+
+    def keep(self, node: Value, dtype: Type | None = None, name: str = "t") -> Value:
+        """The value in a temporary, or a local, that does not change."""
+        if node not in self.kept:
+            value = self.builder.keep(self.primal(node), name)
+            if not isinstance(node, Read) or node.index or node.local not in self.builder.frozen:
+                self.kept[node] = value
+            else:
+                return value if dtype is None else cast(value, dtype)
+        value = self.kept[node]
+        return value if dtype is None else cast(value, dtype)

@@ -1,0 +1,284 @@
+"""Tangents as sparse linear forms ``{leaf: coefficient}``.
+
+A leaf is a ``Seed``, one column of the Jacobian, given by a number or an index expression in normal form; or a *row*:
+the tangent of something stored, one number per column; or a seed that is no column, an ``OwnSeed`` or what is
+``Carried``. Coefficients are numbers or values that do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeGuard
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.forms.build import (
+    GUARDED,
+    GUARDED_BOTH,
+    Builder,
+    Coefficient,
+    Index,
+    add,
+    cast,
+    is_number,
+    literal,
+    multiply,
+    operation,
+    select,
+)
+from taichi_ext.program import Container, Local, Type, Value
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One column of the Jacobian."""
+
+    column: Affine
+
+    def __hash__(self) -> int:
+        return hash(self.column)
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.column.terms
+
+
+@dataclass(frozen=True)
+class OwnSeed:
+    """A seed that is no column: an entry of a pixel's position, of a tangent that a rule is given, or a root.
+
+    It has no number, so that no row, slot, shadow or tape can hold it: its coefficients are in registers.
+    """
+
+    local: Local
+    entry: int = 0
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a reversed loop carries, as an iteration finds it: no column either."""
+
+    local: Local
+
+
+class RowReader(Protocol):
+    """What holds rows of tangents."""
+
+    def entry(self, index: Index, column: Coefficient, /) -> Value:
+        """One number of one row."""
+        ...
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of an entry of a container's shadow, or of a local's: ``source`` says of what, ``key`` of which entry."""
+
+    source: Local | Container
+    key: int | Affine
+    rows: RowReader = field(compare=False)
+    index: Index = field(compare=False, default=0)
+    version: int = 0  # of the source when this was read
+    loops: tuple[Loop, ...] = ()  # around the place where this was read
+    condition: Value | None = field(compare=False, default=None)  # where it does not hold, there is no tangent
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.key))
+
+    def entry(self, column: Coefficient) -> Value:
+        return self.rows.entry(self.index, column)
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A coefficient of a row of which either may be infinite.
+
+    ``may_be_infinite``: the factor; where the row is zero, so is the product. ``is_chosen``: where the factor is zero,
+    so is the product. A choice did not pick the row, whatever it holds. ``is_again``: the product is differentiated
+    again.
+    """
+
+    factor: Coefficient
+    is_chosen: bool = False
+    may_be_infinite: bool = True
+    is_again: bool = False
+
+
+Weight = Coefficient | Guarded
+Unnumbered = OwnSeed | Carried
+Leaf = Seed | Unnumbered | Row
+Form = dict[Leaf, Weight]
+
+
+def is_row(leaf: Leaf) -> TypeGuard[Row]:
+    return isinstance(leaf, Row)
+
+
+def has_row(form: Form) -> bool:
+    """Whether there is a row among the leaves of a form."""
+    return any(isinstance(leaf, Row) for leaf in form)
+
+
+def columns_of(form: Form) -> dict[Seed, Weight]:
+    """The columns of a form, with their coefficients: all but its rows and the seeds that are no columns."""
+    return {leaf: c for leaf, c in form.items() if isinstance(leaf, Seed)}
+
+
+def unnumbered(form: Form) -> dict[Unnumbered, Weight]:
+    """The seeds of a form that are no columns, with their coefficients."""
+    return {leaf: c for leaf, c in form.items() if isinstance(leaf, (OwnSeed, Carried))}
+
+
+def numbered(form: Form) -> Form:
+    """The form without the seeds that are no columns: what can be stored in rows."""
+    return {leaf: c for leaf, c in form.items() if isinstance(leaf, (Seed, Row))}
+
+
+def times(a: Weight, b: Weight) -> Weight:
+    """A product of coefficients."""
+    if not isinstance(a, Guarded) and not isinstance(b, Guarded):
+        return multiply(a, b)
+    return _guarded_as(multiply(bare(a), bare(b)), a, b)
+
+
+def plus(a: Weight, b: Weight) -> Weight:
+    """A sum of coefficients."""
+    if not isinstance(a, Guarded) and not isinstance(b, Guarded):
+        return add(a, b)
+    return _guarded_as(add(bare(a), bare(b)), a, b)
+
+
+def bare(c: Weight) -> Coefficient:
+    """A coefficient without its guard."""
+    return c.factor if isinstance(c, Guarded) else c
+
+
+def _guarded_as(c: Coefficient, *sources: Weight) -> Weight:
+    """A coefficient with the guards of those that it is made of."""
+    guards = [s for s in sources if isinstance(s, Guarded)]
+    if not guards or is_number(c, 0):
+        return c
+    flags = (any(g.is_chosen for g in guards), any(g.may_be_infinite for g in guards), any(g.is_again for g in guards))
+    return Guarded(c, *flags)
+
+
+def coefficient(c: Weight, dtype: Type) -> Value:
+    """A coefficient as a value."""
+    c = bare(c)
+    return c if isinstance(c, Value) else literal(c, dtype)
+
+
+def times_entry(c: Weight, entry: Value) -> Coefficient:
+    """A coefficient times one entry of a row."""
+    if isinstance(c, Guarded):
+        can_be_left_out = c.is_chosen and isinstance(c.factor, Value)
+        if c.is_again and isinstance(c.factor, Value):
+            pair = (c.factor, entry) if can_be_left_out else (entry, c.factor)
+            return operation(GUARDED_BOTH if can_be_left_out and c.may_be_infinite else GUARDED, *pair)
+        zero = literal(0, entry.dtype)
+        product = multiply(c.factor, entry)
+        if c.may_be_infinite:
+            product = select(operation("eq", entry, 0.0), zero, product)
+        return select(operation("eq", c.factor, 0.0), zero, product) if can_be_left_out else product
+    return multiply(c, entry)
+
+
+def accumulate(into: Form, form: Form, weight: Weight = 1) -> None:
+    """``into += weight * form``."""
+    for leaf, c in form.items():
+        product = times(weight, c)
+        if not is_number(product, 0):
+            into[leaf] = plus(into.get(leaf, 0), product)
+
+
+def negated(form: Form) -> Form:
+    result: Form = {}
+    accumulate(result, form, -1)
+    return result
+
+
+def guarded_scale(form: Form, weight: Coefficient, *, is_again: bool = False) -> Form:
+    """``weight * form`` where a tangent that is zero stays zero although the weight is infinite.
+
+    ``is_again``: it is differentiated again, so that it stays one operation.
+    """
+    scaled: Form = {}
+    for leaf, c in form.items():
+        factor = bare(c)
+        product = multiply(weight, factor)
+        if isinstance(weight, Value) and isinstance(factor, Value) and isinstance(product, Value):
+            if is_again:
+                product = operation(GUARDED, factor, weight)
+            else:
+                product = select(operation("eq", factor, 0.0), literal(0, product.dtype), product)
+        is_chosen = isinstance(c, Guarded) and c.is_chosen
+        scaled[leaf] = Guarded(product, is_chosen, is_again=is_again) if is_row(leaf) else product
+    return scaled
+
+
+def where_nonzero(value: Value, form: Form) -> Form:
+    """``value * form``, nothing where the value is 0, whatever the form is there."""
+    scaled: Form = {}
+    for leaf, c in form.items():
+        product = multiply(value, bare(c))
+        if isinstance(bare(c), Value) and isinstance(product, Value):
+            product = select(operation("eq", value, 0.0), literal(0, product.dtype), product)
+        scaled[leaf] = Guarded(product, is_chosen=True) if is_row(leaf) else product
+    return scaled
+
+
+def chosen(picks: Iterable[Value | None], forms: list[Form], dtype: Type, *, is_again: bool = False) -> Form:
+    """The form of the first argument whose condition holds; the last condition is None (otherwise)."""
+    conditions = list(picks)
+    result: Form = {}
+    for leaf in dict.fromkeys(leaf for form in forms for leaf in form):
+        coefficients = [form.get(leaf, 0) for form in forms]
+        value = coefficient(coefficients[-1], dtype)
+        for condition, c in zip(reversed(conditions[:-1]), reversed(coefficients[:-1]), strict=True):
+            assert condition is not None  # only the last one is
+            value = select(condition, coefficient(c, dtype), value)
+        result[leaf] = Guarded(value, is_chosen=True, is_again=is_again) if is_row(leaf) else value
+    return result
+
+
+def kept(builder: Builder, c: Weight) -> Weight:
+    """A coefficient as it is now, whatever changes later."""
+    return replace(c, factor=builder.keep(c.factor, "w")) if isinstance(c, Guarded) else builder.keep(c, "w")
+
+
+def settled(builder: Builder, form: Form) -> Form:
+    """The form with its coefficients evaluated now."""
+    result: Form = {}
+    for leaf, c in form.items():
+        if not is_number(c, 0):
+            result[leaf] = kept(builder, c)
+    return result
+
+
+def row_sum(form: Form, column: Coefficient) -> Coefficient | None:
+    """One column of the rows of a form, None when it has no rows."""
+    sums: dict[Value | None, Coefficient] = {}  # of the rows that are there by the same condition
+    for leaf, c in form.items():
+        if is_row(leaf):
+            term = times_entry(c, leaf.entry(column))
+            sums[leaf.condition] = add(sums[leaf.condition], term) if leaf.condition in sums else term
+    total = sums.pop(None, None)
+    for condition, term in sums.items():  # whatever a row and its coefficient are elsewhere
+        term = select(condition, term, 0) if condition is not None else term
+        total = term if total is None else add(total, term)
+    return total
+
+
+def row_value(form: Form, column: Coefficient, dtype: Type) -> Value:
+    """One column of the rows of a form as a value, 0 when it has no rows."""
+    total = row_sum(form, column)
+    return literal(0, dtype) if total is None else cast(total, dtype)
+
+
+def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:
+    """What of a form a shadow has a place for: no seeds that are no columns, no numbers outside of all columns."""
+    return {
+        leaf: c
+        for leaf, c in numbered(form).items()
+        if is_row(leaf) or not leaf.column.is_constant or is_column(leaf.column.constant)  # type: ignore[union-attr]
+    }

@@ -1,0 +1,133 @@
+"""Formulas as they are written on paper: terms with operators, evaluated into temporaries on request."""
+
+from __future__ import annotations
+
+from typing import Union
+
+from taichi_ext.differentiate.forms.build import (
+    Builder,
+    Coefficient,
+    add,
+    literal,
+    multiply,
+    negative,
+    operation,
+    subtract,
+)
+from taichi_ext.differentiate.forms.taichi_reverse import as_constant
+from taichi_ext.program import Const, Type, Value
+
+Operand = Union["Term", Coefficient]
+
+
+class Term:
+    """A coefficient (a number or a value) with operators."""
+
+    def __init__(self, formula: Formula, value: Coefficient) -> None:
+        self.formula = formula
+        self.value = value
+
+    def _with(self, value: Coefficient) -> Term:
+        return Term(self.formula, value)
+
+    def __add__(self, other: Operand) -> Term:
+        return self._with(add(self.value, _value(other)))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Operand) -> Term:
+        return self._with(subtract(self.value, _value(other)))
+
+    def __rsub__(self, other: Operand) -> Term:
+        return self._with(subtract(_value(other), self.value))
+
+    def __mul__(self, other: Operand) -> Term:
+        return self._with(multiply(self.value, _value(other)))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Operand) -> Term:
+        return self.formula.operation("truediv", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Term:
+        return self.formula.operation("truediv", other, self)
+
+    def __neg__(self) -> Term:
+        return self._with(negative(self.value))
+
+    def __lt__(self, other: Operand) -> Term:
+        return self.formula.operation("lt", self, other)
+
+    def __le__(self, other: Operand) -> Term:
+        return self.formula.operation("le", self, other)
+
+    def __gt__(self, other: Operand) -> Term:
+        return self.formula.operation("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Term:
+        return self.formula.operation("ge", self, other)
+
+    def __and__(self, other: Operand) -> Term:
+        return self.formula.operation("logical_and", self, other)
+
+    def __or__(self, other: Operand) -> Term:
+        return self.formula.operation("logical_or", self, other)
+
+    def equals(self, other: Operand) -> Term:
+        return self.formula.operation("eq", self, other)
+
+    def stopped(self) -> Term:
+        """The same, a constant for Taichi's reverse mode."""
+        if not isinstance(self.value, Value) or isinstance(self.value, Const):
+            return self
+        return self._with(as_constant(self.value)).kept("stopped")
+
+    def kept(self, name: str = "t") -> Term:
+        """The same, evaluated now."""
+        return self._with(self.formula.builder.keep(self.value, name))
+
+
+def _value(x: Operand) -> Coefficient:
+    return x.value if isinstance(x, Term) else x
+
+
+class Formula:
+    """Terms of one real type; what is ``kept`` goes to the builder."""
+
+    def __init__(self, builder: Builder, dtype: Type) -> None:
+        self.builder = builder
+        self.dtype = dtype
+
+    def term(self, x: Coefficient) -> Term:
+        return Term(self, x)
+
+    def operation(self, name: str, *args: Operand) -> Term:
+        """An operation of Taichi's; numbers are of the formula's type."""
+        values = [a if isinstance(a, Value) else literal(a, self.dtype) for a in map(_value, args)]
+        return Term(self, operation(name, *values))
+
+    def select(self, condition: Operand, then: Operand, orelse: Operand) -> Term:
+        return self.operation("select", condition, then, orelse)
+
+    def sqrt(self, x: Operand) -> Term:
+        return self.operation("sqrt", x)
+
+    def abs(self, x: Operand) -> Term:
+        return self.operation("abs", x)
+
+    def max(self, x: Operand, y: Operand) -> Term:
+        return self.operation("max", x, y)
+
+    def min(self, x: Operand, y: Operand) -> Term:
+        return self.operation("min", x, y)
+
+    def ratio(self, a: Operand, b: Operand) -> Term:
+        """A / b, and 0 where b is 0."""
+        is_zero = self.term(_value(b)).equals(0)
+        return self.select(is_zero, 0, self.term(_value(a)) / self.select(is_zero, 1, b))
+
+    def tied(self, a: Operand, b: Operand) -> Term:
+        """A / b, and 0 only where both are 0."""
+        a, b = self.term(_value(a)).kept(), self.term(_value(b)).kept()
+        both = (a.equals(0) & b.equals(0)).kept("are_zero")
+        return self.select(both, 0, a / self.select(both, 1, b))

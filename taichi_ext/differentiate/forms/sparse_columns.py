@@ -1,0 +1,68 @@
+"""The columns of a sparse Jacobian: which container each belongs to, and which of them rows of tangents hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from taichi_ext.differentiate.forms.keys import Key, Version
+
+FIRST_SPARSE = 1 << 28  # columns from here on are in no row
+LAST_SPARSE = 2**31 - 1
+OPEN_ENTRIES = 1 << 25  # columns of a local in a loop over ranges that are only known at run time, at most
+
+
+class DenseRowsError(Exception):
+    """Tangents need rows of all columns here: what and why."""
+
+
+@dataclass
+class Columns:
+    """The columns of a sparse Jacobian: those that rows hold come first, the others from ``FIRST_SPARSE`` on.
+
+    Attributes:
+        sizes: the entries of each parameter, in order.
+        in_rows: the parameters whose columns rows hold.
+        composed: containers whose entries are columns of their own, and their sizes.
+        versions: how many versions of them a kernel reads, where that is more than one.
+    """
+
+    sizes: dict[Key, int] = field(default_factory=dict)
+    in_rows: set[Key] = field(default_factory=set)
+    composed: dict[Key, int] = field(default_factory=dict)
+    versions: dict[Key, int] = field(default_factory=dict)
+
+    @property
+    def width(self) -> int:
+        """How many columns rows have."""
+        return max(1, sum(self.sizes[key] for key in self.in_rows))
+
+    def extended(self, in_rows: set[Key], composed: dict[Key, int], versions: dict[Key, int]) -> Columns:
+        """The same parameters with what a trace has found out."""
+        return Columns(self.sizes, set(in_rows), dict(composed), dict(versions))
+
+    def first(self, key: Key) -> int | None:
+        """The first column of a container; None where it has none."""
+        return self._numbers().get(key)
+
+    def _numbers(self) -> dict[Key, int]:
+        numbers, row, other = {}, 0, FIRST_SPARSE
+        for key, size in self.sizes.items():
+            if key in self.in_rows:
+                numbers[key], row = row, row + size
+            else:
+                numbers[key], other = other, other + size
+        for key, size in self.composed.items():
+            for version in range(self.versions.get(key, 1)):
+                numbers[Version(key, version)], other = other, other + size
+        if other > LAST_SPARSE:
+            raise DenseRowsError(f"parameters and intermediates have {other - FIRST_SPARSE} entries, too many columns")
+        return numbers
+
+    def ranges(self) -> list[tuple[int, int, Key]]:
+        """First column, end and container, in order of the columns."""
+
+        def size(key: Key) -> int:
+            return self.composed[key.of] if isinstance(key, Version) else self.sizes[key]
+
+        numbers = self._numbers().items()
+        return sorted(((first, first + size(key), key) for key, first in numbers), key=lambda r: r[:2])

@@ -1,0 +1,1 @@
+"""Registers, slots and rows, which hold tangents of locals."""

@@ -1,0 +1,101 @@
+"""Rows: one number per column, where seeds add up (a sum over a loop) or are too many.
+
+``for n in range(m): s += x[n] * x[n]`` adds to entry n of the row of s in each iteration; ``s = t`` copies that of t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from taichi_ext.differentiate.facts.walk import Declaration, Walk
+from taichi_ext.differentiate.forms.build import Coefficient, Index, add, cast, is_number, multiply
+from taichi_ext.differentiate.forms.forms import Form, Seed, Weight, coefficient, has_row, is_row, row_sum, row_value
+from taichi_ext.differentiate.memory.row_places import RowMemory
+from taichi_ext.differentiate.plan.row_terms import STORED, Terms
+from taichi_ext.program import Load, Read, Value
+
+
+class Rows:
+    """The rows of one local, one for each entry of a local array.
+
+    Args:
+        walk: the walk.
+        declared: where the local is declared.
+        memory: where the rows lie.
+    """
+
+    def __init__(self, walk: Walk, declared: Declaration, memory: RowMemory) -> None:
+        self._walk = walk
+        self._declared = declared
+        self.memory = memory
+        is_array = bool(declared.local.shape)
+        self.terms = Terms(walk.naming, walk.cursor, walk.facts.columns, is_array=is_array)
+
+    def entry(self, index: Index, column: Coefficient) -> Read | Load:
+        """One number."""
+        return self.memory.entry(self._place(index, column))
+
+    def _place(self, index: Index, column: Coefficient) -> Coefficient:
+        columns = self._walk.facts.columns
+        if isinstance(index, int):
+            return add(column, index * columns)
+        return add(multiply(index, columns), column)
+
+    def write(self, forms: list[Form], indices: list[Index], *, are_zero: bool) -> None:
+        """Replace those parts of rows that are rows, or clear them."""
+        keeps = self.keeps(forms, indices)
+        if (any(map(has_row, forms)) or not are_zero) and not keeps:
+            self.terms.row_loops += 1
+            self._walk.builder.loop(self._walk.facts.columns, lambda k: self._write_column(forms, indices, k))
+
+    def write_terms(self, terms: list[tuple[Seed, Weight]], index: Index, *, replaces: bool) -> None:
+        """The columns that are left; ``replaces``: where there is one, it is all that the row holds."""
+        for seed, c in terms:
+            target = self.entry(index, self._walk.naming.column(seed))
+            value = coefficient(c, self._declared.local.dtype)
+            self._walk.builder.assign(target, value if replaces and len(terms) == 1 else add(target, value))
+
+    def _write_column(self, forms: list[Form], indices: list[Index], k: Value) -> None:
+        builder, dtype = self._walk.builder, self._declared.local.dtype
+        values = [row_value(form, k, dtype) for form in forms]
+        if len(values) > 1:
+            values = [builder.keep(v, "w") for v in values]
+        for index, value in zip(indices, values, strict=True):
+            builder.assign(self.entry(index, k), value)
+
+    def keeps(self, forms: list[Form], indices: list[Index]) -> bool:
+        """Whether the rows of each form are just those of the entry itself, once."""
+        return all(self._keeps(form, index) for form, index in zip(forms, indices, strict=True))
+
+    def _keeps(self, form: Form, index: Index) -> bool:
+        rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
+        if len(rows) != 1 or not is_number(rows[0][1], 1) or not isinstance(index, int):
+            return False
+        return rows[0][0].source is self._declared.local and rows[0][0].key == index
+
+    def add(self, form: Form, index: Index, registers: Collection[Seed]) -> None:
+        """Add the rows of a form; ``registers`` hold the others of its columns."""
+        if has_row(form):
+            self.terms.row_loops += 1
+            self._walk.builder.loop(self._walk.facts.columns, lambda k: self._add_column(form, index, k))
+        self.terms.note_add(form, registers)
+
+    def _add_column(self, form: Form, index: Index, k: Value) -> None:
+        total = row_sum(form, k)
+        if total is not None:
+            self._increase(index, k, cast(total, self._declared.local.dtype))
+
+    def add_terms(self, terms: list[tuple[Seed, Weight]], index: Index) -> None:
+        """Add the columns that are left."""
+        is_stored = self._walk.plan.row(self._declared.local).terms >= STORED
+        for seed, c in terms:
+            column, value = self._walk.naming.column(seed), coefficient(c, self._declared.local.dtype)
+            if is_stored:
+                self._walk.builder.assign(self.entry(index, column), value)
+            else:
+                self._increase(index, column, value)
+
+    def _increase(self, index: Index, column: Value, value: Value) -> None:
+        """Add to one number; atomically where iterations of a parallel loop meet in the local."""
+        is_shared = self._declared.block.is_kernel and self._walk.cursor.parallel_loop is not None
+        self._walk.builder.increase(self.entry(index, column), value, is_shared=is_shared)

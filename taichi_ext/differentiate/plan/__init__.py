@@ -1,0 +1,1 @@
+"""Where tangents are kept, and the names of columns."""

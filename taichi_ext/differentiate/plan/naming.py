@@ -1,0 +1,147 @@
+"""Columns and indices by name: integer locals that do not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from taichi_ext.analysis.affine import Affine, Atom, Indices, VectorEntry, atom_value, source_of
+from taichi_ext.analysis.loops import Extent, Loop, span
+from taichi_ext.differentiate.forms.build import Builder, Coefficient, add, cast, literal, multiply, operation
+from taichi_ext.differentiate.forms.cursor import Block
+from taichi_ext.differentiate.forms.forms import Form, Seed, columns_of
+from taichi_ext.differentiate.plan.storage_facts import StorageFacts
+from taichi_ext.program import I32, Const, Known, Local, Read, Type, Value
+
+
+class SlotOwner(Protocol):
+    """A local with slots, and what is known of it."""
+
+    @property
+    def local(self) -> Local:
+        """The local."""
+        ...
+
+    @property
+    def facts(self) -> StorageFacts:
+        """What is known of the tangents that reach it."""
+        ...
+
+
+class Naming:
+    """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes.
+
+    ``columns`` is the number that rows have; ``is_held`` says which columns these are: not all in a sparse Jacobian.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        indices: Indices,
+        keep: Callable[[Value, Type | None, str], Value],
+        parameters: Mapping[str, tuple[int, int]],
+        columns: int,
+        is_held: Callable[[Affine], bool] | None = None,
+    ) -> None:
+        self.builder = builder
+        self.indices = indices
+        self.owners: dict[Atom, SlotOwner] = {}  # of columns that were read from slots
+        self.conditional: set[Seed] = set()  # that may lie outside of all columns, with a coefficient of 0 then
+        self._keep = keep  # in a temporary of the statement, unless it does not change
+        self._parameters = parameters
+        self._columns = columns
+        self._is_held = is_held
+
+    def named(self, column: Coefficient, owner: SlotOwner | None = None) -> Affine:
+        """A column that is known in a local, as a normal form."""
+        if isinstance(column, Read):
+            if owner is not None:
+                self.owners[column.local] = owner
+            return self.indices.name(column.local)
+        number = column.constant if isinstance(column, Known) else column
+        value = number.value if isinstance(number, Const) else number
+        assert not isinstance(value, Value)  # what is kept is a local or a number
+        return Affine((), int(value))
+
+    def slot_owner(self, atom: Atom) -> SlotOwner | None:
+        return self.owners.get(atom)
+
+    def normal(self, index: Value | int) -> Affine:
+        """An index in normal form; what is not linear in unchanging locals is evaluated now and named."""
+        if isinstance(index, int):
+            return Affine((), index)
+        known = self.indices.form(index)
+        if known is not None:
+            return known
+        return self.named(self._keep(index, None, "index"))
+
+    def entry_number(self, extent: Extent, indices: Iterable[Value | int]) -> Affine:
+        """The number of an entry among those of a container, in C order."""
+        affine, offsets = Affine(), extent.offset or (0,) * len(extent.shape)
+        for index, size, offset in zip(indices, extent.shape, offsets, strict=True):
+            affine = affine * size + self.normal(index) + Affine((), -offset)
+        return affine
+
+    def settled_index(self, index: Value) -> Value:
+        """An index that does not change."""
+        if self.indices.form(index) is not None:
+            return index
+        kept = self._keep(index, None, "index")
+        self.named(kept)
+        return kept
+
+    def value_of(self, affine: Affine) -> Value:
+        """A normal form as a value."""
+        total: Coefficient | None = None
+        for atom, factor in affine.terms:
+            term = multiply(factor, cast(atom_value(atom), I32))
+            total = term if total is None else add(total, term)
+        if total is None:
+            return literal(affine.constant, I32)
+        return cast(add(total, affine.constant), I32)
+
+    def column(self, seed: Seed) -> Value:
+        """The number of a seed's column; one of all columns, whatever is not read in this iteration.
+
+        Raises:
+            TypeError: the seed is no column.
+        """
+        return self.column_within(seed, 0, self._columns)
+
+    def column_within(self, seed: Seed, first: int, size: int) -> Value:
+        """A seed's column, counted from the first of some that come one after the other, and kept within them."""
+        if not isinstance(seed, Seed):
+            raise TypeError(f"{seed} is no column")
+        number = self.value_of(seed.column + Affine((), -first))
+        if seed not in self.conditional or not (self._is_held is None or self._is_held(seed.column)):
+            return number
+        return operation("max", 0, operation("min", number, size - 1))
+
+    def note_conditional(self, seed: Seed, loops: Iterable[Loop]) -> None:
+        """Take note of a column that a condition may guard: where it does not hold, there may be no such column."""
+        if seed.is_constant:
+            return
+        known = span(seed.column, loops)
+        if self._is_held is not None or known is None or known[0] < 0 or known[1] >= self._columns:
+            self.conditional.add(seed)
+
+    def note_guarded(self, form: Form) -> None:
+        """Take note of the columns of a form that may be outside, with a coefficient of 0 then."""
+        self.conditional.update(seed for seed in columns_of(form) if not seed.is_constant)
+
+    def is_visible(self, seed: Seed, block: Block) -> bool:
+        """Whether a seed can be named in a block."""
+        return all(block.can_name(source_of(atom)) for atom, _ in seed.column.terms)
+
+    def seed_name(self, seed: Seed) -> str:
+        """The name of a register for a seed, after the parameter."""
+        if seed.is_constant:
+            for name, (first, size) in self._parameters.items():
+                number = seed.column.constant - first
+                if 0 <= number < size:
+                    return f"{name}_{number}" if size > 1 else name
+            return str(seed.column.constant)
+        atoms = [a for a, _ in seed.column.terms]
+        locals_ = [a.local if isinstance(a, VectorEntry) else a for a in atoms]
+        names = [a.name for a in locals_ if isinstance(a, Local)]
+        return "_".join([*names, str(seed.column.constant)])

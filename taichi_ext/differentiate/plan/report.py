@@ -1,0 +1,189 @@
+"""What was decided for a kernel and why, for people: where tangents of locals are, how loops run, what lines cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+from taichi_ext.analysis.bounds import Access
+from taichi_ext.differentiate.forms.build import is_over_columns
+from taichi_ext.differentiate.forms.keys import Key
+from taichi_ext.differentiate.plan.row_terms import ADDED, WORDS
+from taichi_ext.program import (
+    Assign,
+    Body,
+    Boundary,
+    Const,
+    Container,
+    Declare,
+    For,
+    Load,
+    Op,
+    Place,
+    Read,
+    Statement,
+    Update,
+    Value,
+    bodies,
+    children,
+    statements,
+)
+
+LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
+BACKWARDS = "is gone over a second time, backwards, to accumulate tangents"
+_COUNTED = frozenset(("add", "sub", "mul", "truediv"))
+
+
+@dataclass(frozen=True, order=True)
+class Line:
+    """A line of the user's source; of an inlined function with the function and the line of its call."""
+
+    number: int
+    function: str = ""
+    call: int = 0
+
+    def __str__(self) -> str:
+        return f"line {self.number}" + (f" in {self.function} (called at line {self.call})" if self.function else "")
+
+
+@dataclass(frozen=True)
+class LocalChoice:
+    """Where the tangent of a local is: in registers, slots, a row; ``row`` says where that is, if there is one.
+
+    ``row`` is ``LOCAL_ARRAY``, ``SCRATCH``, or the container in whose tangents the row lies.
+    """
+
+    name: str
+    line: Line
+    registers: int = 0
+    slots: int = 0
+    row: Container | Key | str | None = None
+    terms: int = ADDED  # how terms go to the row
+    why: str = ""  # there is a row
+
+
+@dataclass(frozen=True)
+class LoopChoice:
+    """How a parallel loop runs, and why: ``runs serially: ...``; ``number`` counts the parallel loops of a kernel."""
+
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The decisions for one kernel."""
+
+    locals: tuple[LocalChoice, ...] = ()
+    loops: tuple[LoopChoice, ...] = ()
+    operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
+    accesses: tuple[Access, ...] = ()  # by indices that are not known to lie within
+    edges: tuple[Place, ...] = ()  # conditions that ``pixel`` has found
+
+    def placed(self, key_of: Callable[[Container], Key]) -> Report:
+        """The same with the keys of containers in their place."""
+        rows = (replace(c, row=key_of(c.row)) if isinstance(c.row, Container) else c for c in self.locals)
+        return replace(self, locals=tuple(rows))
+
+    def lines(self, columns: int, name_of: Callable[[Container | Key], str]) -> list[str]:
+        """The decisions in words; ``name_of`` gives what the user calls a container."""
+        locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
+        operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
+        loops = sorted(self.loops, key=lambda loop: loop.number)
+        guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
+        edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
+        return [*locals_, *edges, *guards, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
+
+
+def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Container | Key], str]) -> str:
+    parts = [f"{choice.registers} registers"] if choice.registers else []
+    if choice.row is not None:
+        is_shared = choice.row not in (LOCAL_ARRAY, SCRATCH)
+        place = f"the tangents of {name_of(choice.row)}" if is_shared else choice.row
+        parts = [f"a row of {columns} columns in {place}", *parts]
+    elif choice.slots:
+        parts.append(f"{choice.slots} slots")
+    terms = "" if choice.row is None else f", its terms {WORDS[choice.terms]}, since {choice.why}"
+    return f"local {choice.name}, {choice.line}: {' and '.join(parts) or 'no tangent'}{terms}"
+
+
+# --- what has been planned
+
+
+def found_edges(body: Body) -> tuple[Place, ...]:
+    """Where the conditions stand that ``pixel`` looks for edges at."""
+    found = (s for s in statements(body) if isinstance(s, Boundary) and s.options.get("is_found"))
+    return tuple(s.place for s in found if s.place is not None)
+
+
+def loop_choices(
+    body: Body, serial: Mapping[Statement, str], backwards: Collection[Statement]
+) -> tuple[LoopChoice, ...]:
+    """How loops run: those in ``serial`` keep their order, those in ``backwards`` are reversed."""
+    found: list[LoopChoice] = []
+    for n, loop in enumerate(parallel_loops(body), 1):
+        if loop in serial:
+            found.append(LoopChoice(n, f"runs serially: {serial[loop]}"))
+        inner = (s for s in statements(loop.body) if s in backwards)
+        found += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {BACKWARDS}") for s in inner]
+    return tuple(found)
+
+
+def parallel_loops(body: Body) -> list[For]:
+    """The loops that a kernel runs in parallel, or could, in the order in which they are counted."""
+    return [s for s in body if isinstance(s, For)]
+
+
+def line_of(place: Place | None) -> Line:
+    """The line of a place in the source."""
+    if place is None:
+        return Line(0)
+    return Line(place.line) if place.caller is None else Line(place.line, place.function, place.caller.line)
+
+
+# --- costs
+
+
+def costs(body: Body, shadows: set[Container]) -> dict[Line, int]:
+    """The products and sums on tangents by line, for all columns; partial derivatives are not counted."""
+    found: Counter[Line] = Counter()
+    _count(body, shadows, found, 1)
+    return dict(found)
+
+
+def _count(body: Body, shadows: set[Container], found: Counter[Line], times: int) -> None:
+    for s in body:
+        count = _operations(s, shadows)
+        if count:
+            found[line_of(s.place)] += times * count
+        for inner in bodies(s):
+            _count(inner, shadows, found, times * _length(s) if is_over_columns(s) else times)
+
+
+def _length(loop: For) -> int:
+    """How often a loop over columns runs."""
+    bounds = [d.value for d in loop.domain if isinstance(d, Const)]
+    return int(bounds[-1] - (bounds[0] if len(bounds) > 1 else 0)) if bounds else 1
+
+
+def _operations(s: Statement, shadows: set[Container]) -> int:
+    if isinstance(s, Declare):
+        is_tangent = s.local.kind in ("tangent", "weight")
+        return sum(map(_size, s.values)) if is_tangent else 0
+    if isinstance(s, (Assign, Update)) and _is_tangent(s.target, shadows):
+        return _size(s.value) + isinstance(s, Update)
+    return 0
+
+
+def _is_tangent(target: Read | Load, shadows: set[Container]) -> bool:
+    if isinstance(target, Read):
+        return target.local.kind == "tangent"
+    return target.container in shadows
+
+
+def _size(value: Value) -> int:
+    """The products and sums of real numbers in an expression; indices are not looked into."""
+    if not isinstance(value, Op) or not value.dtype.is_real:
+        return 0
+    return (value.name in _COUNTED) + sum(map(_size, children(value)))

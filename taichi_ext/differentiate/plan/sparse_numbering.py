@@ -1,0 +1,129 @@
+"""The columns of a sparse Jacobian in one walk: their numbers, whose they are, and which of them rows hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.forms.forms import Form, Seed, columns_of
+from taichi_ext.differentiate.forms.keys import Key, Version
+from taichi_ext.differentiate.forms.sparse_columns import FIRST_SPARSE, Columns, DenseRowsError
+from taichi_ext.differentiate.plan.storage_plan import Plan
+from taichi_ext.program import Container, Local
+
+MOST_IN_ROWS = 4096  # columns that rows may have
+
+
+@dataclass(frozen=True)
+class SparseSeeds:
+    """The request for a sparse Jacobian.
+
+    Attributes:
+        columns: its columns.
+        outputs: the keys of its outputs.
+        keys: those of containers and locals.
+        starts: of a Hessian, whose output is a gradient: the row of the first entry of each parameter.
+        has_whole_blocks: whether the symmetric blocks of a Hessian are written with their zeros.
+    """
+
+    columns: Columns
+    outputs: frozenset[Key]
+    keys: Mapping[Local | Container, Key]
+    starts: Mapping[Key, int] = field(default_factory=dict)
+    has_whole_blocks: bool = False
+
+    def is_sunk(self, container: Container, composed: Mapping[Key, int]) -> bool:
+        """Whether what is stored to a container are entries of sparse rows."""
+        return self.keys.get(container) in self.outputs or self.keys.get(container) in composed
+
+
+class Numbering:
+    """The columns of one walk."""
+
+    def __init__(self, asked: SparseSeeds, plan: Plan) -> None:
+        self.asked = asked
+        self._plan = plan
+        planned = plan.columns
+        self.columns = asked.columns.extended(set(planned.in_rows), dict(planned.composed), dict(planned.versions))
+        self._ranges = self.columns.ranges()
+        self._owners: dict[Affine, frozenset[Key]] = {}
+
+    def is_sunk(self, container: Container) -> bool:
+        """Whether what is stored to a container are entries of sparse rows in this walk."""
+        return self.asked.is_sunk(container, self.columns.composed)
+
+    def first(self, what: Local | Container) -> int | None:
+        """The first column of a container or local; None where it has none."""
+        key = self.asked.keys.get(what)
+        return self.columns.first(Version(key, 0) if key in self.columns.composed else key)
+
+    def seed(self, key: Key, row: Affine, size: int, version: int) -> Form:
+        """The tangent of an entry that is a column."""
+        first, owner = self.columns.first(key), key
+        if key in self.columns.composed:
+            if version >= self.columns.versions.get(key, 1):
+                known = self._plan.columns.versions
+                known.require(key, max(version + 1, known.get(key, 1)))
+                version = 0
+            owner = Version(key, version)
+            first = self.columns.first(owner)
+        column = row + Affine((), first or 0)
+        self.note_owners(column, {owner})
+        return {Seed(column): 1}
+
+    def owner(self, column: Affine) -> Key:
+        """The container of a column, None where that is only known at run time."""
+        owners = self.owners(column)
+        return next(iter(owners)) if len(owners) == 1 else None
+
+    def owners(self, column: Affine) -> frozenset[Key]:
+        """The containers that a column can be of."""
+        if not column.is_constant:
+            return self._owners.get(column, frozenset())
+        return frozenset(key for first, end, key in self._ranges if first <= column.constant < end)
+
+    def note_owners(self, column: Affine, owners: AbstractSet[Key]) -> None:
+        """Take note of whose column this may be."""
+        if not column.is_constant:
+            self._owners[column] = self.owners(column) | owners
+
+    def no_column(self, owner: Key) -> int:
+        """What a slot holds as long as it has no column: one that rows have, where it may be added to a row."""
+        return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
+
+    def has_sparse(self, form: Form) -> bool:
+        """Whether a form has columns that no row holds."""
+        return any(not self.is_in_rows(seed.column) for seed in columns_of(form))
+
+    def is_in_rows(self, column: Affine) -> bool:
+        if column.is_constant:
+            return column.constant < FIRST_SPARSE
+        return self.owner(column) in self.columns.in_rows
+
+    def is_in_window(self, column: Affine) -> bool:
+        """Whether a column is, by its number, one of those that rows hold."""
+        return column.is_constant and column.constant < self.columns.width
+
+    # --- what the plan has to have
+
+    def require_columns(self, key: Key, size: int) -> None:
+        """The entries of a container are to be columns of their own."""
+        if self._plan.columns.composed.get(key) != size:
+            self._plan.columns.composed.require(key, size)
+
+    def require_rows(self, column: Affine, local: Local) -> None:
+        """Rows are to hold a column: that of a term which is added to the row of a local."""
+        owner = self.owner(column)
+        if owner is None or owner not in self.columns.sizes:
+            raise DenseRowsError(
+                f"the tangent of {local.name} adds up terms whose columns are not known before the launch"
+            )
+        in_rows = self._plan.columns.in_rows
+        if owner in in_rows:
+            return
+        in_rows.require(owner, f"the row of {local.name}")
+        total = sum(self.columns.sizes[key] for key in in_rows)
+        if total > MOST_IN_ROWS:
+            raise DenseRowsError(f"the tangent of {local.name} needs a row of {total} columns")

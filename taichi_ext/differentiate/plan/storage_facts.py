@@ -1,0 +1,126 @@
+"""Facts about the tangents that reach a local, and how much of them is kept in registers, slots or a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from taichi_ext.differentiate.forms.forms import Form, Seed, Unnumbered, columns_of, has_row
+from taichi_ext.differentiate.forms.keys import Key
+from taichi_ext.program import Local, Statement
+
+MAX_LOCAL_ARRAY = 512
+MOST_GROWTHS = 8  # walks that find more slots than the one before: where each adds some, there is no end to it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many coefficients a stored tangent may have before it becomes a row of all columns; where rows are."""
+
+    registers: int = 24
+    next_to_row: int = 8  # registers: what has a row as well is a loop over all columns, and a line for each register
+    slots: int = 8
+    local_array: int = MAX_LOCAL_ARRAY  # of longer ones, rows are in scratch memory
+
+
+SPARSE = Limits(registers=256, next_to_row=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
+STRATEGIES = {"auto": Limits(), "sparse": Limits(1 << 30, 1 << 30, slots=64), "dense": Limits(0, 0, 0)}
+
+
+@dataclass(frozen=True)
+class StorageFacts:
+    """Facts about the tangents that reach one local: with each form that is written, it stays or grows.
+
+    ``StorageFacts().with_form({x[0]: 2, x[n]: 3}, ...)`` for a local outside of the loop over n has ``x[0]`` among its
+    seeds, and one slot for ``x[n]``, which only the loop can name.
+
+    Attributes:
+        seeds: those that can be named where the local is declared, in the order in which they were met.
+        own: those that are no columns.
+        slots: the most other columns of one form.
+        why_row: why the local needs a row; empty where it needs none.
+        owners: the containers whose columns are in slots of a sparse Jacobian.
+        register_owners: and those of which registers are.
+        in_loops: the slots that are written in loops that start later.
+        sources: the locals whose slots hold the columns that have been written to this one.
+        begun_with: the slots at the start of the last walk.
+        growths: the walks that started with more slots than the one before.
+    """
+
+    seeds: Mapping[Seed, None] = field(default_factory=dict)
+    own: Mapping[Unnumbered, None] = field(default_factory=dict)
+    slots: int = 0
+    why_row: str = ""
+    owners: frozenset[Key] = frozenset()
+    register_owners: Mapping[Seed, frozenset[Key]] = field(default_factory=dict)
+    in_loops: Mapping[Statement, int] = field(default_factory=dict)
+    sources: frozenset[Local] = frozenset()
+    begun_with: int = field(default=0, compare=False)
+    growths: int = field(default=0, compare=False)
+
+    @property
+    def has_row(self) -> bool:
+        """Whether the local needs a row."""
+        return bool(self.why_row)
+
+    def begun(self) -> StorageFacts:
+        """The same where another walk starts."""
+        if self.slots == self.begun_with:
+            return self
+        return replace(self, begun_with=self.slots, growths=self.growths + (self.slots > self.begun_with))
+
+    def with_form(
+        self,
+        form: Form,
+        is_visible: Callable[[Seed], bool],
+        limits: Limits,
+        *,
+        loop: Statement | None,
+        grows: bool,
+    ) -> StorageFacts:
+        """The same with a form that is written, in a loop that starts after the local or not."""
+        columns = columns_of(form)
+        outer = {seed: None for seed in columns if seed.is_constant or is_visible(seed)}
+        inner = len(columns) - len(outer)
+        new = self
+        if not outer.keys() <= self.seeds.keys():
+            new = replace(new, seeds={**self.seeds, **outer})
+        if inner > self.slots:
+            new = replace(new, slots=inner)
+        if loop is not None and inner > self.in_loops.get(loop, 0):
+            new = replace(new, in_loops={**self.in_loops, loop: inner})
+        if not self.why_row:
+            why = _row_reason(new, form, limits, grows=grows and inner > 0)
+            new = replace(new, why_row=why) if why else new
+        return new
+
+    def with_own(self, seeds: Iterable[Unnumbered]) -> StorageFacts:
+        """The same with seeds that are no columns."""
+        own = {**self.own, **dict.fromkeys(seeds)}
+        return self if len(own) == len(self.own) else replace(self, own=own)
+
+    def with_owners(self, inner: AbstractSet[Key], registers: Mapping[Seed, frozenset[Key]]) -> StorageFacts:
+        """The same with the containers whose columns come into slots and registers of a sparse Jacobian."""
+        owners, known = self.owners | inner, {**self.register_owners, **registers}
+        is_known = owners == self.owners and known == self.register_owners
+        return self if is_known else replace(self, owners=owners, register_owners=known)
+
+    def with_sources(self, sources: AbstractSet[Local]) -> StorageFacts:
+        """The same with locals whose columns come into slots of this one."""
+        return self if sources <= self.sources else replace(self, sources=self.sources | sources)
+
+    def is_full(self, limits: Limits) -> bool:
+        """Whether there are more seeds than registers."""
+        return len(self.seeds) > (limits.next_to_row if self.has_row else limits.registers)
+
+
+def _row_reason(facts: StorageFacts, form: Form, limits: Limits, *, grows: bool) -> str:
+    """Why a local needs a row now that a form is written to it; ``grows`` where each iteration adds columns."""
+    if has_row(form):
+        return "it is made of other rows"
+    if grows:
+        return "iterations of a loop add columns to it"
+    if facts.slots > limits.slots or facts.growths > MOST_GROWTHS:
+        return "more columns reach it than slots may hold"
+    return "more columns reach it than registers may hold" if facts.is_full(limits) else ""

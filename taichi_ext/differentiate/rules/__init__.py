@@ -1,0 +1,1 @@
+"""The derivatives of operations and library functions."""

@@ -1,0 +1,193 @@
+"""The derivative table: one line per operation on real numbers.
+
+A line gives the partials, one per argument: a number, or a function of the arguments and the result ``o``.
+``kind`` says how partials meet tangents:
+
+* ``smooth``: the product, accumulated in reverse within a statement.
+* ``singular``: a partial can be infinite where the operation is finite (sqrt at 0); a tangent that is zero stays zero.
+* ``choice``: one of the arguments is picked, and its tangent; ``picks`` gives one condition per argument.
+* ``guarded``: the product of a tangent that may be zero and a partial that may be infinite, differentiated again.
+
+Kinks follow Taichi: ``abs'(0) = 0``; at a tie, max and min take the right-hand operand; ``x % y`` has the partials
+1 and ``-floor(x / y)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from taichi_ext.differentiate.forms.build import (
+    GUARDED,
+    GUARDED_BOTH,
+    INVERSE,
+    Coefficient,
+    add,
+    literal,
+    multiply,
+    negative,
+    operation,
+    select,
+    subtract,
+)
+from taichi_ext.program import Const, Op, Read, Value
+
+Partial = Coefficient | Callable[..., Coefficient] | None  # from arguments and result; None: of a choice
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one operation is differentiated."""
+
+    name: str
+    partials: tuple[Partial, ...]
+    kind: str = "smooth"
+    picks: Callable[..., tuple[Value | None, ...]] | None = None
+    takes: str = "a"  # what the partials need: the arguments "a", the result "o", both "ao", nothing ""
+
+
+def _div(a: Coefficient, b: Coefficient) -> Value:
+    return operation("truediv", a, b)
+
+
+def _square(a: Coefficient) -> Coefficient:
+    return multiply(a, a)
+
+
+def _sign(x: Value) -> Value:
+    one, zero = literal(1, x.dtype), literal(0, x.dtype)
+    return select(operation("gt", x, zero), one, select(operation("lt", x, zero), negative(one), zero))
+
+
+def _pow_base(a: Value, b: Value, o: Value) -> Coefficient:
+    if isinstance(b, Const):
+        if b.value == 0:
+            return 0
+        return multiply(2, a) if b.value == 2 else multiply(b.value, operation("pow", a, Const(b.value - 1, b.dtype)))
+    # b * a**(b - 1) is 0 * inf at a = b = 0, where the derivative of a**0 is 0
+    power = operation("pow", a, operation("sub", b, 1))
+    return select(operation("eq", b, 0), literal(0, o.dtype), multiply(b, power))
+
+
+def _pow_exponent(a: Value, b: Value, o: Value) -> Coefficient:
+    # 0**b is 0 for every b > 0: no 0 * log(0)
+    is_zero = operation("eq", a, 0.0)
+    log = operation("log", select(is_zero, 1.0, a) if not isinstance(a, Const) else a)
+    return select(is_zero, 0.0, multiply(o, log))
+
+
+def _inverse_square_sum(a: Coefficient, b: Coefficient) -> Value:
+    return _div(1.0, add(_square(a), _square(b)))
+
+
+_MAX = lambda a, b: (operation("gt", a, b), None)  # noqa: E731
+_MIN = lambda a, b: (operation("lt", a, b), None)  # noqa: E731
+_DIVISION = (lambda a, b, o: _div(1.0, b), lambda a, b, o: negative(multiply(o, _div(1.0, b))))
+
+_TABLE = [
+    Rule("add", (1, 1), takes=""),
+    Rule("sub", (1, -1), takes=""),
+    Rule("mul", (lambda a, b, o: b, lambda a, b, o: a)),
+    Rule("truediv", _DIVISION, takes="ao"),
+    Rule("raw_div", _DIVISION, takes="ao"),
+    Rule("mod", (1, lambda a, b, o: negative(operation("floor", _div(a, b))))),
+    Rule("pow", (_pow_base, _pow_exponent), kind="singular", takes="ao"),
+    Rule("neg", (-1,), takes=""),
+    Rule("cast", (1,), takes=""),
+    Rule("abs", (lambda a, o: _sign(a),)),
+    Rule("sin", (lambda a, o: operation("cos", a),)),
+    Rule("cos", (lambda a, o: negative(operation("sin", a)),)),
+    Rule("tan", (lambda a, o: add(1, _square(o)),), takes="o"),
+    Rule("tanh", (lambda a, o: subtract(1, _square(o)),), takes="o"),
+    Rule("asin", (lambda a, o: operation("rsqrt", subtract(1.0, _square(a))),), kind="singular"),
+    Rule("acos", (lambda a, o: negative(operation("rsqrt", subtract(1.0, _square(a)))),), kind="singular"),
+    Rule("exp", (lambda a, o: o,), takes="o"),
+    Rule("log", (lambda a, o: _div(1.0, a),), kind="singular"),
+    Rule("sqrt", (lambda a, o: multiply(0.5, _div(1.0, o)),), kind="singular", takes="o"),
+    Rule("rsqrt", (lambda a, o: multiply(-0.5, multiply(o, multiply(o, o))),), kind="singular", takes="o"),
+    Rule(
+        "atan2",
+        (
+            lambda a, b, o: multiply(b, _inverse_square_sum(a, b)),
+            lambda a, b, o: negative(multiply(a, _inverse_square_sum(a, b))),
+        ),
+        kind="singular",
+    ),
+    Rule("max", (1, 1), kind="choice", picks=_MAX),
+    Rule("min", (1, 1), kind="choice", picks=_MIN),
+    Rule("select", (None, 1, 1), kind="choice"),
+    Rule(GUARDED, (None, None), kind="guarded"),
+    Rule(GUARDED_BOTH, (None, None), kind="guarded"),
+    # not 0 at 0: a second derivative that is infinite there is not taken for 0
+    Rule(INVERSE, (lambda a, o: negative(_div(1.0, _square(a))),)),
+]
+RULES = {rule.name: rule for rule in _TABLE}
+_SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argument, twice
+
+
+# a norm: where it is 0, so are the tangents of the squares, whatever the tangents of the numbers
+_NORM = Rule("norm", (lambda a, o: select(operation("eq", o, 0.0), 0.0, _div(0.5, o)),), takes="o")
+
+
+# What is differentiated again: where a tangent or exponent is 0, its own derivative need not be
+_AGAIN = {
+    "pow": Rule("pow", (lambda a, b, o: _pow_base_again(a, b, o), _pow_exponent), kind="singular", takes="ao"),
+    "log": replace(RULES["log"], kind="smooth"),  # infinite itself where its partial is
+    "rsqrt": replace(RULES["rsqrt"], kind="smooth"),
+}
+_NORM_AGAIN = replace(_NORM, partials=(lambda a, o: multiply(0.5, operation(INVERSE, o)),))
+
+
+def _pow_base_again(a: Value, b: Value, o: Value) -> Coefficient:
+    if isinstance(b, Const):
+        return _pow_base(a, b, o)
+    return operation(GUARDED, b, operation("pow", a, operation("sub", b, 1)))
+
+
+def rule_of(op: Op, definition: Callable[[Value], Value], *, is_again: bool = False) -> Rule | None:
+    """The line for an operation on these arguments; ``definition`` follows a local that does not change.
+
+    ``is_again``: the partials are differentiated again.
+    """
+    rule = _AGAIN.get(op.name, RULES.get(op.name)) if is_again else RULES.get(op.name)
+    if rule is None:
+        return None
+    if op.name == "mul" and is_same(*op.args):
+        return _SQUARE
+    if op.name in ("sqrt", "rsqrt", "log") and sign_of(op.args[0], definition) > 0:
+        return replace(rule, kind="smooth")
+    if op.name == "sqrt" and _is_sum_of_squares(op.args[0], definition):
+        return _NORM_AGAIN if is_again else _NORM
+    exponent = op.args[1] if op.name == "pow" else None
+    if isinstance(exponent, Const) and exponent.value >= 1 and float(exponent.value).is_integer():
+        return replace(rule, kind="smooth", takes="a")  # the partial of a whole power is finite
+    return rule
+
+
+def is_same(a: Value, b: Value) -> bool:
+    """Whether two operands are one value."""
+    if a is b:
+        return True
+    return isinstance(a, Read) and isinstance(b, Read) and a.local is b.local and not a.index and not b.index
+
+
+def _is_sum_of_squares(x: Value, definition: Callable[[Value], Value]) -> bool:
+    x = definition(x)
+    if isinstance(x, Op) and x.name == "add":
+        return all(_is_sum_of_squares(a, definition) for a in x.args)
+    return isinstance(x, Op) and x.name == "mul" and is_same(*x.args)
+
+
+def sign_of(x: Value, definition: Callable[[Value], Value]) -> float:
+    """1 for what is certainly positive, 0 for what is certainly not negative, else -1."""
+    x = definition(x)
+    if isinstance(x, Const):
+        return (x.value > 0) - (x.value < 0)
+    if isinstance(x, Op):
+        if x.name == "add":
+            signs = [sign_of(a, definition) for a in x.args]
+            return max(signs) if min(signs) >= 0 else -1
+        if x.name == "mul" and is_same(*x.args):
+            return 0
+        return 0 if x.name in ("abs", "sqrt", "exp") else -1
+    return -1

@@ -1,0 +1,235 @@
+"""Slots of a sparse Jacobian in loops whose number of iterations is only known at run time.
+
+A *counter* counts how often a block in such a loop runs, separately for each iteration of the loops around it whose
+numbers are known: the kernel is given where the slots of each of these begin, and tells how many it would have filled.
+Slots that there is no room for yet are written to one place that nobody reads; then the host makes room and launches
+the kernel again. From the next launch on, the same numbers fit at once.
+
+A parallel loop over ranges that are only known at run time is *open*: the kernel is given how many iterations there is
+room for, and tells how many there are.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from taichi_ext.analysis.affine import atom_value, source_of
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, element, literal, multiply, operation, select
+from taichi_ext.differentiate.forms.cursor import Block
+from taichi_ext.differentiate.forms.entry_sites import Axis, Site
+from taichi_ext.differentiate.forms.keys import SiteArray
+from taichi_ext.program import I32, Container, For, Read, Statement, Value, While, values_of
+from taichi_ext.simplify.usage import written_memory
+
+
+@dataclass(frozen=True)
+class Around:
+    """The loops around a place: those whose numbers of iterations are known, and the first one that has a counter."""
+
+    axes: tuple[Axis, ...]
+    opened: int | None  # the open loop that is the first of them
+    counted: Loop | None
+
+
+@dataclass
+class _Open:
+    """An open loop that is being walked over: for how many iterations there is room; where each variable begins."""
+
+    number: int
+    room: Value
+    firsts: list[Value]
+    lengths: list[Value]  # of all variables but the first
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A counter of a loop: its number, the local that holds the next slot, the end of the slots, the last of all."""
+
+    number: int
+    following: Read
+    end: Value
+    last: Value
+
+
+@dataclass
+class _Counted:
+    """A loop with counters that is being walked over."""
+
+    counters: list[Counter] = field(default_factory=list)
+    slots: dict[Block, tuple[int, Value]] = field(default_factory=dict)  # of this run, with their counters
+
+
+class Counts:
+    """The counters of one walk."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self.builder = walk.builder
+        self.planned = walk.plan.columns.counters
+        self._open: dict[Statement, _Open] = {}
+        self._counted: dict[Statement, _Counted] = {}
+        self._count = 0
+
+    # --- loops
+
+    def before(self, s: For | While) -> None:
+        """Emit what comes before a loop."""
+        if not self.planned.get(s):
+            return
+        loop = self.walk.facts.loops[s]
+        if loop.is_parallel:
+            self._begin_open(s)
+            return
+        around = self._here()
+        counted = self._counted[s] = _Counted()
+        for _ in range(self.planned[s]):
+            number = self._next()
+            offsets = self._array(number, "offsets")
+            place = self.builder.keep(self.number(around), "place")
+            slot = self.builder.declare("slot", element(offsets, place))
+            end = self.builder.keep(element(offsets, add(place, 1)), "end")
+            last = self.builder.keep(element(offsets, self._length(around)), "last")
+            counted.counters.append(Counter(number, slot, end, last))
+
+    def after(self, s: For | While) -> None:
+        """Emit what comes after a loop."""
+        counted = self._counted.get(s)
+        if counted is None:
+            return
+        place = self.builder.keep(self.number(self._here()), "place")
+        for counter in counted.counters:
+            self.builder.assign(element(self._array(counter.number, "counts"), place), counter.following)
+
+    def forget_unused(self, sites: list[Site]) -> None:
+        """At the end of a walk: drop the counters of what earlier walks wrote, and this one does not."""
+        used = {site.opened for site in sites} | {site.counter for site in sites}
+        for s, planned in list(self.planned.items()):
+            counters = self._counted[s].counters if s in self._counted else ()
+            numbers = [self._open[s].number] if s in self._open else [counter.number for counter in counters]
+            self.planned.require(s, min(planned, len(used.intersection(numbers))))
+
+    def _begin_open(self, s: For | While) -> None:
+        assert isinstance(s, For)
+        ranges = [s.domain] if s.kind == "range" else [d if isinstance(d, tuple) else (d,) for d in s.domain]
+        bounds = [[cast(self.walk.expressions.primal(b), I32) for b in bounds] for bounds in ranges]
+        number = self._next()
+        array = self._array(number, "lengths")
+        firsts = [self.builder.keep(b[0] if len(b) > 1 else literal(0, I32), "first") for b in bounds]
+        lengths = [operation("max", 0, operation("sub", b[-1], first)) for b, first in zip(bounds, firsts, strict=True)]
+        others = [self.builder.keep(length, "length") for length in lengths[1:]]
+        self._open[s] = _Open(number, self.builder.keep(element(array, 0), "room"), firsts, others)
+        self.builder.assign(element(array, 1), functools.reduce(multiply, others, lengths[0]))
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count - 1
+
+    def _array(self, number: int, what: Literal["lengths", "offsets", "counts"]) -> Container:
+        return self.walk.arguments.find(SiteArray(number, what), f"{what}_{number}", I32)
+
+    # --- places
+
+    def around(self, loops: tuple[Loop, ...]) -> Around | None:
+        """Facts about some loops; None where there is one that cannot be counted."""
+        axes: list[Axis] = []
+        opened = None
+        for loop in loops:
+            bounds = self._bounds(loop)
+            if bounds is not None:
+                axes += [Axis(v, first, end) for v, (first, end) in zip(loop.atoms, bounds, strict=True)]
+            elif not loop.is_parallel:
+                return Around(tuple(axes), opened, loop)
+            elif self._is_range(loop) and loop.statement in self._open:
+                opened = self._open[loop.statement].number
+            elif self._is_range(loop):
+                self._decide(loop.statement, 1)
+                return Around((), None, None)
+            else:
+                return None
+        return Around(tuple(axes), opened, None)
+
+    def _here(self) -> Around:
+        """The loops around a loop that has counters: so all of them are known."""
+        around = self.around(self.walk.cursor.loops)
+        assert around is not None
+        return around
+
+    def _bounds(self, loop: Loop) -> tuple[tuple[int, int], ...] | None:
+        """What a loop runs over, or over a part of which."""
+        changes = any(source_of(a) in self.walk.facts.changed for a in loop.atoms)
+        if not loop.atoms or changes or loop.bounds is not None:
+            return None if changes or not loop.atoms else loop.bounds
+        s = loop.statement
+        extent = self.walk.facts.seeds.extents.get(s.domain[0]) if s.kind in ("field", "grouped") else None  # type: ignore[union-attr]
+        if extent is None:
+            return None
+        offset = extent.offset or (0,) * len(extent.shape)
+        return tuple((first, first + n) for first, n in zip(offset, extent.shape, strict=True))
+
+    def _is_range(self, loop: Loop) -> bool:
+        s = loop.statement
+        if not isinstance(s, For) or any(v in self.walk.facts.changed for v in s.variables):
+            return False
+        if s.kind == "range":
+            return len(s.domain) <= 2
+        # Taichi reads the ends of ti.ndrange again in each iteration
+        ends = (value.contents for value in values_of(s))
+        read = {memory for end in ends for memory in (*end.locals, *end.containers)}
+        return s.kind in ("ndrange", "grouped ndrange") and not read & written_memory(s)
+
+    def _decide(self, s: Statement, count: int) -> None:
+        if count > self.planned.get(s, 0):
+            self.planned.require(s, count)
+
+    def is_partial(self, loops: tuple[Loop, ...]) -> bool:
+        """Whether a loop may leave out some of the iterations that there is room for."""
+        return any(loop.bounds is None and self._bounds(loop) is not None for loop in loops)
+
+    def number(self, around: Around) -> Coefficient:
+        """The number of the iteration, among those of the loops whose numbers are known."""
+        number: Coefficient = 0
+        opened = self._opened(around)
+        if opened is not None:
+            indices = [cast(atom_value(a), I32) for a in self.walk.cursor.loops[0].atoms]
+            for index, first, length in zip(indices, opened.firsts, [1, *opened.lengths], strict=True):
+                number = add(multiply(number, length), operation("sub", index, first))
+        for axis in around.axes:
+            index = cast(atom_value(axis.variable), I32)
+            number = add(multiply(number, axis.length), add(index, -axis.first))
+        if opened is None:
+            return number
+        return operation("min", number, self._length(around))
+
+    def _opened(self, around: Around) -> _Open | None:
+        """The open loop around a place."""
+        return next((o for o in self._open.values() if o.number == around.opened), None)
+
+    def _length(self, around: Around) -> Coefficient:
+        """How many such iterations there are, or there is room for."""
+        length: Coefficient = math.prod(axis.length for axis in around.axes)
+        opened = self._opened(around)
+        return length if opened is None else multiply(opened.room, length)
+
+    def slot(self, around: Around) -> tuple[int, Value, bool]:
+        """The counter of this block, the slot of this run of it, and whether a statement before has the same one."""
+        assert around.counted is not None
+        counted = self._counted.setdefault(around.counted.statement, _Counted())
+        block = self.walk.cursor.block
+        if block in counted.slots:
+            return *counted.slots[block], True
+        n = len(counted.slots)
+        self._decide(around.counted.statement, n + 1)
+        if n >= len(counted.counters):  # the next walk has one
+            counted.slots[block] = (-1, literal(0, I32))
+            return -1, literal(0, I32), False
+        counter = counted.counters[n]
+        following = counter.following
+        slot = self.builder.keep(select(operation("lt", following, counter.end), following, counter.last), "slot")
+        self.builder.assign(following, add(following, 1))
+        counted.slots[block] = (counter.number, slot)
+        return counter.number, slot, False

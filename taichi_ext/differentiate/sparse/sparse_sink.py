@@ -1,0 +1,365 @@
+"""Tangents that go into a sparse Jacobian: each store or addition writes its entries instead of a row of all columns.
+
+Containers with a sink (the outputs, and what carries columns that no row can hold) have no shadow. What is read from
+them is a column of its own: the host multiplies the entries of one stage with the rows that the containers had before
+it. So a stage must not read what it has written itself, but for an entry that the same iteration stored before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from taichi_ext.analysis import stores
+from taichi_ext.analysis.affine import Affine, Atom, atom_value
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.build import Coefficient, add, element, literal, multiply
+from taichi_ext.differentiate.forms.cursor import Block
+from taichi_ext.differentiate.forms.entry_sites import Entry, Group, Site, SparseResult, Sunk
+from taichi_ext.differentiate.forms.forms import (
+    Form,
+    Seed,
+    accumulate,
+    coefficient,
+    columns_of,
+    has_row,
+    is_row,
+    row_value,
+)
+from taichi_ext.differentiate.forms.keys import Key, SiteArray, is_of_sum
+from taichi_ext.differentiate.forms.row_sources import RowSources
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
+from taichi_ext.differentiate.plan.sparse_numbering import Numbering
+from taichi_ext.differentiate.sparse.sparse_counts import Around, Counts
+from taichi_ext.differentiate.sparse.sparse_order import Access, are_apart, check_order
+from taichi_ext.program import I32, Container, Value
+
+MOST_SLOTS = 2**31 - 1
+LAST_STEP = 2**31  # of a stage: containers are written after all locals that it uses
+
+
+@dataclass
+class _Stored:
+    """The form of an entry that this iteration has stored."""
+
+    form: Form
+    block: Block
+    loops: tuple[Loop, ...]
+
+
+class Sink:
+    """The entries that one walk writes."""
+
+    def __init__(self, walk: Walk, numbering: Numbering, sources: RowSources, counts: Counts) -> None:
+        self.walk = walk
+        self.builder = walk.builder
+        self.numbering = numbering
+        self.counts = counts
+        self._sources = sources
+        self.sites: list[Site] = []
+        self._steps: dict[Key, set[tuple[int, int]]] = {}  # in which each container is written, by stage
+        self.containers: dict[Key, Sunk] = {}
+        self.stage = 0  # the number of the top-level statement
+        self._reads: list[Access] = []
+        self._writes: list[Access] = []
+        self._stored: dict[tuple[Key, Affine], _Stored] = {}
+        self._order = 0
+
+    def result(self) -> SparseResult:
+        return SparseResult(tuple(self.sites), self.numbering.columns, self.containers)
+
+    def check(self) -> None:
+        """Raise where the order of reads and writes is one that sparse rows cannot follow."""
+        check_order(self._reads, self._writes)
+
+    # --- reading
+
+    def seed(self, key: Key, row: Affine, size: int) -> Form:
+        """The tangent of an entry that is a column: of the version that the stages before this one have left."""
+        return self.numbering.seed(key, row, size, self.versions(key, (self.stage, 0)))
+
+    def versions(self, key: Key, before: tuple[int, int]) -> int:
+        """How many versions of a container, but for the first, there are before a step: one for each that writes to it.
+
+        The host counts the same steps, those of the sites.
+        """
+        return sum(step < before for step in self._steps.get(key, ()))
+
+    def is_later(self, column: Affine) -> bool:
+        """Whether a column is that of a local whose rows are only written in a later step."""
+        return self._is_later(column, (self.stage, LAST_STEP))
+
+    def _is_later(self, column: Affine, step: tuple[int, int]) -> bool:
+        owners = self.numbering.owners(column)
+        return any(is_of_sum(o) and o.number > self.versions(o.of, step) for o in owners)
+
+    def read(self, sunk: Sunk, row: Affine) -> Form:
+        """The tangent of an entry of a container with a sink."""
+        loops = self.walk.cursor.loops
+        stored = self._stored.get((sunk.key, row))
+        self._order += 1
+        if stored is not None and self._is_open(stored.block) and not self._is_stale(stored.form):
+            self._reads.append(Access(self._order, self.stage, sunk.key, row, loops, since=len(stored.loops)))
+            return dict(stored.form)
+        self._reads.append(Access(self._order, self.stage, sunk.key, row, loops))
+        if not sunk.is_columns:
+            self.numbering.require_columns(sunk.key, sunk.size)
+            return {}
+        return self.seed(sunk.key, row, sunk.size)
+
+    def _block(self) -> Block:
+        """The block of the statement: where an index is guarded, what is read by the same index is guarded, too."""
+        block = self.walk.cursor.block
+        return block.outer if block.is_guard and block.outer is not None else block
+
+    def _is_stale(self, form: Form) -> bool:
+        """Whether rows in a form may have changed since it was stored."""
+        return any(is_row(leaf) and self._sources.is_stale(leaf) for leaf in form)
+
+    def _is_open(self, block: Block) -> bool:
+        """Whether a block is around this place."""
+        here = self.walk.cursor.block
+        while here is not None and here is not block:
+            here = here.outer
+        return here is not None
+
+    # --- writing
+
+    def store(self, sunk: Sunk, site: stores.Site | None, rows: list[Affine], forms: list[Form]) -> None:
+        """``entry = value``."""
+        is_injective = self._emit(sunk, True if site is None else site, rows, forms, is_sum=False)
+        for row, form in zip(rows, forms, strict=True):
+            self._forget(sunk.key, row)
+            self._stored[sunk.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
+            self._note(sunk.key, row, is_injective, is_sum=False)
+
+    def add(self, sunk: Sunk, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
+        """``entry += value``."""
+        is_injective = self._emit(sunk, site, rows, forms, is_sum=True)
+        is_private = self.walk.facts.stores.is_private(site)
+        loops = self.walk.cursor.loops
+        for row, form in zip(rows, forms, strict=True):
+            before = self._stored.get((sunk.key, row))
+            base: Form | None = None
+            if before is not None and before.block is self._block() and is_private:
+                base = before.form
+            elif is_private and is_injective and not self._is_written_before(sunk.key, row):
+                base = self.seed(sunk.key, row, sunk.size) if sunk.is_columns else None
+            self._forget(sunk.key, row)
+            if base is not None:
+                total = dict(base)
+                accumulate(total, form)
+                self._stored[sunk.key, row] = _Stored(total, self._block(), loops)
+            self._note(sunk.key, row, is_injective, is_sum=True)
+
+    def next_step(self) -> int:
+        """The number of the next step in which locals that have columns of their own are written."""
+        self._order += 1
+        return self._order
+
+    def write_sum(
+        self, sunk: Sunk, rows: list[Affine], forms: list[Form], step: int, *, is_sum: bool, is_injective: bool
+    ) -> None:
+        """Store to a local that has columns of its own, or add to it."""
+        self._emit(sunk, is_injective, rows, forms, is_sum=is_sum, step=step)
+
+    def _is_written_before(self, key: Key, row: Affine) -> bool:
+        return any(w.key == key and w.stage == self.stage and not are_apart(w.row, row) for w in self._writes)
+
+    def _forget(self, key: Key, row: Affine) -> None:
+        for known in [k for k in self._stored if k[0] == key and not are_apart(k[1], row)]:
+            del self._stored[known]
+
+    def _note(self, key: Key, row: Affine, is_injective: bool, *, is_sum: bool) -> None:
+        self._order += 1
+        loops = self.walk.cursor.loops
+        self._writes.append(Access(self._order, self.stage, key, row, loops, is_injective, is_sum))
+
+    # --- one site
+
+    def _emit(
+        self,
+        sunk: Sunk,
+        place: stores.Site | bool,
+        rows: list[Affine],
+        forms: list[Form],
+        *,
+        is_sum: bool,
+        step: int | None = None,
+    ) -> bool:
+        """Register an entry site, and write its entries; returns whether it writes each row once at most."""
+        around = self._around(sunk.name)
+        axes, counter, slot, is_shared = around.axes, None, None, False
+        if around.counted is not None:
+            counter, slot, is_shared = self.counts.slot(around)
+        variables = [axis.variable for axis in axes]
+        parts: dict[Affine, int] | None = None
+        if self.numbering.asked.starts:
+            rows = [self.walk.facts.indices.unclamped(row) for row in rows]
+            parts = self._mirror(rows, forms)
+        groups = self._groups(forms)
+        used = [a for row in rows for a, _ in row.terms]
+        used += [a for group in groups for entry in group.entries for a, _ in entry.column.terms]
+        site = Site(
+            number=len(self.sites),
+            stage=(self.stage, LAST_STEP) if step is None else (self.stage, step),
+            key=sunk.key,
+            is_sum=is_sum,
+            axes=axes,
+            loops=self.walk.cursor.loops,
+            is_conditional=self._is_conditional() if counter is None else is_shared and self._is_interrupted(),
+            is_injective=counter is None and self._is_once(place, variables),
+            rows=tuple(rows),
+            atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
+            groups=groups,
+            has_rows=any(map(has_row, forms)),
+            opened=around.opened,
+            counter=counter,
+            parts=parts,
+        )
+        self.sites.append(site)
+        self._steps.setdefault(site.key, set()).add(site.stage)
+        if step is not None and any(self._is_later(e.column, site.stage) for g in groups for e in g.entries):
+            raise DenseRowsError(f"the tangent of {sunk.name} is made of what is computed later in the same loop")
+        self.containers[sunk.key] = sunk
+        for size in (site.integers, *(len(group.entries) for group in groups)):
+            if site.slots * size > MOST_SLOTS:
+                raise DenseRowsError(f"{sunk.name} takes {site.slots} x {size} entries, more than Taichi can index")
+        slot = self.builder.keep(self.counts.number(around), "slot") if slot is None else slot
+        self._write_integers(site, slot)
+        self._write_values(site, sunk, slot, forms)
+        return site.is_injective
+
+    def _mirror(self, rows: list[Affine], forms: list[Form]) -> dict[Affine, int] | None:
+        """Of a Hessian, let what stands below the diagonal of a block be what stands above it.
+
+        Returns:
+            The number of each column among the rows; None where the block has rows of tangents, or where its columns
+            are not the parameters' entries that its rows are.
+        """
+        starts, numbers, seeds = self.numbering.asked.starts, {row: n for n, row in enumerate(rows)}, {}
+        for seed in {seed: None for form in forms for seed in columns_of(form)}:
+            owner = self.numbering.owner(seed.column)
+            first = starts[owner] - (self.numbering.columns.first(owner) or 0) if owner in starts else 0
+            number = numbers.get(seed.column + Affine((), first))
+            if owner not in starts or number is None:
+                return None
+            seeds[number] = seed
+        if any(map(has_row, forms)) or len(numbers) < len(rows):
+            return None
+        for above, below in itertools.combinations(range(len(rows)), 2):
+            for n, m in ((above, below), (below, above)):
+                if seeds.get(m) in forms[n]:
+                    if n not in seeds:
+                        return None
+                    forms[m][seeds[n]] = forms[n][seeds[m]]
+                    break
+        if self.numbering.asked.has_whole_blocks:
+            for number, other in itertools.product(seeds, seeds.values()):
+                forms[number].setdefault(other, 0)
+        return {seed.column: number for number, seed in seeds.items()}
+
+    def iteration(self, name: str) -> Around:
+        """The loops around this place; raises where their iterations are not numbered."""
+        around = self._around(name)
+        if around.counted is not None:
+            raise DenseRowsError(f"{name} is declared in a loop whose number of iterations is not known")
+        return around
+
+    def _around(self, name: str) -> Around:
+        around = self.counts.around(self.walk.cursor.loops)
+        if around is None:
+            raise DenseRowsError(f"{name} is written in a loop whose number of iterations is not known")
+        return around
+
+    def _is_conditional(self) -> bool:
+        """Whether the place may not be reached in an iteration."""
+        is_branch = self.walk.cursor.block.depth > 1 + len(self.walk.cursor.loops)
+        return is_branch or self._is_interrupted() or self.counts.is_partial(self.walk.cursor.loops)
+
+    def _is_interrupted(self) -> bool:
+        return any(loop.is_interrupted for loop in self.walk.cursor.loops)
+
+    def _is_once(self, place: stores.Site | bool, variables: list[Atom]) -> bool:
+        """Whether no two slots are of the same row."""
+        if not isinstance(place, stores.Site):
+            return place
+        opened = [a for loop in self.walk.cursor.loops[:1] for a in loop.atoms]
+        return _is_injective(place, [*dict.fromkeys((*opened, *variables))])
+
+    def _groups(self, forms: list[Form]) -> tuple[Group, ...]:
+        found: dict[Key, list[Entry]] = {}
+        order: dict[tuple[tuple[Atom, int], ...], int] = {(): 0}  # by first appearance
+        for part, form in enumerate(forms):
+            columns = {seed.column: None for seed in columns_of(form)}
+            if has_row(form):
+                width = self.numbering.columns.width
+                columns = {c: None for c in columns if not self.numbering.is_in_rows(c)}
+                columns.update((Affine((), k), None) for k in range(width))
+            for column in columns:
+                order.setdefault(column.terms, len(order))
+            for column in sorted(columns, key=lambda c: (order[c.terms], c.constant)):
+                found.setdefault(self.numbering.owner(column), []).append(Entry(part, column))
+        return tuple(Group(owner, tuple(entries)) for owner, entries in found.items())
+
+    def _write_integers(self, site: Site, slot: Coefficient) -> None:
+        if not site.integers:
+            return
+        array = self.walk.arguments.add(SiteArray(site.number, "integers"), f"integers_{site.number}", I32)
+        values = [*map(atom_value, site.atoms), *([literal(1, I32)] * site.is_conditional)]
+        start = self.builder.keep(multiply(slot, site.integers), "start")
+        for n, value in enumerate(values):
+            self.builder.assign(element(array, add(start, n)), value)
+
+    def _write_values(self, site: Site, sunk: Sunk, slot: Coefficient, forms: list[Form]) -> None:
+        for group in site.groups:
+            array = self.walk.arguments.add(site.entries(group.owner), f"entries_{site.number}", sunk.dtype)
+            start = self.builder.keep(multiply(slot, len(group.entries)), "start")
+            places = {(e.part, e.column): n for n, e in enumerate(group.entries)}
+            for part, form in enumerate(forms):
+                own = {column: n for (p, column), n in places.items() if p == part}
+                self._write_part(array, start, form, own)
+
+    def _write_part(self, array: Container, start: Coefficient, form: Form, places: dict[Affine, int]) -> None:
+        has_rows = has_row(form)
+        in_rows = sorted((c.constant, n) for c, n in places.items() if has_rows and self.numbering.is_in_window(c))
+        if in_rows:
+            self._write_row(array, start, form, in_rows)
+        for seed, c in columns_of(form).items():
+            value = coefficient(c, array.dtype)
+            if has_rows and self.numbering.is_in_rows(seed.column):
+                self._add_to_row(array, start, seed, places, value)
+            elif seed.column in places:
+                self.builder.assign(element(array, add(start, places[seed.column])), value)
+
+    def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
+        """The rows of a form, column by column, to places that come one after the other."""
+        first, place = places[0]
+        base = self.builder.keep(add(start, place), "start")
+
+        def body(k: Value) -> None:
+            self.builder.assign(element(array, add(base, k)), row_value(form, add(k, first), array.dtype))
+
+        self.builder.loop(len(places), body)
+
+    def _add_to_row(
+        self, array: Container, start: Coefficient, seed: Seed, places: dict[Affine, int], value: Value
+    ) -> None:
+        owner = self.numbering.owner(seed.column)
+        if owner is None:  # a local that has columns of its own from the next walk on
+            return
+        first = self.numbering.columns.first(owner) or 0
+        place = places.get(Affine((), first))
+        if place is None:
+            return  # of another group
+        number = self.walk.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
+        entry = element(array, self.builder.keep(add(add(start, place), number), "place"))
+        self.builder.assign(entry, add(entry, value))
+
+
+def _is_injective(site: stores.Site, variables: list[Atom]) -> bool:
+    """Whether each variable stands alone in one index, so that different iterations touch different entries."""
+    indices = site.indices if site.component is None else (*site.indices, site.component)
+    bare = {i.terms[0][0] for i in indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
+    return bare.issuperset(variables)

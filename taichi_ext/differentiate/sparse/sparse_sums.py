@@ -1,0 +1,191 @@
+"""Locals whose tangents add up terms of many columns in a sparse Jacobian: each gets columns of its own.
+
+``s += w[nodes[i, k]] * x[k]`` in a loop over k has few terms in each iteration i, but their columns are all over w. A
+row of all columns would be long and nearly empty. Instead, s counts as an entry of a container that has one entry for
+each iteration of the loops around its declaration. The loop writes entries of s by w, what uses s afterwards writes
+entries by s, and the host multiplies the two, as it does for a field that one kernel writes and the next one reads.
+
+All writes come in steps, in the order of the text, and what reads s sees all steps before. That is right where no loop
+since the declaration holds both a read and a write, or two writes of which one is no sum. Where one does, the local
+gets a row after all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.facts.walk import Declaration, Walk
+from taichi_ext.differentiate.forms.build import Index
+from taichi_ext.differentiate.forms.entry_sites import Sunk
+from taichi_ext.differentiate.forms.forms import Form, columns_of, numbered, settled
+from taichi_ext.differentiate.forms.keys import SumKey, is_of_sum
+from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES, DenseRowsError
+from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.differentiate.plan.sparse_numbering import Numbering
+from taichi_ext.differentiate.sparse.sparse_sink import LAST_STEP, Sink
+from taichi_ext.program import Local
+
+SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
+Loops = tuple[Loop, ...]
+
+
+@dataclass(frozen=True)
+class _Write:
+    stage: int
+    step: int
+    loops: Loops
+    is_sum: bool
+
+
+class LocalSum:
+    """The tangent of a local that has columns of its own: in place of its storage.
+
+    Args:
+        walk: the walk.
+        sink: where its entries go.
+        declared: where the local is declared.
+        number: that of the sum in the kernel.
+        own: the registers of its tangents by seeds that are no columns.
+    """
+
+    def __init__(self, walk: Walk, sink: Sink, declared: Declaration, number: int, own: OwnRegisters) -> None:
+        self.declared, self.own = declared, own
+        self.version = 0
+        self.walk = walk
+        self.sink = sink
+        local = declared.local
+        self._reads: list[Loops] = []
+        self._writes: list[_Write] = []
+        self._is_open = False  # whether what is added next belongs to the step before
+        self._first = Affine()
+        size, opened = self._count()
+        self.sunk = Sunk(SumKey(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
+        if local not in walk.plan.columns.no_sums:
+            self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
+
+    def _count(self) -> tuple[int, int | None]:
+        """How many entries there are for all iterations, or for one of the open loop; and that; sets the first one."""
+        try:
+            around = self.sink.iteration(self.declared.local.name)
+        except DenseRowsError as error:
+            self._give_up(str(error))
+            return 1, None
+        count = math.prod(axis.length for axis in around.axes)
+        if around.opened is None:
+            for axis in around.axes:
+                self._first = self._first * axis.length + Affine(((axis.variable, 1),), -axis.first)
+        else:
+            number = self.walk.builder.keep(self.sink.counts.number(around), "number")
+            self._first = self.walk.naming.named(number)
+        self._first = self._first * math.prod(self.declared.local.shape)
+        return max(1, count * math.prod(self.declared.local.shape)), around.opened
+
+    def _give_up(self, why: str) -> None:
+        """The local has a row from the next walk on."""
+        self.walk.plan.columns.give_up_sum(self.declared.local, why)
+
+    def _entry(self, index: Index) -> Affine:
+        return self._first + (Affine((), index) if isinstance(index, int) else self.walk.naming.normal(index))
+
+    # --- reading
+
+    def form(self, index: Index = 0) -> Form:
+        """The tangent as it is now: a column of its own."""
+        self._reads.append(self.walk.cursor.loops)
+        self._is_open = False
+        return {**self._seed(index), **self.own.form(index)}
+
+    def _seed(self, index: Index) -> Form:
+        versions = self.sink.versions(self.sunk.key, (self.sink.stage, LAST_STEP))
+        return self.sink.numbering.seed(self.sunk.key, self._entry(index), self.sunk.size, versions)
+
+    def check(self) -> None:
+        """At the end of a walk: give the local a row where steps in the order of the text are not right."""
+        pairs = itertools.combinations(self._writes, 2)
+        is_mixed = any(self._share(a.loops, b.loops) and not (a.is_sum and b.is_sum) for a, b in pairs)
+        if is_mixed or any(self._share(write.loops, read) for write in self._writes for read in self._reads):
+            self._give_up("a loop holds both a read and a write of it")
+
+    def _share(self, one: Loops, other: Loops) -> bool:
+        """Whether two places stand in one loop since the declaration."""
+        deep = len(self.declared.loops)
+        return len(one) > deep and len(other) > deep and one[deep] is other[deep]
+
+    # --- writing
+
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
+        """Replace the tangents of several elements at once."""
+        forms = [settled(self.walk.builder, form) for form in forms]
+        self.own.write(forms, indices)
+        forms = [numbered(form) for form in forms]
+        rests = [self._without_own(f, i) for f, i in zip(forms, indices, strict=True)]
+        if len(rests) == 1 and rests[0] is not None:  # s = s + t
+            self._reads.pop()
+            self._add_terms(rests[0], indices[0])
+        elif self._writes or any(forms):
+            self._emit(forms, indices, is_sum=False)
+
+    def _without_own(self, form: Form, index: Index) -> Form | None:
+        """What is added to the element in question; None where it is replaced."""
+        ((own, _),) = self._seed(index).items()
+        if form.get(own) != 1 or not self._reads:
+            return None
+        return {leaf: c for leaf, c in form.items() if leaf != own}
+
+    def add(self, form: Form, index: Index = 0) -> None:
+        """Add to the tangent of one element."""
+        form = settled(self.walk.builder, form)
+        self.own.add(form, index)
+        self._add_terms(numbered(form), index)
+
+    def _add_terms(self, form: Form, index: Index) -> None:
+        if form:
+            self._emit([form], [index], is_sum=True)
+
+    def _emit(self, forms: list[Form], indices: list[Index], *, is_sum: bool) -> None:
+        step, loops = self._step(forms, is_sum=is_sum), self.walk.cursor.loops
+        self._writes.append(_Write(self.sink.stage, step, loops, is_sum))
+        rows = [self._entry(index) for index in indices]
+        try:
+            self.sink.write_sum(self.sunk, rows, forms, step, is_sum=is_sum, is_injective=loops == self.declared.loops)
+        except DenseRowsError as error:
+            self._give_up(str(error))
+        self._is_open = is_sum
+
+    def _step(self, forms: list[Form], *, is_sum: bool) -> int:
+        """The number of the step: that of the sum before in the stage, unless it was read, or another sum is used."""
+        owners = {self.sink.numbering.owner(s.column) for form in forms for s in columns_of(form)}
+        uses_sums = any(owner is None or is_of_sum(owner) for owner in owners)
+        is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.sink.stage
+        return self._writes[-1].step if is_same else self.sink.next_step()
+
+
+def takes_sum(
+    walk: Walk, numbering: Numbering, local: Local, loops: tuple[Loop, ...], column: Affine, terms: int
+) -> bool:
+    """Whether a term that no row holds yet makes its local a sum with columns of its own, from the next walk on.
+
+    There are so many terms each time; where they are as many as a row has entries, the row is no longer.
+
+    Args:
+        walk: the walk.
+        numbering: the columns.
+        local: the local.
+        loops: those around its declaration.
+        column: the column of the term.
+        terms: how many terms there are each time.
+    """
+    planned = walk.plan.columns
+    if local in planned.no_sums:
+        return False
+    owner = numbering.owner(column)
+    size = numbering.columns.sizes.get(owner)
+    times = math.prod(loop.iterations or 0 for loop in walk.cursor.loops[len(loops) :])  # zero: not known
+    if size is not None and size <= max(SHORT_ROW, terms * times):
+        return False
+    planned.sums.note(local, len(planned.sums) + len(planned.no_sums))
+    return True

@@ -1,0 +1,1 @@
+"""Expressions as forms, and the statements that write locals and containers."""

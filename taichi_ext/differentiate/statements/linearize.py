@@ -1,0 +1,294 @@
+"""The tangent of an expression as a linear form: reverse accumulation over smooth operations, forward over the others.
+
+Each smooth operation costs one product per argument, whatever the number of columns. Choices, and operations whose
+partial can be infinite, go forward: what was not picked is not touched, and a tangent that is zero stays zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.build import GUARDED_BOTH, Coefficient, is_number
+from taichi_ext.differentiate.forms.coverage import Coverage
+from taichi_ext.differentiate.forms.forms import (
+    Carried,
+    Form,
+    Weight,
+    accumulate,
+    chosen,
+    columns_of,
+    guarded_scale,
+    has_row,
+    kept,
+    plus,
+    times,
+    where_nonzero,
+)
+from taichi_ext.differentiate.rules.table import Rule, is_same, rule_of
+from taichi_ext.differentiate.statements.shadows import Tangents
+from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Container, Known, Load, Local, Op, Read, Value
+
+Step = tuple[Value, Coefficient]  # an argument that carries a tangent, and its partial
+
+
+class Linearizer:
+    """Forms of expressions.
+
+    Args:
+        walk: the walk.
+        locals_: the tangents of locals.
+        containers: the tangents of containers.
+        coverage: what the walk finds out about their shadows.
+    """
+
+    def __init__(
+        self, walk: Walk, locals_: LocalForms, containers: Mapping[Container, Tangents], coverage: Coverage
+    ) -> None:
+        self._walk = walk
+        self._locals = locals_
+        self._containers = containers
+        self._coverage = coverage
+        self.builder = walk.builder
+        self.expressions = walk.expressions
+        self.is_again = walk.facts.seeds.is_again
+        self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
+        self.tapes: dict[Value, list[Step]] = {}
+        self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
+        self.lasting_tapes: dict[Value, list[Step]] = {}
+        self.sweeps = 0
+
+    def begin_statement(self) -> None:
+        """Forget what was evaluated for the statement before."""
+        self.expressions.begin_statement()
+        self.forms.clear()
+        self.tapes.clear()
+
+    def prepare(self, root: Value) -> bool:
+        """Evaluate the partials of a definition; False where they depend on what may change before they are used."""
+        nodes: list[Value] = [root]
+        found: dict[Value, Form] = {}
+        tapes: dict[Value, list[Step]] = {}
+        known = (self.lasting, self.lasting_tapes, found, tapes)
+        while nodes:
+            node = nodes.pop()
+            if any(node in table for table in known) or self._deferred(node) is not None:
+                continue
+            if self._is_smooth(node):
+                tapes[node] = self.tape(node)
+                nodes.extend(a for a, _ in tapes[node])
+                continue
+            form = {leaf: kept(self.builder, c) for leaf, c in self.leaf_form(node).items()}
+            if has_row(form):
+                return False
+            found[node] = form
+        self.lasting.update(found)
+        self.lasting_tapes.update(tapes)
+        return True
+
+    # --- forms
+
+    def form(self, node: Value) -> Form:
+        """The tangent of a value; its coefficients are not yet evaluated."""
+        if not self._walk.facts.is_active(node):
+            return {}
+        if self._is_smooth(node):
+            return self._accumulated(node)
+        return self.leaf_form(node)
+
+    def _definition(self, node: Value) -> Value:
+        """The definition of a local that does not change, for what is known of its sign."""
+        if isinstance(node, Read) and not node.index:
+            return self._locals.definitions.get(node.local, node)
+        return node
+
+    def _rule(self, node: Value) -> Rule | None:
+        return rule_of(node, self._definition, is_again=self.is_again) if isinstance(node, Op) else None
+
+    def _is_smooth(self, node: Value) -> bool:
+        rule = self._rule(node)
+        return isinstance(node, Known) or (rule is not None and rule.kind == "smooth")
+
+    def leaf_form(self, node: Value) -> Form:
+        """The form of what reverse accumulation stops at."""
+        if node in self.lasting:
+            return self.lasting[node]
+        if isinstance(node, (Read, Load)):
+            deferred = self._deferred(node)
+            return self._accumulated(node) if deferred is not None else self._form_of(node)
+        if node not in self.forms:
+            self.forms[node] = self._forward(node)
+        return self.forms[node]
+
+    def _deferred(self, node: Value) -> Deferred | None:
+        return self._locals.deferred.get(node.local) if isinstance(node, Read) and not node.index else None
+
+    def _form_of(self, value: Read | Load) -> Form:
+        """The tangent of what is read."""
+        if isinstance(value, Read):
+            return self._locals.form(value)
+        if self._walk.cursor.block.stops(value.container):
+            return {}
+        self._coverage.read.add(value.container)
+        return self._containers[value.container].form(value)
+
+    def _accumulated(self, root: Value) -> Form:
+        self.sweeps += 1
+        order, leaves = self._order(root)
+        weights: dict[Value | Local, Weight] = {self._name(root): 1}
+        for node in reversed(order):
+            weight = weights.pop(self._name(node), 0)
+            tape = self.tape(node)
+            if len(tape) > 1:
+                weight = kept(self.builder, weight)
+            for arg, partial in tape:
+                product = times(weight, partial)
+                name = self._name(arg)
+                weights[name] = plus(weights.get(name, 0), product)
+        form: Form = {}
+        for name, weight in weights.items():  # what is left are the leaves
+            leaf = leaves[name]
+            accumulate(form, leaf, kept(self.builder, weight) if len(leaf) > 1 else weight)
+        return form
+
+    def _name(self, node: Value) -> Value | Local:
+        """What identifies a node in an accumulation: for a deferred local, the local."""
+        return node.local if self._deferred(node) is not None else node  # type: ignore[attr-defined]
+
+    def _order(self, root: Value) -> tuple[list[Value], dict[Value | Local, Form]]:
+        """Smooth nodes, arguments first, and the forms of what they end at."""
+        order: list[Value] = []
+        leaves: dict[Value | Local, Form] = {}
+        seen: set[Value | Local] = set()
+        stack: list[tuple[Value, bool]] = [(root, False)]
+        while stack:
+            node, is_done = stack.pop()
+            if is_done:
+                order.append(node)
+                continue
+            name = self._name(node)
+            if name in seen:
+                continue
+            seen.add(name)
+            deferred = self._deferred(node)
+            if deferred is not None:
+                self._locals.note_sweep(deferred, self.sweeps)
+                stack.append((node, True))
+                stack.append((deferred.root, False))
+            elif self._is_smooth(node):
+                stack.append((node, True))
+                stack.extend((a, False) for a, _ in self.tape(node))
+            else:
+                leaves[name] = self.leaf_form(node)
+        return order, leaves
+
+    def tape(self, node: Value) -> list[Step]:
+        """The arguments that carry tangents, each with its partial."""
+        deferred = self._deferred(node)
+        if deferred is not None:
+            return [(deferred.root, 1)]
+        if isinstance(node, Known):
+            return [(node.source, 1)]
+        if node in self.lasting_tapes:
+            return self.lasting_tapes[node]
+        if node not in self.tapes:
+            assert isinstance(node, Op)
+            radicand = self._squared_root(node) if self.is_again else None
+            with self.builder.at(node.place):
+                self.tapes[node] = self._partials(node) if radicand is None else [(radicand, 1)]
+        return self.tapes[node]
+
+    def _squared_root(self, node: Op) -> Value | None:
+        """``a`` of ``sqrt(a) ** 2``, whose partial is 1 where that of the root is infinite; None of anything else."""
+        base = node.args[0]
+        if not ((node.name == "mul" and is_same(*node.args)) or (node.name == "pow" and is_number(node.args[1], 2))):
+            return None
+        deferred = self._deferred(base)
+        root = base if deferred is None else deferred.root
+        return root.args[0] if isinstance(root, Op) and root.name == "sqrt" else None
+
+    def _partials(self, node: Op) -> list[Step]:
+        rule = self._rule(node)
+        assert rule is not None
+        values: list[Value | None] | None = None
+        found: list[Step] = []
+        for arg, partial in zip(node.args, rule.partials, strict=False):
+            if not self._walk.facts.is_active(arg) or partial is None:
+                continue
+            if not callable(partial):
+                made = partial
+            else:
+                if values is None:
+                    promotes = node.name != "pow"
+                    needs = "a" in rule.takes
+                    values = [
+                        self.expressions.keep(a, node.dtype if promotes else None) if needs else None for a in node.args
+                    ]
+                    if len(values) == 1 and rule.name == "square":
+                        values = values * 2
+                    values.append(self.expressions.keep(node) if "o" in rule.takes else None)
+                made = partial(*values)
+            if not is_number(made, 0):
+                found.append((arg, self.builder.keep(made, "partial")))
+        return found
+
+    def _forward(self, node: Value) -> Form:
+        rule = self._rule(node)
+        if rule is None or not isinstance(node, Op):
+            _refuse(node)
+            return {}
+        if rule.kind == "choice":
+            return self._choice(node, rule)
+        if rule.kind == "guarded":
+            return self._guarded(node)
+        form: Form = {}
+        with self.builder.at(node.place):
+            partials = self._partials(node)
+        for arg, partial in partials:
+            inner = self._settled(arg)
+            self._note_singular(inner)
+            accumulate(form, guarded_scale(inner, partial, is_again=self.is_again))
+        return form
+
+    def _note_singular(self, form: Form) -> None:
+        """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
+        loop = self._walk.cursor.reversed_loop
+        if loop is not None and any(isinstance(leaf, Carried) for leaf in form):
+            self._walk.plan.forward.note(loop.statement, "an operation in it may have an infinite partial")
+
+    def _guarded(self, node: Op) -> Form:
+        """The tangent of a guarded product ``a * b``: ``a_dot * b``, infinite where b is, and ``a * b_dot``."""
+        a, b = (self.expressions.keep(arg, node.dtype) for arg in node.args)
+        first, second = map(self._settled, node.args)
+        form = where_nonzero(a, second)
+        if node.name == GUARDED_BOTH:
+            accumulate(form, where_nonzero(b, first))
+        else:
+            accumulate(form, first, b)
+        return form
+
+    def _settled(self, node: Value) -> Form:
+        from_node = self.form(node)
+        return {leaf: kept(self.builder, c) for leaf, c in from_node.items()}
+
+    def _choice(self, node: Op, rule: Rule) -> Form:
+        args = node.args[1:] if node.name == "select" else node.args
+        forms = [self._settled(a) for a in args]
+        if node.name == "select":
+            picks: tuple[Value | None, ...] = (self.expressions.keep(node.args[0]), None)
+            for seed in (seed for form in forms for seed in columns_of(form)):
+                self._walk.naming.note_conditional(seed, self._walk.cursor.loops)
+        else:
+            assert rule.picks is not None
+            values = [self.expressions.keep(a, node.dtype) for a in args]
+            picks = tuple(p if p is None else self.builder.keep(p, "is_first") for p in rule.picks(*values))
+        return chosen(picks, forms, node.dtype, is_again=self.is_again)
+
+
+def _refuse(node: Value) -> None:
+    """Raise: an operation whose derivative is not known."""
+    place = "" if node.place is None else node.place.message() + "\n"
+    name = node.name if isinstance(node, Op) else type(node).__name__
+    raise UnsupportedError(f"{place}The derivative of {name!r} is not known.")

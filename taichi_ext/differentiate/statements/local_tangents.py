@@ -1,0 +1,160 @@
+"""Declarations and assignments of locals: their tangents are deferred to their use, kept as a form, or stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taichi_ext.differentiate.facts.guards import only_inside
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.forms import Form, is_row, negated, settled
+from taichi_ext.differentiate.statements.linearize import Linearizer
+from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
+from taichi_ext.differentiate.storage.storage import Storage
+from taichi_ext.differentiate.storage.storages import MOST_IN_ROWS, Storages
+from taichi_ext.program import Assign, Declare, Local, Op, Read, Update, Value, with_children, with_values
+
+
+class LocalTangents:
+    """The statements of one walk that write locals.
+
+    Args:
+        walk: the walk.
+        storages: where locals that change are stored.
+        known: what is known of locals, to which declarations add.
+        linearizer: the forms of values.
+    """
+
+    def __init__(self, walk: Walk, storages: Storages, known: LocalForms, linearizer: Linearizer) -> None:
+        self._walk = walk
+        self._builder = walk.builder
+        self._storages = storages
+        self._known = known
+        self._linearizer = linearizer
+
+    def _begin_own(self, local: Local) -> None:
+        """The seeds that are a local's own begin with its declaration: in a loop, each iteration has others."""
+        own = self._walk.facts.own_seeds.get(local)
+        if own is not None:
+            self._storages.forget(own.values())
+
+    def declare_form(self, s: Declare, form: Form) -> None:
+        """A local that does not change, of a value that is evaluated and a given tangent."""
+        local = s.local
+        self._begin_own(local)
+        self._builder.frozen.add(local)
+        if local.dtype.is_integer:
+            self._walk.cursor.block.declared.add(local)
+        form = self._known.with_own(local, [settled(self._builder, form)])[0]
+        self._builder.emit(s)
+        if local in self._walk.plan.own_rows:
+            self._storages.begin(local).write([form], [0])
+        elif form:
+            self._known.forms[local] = form
+
+    def declare(self, s: Declare) -> None:
+        """A new local."""
+        local = s.local
+        self._begin_own(local)
+        if local not in self._walk.facts.changed and not local.shape:
+            self._builder.frozen.add(local)
+            self._known.definitions[local] = s.values[0]
+        if local.dtype.is_integer and local not in self._walk.facts.changed:
+            self._walk.cursor.block.declared.add(local)
+        if local not in self._walk.facts.activity.locals:
+            self._builder.emit(with_values(s, self._walk.expressions.primal))
+            return
+        if local.shape:
+            self._declare_array(s)
+            return
+        value = s.values[0]
+        is_own = local in self._walk.facts.own_seeds
+        if local in self._walk.facts.changed or local in self._walk.plan.own_rows:
+            self.declare_stored(s, value)
+        elif is_own or local in self._walk.plan.accumulated or not self._defer(s, value):
+            self.declare_fixed(s, value)
+
+    def _defer(self, s: Declare, value: Value) -> bool:
+        """Let the tangent be accumulated where the local is used."""
+        value = _copied(value)
+        with self._builder.collecting() as body:
+            is_deferred = self._linearizer.prepare(value)
+            primal = self._walk.expressions.primal(value)
+        if not is_deferred:
+            self._linearizer.begin_statement()
+            return False
+        for inner in body:
+            self._builder.emit(inner)
+        self._builder.emit(replace(s, values=(primal,)))
+        self._known.deferred[s.local] = Deferred(s.local, value, self._walk.cursor.loops)
+        return True
+
+    def declare_fixed(self, s: Declare, value: Value) -> None:
+        form = self._linearizer.form(value)
+        if self._is_better_row(form):
+            self._walk.plan.own_rows.note(s.local, "its form would have several rows in it")
+        form = settled(self._builder, form)
+        self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
+        self._known.forms[s.local] = self._known.with_own(s.local, [form])[0]
+
+    def _is_better_row(self, form: Form) -> bool:
+        """Whether a row for a local that is used several times is shorter than the forms that it becomes part of."""
+        is_short = self._walk.facts.seeds.sparse is None and self._walk.facts.columns <= MOST_IN_ROWS
+        return is_short and len(form) > 1 and any(map(is_row, form))
+
+    def declare_stored(self, s: Declare, value: Value) -> None:
+        form = settled(self._builder, self._linearizer.form(value))
+        self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
+        storage = self._storages.begin(s.local)
+        storage.write(self._known.with_own(s.local, [form]), [0])
+
+    def _declare_array(self, s: Declare) -> None:
+        forms = [settled(self._builder, self._linearizer.form(v)) for v in s.values]
+        forms = self._known.with_own(s.local, forms)
+        self._builder.emit(with_values(s, self._walk.expressions.primal))
+        storage = self._storages.begin(s.local)
+        if any(forms):
+            storage.write(forms, list(range(len(forms))))
+        if isinstance(storage, Storage):
+            storage.forget_zeros()
+
+    def assign(self, s: Assign | Update) -> None:
+        assert isinstance(s.target, Read)
+        local = s.target.local
+        if local not in self._walk.facts.activity.locals:
+            self._builder.emit(replace(s, value=self._walk.expressions.primal(s.value)))
+            return
+        storage = self._storages.by_local[local]
+        target = s.target
+        if target.index:
+            kept = tuple(i if isinstance(i, int) else self._walk.naming.settled_index(i) for i in target.index)
+            target = Read(local, kept, checks=target.checks, place=target.place)
+        index = self._known.flat_index(target)
+        if isinstance(s, Update) and s.op in ("add", "sub"):
+            form = settled(self._builder, self._linearizer.form(s.value))
+            self._builder.emit(replace(s, target=target, value=self._walk.expressions.primal(s.value)))
+            with only_inside(self._walk.naming, self._walk.cursor, target) as is_possible:
+                if is_possible:
+                    storage.add(form if s.op == "add" else negated(form), index)
+            return
+        value = s.value
+        if isinstance(s, Update):
+            value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
+        form = settled(self._builder, self._linearizer.form(value))
+        self._builder.emit(Assign(target, self._walk.expressions.primal(value), place=s.place))
+        own = self._walk.facts.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
+        with only_inside(self._walk.naming, self._walk.cursor, target) as is_possible:
+            if is_possible:
+                storage.write([form if own is None else {**form, own: 1}], [index])
+
+
+def _copied(value: Value) -> Value:
+    """The same expression of nodes of its own: a recorded node can occur in several statements."""
+    known: dict[Value, Value] = {}
+
+    def copy(node: Value) -> Value:
+        if node not in known:
+            new = with_children(node, copy)
+            known[node] = replace(node) if new is node else new  # type: ignore[type-var]
+        return known[node]
+
+    return copy(value)

@@ -1,0 +1,363 @@
+"""Serial loops whose tangents are accumulated backwards.
+
+A loop that carries a few numbers from iteration to iteration, each with the tangents of all iterations before, costs a
+product per column and iteration if their rows go forward. Where all that is stored in the end is one sum of them, the
+loop is *reversed*: each iteration keeps the partial derivatives of what it carries on, by what came in and by
+parameters, on a tape, and a second loop goes over the tape from its end, with one weight for each number carried.
+Tangents by seeds that are no columns, such as the position of a pixel, go forward in registers: edges read them.
+
+It assumes that the number of iterations is known and that each is run to its end; that the body has no other effects
+on tangents than on these numbers; and that the coefficients of each iteration have names outside of it. All but the
+first is found out in the walk: where something else reads or changes such a tangent, the loop is walked forward after
+all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from taichi_ext.analysis.affine import Affine, source_of
+from taichi_ext.analysis.loops import Loop
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.build import (
+    Coefficient,
+    Index,
+    add,
+    cast,
+    literal,
+    multiply,
+    not_written_out,
+    operation,
+)
+from taichi_ext.differentiate.forms.forms import (
+    Carried,
+    Form,
+    Guarded,
+    OwnSeed,
+    Row,
+    Seed,
+    accumulate,
+    bare,
+    coefficient,
+    columns_of,
+    has_row,
+    is_row,
+    numbered,
+    plus,
+    settled,
+)
+from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.differentiate.memory.row_places import LocalRow, ScratchRow, scratch_part
+from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey, TapeSum
+from taichi_ext.differentiate.statements.shadows import Tangents
+from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
+from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.program import (
+    I32,
+    Assign,
+    Body,
+    Declare,
+    For,
+    If,
+    Load,
+    Local,
+    Read,
+    Statement,
+    Type,
+    Update,
+    Value,
+    While,
+    declared,
+    statements,
+)
+from taichi_ext.program.statements import Target
+
+# What walks over the statements of a block: the block, its variables, what comes before and after its statements
+WalkBlock = Callable[[Body, tuple[Local, ...], Callable[[], None], Callable[[], None]], Body]
+LEAST_COLUMNS = 8  # below which rows that go forward cost no more
+MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
+
+
+@dataclass(eq=False)
+class Tape:
+    """The values that a reversed loop has kept."""
+
+    statement: For
+    loop: Loop
+    carried: tuple[Local, ...]
+    around: tuple[Loop, ...]
+    sums: frozenset[Local]  # of them, those that are only added to
+    before: dict[Local, Form]
+    own: dict[Local, OwnRegisters]  # the tangents by seeds that are no columns, before the loop and after it
+    memory: LocalRow | ScratchRow
+    width: int
+    sweeps: int = 0
+    entries: list[tuple[Local, Seed | Carried]] = field(default_factory=list)  # whose coefficients it has, in order
+
+    def entry(self, iteration: Value, number: int) -> Read | Load:
+        first = self.loop.bounds[0][0]  # type: ignore[index]
+        return self.memory.entry(add(multiply(add(iteration, -first), self.width), number))
+
+
+class Reversals:
+    """The reversed loops of one walk."""
+
+    def __init__(self, walk: Walk, storages: Storages) -> None:
+        self.walk = walk
+        self.storages = storages
+        self.builder = walk.builder
+        self.plan = walk.plan
+        self.seen: list[For] = []
+
+    def is_reversed(self, s: Statement) -> bool:
+        is_chosen = self.plan.is_reversed(s)
+        if isinstance(s, For) and not is_chosen:
+            self.seen.append(s)
+        return is_chosen
+
+    def go_forward(self, s: Statement, why: str) -> None:
+        """The loop is not to be reversed."""
+        self.plan.forward.note(s, why)
+
+    def choose(self) -> bool:
+        """At the end of a planning walk that found nothing else: choose a loop; False where there is none."""
+        for s in self.seen:
+            carried = self._carried(s) if s not in self.plan.forward else ()
+            if carried:
+                self.plan.reversed_loops.require(s, carried)
+                for inner in (local for x in statements(s.body) for local in declared(x)):
+                    self.plan.storages.drop(StorageKey(inner))  # what reached it going forward
+                return True  # the others after another walk
+        return False
+
+    def _carried(self, s: For) -> tuple[Local, ...]:
+        """The values that a loop carries if it is worth reversing it, as far as its text tells."""
+        if not (self._is_wanted() and self._is_counted(s) and self._is_closed(s)):
+            return ()
+        inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
+        targets = [x.target for x in statements(s.body) if isinstance(x, (Assign, Update))]
+        active = self.walk.facts.activity.locals
+        found = [t.local for t in targets if _is_local(t) and t.local in active and t.local not in inner]  # type: ignore[union-attr]
+        carried = tuple(dict.fromkeys(found))
+        return carried if len(carried) <= MOST_CARRIED and self._have_rows(carried) else ()
+
+    def _is_wanted(self) -> bool:
+        """Whether there are columns enough, each of them in memory from the start."""
+        seeds = self.walk.facts.seeds
+        has_given = seeds.values is not None and bool(seeds.arguments)
+        is_dense = seeds.sparse is None and seeds.sums is None
+        return is_dense and not has_given and self.walk.facts.columns >= LEAST_COLUMNS
+
+    def _is_counted(self, s: For) -> bool:
+        """Whether it is a serial loop over a range that runs to its end, by one number that nothing else changes."""
+        loop = self.walk.facts.loops[s]
+        is_whole = not loop.is_parallel and loop.bounds is not None and not loop.is_interrupted
+        return is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.walk.facts.changed
+
+    def _is_closed(self, s: For) -> bool:
+        """Whether it changes nothing but locals, and takes no tangents of rules or edges."""
+        facts, changes = self.walk.facts, self.walk.facts.loops[s].changes
+        kinds = (Declare, Assign, Update, If, For, While)
+        if not all(isinstance(x, kinds) for x in statements(s.body)) or changes & facts.activity.containers:
+            return False
+        inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
+        return not (inner | changes) & facts.own_seeds.keys()
+
+    def _have_rows(self, carried: tuple[Local, ...]) -> bool:
+        """Whether the locals are numbers of one type, and the loop adds to the row of one of them."""
+        stored = [x for x in map(self.storages.by_local.get, carried) if isinstance(x, Storage)]
+        if len({v.dtype for v in carried}) != 1 or len(stored) < len(carried) or any(v.shape for v in carried):
+            return False
+        return any(x.rows is not None and x.rows.terms.row_loops for x in stored)
+
+    # --- the loop, which writes the tape
+
+    def loop(self, s: For, block_of: WalkBlock) -> None:
+        """Walk over a loop that writes a tape; ``block_of`` walks over its body."""
+        walk, loop = self.walk, self.walk.facts.loops[s]
+        carried = self.plan.reversed_loops[s]
+        storages = [self.storages.by_local[v] for v in carried]
+        before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
+        if any(x.declared.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
+            self.go_forward(s, "what it carries is declared elsewhere, or has a row before it")
+        width = max(1, self.plan.tape_widths.get(s, 0))
+        memory = self._memory(s, width, carried[0].dtype)
+        own = {v: x.own for v, x in zip(carried, storages, strict=True)}
+        tape = Tape(s, loop, carried, walk.cursor.loops, _only_added(s, carried), before, own, memory, width)
+        self.builder.frozen.update(s.variables)
+        with walk.cursor.in_loop(loop, is_reversed=True):
+            body = block_of(s.body, s.variables, lambda: self._begin(tape), lambda: self._finish(tape))
+        self.builder.emit(For(s.kind, s.variables, s.domain, body, s.config, place=s.place))
+        for v in carried:
+            self.storages.put(v, Reversed(self, v, tape))
+
+    def _memory(self, s: For, width: int, dtype: Type) -> LocalRow | ScratchRow:
+        walk = self.walk
+        iterations = walk.facts.loops[s].iterations
+        assert iterations is not None  # a loop that is counted
+        size = iterations * width
+        longest = walk.facts.seeds.limits.local_array
+        if size > longest and walk.facts.seeds.is_host:
+            part = scratch_part(walk.facts, walk.cursor, walk.plan)
+            return ScratchRow(self.builder, walk.arguments, size, dtype, part, is_filled=True)
+        if size > longest:
+            self.go_forward(s, "its tape is too long for a local array")
+        return LocalRow(self.builder, "tape", size, dtype)
+
+    def _begin(self, tape: Tape) -> None:
+        """At the start of an iteration: what is carried has a seed of its own."""
+        for v in tape.carried:
+            key = StorageKey(v, tape.statement)
+            known = LocalPlan(self.plan, key)
+            seeds = () if v in tape.sums else (Carried(v),)
+            known.require(known.facts.with_own((*seeds, *tape.own[v].own_seeds)))
+            tape.own[v].note(seed for seed in known.facts.own if isinstance(seed, OwnSeed))
+            storage = self.storages.begin_with(v, key, tape.own[v])
+            for seed in seeds:
+                storage.own.begin(seed)
+
+    def _finish(self, tape: Tape) -> None:
+        """At the end of an iteration: its coefficients go to the tape."""
+        iteration = Read(tape.statement.variables[0])
+        for v in tape.carried:
+            storage = self.storages.by_local[v]
+            assert isinstance(storage, Storage)  # begun above
+            form = storage.form()
+            is_named = all(self._is_named(x, iteration.local) for x in columns_of(form))
+            if storage.rows is not None or storage.slots or not is_named:
+                self.go_forward(tape.statement, "an iteration has columns that have no names after it")
+                return
+            for seed, c in form.items():
+                if not isinstance(seed, (Seed, Carried)):
+                    continue  # its register goes on
+                entry = tape.entry(iteration, len(tape.entries))
+                self.builder.assign(entry, coefficient(c, entry.dtype))
+                tape.entries.append((v, seed))
+        if len(tape.entries) != tape.width:
+            self.plan.tape_widths.require(tape.statement, len(tape.entries))
+
+    def _is_named(self, seed: Seed, iteration: Local) -> bool:
+        """Whether a column can be named outside of the loop, given the iteration."""
+        outer = self.walk.cursor.block.outer
+        assert outer is not None  # the block of the loop stands in it
+        names = (source_of(atom) for atom, _ in seed.column.terms)
+        return all(name is iteration or outer.can_name(name) for name in names)
+
+    # --- the loop over the tape
+
+    def swept(self, form: Form, to: Tangents) -> Form:
+        """The form with the tangents of reversed loops accumulated, for a store to the tangents ``to``."""
+        tapes = [leaf.rows.tape for leaf in form if is_row(leaf) and isinstance(leaf.rows, Reversed)]
+        for tape in dict.fromkeys(tapes):
+            if self.plan.is_reversed(tape.statement):
+                form = self._swept(form, tape, to)
+        return form
+
+    def _swept(self, form: Form, tape: Tape, to: Tangents) -> Form:
+        ours = [x for x in form if is_row(x) and isinstance(x.rows, Reversed) and x.rows.tape is tape]
+        mine = {leaf: form[leaf] for leaf in ours}
+        rest: Form = {leaf: c for leaf, c in form.items() if leaf not in mine}
+        is_guarded = any(isinstance(c, Guarded) and not c.is_chosen for c in mine.values())
+        if tape.loop in self.walk.cursor.loops or is_guarded:
+            self.go_forward(tape.statement, "its result is stored within it, or by a condition")
+            return rest
+        tape.sweeps += 1
+        key = TapeSum(tape.statement, tape.sweeps)
+        self.plan.tape_sums.note(key, Local("sum", to.container.dtype))
+        total = self.storages.begin(self.plan.tape_sums[key])
+        weights = {leaf.source: bare(c) for leaf, c in mine.items()}
+        kind = tape.carried[0].dtype
+        adjoints = {
+            v: self.builder.declare(f"weight_{v.name}", cast(weights.get(v, 0), kind), kind) for v in tape.carried
+        }
+        self._over_tape(tape, adjoints, total, to)
+        for leaf, c in total.form().items():
+            rest[leaf] = plus(rest.get(leaf, 0), c)
+        for v, first in tape.before.items():
+            accumulate(rest, first, adjoints[v])
+        return settled(self.builder, rest)
+
+    def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, to: Tangents) -> None:
+        walk = self.walk
+        variable = tape.statement.variables[0]
+        back, iteration = Local("back", I32, (), "loop"), Local(variable.name, I32, (), "temporary")
+        self.builder.frozen.add(iteration)
+        ((first, end),) = tape.loop.bounds  # type: ignore[misc]
+        again = Loop(tape.statement, False, (iteration,), tape.loop.bounds)
+        with walk.cursor.in_loop(again), walk.cursor.in_block((iteration,)), self.builder.collecting() as body:
+            self.builder.emit(Declare(iteration, (operation("sub", literal(end - 1, I32), Read(back)),)))
+            self._step(tape, adjoints, total, Read(iteration))
+        loop = For("range", (back,), (literal(end - first, I32),), tuple(body), place=self.builder.place)
+        is_short = end - first <= to.size * walk.facts.columns
+        assert to.matrix is not None  # what is stored to
+        for s in not_written_out(loop, to.matrix.array) if is_short else (loop,):
+            self.builder.emit(s)
+
+    def _step(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, iteration: Read) -> None:
+        """One iteration backwards."""
+        terms: Form = {}
+        new: dict[Local, Coefficient] = {v: adjoints[v] if v in tape.sums else 0 for v in tape.carried}
+        for number, (v, seed) in enumerate(tape.entries):
+            product = multiply(adjoints[v], tape.entry(iteration, number))
+            if isinstance(seed, Carried):
+                new[seed.local] = add(new[seed.local], product)
+            else:
+                accumulate(terms, {self._renamed(seed, tape.statement.variables[0], iteration.local): product})
+        terms = settled(self.builder, terms)
+        values = {v: x if x is adjoints[v] else self.builder.keep(cast(x, v.dtype)) for v, x in new.items()}
+        total.add(terms)
+        for v, x in values.items():
+            if x is not adjoints[v]:
+                self.builder.assign(adjoints[v], x)
+
+    def _renamed(self, seed: Seed, old: Local, new: Local) -> Seed:
+        """The seed with another variable; a column that a branch guards stays one."""
+        column = Affine((), seed.column.constant)
+        for atom, factor in seed.column.terms:
+            column = column + Affine(((new if atom is old else atom, factor),))
+        renamed, naming = Seed(column), self.walk.naming
+        if seed in naming.conditional:
+            naming.conditional.add(renamed)
+        return renamed
+
+
+class Reversed:
+    """The tangent of what a reversed loop carried, after the loop: in place of its storage."""
+
+    def __init__(self, reversals: Reversals, local: Local, tape: Tape) -> None:
+        self.reversals, self.tape = reversals, tape
+        self.declared = reversals.walk.declaration(local)
+        self.own = tape.own[local]
+        self.version = 0
+
+    def form(self, index: Index = 0) -> Form:
+        return {Row(self.declared.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
+
+    def _go_forward(self) -> None:
+        self.reversals.go_forward(self.tape.statement, "something else reads or changes what it has carried")
+
+    def entry(self, index: Index, column: Coefficient) -> Value:
+        """One entry: something needs all of the row."""
+        self._go_forward()
+        return literal(0, self.declared.local.dtype)
+
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
+        self._go_forward()
+
+    def add(self, form: Form, index: Index = 0) -> None:
+        self._go_forward()
+
+
+def _is_local(target: Target) -> bool:
+    return isinstance(target, Read)
+
+
+def _only_added(s: For, carried: tuple[Local, ...]) -> frozenset[Local]:
+    """The locals that the body only adds to, and does not read."""
+    inner = statements(s.body)
+    others = {local for x in inner for local in x.contents.locals}
+    for x in inner:
+        if isinstance(x, Assign) or (isinstance(x, Update) and x.op not in ("add", "sub")):
+            others |= {x.target.local} if isinstance(x.target, Read) else set()
+    return frozenset(v for v in carried if v not in others)

@@ -1,0 +1,309 @@
+"""Fields and arrays in a differentiated program: seeds that are read, shadows that are read and stored to.
+
+A parameter that is only read is its own seed. Whatever else carries tangents has a *shadow*: a matrix with one row per
+scalar entry (C order, components last) and one column per seed. An output's shadow is its Jacobian.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.stores import Site
+from taichi_ext.differentiate.facts.arguments import ShadowMatrix
+from taichi_ext.differentiate.facts.decisions import Role
+from taichi_ext.differentiate.facts.guards import Condition, clamped, is_inside, only_inside, where
+from taichi_ext.differentiate.facts.walk import Declaration, Walk
+from taichi_ext.differentiate.forms.build import (
+    Coefficient,
+    add,
+    cast,
+    is_number,
+    literal,
+    negative,
+    operation,
+    select,
+)
+from taichi_ext.differentiate.forms.coverage import Coverage
+from taichi_ext.differentiate.forms.forms import (
+    Form,
+    Leaf,
+    Row,
+    Seed,
+    coefficient,
+    columns_of,
+    has_row,
+    is_row,
+    row_sum,
+    row_value,
+    times,
+)
+from taichi_ext.differentiate.memory.rows import Rows
+from taichi_ext.differentiate.plan.row_terms import ADDED, only_row
+from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.program import Assign, Container, Load, Statement, Update, Value
+
+MOST_WRITTEN_OUT = 16  # columns up to which zeros are stored one by one
+
+
+@dataclass(frozen=True)
+class Written:
+    """A store to entries, evaluated: the entries, the tangents and the values."""
+
+    targets: list[Load]
+    forms: list[Form]
+    values: list[Value]
+
+
+class Tangents:
+    """The tangents of one container.
+
+    Args:
+        walk: the walk.
+        container: the container.
+        role: what it carries when the kernel starts.
+        matrix: its shadow; None where it has none.
+        storages: those of locals, whose rows may be parts of the shadow.
+        coverage: what the walk finds out about shadows.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        container: Container,
+        role: Role,
+        matrix: ShadowMatrix | None,
+        storages: Storages,
+        coverage: Coverage,
+    ) -> None:
+        self.walk = walk
+        self.builder = walk.builder
+        self.container = container
+        self.role = role
+        self.matrix = matrix
+        self.version = 0
+        self.accesses = 0  # to single tangents
+        self.components = math.prod(container.element_shape)
+        self.extent = walk.facts.seeds.extents[container]
+        self._storages = storages
+        self._coverage = coverage
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.extent.shape) * self.components
+
+    # --- reading
+
+    def row_number(self, indices: tuple[Value, ...], component: Affine) -> tuple[Affine, Value]:
+        """The number of an entry's row, in normal form and as a value."""
+        affine = self.walk.naming.entry_number(self.extent, indices) * self.components + component
+        return affine, self.walk.naming.value_of(affine)
+
+    def component(self, load: Load) -> Affine:
+        total = Affine()
+        for i, n in zip(load.component, self.container.element_shape, strict=True):
+            total = total * n + self.walk.naming.normal(i)
+        return total
+
+    def entry(self, row: Coefficient, column: Coefficient, /) -> Load:
+        """One entry of the shadow."""
+        assert self.matrix is not None
+        self.accesses += 1
+        return self.matrix.entry(row, column)
+
+    def form(self, load: Load) -> Form:
+        """The tangent of an entry as it is now."""
+        condition = is_inside(self.walk.naming, load)
+        if condition is False:
+            return {}
+        if self.matrix is None:
+            return self._seeds(load, condition)
+        affine, index = self.row_number(load.indices, self.component(load))
+        index = self.builder.keep(clamped(condition, index), "row")
+        row = Row(self.container, affine, self, index, self.version, self.walk.cursor.loops)
+        return where(condition, {row: 1}, self.container.dtype)
+
+    def _seeds(self, load: Load, condition: Condition) -> Form:
+        """The tangent of an entry of a parameter, or of a field some components of which are parameters."""
+        component, first = self.component(load), self.role.first_column
+        assert first is not None
+        if not self.role.components:
+            return self._seed(self.row_number(load.indices, component)[0], first, self.size, condition)
+        entry, form, known = self.walk.naming.entry_number(self.extent, load.indices), {}, None
+        for number, column in self.role.components:
+            if component.is_constant:
+                weight: Coefficient = int(component.constant == number)
+            else:
+                known = known or self.builder.keep(self.walk.naming.value_of(component), "component")
+                dtype = self.container.dtype
+                weight = select(operation("eq", known, number), literal(1, dtype), literal(0, dtype))
+            for seed, factor in self._seed(entry, column, self.size // self.components, condition).items():
+                if weight != 0:
+                    form[seed] = times(factor, weight)
+        return form
+
+    def _seed(self, entry: Affine, first: int, size: int, condition: Condition) -> Form:
+        """The seed of an entry where a condition holds, nothing where it is outside the block that is computed.
+
+        ``first`` is the column of the first of ``size`` entries.
+        """
+        column, end, blocks = entry + Affine((), first), self.walk.facts.columns, self.walk.blocks
+        if column.is_constant:
+            return where(condition, {Seed(column): 1}, self.container.dtype) if blocks.has(column.constant) else {}
+        if blocks.has(first, size):
+            return self._guarded(condition, {Seed(column): 1})
+        k = self.walk.naming.value_of(column + Affine((), blocks.first or 0))
+        if blocks.first is not None:
+            k = operation("sub", k, self.walk.arguments.first_of_block())
+        k = self.builder.keep(k, "column")
+        in_block = operation("logical_and", operation("ge", k, 0), operation("lt", k, end))
+        if isinstance(condition, Value):
+            in_block = operation("logical_and", condition, in_block)
+        in_block = self.builder.keep(in_block, "is_inside")
+        within = self.walk.naming.named(self.builder.keep(select(in_block, k, 0), "column"))
+        return where(in_block, {Seed(within): 1}, self.container.dtype)
+
+    def _guarded(self, condition: Condition, form: Form) -> Form:
+        """A form where a condition holds; its columns are kept within all columns."""
+        if isinstance(condition, Value):
+            self.walk.naming.note_guarded(form)
+        return where(condition, form, self.container.dtype)
+
+    # --- writing
+
+    def store(self, site: Site, group: tuple[Statement, ...], written: Written) -> None:
+        """``entry = value``, primal and tangent; of several components at once."""
+        targets, forms = written.targets, written.forms
+        for s, target, value in zip(group, targets, written.values, strict=True):
+            self.builder.emit(Assign(target, value, place=s.place))
+        with only_inside(self.walk.naming, self.walk.cursor, targets[0]) as is_possible:
+            if is_possible:
+                self._store_tangents(site, targets, forms)
+
+    def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+        stores = self.walk.facts.stores
+        if any(forms) or not (stores.is_untouched(site) and self._is_fresh()):
+            self._store_forms(site, targets, forms)
+
+    def _is_fresh(self) -> bool:
+        """Whether the tangents are zero at the start; a kernel that makes use of that is only right where they are."""
+        if self.role.is_fresh:
+            self._coverage.assumed_zero.add(self.container)
+        return self.role.is_fresh
+
+    def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+        columns = self.walk.facts.columns
+        covers = self.walk.facts.stores.covers(site)
+        if covers and not self.accesses and not any(self._is_own(leaf) for f in forms for leaf in f):
+            self._coverage.note_covered(self.container)
+        if covers and columns <= MOST_WRITTEN_OUT:
+            forms = [_written_out(form, columns) for form in forms]
+        rows = [self.row_number(t.indices, self.component(t)) for t in targets]
+        is_placed = covers and len(forms) == 1 and self._is_placed(only_row(forms[0]))
+        has_rows = not is_placed and any(map(has_row, forms))
+        fresh = not has_rows and self._needs_no_clearing(site, forms, covers=covers)  # rows overwrite all columns
+        kept = is_placed or all(self._keeps_row(form, affine) for form, (affine, _) in zip(forms, rows, strict=True))
+        if not kept and (has_rows or not fresh):
+            self.builder.loop(columns, lambda k: self._store_column(rows, forms, k))
+        self._store_seeds(rows, forms, overwrites=fresh)
+        self.version += 1
+
+    def _needs_no_clearing(self, site: Site, forms: list[Form], *, covers: bool) -> bool:
+        """Whether all that a store leaves out is zero already, or is stored with the rest."""
+        if covers:
+            return all(_is_complete(form, self.walk.facts.columns) for form in forms)
+        return self.walk.facts.stores.is_first(site) and self._is_fresh()
+
+    def _store_seeds(self, rows: list[tuple[Affine, Value]], forms: list[Form], *, overwrites: bool) -> None:
+        """Store what belongs to single columns; constant ones differ, index expressions may meet any other."""
+        for (_, index), form in zip(rows, forms, strict=True):
+            for seed in sorted(columns_of(form), key=lambda s: (not s.is_constant, s.column.constant)):
+                entry = self.entry(index, self.walk.naming.column(seed))
+                value = coefficient(form[seed], self.container.dtype)
+                is_alone = overwrites and (seed.is_constant or len(form) == 1)
+                self.builder.assign(entry, value if is_alone else add(entry, value))
+
+    def _is_placed(self, row: Row | None) -> bool:
+        """Whether the row of a local, which is stored as it is, lies here from the start."""
+        storage = self._storages.with_rows(row.source) if row is not None else None
+        if storage is None or storage.rows is None:
+            return False
+        local = storage.declared.local
+        if self._can_hold(storage.declared, storage.rows):
+            self.walk.proposals.note_stored_row(local, storage.rows.terms, storage.version, self.container)
+        return self.walk.plan.row(local).container is self.container
+
+    def _can_hold(self, declared: Declaration, rows: Rows) -> bool:
+        """Whether the row of a local, which is stored here, may as well lie here."""
+        local, terms = declared.local, rows.terms
+        is_declared_here = declared.block is self.walk.cursor.block and not local.shape
+        # local memory pays for the copy where entries are added to, or all of a row is updated: it is vectorised there
+        is_better_local = rows.memory.is_local and (terms.row_loops > 0 or terms.found == ADDED)
+        is_alike = local.dtype == self.container.dtype and self.components == 1
+        return is_declared_here and not is_better_local and is_alike
+
+    def _store_column(self, rows: list[tuple[Affine, Value]], forms: list[Form], k: Value) -> None:
+        dtype = self.container.dtype
+        values = [row_value(form, k, dtype) for form in forms]
+        if len(values) > 1:
+            values = [self.builder.keep(v, "w") for v in values]
+        for (_, index), value in zip(rows, values, strict=True):
+            self.builder.assign(self.entry(index, k), value)
+
+    def _is_own(self, leaf: Leaf) -> bool:
+        return is_row(leaf) and leaf.source is self.container
+
+    def _keeps_row(self, form: Form, row: Affine) -> bool:
+        """Whether the rows of the form are just the entry's own row, once."""
+        rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
+        return len(rows) == 1 and is_number(rows[0][1], 1) and self._is_own(rows[0][0]) and rows[0][0].key == row
+
+    def add(self, site: Site, group: tuple[Statement, ...], written: Written, sign: int) -> None:
+        """``entry += value`` (sign 1) or ``entry -= value`` (sign -1): atomic, primal and tangent."""
+        targets, forms = written.targets, written.forms
+        for s, target, value in zip(group, targets, written.values, strict=True):
+            self.builder.emit(Update(target, s.op, value, place=s.place))  # type: ignore[attr-defined]
+        with only_inside(self.walk.naming, self.walk.cursor, targets[0]) as is_possible:
+            if is_possible:
+                self._add_tangents(site, targets, forms, sign)
+
+    def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
+        is_private = self.walk.facts.stores.is_private(site)
+        rows = [self.row_number(t.indices, self.component(t))[1] for t in targets]
+
+        def plus(row: Value, column: Value, value: Coefficient) -> None:
+            entry = self.entry(row, column)
+            value = value if sign > 0 else negative(value)
+            self.builder.increase(entry, cast(value, entry.dtype), is_shared=not is_private)
+
+        if any(map(has_row, forms)):
+
+            def body(k: Value) -> None:
+                sums = [row_sum(form, k) for form in forms]
+                kept = [None if s is None else self.builder.keep(cast(s, self.container.dtype), "w") for s in sums]
+                for row, s in zip(rows, kept, strict=True):
+                    if s is not None:
+                        plus(row, k, s)
+
+            self.builder.loop(self.walk.facts.columns, body)
+        for row, form in zip(rows, forms, strict=True):
+            for seed, c in columns_of(form).items():
+                plus(row, self.walk.naming.column(seed), coefficient(c, self.container.dtype))
+        self.version += 1
+
+
+def _written_out(form: Form, columns: int) -> Form:
+    """A form over constant columns with its zeros."""
+    if _is_constant(form):
+        return {Seed(Affine((), k)): form.get(Seed(Affine((), k)), 0) for k in range(columns)}
+    return form
+
+
+def _is_complete(form: Form, columns: int) -> bool:
+    return _is_constant(form) and len(form) == columns
+
+
+def _is_constant(form: Form) -> bool:
+    """Whether all leaves are columns by constant numbers."""
+    return all(isinstance(leaf, Seed) and leaf.is_constant for leaf in form)

@@ -1,0 +1,1 @@
+"""The tangents of locals: written, added to, read."""

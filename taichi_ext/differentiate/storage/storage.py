@@ -1,0 +1,243 @@
+"""Tangents of locals that change: registers, slots or a row.
+
+* *registers*: one number per seed that can be named where the local is declared;
+* *slots*: pairs of a column and a coefficient, for a few seeds known only inside (``if t < nearest: nearest = t``);
+* a *row*: one number per column, where seeds add up (a sum over a loop) or are too many.
+
+Seeds that are no columns have registers next to all of these. Whatever stands in the place of a storage, such
+as a sum with columns of its own, is a ``LocalStorage``, too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from taichi_ext.differentiate.facts.walk import Declaration, Walk
+from taichi_ext.differentiate.forms.build import Index
+from taichi_ext.differentiate.forms.forms import (
+    Form,
+    Row,
+    Seed,
+    Weight,
+    accumulate,
+    columns_of,
+    has_row,
+    settled,
+    unnumbered,
+)
+from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.differentiate.memory.registers import Registers
+from taichi_ext.differentiate.memory.rows import Rows
+from taichi_ext.differentiate.memory.slots import Slots
+from taichi_ext.differentiate.plan.naming import Naming
+from taichi_ext.differentiate.plan.sparse_numbering import Numbering
+from taichi_ext.differentiate.plan.storage_facts import StorageFacts
+from taichi_ext.differentiate.plan.storage_plan import LocalPlan
+from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.sparse.sparse_sums import takes_sum
+from taichi_ext.program import Local, Statement
+
+
+class LocalStorage(Protocol):
+    """Where the tangent of a local is kept.
+
+    Attributes:
+        declared: where the local is declared.
+        own: its tangents by seeds that are no columns.
+        version: another one after each change.
+    """
+
+    declared: Declaration
+    own: OwnRegisters
+    version: int
+
+    def form(self, index: Index = 0) -> Form:
+        """The tangent of one element as it is now."""
+        ...
+
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
+        """Replace the tangents of several elements at once."""
+
+    def add(self, form: Form, index: Index = 0) -> None:
+        """Add to the tangent of one element."""
+
+
+class Storage:
+    """The tangent of a local, or of each entry of a local array, in registers, slots or rows.
+
+    Args:
+        walk: the walk.
+        declared: where the local is declared.
+        known: what is planned for it.
+        rows: its rows, if it has some.
+        own: its tangents by seeds that are no columns.
+        sink: of a sparse Jacobian.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        declared: Declaration,
+        known: LocalPlan,
+        rows: Rows | None,
+        own: OwnRegisters,
+        sink: Sink | None,
+    ) -> None:
+        self.walk = walk
+        self.declared = declared
+        self.known = known
+        self.rows = rows
+        self.own = own
+        self.sink = sink
+        self.version = 0
+        self._is_zero = True
+        self._changed: set[int | None] = set()  # elements, by their numbers; None for one known at run time alone
+        local, facts = declared.local, known.facts
+        has_all = bool(local.shape) and rows is not None and sink is None  # registers would be in memory, too
+        is_full = has_all or facts.is_full(walk.facts.seeds.limits)
+        self.registers: Registers[Seed] = Registers(walk.builder, walk.cursor, local)
+        for seed in () if is_full else facts.seeds:
+            self.registers.declare(seed, walk.naming.seed_name(seed))
+            if sink is not None:
+                sink.numbering.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
+            walk.naming.note_conditional(seed, declared.loops)
+        owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
+        no_column = 0 if sink is None else sink.numbering.no_column(owner)
+        self.slots = Slots(walk, local, facts.slots if rows is None else 0, no_column)
+
+    # --- reading
+
+    def form(self, index: Index = 0) -> Form:
+        """The tangent as it is now, of one element; registers whose seeds are only named later are still zero."""
+        walk, sink, local = self.walk, self.sink, self.declared.local
+        form: Form = self.own.form(index)
+        for seed, register in self.registers.form(index).items():
+            if walk.naming.is_visible(seed, walk.cursor.block) and not (sink and sink.is_later(seed.column)):
+                form[seed] = register
+        if self.rows is not None:
+            self.rows.terms.note_read()
+            key = index if isinstance(index, int) else walk.facts.indices.site(index)
+            form[Row(local, key, self.rows, index, self.version, walk.cursor.loops)] = 1
+        for column, value in self.slots.held(self._written_later()):
+            named = walk.naming.named(walk.builder.keep(column, "column"), self.known)
+            if sink is not None:
+                sink.numbering.note_owners(named, self.known.facts.owners)
+            form[Seed(named)] = value
+        return form
+
+    def _written_later(self) -> int:
+        """How many slots the outermost loop here writes, if it starts after the local."""
+        loop = self._outer_loop()
+        return 0 if loop is None else self.known.facts.in_loops.get(loop, 0)
+
+    def _outer_loop(self) -> Statement | None:
+        """The outermost loop here that starts after the local."""
+        inside = self.walk.cursor.loops[len(self.declared.loops) :]
+        return inside[0].statement if inside else None
+
+    # --- writing
+
+    def _note(self, form: Form, *, grows: bool) -> None:
+        loop, facts, limits = self._outer_loop(), self.known.facts, self.walk.facts.seeds.limits
+        facts = facts.with_form(form, self._is_visible, limits, loop=loop, grows=grows)
+        facts = facts.with_own(unnumbered(form))
+        if self.sink is not None:
+            facts = self._with_owners(facts, form, self.sink.numbering)
+        self.known.require(facts)
+
+    def _with_owners(self, facts: StorageFacts, form: Form, sparse: Numbering) -> StorageFacts:
+        """The facts with whose columns come into registers and slots."""
+        columns = {seed: sparse.owners(seed.column) for seed in columns_of(form) if not seed.is_constant}
+        known = {seed: owners for seed, owners in columns.items() if seed in facts.seeds}
+        inner = {owner for seed, owners in columns.items() if seed not in self.registers for owner in owners}
+        return facts.with_owners(inner, known)
+
+    def _in_rows(self, form: Form) -> list[tuple[Seed, Weight]]:
+        """The seeds of a form that go to a row, and their coefficients; rows must be able to hold them."""
+        seeds = self._beyond_registers(form)
+        if self.sink is None:
+            return seeds
+        sparse, local, loops = self.sink.numbering, self.declared.local, self.declared.loops
+        for seed, _ in seeds:
+            if not sparse.is_in_rows(seed.column) and not takes_sum(
+                self.walk, sparse, local, loops, seed.column, len(seeds)
+            ):
+                sparse.require_rows(seed.column, local)
+        return [(s, c) for s, c in seeds if sparse.is_in_rows(s.column)]
+
+    def _beyond_registers(self, form: Form) -> list[tuple[Seed, Weight]]:
+        return [(s, c) for s, c in columns_of(form).items() if s not in self.registers]
+
+    def _is_visible(self, seed: Seed) -> bool:
+        return self.walk.naming.is_visible(seed, self.declared.block)
+
+    def write(self, forms: list[Form], indices: list[Index]) -> None:
+        """Replace the tangents of several elements at once, all read before any is written."""
+        for form in forms:
+            refers_to_itself = self._refers_to_itself(form)
+            self._note(form, grows=refers_to_itself and self.walk.cursor.loops != self.declared.loops)
+        forms = [settled(self.walk.builder, form) for form in forms]
+        if self.rows is not None:
+            self.rows.terms.note_write(is_zero=self._is_zero and not any(forms))
+            self.rows.write(forms, indices, are_zero=self._are_zero(indices))
+            replaces = not any(map(has_row, forms)) and not self.rows.keeps(forms, indices)
+            for form, index in zip(forms, indices, strict=True):
+                self.rows.write_terms(self._in_rows(form), index, replaces=replaces)
+        self._changed.update(map(_number, indices))
+        self.own.write(forms, indices)
+        for form, index in zip(forms, indices, strict=True):
+            self.registers.write(columns_of(form), index)
+            if self.slots:
+                self.slots.write(self._beyond_registers(form))
+        self._note_change()
+
+    def forget_zeros(self) -> None:
+        """The tangent may be anything from here on: what follows may stand in a loop."""
+        self._is_zero = False
+
+    def _note_change(self) -> None:
+        self.version += 1
+        self._is_zero = False
+
+    def _refers_to_itself(self, form: Form) -> bool:
+        """Whether a form refers to what this held before, also through others, and to other index expressions."""
+        inner = [s for s in columns_of(form) if not s.is_constant]
+        sources = [_sources(self.walk.naming, s) for s in inner]
+        self.known.require(self.known.facts.with_sources(set().union(*sources)))
+        own = [found for found in sources if self.declared.local in found]
+        return bool(own) and len(own) < len(inner)
+
+    def _are_zero(self, indices: list[Index]) -> bool:
+        """Whether elements have no tangents yet, as far as the block of the declaration has come."""
+        numbers = set(map(_number, indices))
+        is_told = self.walk.cursor.block is self.declared.block and None not in self._changed | numbers
+        return self._is_zero or (is_told and self._changed.isdisjoint(numbers))
+
+    def add(self, form: Form, index: Index = 0) -> None:
+        """Add to the tangent of one element."""
+        self._note(form, grows=self.walk.cursor.loops != self.declared.loops)
+        if self.rows is None and self.slots:
+            # a few index expressions, in straight-line code: old and new terms side by side
+            total = dict(self.form(index))
+            accumulate(total, form)
+            self.write([total], [index])
+            return
+        form = settled(self.walk.builder, form)
+        columns = columns_of(form)
+        self.own.add(form, index)
+        self._changed.add(_number(index))
+        self.registers.add(columns, index)
+        if self.rows is not None:
+            self.rows.add(form, index, [seed for seed in columns if seed in self.registers])
+            self.rows.add_terms(self._in_rows(form), index)
+        self._note_change()
+
+
+def _sources(naming: Naming, seed: Seed) -> set[Local]:
+    """The locals whose slots a column comes from, directly or through others, in this walk or in one before."""
+    owners = [owner for owner in (naming.slot_owner(atom) for atom, _ in seed.column.terms) if owner is not None]
+    return {owner.local for owner in owners}.union(*(owner.facts.sources for owner in owners))
+
+
+def _number(index: Index) -> int | None:
+    return index if isinstance(index, int) else None

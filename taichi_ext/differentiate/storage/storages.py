@@ -1,0 +1,148 @@
+"""The storages of the locals of one walk: which kind each local has, and where its row lies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from taichi_ext.analysis.affine import atom_value
+from taichi_ext.differentiate.facts.arguments import ShadowMatrix
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.forms import OwnSeed
+from taichi_ext.differentiate.forms.row_sources import RowSources
+from taichi_ext.differentiate.memory.own_registers import OwnRegisters
+from taichi_ext.differentiate.memory.row_places import LocalRow, PlacedRow, RowMemory, ScratchRow, scratch_part
+from taichi_ext.differentiate.memory.rows import Rows
+from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
+from taichi_ext.differentiate.plan.row_terms import FILLED, Terms
+from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey
+from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
+from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient, EnergyPart
+from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
+from taichi_ext.program import Container, Local
+
+MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
+
+
+class Storages:
+    """The storages by local.
+
+    Args:
+        walk: the walk.
+        sources: where each storage is entered, as what rows are of.
+        sink: of a sparse Jacobian.
+        matrices: the tangents of containers, in which rows may lie.
+        gradient: of an energy, if that is added up.
+    """
+
+    def __init__(
+        self,
+        walk: Walk,
+        sources: RowSources,
+        sink: Sink | None,
+        matrices: Mapping[Container, ShadowMatrix],
+        gradient: EnergyGradient | None,
+    ) -> None:
+        self._walk = walk
+        self._sources = sources
+        self._sink = sink
+        self._matrices = matrices
+        self.gradient = gradient
+        self.by_local: dict[Local, LocalStorage] = {}
+
+    def put(self, local: Local, storage: LocalStorage) -> None:
+        """From here on the tangent of a local is there."""
+        self.by_local[local] = storage
+        self._sources.add(local, storage)
+
+    def begin(self, local: Local) -> LocalStorage:
+        """The storage of a local that is declared here."""
+        walk, plan = self._walk, self._walk.plan
+        key = plan.key(local)
+        number = plan.columns.sums.get(local)
+        is_part = self.gradient is not None and local in self.gradient.sums.weights
+        if number is None and not is_part:
+            return self.begin_with(local, key)
+        declared = walk.declaration(local)
+        own = OwnRegisters(walk, declared, LocalPlan(plan, key))
+        if self.gradient is not None and is_part:
+            self.put(local, EnergyPart(self.gradient, declared, own))
+        elif self._sink is not None and number is not None:
+            self.put(local, LocalSum(walk, self._sink, declared, number, own))
+        return self.by_local[local]
+
+    def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
+        """A storage that is planned under this key, with registers that hold a part of its tangents already."""
+        walk, known = self._walk, LocalPlan(self._walk.plan, key)
+        declared, facts = walk.declaration(local), known.facts
+        has_rows = facts.has_row or (local.shape and facts.slots)
+        rows = Rows(walk, declared, self._memory(local)) if has_rows else None
+        own = OwnRegisters(walk, declared, known, before)
+        storage = Storage(walk, declared, known, rows, own, self._sink)
+        self.put(local, storage)
+        return storage
+
+    def forget(self, seeds: Iterable[OwnSeed]) -> None:
+        """Values with these seeds are declared again."""
+        for storage in self.by_local.values():
+            storage.own.forget(seeds)
+
+    def check_sums(self) -> None:
+        """At the end of a walk: whether the locals that have columns of their own can have them."""
+        for storage in self.by_local.values():
+            if isinstance(storage, LocalSum):
+                storage.check()
+
+    def rows(self) -> dict[Local, tuple[Terms, int]]:
+        """Of each local with a row, the terms that go there and how often it has changed."""
+        return {local: (s.rows.terms, s.version) for local, s in self._stored() if s.rows is not None}
+
+    def choices(self) -> tuple[LocalChoice, ...]:
+        """Where the tangents of locals are, for people."""
+        found = []
+        for local, storage in self.by_local.items():
+            choice = LocalChoice(local.name, line_of(storage.declared.place), registers=len(storage.own))
+            if isinstance(storage, Storage):
+                choice = self._choice(choice, storage)
+            if choice.registers or choice.slots or choice.row is not None:
+                found.append(choice)
+        return tuple(found)
+
+    def _choice(self, choice: LocalChoice, storage: Storage) -> LocalChoice:
+        plan, local = self._walk.plan, storage.declared.local
+        choice = replace(choice, registers=choice.registers + len(storage.registers), slots=len(storage.slots))
+        if storage.rows is None:
+            return choice
+        decision = plan.row(local)
+        row = decision.container or (LOCAL_ARRAY if storage.rows.memory.is_local else SCRATCH)
+        return replace(
+            choice, row=row, terms=decision.terms, why=plan.own_rows.get(local) or storage.known.facts.why_row
+        )
+
+    def _stored(self) -> Iterator[tuple[Local, Storage]]:
+        """The locals with registers, slots and rows."""
+        return ((local, s) for local, s in self.by_local.items() if isinstance(s, Storage))
+
+    def with_rows(self, local: Local | Container) -> Storage | None:
+        """The storage of a local that has rows; None for all others."""
+        storage = self.by_local.get(local) if isinstance(local, Local) else None
+        return storage if isinstance(storage, Storage) and storage.rows is not None else None
+
+    def _memory(self, local: Local) -> RowMemory:
+        """Memory for the rows of a local's entries."""
+        walk, decision = self._walk, self._walk.plan.row(local)
+        builder, facts = walk.builder, walk.facts
+        is_filled = decision.terms == FILLED
+        if decision.container is not None:
+            matrix, extent = self._matrices[decision.container], facts.seeds.extents[decision.container]
+            number = walk.naming.entry_number(extent, map(atom_value, walk.cursor.loops[0].atoms))
+            value = walk.naming.value_of(number)
+            return PlacedRow(builder, value, matrix.entry, facts.columns, is_filled=is_filled)
+        size = math.prod(local.shape) * facts.columns
+        is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # by loops: in memory in any case
+        if size <= facts.seeds.limits.local_array and not is_shared:
+            return LocalRow(builder, f"d_{local.name}", size, local.dtype)
+        part = scratch_part(facts, walk.cursor, walk.plan)
+        return ScratchRow(builder, walk.arguments, size, local.dtype, part, is_filled=is_filled)

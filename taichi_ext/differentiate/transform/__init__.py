@@ -1,0 +1,1 @@
+"""The passes over a program: planned, then emitted."""

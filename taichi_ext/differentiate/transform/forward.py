@@ -1,0 +1,118 @@
+"""Forward differentiation: from a program to the program that computes its tangents too.
+
+First the ``StoragePlan``: where the tangent of each local is kept. Then the statements are gone over once more, and
+what they become is emitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from taichi_ext.analysis.activity import find_activity
+from taichi_ext.analysis.bounds import Access, with_checks
+from taichi_ext.differentiate.edges.edges import own_seeds, refuse_lost_positions
+from taichi_ext.differentiate.facts.branches import with_branches
+from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.facts.facts import Facts
+from taichi_ext.differentiate.facts.named_indices import with_named_indices
+from taichi_ext.differentiate.facts.pixel_indices import with_real_positions
+from taichi_ext.differentiate.forms.column_blocks import Blocks
+from taichi_ext.differentiate.plan.report import Report, costs, found_edges, loop_choices
+from taichi_ext.differentiate.plan.storage_plan import StoragePlan, UnplannedError
+from taichi_ext.differentiate.transform import special
+from taichi_ext.differentiate.transform.planning import plan_storage
+from taichi_ext.differentiate.transform.traversal import Traversal
+from taichi_ext.errors import InternalError, UnsupportedError
+from taichi_ext.program import (
+    Body,
+    Program,
+    statements,
+)
+
+
+def differentiate(program: Program, seeds: Seeds) -> Differentiated:
+    """The program that computes what ``program`` does, and its tangents."""
+    facts, accesses = find_facts(program, seeds)
+    blocks = Blocks(seeds.columns, seeds.first_column)
+    plan, facts = plan_storage(facts, blocks)
+    found = emit_tangents(facts, plan, blocks)
+    return replace(found, report=replace(found.report, accesses=accesses))
+
+
+def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...]]:
+    """The program as it is differentiated, with what is known of it; and accesses that may be outside.
+
+    Raises:
+        UnsupportedError: a derivative is not known.
+    """
+    program = with_real_positions(program)
+    own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
+    if own:
+        refuse_lost_positions(program.body, takes_derivative=seeds.takes_derivative)
+    program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
+    activity = find_activity(program, seeds.start, seeds.arguments, own)
+    ignored = seeds.ignored
+    activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
+    special.refuse_bits(program.body, activity)
+    accesses: tuple[Access, ...] = ()
+    if activity.containers or activity.locals:
+        program, accesses = with_checks(program, seeds.extents, activity)
+    if seeds.sparse is not None:
+        program = with_named_indices(program, activity)
+    return Facts.of(program, seeds, activity, own), accesses
+
+
+def emit_tangents(facts: Facts, plan: StoragePlan, blocks: Blocks) -> Differentiated:
+    """The program with tangents, kept where the plan says.
+
+    Raises:
+        UnsupportedError: a derivative is not known.
+        InternalError: the plan lacks something.
+    """
+    traversal = Traversal.of(facts, plan, blocks)
+    try:
+        body = traversal.body()
+        traversal.storages.check_sums()
+    except UnplannedError as error:
+        raise InternalError(_report(facts, traversal, error)) from error
+    for message in traversal.walk.problems:
+        raise UnsupportedError(message)
+    return _result(traversal, plan, body)
+
+
+def _report(facts: Facts, traversal: Traversal, error: UnplannedError) -> str:
+    """The message about a plan that lacks something."""
+    place = traversal.walk.builder.place
+    at = "" if place is None else f"{place.message()}\n"
+    return (
+        f"{at}This is an internal error of taichi_ext, not a fault of your kernel: while {facts.program.name} was "
+        f"differentiated, its tangents needed what had not been planned ({error}). Please report it with this message, "
+        'the kernel and the call; tangents="dense" may avoid it until it is fixed.'
+    )
+
+
+def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiated:
+    """The result of the pass."""
+    walk, sink, coverage = traversal.walk, traversal.sink, traversal.coverage
+    program, arguments = walk.facts.program, walk.arguments
+    if sink is not None:
+        sink.check()
+    shadows = {c for _, c in arguments.given}
+    return Differentiated(
+        replace(program, name=f"{program.name}_jacobian", body=body),
+        shadows=tuple(arguments.given),
+        covered=frozenset(coverage.covered),
+        scratch_sizes=dict(arguments.scratch_sizes),
+        active=walk.facts.activity,
+        walks=plan.walks + 1,
+        relied=frozenset(coverage.assumed_zero),
+        report=Report(
+            plan.locals,
+            loop_choices(program.body, plan.serial, list(filter(plan.is_reversed, plan.reversed_loops))),
+            costs(body, shadows),
+            edges=found_edges(program.body),
+        ),
+        sparse=None if sink is None else sink.result(),
+        first_columns=walk.blocks.first_columns,
+        first_column=arguments.first_column,
+    )

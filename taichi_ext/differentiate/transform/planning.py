@@ -1,0 +1,84 @@
+"""The planning pass: it goes over a program until it knows where all tangents are kept.
+
+A walk over the statements requires of the ``Draft`` what it needs, such as a row for a local. What it finds out late,
+the statements before did not know; so the walk is repeated until one requires nothing new. The draft only grows (what
+is given up once is never tried again), so this ends. What walks emit is thrown away: the draft, frozen, is the result.
+"""
+
+from __future__ import annotations
+
+import math
+
+from taichi_ext.differentiate.facts.decisions import Role, Seeds
+from taichi_ext.differentiate.facts.facts import Facts
+from taichi_ext.differentiate.forms.column_blocks import Blocks
+from taichi_ext.differentiate.plan.storage_plan import Draft, StoragePlan
+from taichi_ext.differentiate.transform.traversal import Traversal
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import Container
+
+MOST_WALKS = 100
+
+
+def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
+    """Where the tangents of a program are kept, and the facts with the loops that have to run serially.
+
+    Raises:
+        UnsupportedError: a derivative is not known.
+    """
+    draft = _first_draft(facts)
+    for walks in range(1, MOST_WALKS + 1):
+        if draft.serial.keys() != facts.serial:
+            facts = facts.with_serial(draft.serial.keys())
+        traversal = Traversal.of(facts, draft, blocks, discards=True)
+        if _is_complete(draft, traversal):
+            return draft.frozen(traversal.storages.choices(), walks), facts
+    name = facts.program.name
+    raise UnsupportedError(f"The analysis of {name} did not settle in {MOST_WALKS} walks. Split it in two.")
+
+
+def _is_complete(draft: Draft, traversal: Traversal) -> bool:
+    """Walk over the program; whether the draft had all that it needs."""
+    draft.begin_walk()
+    before = draft.state()
+    traversal.body()
+    traversal.storages.check_sums()
+    after = draft.state()
+    if after.columns != before.columns:
+        draft.forget_columns()
+    if after != before:
+        return False
+    if traversal.sink is not None:
+        traversal.sink.counts.forget_unused(traversal.sink.sites)
+        if draft.state() != before:
+            return False
+    # what is better left out, or better done, is decided last
+    rows = traversal.walk.proposals.decisions(draft.rows, traversal.storages.rows(), traversal.coverage.read)
+    has_news = any(draft.rows.get(local) != decision for local, decision in rows.items())
+    for local, decision in rows.items():
+        draft.rows.require(local, decision)
+    return not has_news and not traversal.reversals.choose()
+
+
+def _first_draft(facts: Facts) -> Draft:
+    """The draft before the first walk: of a sparse Jacobian with what earlier launches have found out."""
+    draft, seeds = Draft.empty(), facts.seeds
+    if seeds.sparse is None:
+        return draft
+    for key in seeds.sparse.columns.in_rows:
+        draft.columns.in_rows.require(key, "an earlier launch")
+    for key, size in seeds.sparse.columns.composed.items():
+        draft.columns.composed.require(key, size)
+    for container in facts.activity.containers & facts.stores.sites.keys():
+        _compose(container, seeds, draft)
+    return draft
+
+
+def _compose(container: Container, seeds: Seeds, draft: Draft) -> None:
+    """A container that is written and carries tangents: its entries are columns, unless rows can hold what it has."""
+    assert seeds.sparse is not None
+    key = seeds.sparse.keys[container]
+    is_parameter = seeds.roles.get(container, Role()).first_column is not None
+    if is_parameter or not (key in seeds.sparse.outputs or draft.columns.in_rows):
+        extent = seeds.extents[container]
+        draft.columns.composed.require(key, math.prod(extent.shape) * math.prod(container.element_shape))

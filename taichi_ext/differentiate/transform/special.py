@@ -1,0 +1,190 @@
+"""Statements of their own kind: atomics, returned values, library calls, boundaries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from taichi_ext.analysis.activity import Activity
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.bits import escaping_bits
+from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.facts.arguments import ShadowMatrix
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.build import add, cast
+from taichi_ext.differentiate.forms.entry_sites import Sunk
+from taichi_ext.differentiate.forms.forms import (
+    Form,
+    accumulate,
+    coefficient,
+    columns_of,
+    columns_only,
+    has_row,
+    row_value,
+    settled,
+)
+from taichi_ext.differentiate.forms.keys import RETURN
+from taichi_ext.differentiate.rules.decompositions import partials_of
+from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.statements.container_stores import ContainerStores
+from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
+from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.errors import UnsupportedError
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Call,
+    Declare,
+    Effect,
+    Load,
+    Local,
+    Op,
+    Read,
+    Return,
+    Statement,
+    Tensor,
+    Update,
+    Value,
+    entries,
+    regrouped,
+    with_values,
+)
+
+ATOMIC = "order of iterations matters to an atomic"
+
+
+def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: Atomic) -> None:
+    """An atomic operation whose result is used, or that selects: value and tangent change one after the other."""
+    walk = ctx.walk
+    name = s.function.removeprefix("atomic_")
+    target = s.target
+    if name in ("add", "sub") and s.result is None:
+        update = Update(target, name, s.value, place=s.place)
+        if isinstance(target, Load):
+            stores.add(walk.facts.stores.of[s], (update,), 1 if name == "add" else -1)
+        else:
+            ctx.locals.assign(update)
+        return
+    if isinstance(target, Load):
+        stores.note_read(target.container)
+        if not walk.facts.stores.is_private(walk.facts.stores.of[s]):
+            walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
+    elif walk.cursor.parallel_loop is not None and storages.by_local[target.local].declared.block.is_kernel:
+        walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
+    old = _old(walk, s)
+    declaration = Declare(old, (target,), place=s.place)
+    declare = ctx.locals.declare_stored if old in walk.plan.own_rows else ctx.locals.declare_fixed
+    declare(declaration, target)
+    was: Value = Read(old)
+    given = cast(s.value, target.dtype)  # as Taichi does before it combines
+    # the right-hand operand wins a tie: here what was there before
+    value = Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
+    ctx.linearizer.begin_statement()
+    if isinstance(target, Load):
+        site = walk.facts.stores.of[s]
+        stores.assign(site, (Assign(target, value, place=s.place),))
+    else:
+        ctx.locals.assign(Assign(target, value, place=s.place))
+
+
+def _old(walk: Walk, s: Atomic) -> Local:
+    """What an atomic operation finds in its place."""
+    old = walk.facts.olds[s]
+    walk.builder.frozen.add(old)
+    return old
+
+
+def is_serial_product(walk: Walk, s: Atomic) -> bool:
+    """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
+    loop = walk.cursor.parallel_loop
+    is_serial = loop is None or loop.statement in walk.plan.serial
+    return s.function == "atomic_mul" and isinstance(s.target, Load) and is_serial
+
+
+def product(walk: Walk, s: Atomic) -> None:
+    """A product without tangents, in two steps."""
+    old = _old(walk, s)
+    walk.builder.emit(Declare(old, (s.target,), place=s.place))
+    walk.builder.assign(s.target, Op("mul", (Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
+
+
+def returned(ctx: RuleContext, sink: Sink | None, gradient: EnergyGradient | None, s: Return) -> None:
+    if gradient is not None and ctx.walk.facts.seeds.wants_return:
+        gradient.add(ctx.form(*(e for group in s.values for e in entries(group))))
+    elif ctx.walk.facts.seeds.wants_return:
+        _store_returned(ctx, sink, [e for group in s.values for e in entries(group)])
+    ctx.walk.builder.emit(with_values(s, ctx.primal))
+
+
+def _store_returned(ctx: RuleContext, sink: Sink | None, values: list[Value]) -> None:
+    """The tangents of what the kernel returns: one row each."""
+    walk, builder, dtype = ctx.walk, ctx.walk.builder, values[0].dtype
+
+    def form_of(value: Value) -> Form:
+        return settled(builder, columns_only(ctx.linearizer.form(value), walk.facts.is_column))
+
+    if sink is not None:
+        sunk = Sunk(RETURN, "the return value", len(values), dtype, is_columns=False)
+        sink.store(sunk, None, [Affine((), n) for n in range(len(values))], [form_of(v) for v in values])
+        return
+    shadow = walk.arguments.add(RETURN, "d_result", dtype)
+    entry = ShadowMatrix(shadow, len(values), walk.facts.columns, walk.facts.seeds.by_column).entry
+    for n, value in enumerate(values):
+        form = form_of(value)
+        if has_row(form):
+            builder.loop(
+                walk.facts.columns, lambda k, n=n, form=form: builder.assign(entry(n, k), row_value(form, k, dtype))
+            )
+        for seed, c in columns_of(form).items():
+            target = entry(n, walk.naming.column(seed))
+            builder.assign(target, add(target, coefficient(c, value.dtype)))
+
+
+def call(ctx: RuleContext, s: Call) -> None:
+    """A function of Taichi's library: its results have the tangents that its equations give."""
+    args = [entries(a) for a in s.args if isinstance(a, (Value, Tensor))]
+    kept = [tuple(ctx.walk.expressions.keep(e) for e in group) for group in args]
+    forms = [ctx.form(e) for group in args for e in group]
+    rest = iter(kept)
+    given = tuple(regrouped(a, next(rest)) if isinstance(a, (Value, Tensor)) else a for a in s.args)
+    ctx.walk.builder.emit(replace(s, args=given))
+    partials = partials_of(ctx.walk.builder, s, kept)
+    if partials is None:
+        raise UnsupportedError(f"{_text(s)}The derivative of {s.function!r} is not known.")
+    totals: list[Form] = [{} for r in s.results for _ in range(math.prod(r.shape))]
+    for n, form in enumerate(forms):
+        if not form:
+            continue
+        for total, partial in zip(totals, partials(n), strict=True):
+            if partial is not None:
+                accumulate(total, form, ctx.walk.builder.keep(partial.value, "partial"))
+    for result in s.results:
+        count = math.prod(result.shape)
+        own, totals = totals[:count], totals[count:]
+        ctx.forms.set_entries(result, [settled(ctx.walk.builder, form) for form in own])
+
+
+def refuse_effect(s: Effect) -> None:
+    """Raise: a call that is passed on as it is gets a value with a tangent."""
+    name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
+    raise UnsupportedError(
+        f"{_text(s)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
+        "@ti.func, or, if no derivative is wanted, pass a value without a tangent."
+    )
+
+
+def refuse_bits(body: Body, activity: Activity) -> None:
+    """Raise: the bits of a number with a tangent are used for more than a comparison."""
+    found = escaping_bits(body, activity)
+    if found is not None:
+        op, s = found
+        raise UnsupportedError(
+            f"{_text(op if op.place else s)}'bit_cast' is called on a value with a tangent, and its derivative is not "
+            "known. Write it as a @ti.func, or, if no derivative is wanted, pass a value without a tangent."
+        )
+
+
+def _text(s: Statement | Value) -> str:
+    """The place of a statement or value as the first lines of a message."""
+    return "" if s.place is None else s.place.message() + "\n"

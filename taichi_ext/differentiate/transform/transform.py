@@ -1,0 +1,158 @@
+"""Statements of a program with their tangents: each kind of statement goes to the part that knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from taichi_ext.analysis.stores import grouped
+from taichi_ext.differentiate.edges.boundaries import boundary
+from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.statements.container_stores import ContainerStores
+from taichi_ext.differentiate.statements.reverse_loops import Reversals
+from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.differentiate.transform import special
+from taichi_ext.differentiate.transform.serial_loops import serialized
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Call,
+    Container,
+    Declare,
+    Effect,
+    For,
+    If,
+    Load,
+    Local,
+    Read,
+    Return,
+    Statement,
+    Update,
+    While,
+    values_of,
+)
+
+# Calls that stay, on values with tangents or without; by name
+KEPT = frozenset(("print", "assert", "append", ".append"))
+
+
+class Transform:
+    """The statements of one walk.
+
+    Args:
+        context: the walk, forms of values, tangents of locals.
+        stores: the stores to containers.
+        storages: the storages of locals.
+        reversals: the loops whose tangents are accumulated backwards.
+        sink: of a sparse Jacobian.
+    """
+
+    def __init__(
+        self,
+        context: RuleContext,
+        stores: ContainerStores,
+        storages: Storages,
+        reversals: Reversals,
+        sink: Sink | None,
+    ) -> None:
+        self._context = context
+        self._walk = context.walk
+        self._stores = stores
+        self._storages = storages
+        self._reversals = reversals
+        self._sink = sink
+
+    def body(self, body: Body, variables: tuple[Local, ...] = ()) -> Body:
+        """A block with tangents, in which these variables can be named."""
+        return self._block(body, variables, _nothing, _nothing)
+
+    def _block(
+        self, body: Body, variables: tuple[Local, ...], begin: Callable[[], None], finish: Callable[[], None]
+    ) -> Body:
+        """A block with tangents; ``begin`` and ``finish`` emit what comes before and after its statements."""
+        cursor, builder = self._walk.cursor, self._walk.builder
+        with cursor.in_block(variables), builder.collecting() as collected:
+            begin()
+            for group in grouped(body):
+                if self._sink is not None and cursor.block.is_kernel:
+                    self._sink.stage += 1
+                builder.place = group[0].place
+                self._context.linearizer.begin_statement()
+                self._statement(group)
+            finish()
+        return tuple(collected)
+
+    def _statement(self, group: tuple[Statement, ...]) -> None:
+        context, walk, s = self._context, self._walk, group[0]
+        active = walk.facts.activity
+        match s:
+            case Declare():
+                context.locals.declare(s)
+            case Assign(target=Read()) | Update(target=Read()):
+                context.locals.assign(s)
+            case Assign(target=Load(container=c)) | Update(target=Load(container=c)) if c in active.containers:
+                self._stores.statement(group)
+            case Atomic(target=Load(container=c)) if c in active.containers:
+                special.atomic(context, self._stores, self._storages, s)
+            case Atomic(target=Read(local=local)) if local in active.locals:
+                special.atomic(context, self._stores, self._storages, s)
+            case Atomic() if special.is_serial_product(walk, s):
+                special.product(walk, s)
+            case If(condition=condition, then=then, orelse=orelse):
+                then, orelse = self.body(then), self.body(orelse)
+                walk.builder.emit(replace(s, condition=condition, then=then, orelse=orelse))
+            case For() if self._reversals.is_reversed(s):
+                self._reversals.loop(s, self._block)
+            case For() | While():
+                self._loop(s)
+            case Return():
+                special.returned(context, self._sink, self._storages.gradient, s)
+            case Boundary():
+                boundary(context, s)
+            case Call() if any(map(walk.facts.is_active, values_of(s))):
+                special.call(context, s)
+            case Effect():
+                self._effect(s)
+            case _:
+                for one in group:
+                    walk.builder.emit(one)
+
+    def _effect(self, s: Effect) -> None:
+        """A call that stays as it is."""
+        walk, seeds = self._walk, self._walk.facts.seeds
+        name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
+        if name == "stop_grad" and not seeds.is_reverse:
+            walk.cursor.block.stopped.update(s.args)
+            if seeds.is_again:
+                walk.builder.emit(s)
+            return
+        if name not in KEPT and any(map(walk.facts.is_active, values_of(s))):
+            special.refuse_effect(s)
+        walk.builder.emit(s)
+
+    def _loop(self, s: For | While) -> None:
+        """A loop that is walked forward."""
+        walk, facts = self._walk, self._walk.facts
+        if self._sink is not None:
+            self._sink.counts.before(s)
+        variables = tuple(v for v in s.variables if v not in facts.changed) if isinstance(s, For) else ()
+        walk.builder.frozen.update(variables)
+        with walk.cursor.in_loop(facts.loops[s]):
+            body = self.body(s.body, variables)
+        if not walk.cursor.loops:
+            self._stores.end_loop()
+        new = replace(s, body=body)
+        if isinstance(new, For) and s in walk.plan.serial:
+            over = new.domain[0] if new.domain else None
+            extent = facts.seeds.extents.get(over) if isinstance(over, Container) else None
+            new = serialized(new, extent, is_host=facts.seeds.is_host)
+        walk.builder.emit(new)
+        if self._sink is not None:
+            self._sink.counts.after(s)
+
+
+def _nothing() -> None:
+    pass

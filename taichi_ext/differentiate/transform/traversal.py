@@ -1,0 +1,168 @@
+"""One pass over the statements of a program: its parts, each given those below it that it uses, and the body they make.
+
+``Walk`` is what all share. On it stand the storages and tangents of containers, then what is known of locals, then the
+forms of expressions, which read both, then the statements that write locals and containers, and at the top
+``Transform``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.differentiate.edges.rule_context import RuleContext
+from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix, given_tangents
+from taichi_ext.differentiate.facts.decisions import Role
+from taichi_ext.differentiate.facts.facts import Facts
+from taichi_ext.differentiate.facts.roles import named_columns, role_of, size_of
+from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.build import Builder
+from taichi_ext.differentiate.forms.column_blocks import Blocks
+from taichi_ext.differentiate.forms.coverage import Coverage
+from taichi_ext.differentiate.forms.cursor import Cursor
+from taichi_ext.differentiate.forms.expressions import Expressions
+from taichi_ext.differentiate.forms.forms import Form, Seed
+from taichi_ext.differentiate.forms.row_sources import RowSources
+from taichi_ext.differentiate.plan.naming import Naming
+from taichi_ext.differentiate.plan.sparse_numbering import Numbering
+from taichi_ext.differentiate.plan.storage_plan import Plan
+from taichi_ext.differentiate.sparse.sparse_counts import Counts
+from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.statements.container_stores import ContainerStores
+from taichi_ext.differentiate.statements.energy_tangents import EnergyTangents
+from taichi_ext.differentiate.statements.linearize import Linearizer
+from taichi_ext.differentiate.statements.local_tangents import LocalTangents
+from taichi_ext.differentiate.statements.reverse_loops import Reversals
+from taichi_ext.differentiate.statements.shadows import Tangents
+from taichi_ext.differentiate.statements.sparse_tangents import SparseTangents
+from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
+from taichi_ext.differentiate.storage.local_forms import LocalForms
+from taichi_ext.differentiate.storage.storages import Storages
+from taichi_ext.differentiate.transform.transform import Transform
+from taichi_ext.program import (
+    Body,
+    Container,
+    Read,
+    entries,
+)
+
+
+@dataclass(frozen=True)
+class Traversal:
+    """The parts of one pass.
+
+    Attributes:
+        walk: what all share.
+        numbering: the columns of a sparse Jacobian.
+        sink: where the entries of one go.
+        storages: those of locals.
+        reversals: the loops whose tangents are accumulated backwards.
+        coverage: how shadows are treated.
+        forms: what is known of the tangents of locals.
+        transform: the statements.
+    """
+
+    walk: Walk
+    numbering: Numbering | None
+    sink: Sink | None
+    storages: Storages
+    reversals: Reversals
+    coverage: Coverage
+    forms: LocalForms
+    transform: Transform
+
+    @classmethod
+    def of(cls, facts: Facts, plan: Plan, blocks: Blocks, *, discards: bool = False) -> Traversal:
+        """The parts, at the start of the program; ``discards``: nobody wants the statements."""
+        numbering: Numbering | None = None
+        if facts.seeds.sparse is not None:
+            numbering = Numbering(facts.seeds.sparse, plan)
+            facts = replace(facts, columns=numbering.columns.width)
+        in_order = sorted(facts.activity.containers, key=lambda c: c.name)  # so that texts are the same in each run
+        roles = {c: role_of(c, facts.seeds, numbering) for c in in_order}
+        walk = _new_walk(facts, plan, blocks, roles, numbering, Builder(discards=discards))
+        matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, facts, numbering)}
+        sources, coverage = RowSources(walk.cursor), Coverage()
+        sink = None if numbering is None else Sink(walk, numbering, sources, Counts(walk))
+        gradient = None if facts.seeds.sums is None else EnergyGradient.of(walk, facts.seeds.sums, matrices)
+        storages = Storages(walk, sources, sink, matrices, gradient)
+        containers: dict[Container, Tangents] = {}
+        for c in in_order:
+            parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
+            if gradient is not None and c is gradient.sums.container:
+                containers[c] = EnergyTangents(*parts, gradient)
+            else:
+                containers[c] = Tangents(*parts) if sink is None else SparseTangents(*parts, sink)
+            sources.add(c, containers[c])
+        forms = LocalForms(walk, storages, sources)
+        linearizer = Linearizer(walk, forms, containers, coverage)
+        context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
+        reversals = Reversals(walk, storages)
+        stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
+        transform = Transform(context, stores, storages, reversals, sink)
+        return cls(walk, numbering, sink, storages, reversals, coverage, forms, transform)
+
+    def body(self) -> Body:
+        """The statements of the program with their tangents."""
+        _seed_arguments(self.walk, self.forms, self.numbering)
+        body = self.transform.body(self.walk.facts.program.body)
+        return (*self.walk.builder.body, *body)
+
+
+def _new_walk(
+    facts: Facts,
+    plan: Plan,
+    blocks: Blocks,
+    roles: Mapping[Container, Role],
+    numbering: Numbering | None,
+    builder: Builder,
+) -> Walk:
+    """The state that the parts share, at the start of the program."""
+    for argument in facts.program.arguments:
+        if argument.value is not None and not isinstance(argument.value, Container):
+            reads = (v for v in entries(argument.value) if isinstance(v, Read))
+            builder.frozen.update(v.local for v in reads if not v.index)
+    expressions = Expressions(builder, is_again=facts.seeds.is_again)
+    parameters = {
+        name: place for c, role in roles.items() for name, place in named_columns(c, role, facts.seeds).items()
+    }
+    held = None if numbering is None else numbering.is_in_rows
+    naming = Naming(builder, facts.indices, expressions.keep, parameters, facts.columns, held)
+    return Walk(facts, plan, blocks, builder, expressions, Cursor(), naming, Arguments(facts.program))
+
+
+def _has_shadow(container: Container, facts: Facts, numbering: Numbering | None) -> bool:
+    """Whether tangents of a container are in memory: those of a parameter that is only read are its columns."""
+    if numbering is not None and numbering.is_sunk(container):
+        return False
+    role = facts.seeds.roles.get(container, Role())
+    return role.first_column is None or container in facts.stores.sites
+
+
+def _new_matrix(walk: Walk, container: Container, role: Role) -> ShadowMatrix:
+    """The shadow of a container, as an argument."""
+    array = walk.arguments.add(container, f"d_{container.name}", container.dtype)
+    return ShadowMatrix(array, size_of(container, walk.facts.seeds), walk.facts.columns, role.by_column)
+
+
+def _seed_arguments(walk: Walk, forms: LocalForms, numbering: Numbering | None) -> None:
+    """The tangents of arguments and Python numbers that are parameters."""
+    facts, given = walk.facts, given_tangents(walk.facts, walk.arguments)
+    is_computed = walk.blocks.has if numbering is None else facts.is_column
+    for local, column in facts.seeds.arguments.items():
+        first = None if numbering is None else numbering.first(local)
+        first = column if first is None else first
+        columns = range(first, first + math.prod(local.shape))
+        if given is not None:
+            seeds: list[Form] = list(map(given.row, columns))
+        else:
+            seeds = [{Seed(Affine((), n)): 1} if is_computed(n) else {} for n in columns]
+        if local.shape:
+            forms.set_entries(local, seeds)
+        else:
+            forms.forms[local] = seeds[0]
+    for local in facts.own_seeds:
+        if local.kind == "parameter" and not local.shape:
+            forms.forms[local] = forms.with_own(local, [forms.forms.get(local, {})])[0]
