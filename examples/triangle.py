@@ -1,7 +1,7 @@
 """A triangle's area by its corners: levels joined by a minimum, and sides that are clipped to the pixel.
 
 The derivative of a triangle's area by a corner is half the opposite side, turned.  With the minimum of three half-plane
-levels the pixels along the sides are right, and those at the corners are not; with ``segment_edge`` all of them are.
+levels the pixels at the corners are divided, right to a few hundredths; with ``segment_edge`` all of them are exact.
 
     python examples/triangle.py [--samples 64] [--output triangle.png]
 

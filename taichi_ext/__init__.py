@@ -4,10 +4,12 @@ from taichi_ext.version import __version__  # first: a Taichi that it does not r
 
 # isort: split
 
+from taichi_ext import backend
 from taichi_ext.api.hessian import Hessian, hessian, hvp, value_and_gradient, value_gradient_and_hessian
 from taichi_ext.api.jacobian import jacobian, value_and_jacobian
 from taichi_ext.api.plans.plan import Jacobian
 from taichi_ext.api.products import jvp, vjp
+from taichi_ext.api.reverse_mode import add_gradient
 from taichi_ext.boundary.edges import coverage, edge, segment_edge, sqrt_edge, step
 from taichi_ext.boundary.gradients import mark, replace_gradient, stop_gradient
 from taichi_ext.boundary.layers import layers, nearest
@@ -98,5 +100,7 @@ __all__ = [
     "visible_edge",
     "vjp",
 ]
+
+backend.transpose_with(add_gradient)  # for kernels that Taichi's reverse mode cannot differentiate
 
 __dir__ = __all__.copy  # what completion shows: no modules

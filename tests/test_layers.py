@@ -5,12 +5,12 @@ import pytest
 import taichi as ti
 from conftest import initialise
 from differences import central_differences, outputs, read, scalars, vector_outputs, write
-from numpy.testing import assert_allclose
+from numpy.testing import assert_allclose, assert_array_equal
 from planar import area, clip, square
-from reverse_mode import gradient_field
+from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
 
-from taichi_ext import UnsupportedError, jacobian, layers, nearest, value_and_jacobian
+from taichi_ext import UnsupportedError, coverage, jacobian, layers, nearest, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -381,8 +381,61 @@ def test_bad_input():
         layers(alone, 2, 0.0, at=(0.0, 0.0))
 
 
-def test_reverse_mode_is_refused():
+def test_reverse_mode():
     x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
+
+    @ti.func
+    def shape(n, px, py):
+        return x[n] - px, 1.0 + n
+
+    @ti.func
+    def surface(n, px, py):
+        return x[n] - px, -x[n], 1.0
+
+    @ti.kernel
+    def stored():
+        for i, j in image:
+            image[i, j] = layers(shape, 2, 0.0, at=(float(i), float(j)))
+
+    @ti.kernel
+    def added():
+        for i, j in image:
+            image[i, j] += nearest(surface, 2, 0.0, at=(float(i), float(j))) ** 2
+
+    for k in (stored, added):
+        check_transpose(k, x, image)
+    before = read(image)
+    write(image.grad, np.ones((5, 4)))
+    added.grad()
+    assert_array_equal(read(image), before)  # what the kernel stores is put back
+    assert_array_equal(read(image.grad), 1)  # as Taichi does; where a kernel stores, the gradient is then 0
+    stored.grad()
+    assert_array_equal(read(image.grad), 0)
+    y, loss = gradient_field(np.zeros(())), gradient_field(np.zeros(()))
+
+    @ti.kernel
+    def total():
+        for i, j in image:
+            loss[None] += image[i, j] ** 2
+
+    with ti.ad.Tape(loss):
+        stored()
+        total()
+    image_now = read(image)
+    assert_allclose(read(x.grad), np.tensordot(2 * image_now, jacobian(stored, x, image), 2), rtol=1e-12)
+
+    @ti.kernel
+    def overwrites():
+        for i in x:
+            px = 1.0 * y[None]
+            x[i] = coverage(x[i] - px, at=px)
+
+    with pytest.raises(UnsupportedError, match=r"overwrites.grad\(\): the kernel reads and writes x.*vjp"):
+        overwrites.grad()
+
+
+def test_forward_mode_is_refused():
+    x, image = ti.field(ti.f64, 2, needs_dual=True), ti.field(ti.f64, (5, 4), needs_dual=True)
 
     @ti.func
     def shape(n, px, py):
@@ -393,9 +446,6 @@ def test_reverse_mode_is_refused():
         for i, j in image:
             image[i, j] = layers(shape, 2, 0.0, at=(float(i), float(j)))
 
-    with pytest.raises(UnsupportedError, match="layers has no derivative in Taichi's reverse mode; use taichi_ext"):
-        k.grad()
-    x, image = ti.field(ti.f64, 2, needs_dual=True), ti.field(ti.f64, (5, 4), needs_dual=True)
     with pytest.raises(ti.TaichiCompilationError, match=r"FwdMode.*taichi_ext.jacobian"):
         with ti.ad.FwdMode(loss=image, param=x, seed=[1.0, 0.0]):
             k()

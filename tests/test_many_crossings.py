@@ -7,7 +7,7 @@ from differences import outputs, read, scalars, write
 from numpy.testing import assert_allclose
 from supersampled import errors_by_column, sampler
 
-from taichi_ext import layers, nearest, value_and_jacobian
+from taichi_ext import DerivativeWarning, coverage, edge, jacobian, layers, nearest, sqrt_edge, step, value_and_jacobian
 
 pytestmark = pytest.mark.usefixtures("ti64")
 
@@ -35,6 +35,16 @@ def either(p, n, x, y):
     return ti.max(x - p[0] - 0.2 * y, y - p[1] + 0.1 * x), 0.8
 
 
+def triangle(p, n, x, y):
+    level = 1e9
+    for a in ti.static(range(3)):
+        b = (a + 1) % 3
+        dx = p[2 * b] - p[2 * a]
+        dy = p[2 * b + 1] - p[2 * a + 1]
+        level = ti.min(level, ((y - p[2 * a + 1]) * dx - (x - p[2 * a]) * dy) / ti.sqrt(dx * dx + dy * dy))
+    return level, 0.8
+
+
 def discs(p, n, x, y):
     return p[n, 2] - ti.sqrt((x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2), 0.2 + 0.08 * n
 
@@ -48,12 +58,39 @@ SCENES = {  # shape, parameters, steps
     "a disc, r = 1.2": (disc, [3.1, 3.35, 1.2], [0.2, 0.2, 0.05]),
     "Manhattan distance": (manhattan, [5.1, 4.35, 2.3], [0.2, 0.2, 0.2]),
     "union of half-planes": (either, [5.1, 4.35], [0.2, 0.2]),
+    "triangle, as a minimum": (triangle, [1.3, 0.7, 10.2, 1.9, 4.4, 7.8], [0.2] * 6),
     "ten discs in a pixel": (discs, np.column_stack([GRID + 3, np.full(10, 0.12)]), [[0, 0, 0.05]] * 10),
 }
 
 
-@pytest.mark.parametrize("name", SCENES)
-def test_shapes_that_cross_a_pixel_more_than_once(name):
+def draws_layers(shape, count, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = layers(shape, count, 0.1, at=(float(i), float(j)))
+
+    return k
+
+
+def draws_edge(shape, count, image):
+    @ti.kernel
+    def k():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            level, value = shape(0, px, py)
+            image[i, j] = edge(level, value, 0.1, at=(px, py), antialias=True)
+
+    return k
+
+
+ONE_SHAPE = [name for name, (_, given, _) in SCENES.items() if np.ndim(given) == 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "draws"), [*((name, draws_layers) for name in SCENES), *((name, draws_edge) for name in ONE_SHAPE)]
+)
+def test_shapes_that_cross_a_pixel_more_than_once(name, draws):
     function, given, steps = SCENES[name]
     p, image = scalars(np.array(given)), outputs(12, 9)
     count = len(given) if np.ndim(given) > 1 else 1
@@ -63,10 +100,7 @@ def test_shapes_that_cross_a_pixel_more_than_once(name):
     def shape(n, x, y):
         return level_of(p, n, x, y)
 
-    @ti.kernel
-    def k():
-        for i, j in image:
-            image[i, j] = layers(shape, count, 0.1, at=(float(i), float(j)))
+    k = draws(shape, count, image)
 
     @ti.func
     def colour(x, y):
@@ -146,3 +180,128 @@ def test_of_too_many_shapes_the_nearest_stay(order):
     draws_nearest(tilted, 9, image)()
     left = np.clip(3.2 - (np.arange(7)[:, None] - 0.5), 0, 1)
     assert_allclose(read(image), left * 0.6 + (1 - left) * 0.2 + np.zeros((7, 7)), atol=1e-3)
+
+
+# --- edge: the level is computed at other positions, wherever it stands in the kernel
+
+
+def test_an_interval_with_two_ends():
+    """The density is 0.8 in [p0, p0 + p1], and the interval of length 1 around x holds both ends."""
+    p, mass = scalars([2.9, 0.3]), outputs(6)
+
+    @ti.kernel
+    def k():
+        for i in mass:
+            x = float(i)
+            mass[i] = edge(0.5 * p[1] - abs(x - p[0] - 0.5 * p[1]), 0.8, 0.0, at=x, antialias=True)
+
+    value, J = value_and_jacobian(k, p, mass)
+    assert_allclose(value, [0, 0, 0, 0.24, 0, 0], atol=2e-3)
+    assert_allclose(J[3], [0, 0.8], rtol=1e-12, atol=1e-12)
+    assert_allclose(np.delete(J, 3, 0), 0, atol=1e-12)
+
+
+def test_half_a_ball_in_a_pixel():
+    """The mean of ``sqrt(r^2 - d^2)`` is 2/3 pi r^3; beside an edge of the same level the root counts once."""
+    r = 0.35
+    p, image = scalars([3.1, 2.9, r]), outputs(6, 6, 3)
+
+    @ti.kernel
+    def k():
+        for i, j in ti.ndrange(6, 6):
+            px = float(i)
+            py = float(j)
+            level = p[2] ** 2 - (px - p[0]) ** 2 - (py - p[1]) ** 2
+            root = sqrt_edge(level, at=(px, py))
+            image[i, j, 0] = root
+            image[i, j, 1] = edge(level, 2.0 - root, 0.0, at=(px, py), antialias=True)
+            image[i, j, 2] = step(level, at=(px, py))
+
+    J = jacobian(k, p, image).sum((0, 1))
+    slope = 2 * np.pi * r**2
+    assert_allclose(J[0], [0, 0, slope], rtol=0.02, atol=0.02 * slope)
+    assert_allclose(J[1], [0, 0, 4 * np.pi * r - slope], rtol=0.02, atol=0.02 * slope)
+    assert_allclose(J[2], [0, 0, 2 * np.pi * r], rtol=0.01, atol=0.01)
+
+
+def test_levels_that_are_computed_in_many_ways():
+    """Loops, branches, variables that change before and after: each computes the same level at other positions."""
+    p, image = scalars([3.1, 3.35, 0.3]), outputs(7, 7)
+    radii = scalars([0.1, 0.2, 0.3])
+
+    @ti.kernel
+    def at_once():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            image[i, j] = coverage(p[2] - ti.sqrt((px - p[0]) ** 2 + (py - p[1]) ** 2), at=(px, py))
+
+    @ti.kernel
+    def in_steps():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            square = 0.0
+            for c in ti.static(range(2)):
+                square += ((px if ti.static(c == 0) else py) - p[c]) ** 2
+            radius = 0.0
+            n = 0
+            while n < 3:
+                radius = p[2] - 0.3 + radii[n]
+                n += 1
+            level = radius - ti.sqrt(square)
+            radius = 7.0
+            px = 100.0
+            square = -1.0
+            image[i, j] = coverage(level, at=(px, py))
+
+    @ti.kernel
+    def in_branches():
+        for i, j in image:
+            u = i - p[0]
+            if u < 0:
+                u = -u
+            v = j - p[1]
+            level = 1e9
+            for n in range(3):
+                if n < 2:
+                    level = ti.min(level, p[2] + n - ti.sqrt(u**2 + v**2))
+            image[i, j] = coverage(level, at=(i, j))
+
+    @ti.kernel
+    def in_a_loop():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            total = 0.0
+            radius = 0.0
+            for n in range(3):
+                radius = radii[n] + p[2] - 0.3
+                x = ti.Vector([px, py]) - ti.Vector([p[0], p[1]])
+                total = coverage(radius - x.norm(), at=(px, py))
+                radius += 5.0
+            image[i, j] = total
+
+    value, J = value_and_jacobian(at_once, p, image)
+    assert value.sum() == pytest.approx(np.pi * 0.3**2, rel=1e-3)
+    for k in (in_steps, in_branches, in_a_loop):
+        found, own = value_and_jacobian(k, p, image)
+        assert_allclose(found, value, rtol=1e-9, atol=1e-12, err_msg=k.__name__)
+        assert_allclose(own, J, rtol=1e-9, atol=1e-12, err_msg=k.__name__)
+
+
+def test_levels_that_cannot_be_computed_elsewhere_give_a_warning():
+    p, image = scalars([3.1, 3.35, 0.3]), outputs(7, 7)
+
+    @ti.kernel
+    def carried():
+        for i, j in image:
+            px = float(i)
+            py = float(j)
+            least = 1e9
+            for n in range(2):
+                least = ti.min(least, ti.sqrt((px - p[0] - n) ** 2 + (py - p[1]) ** 2))
+                image[i, j] = coverage(p[2] - least, at=(px, py))
+
+    with pytest.warns(DerivativeWarning, match=r"line \d+(.|\n)*cannot be computed at other positions, since least is"):
+        jacobian(carried, p, image)

@@ -7,7 +7,7 @@ from differences import outputs, scalars, vector_outputs
 from mesh_scenes import cube
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import line_in_pixels
-from reverse_mode import gradient_field
+from reverse_mode import check_transpose, gradient_field
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, jacobian, mesh_edges, value_and_jacobian, visible_edge
 
@@ -148,7 +148,22 @@ def test_bad_input(ti64):
     ):
         with pytest.raises(UnsupportedError, match=message):
             jacobian(kernel(function, start), x, outputs(5, 4))
-    with pytest.raises(UnsupportedError, match="visible_edge has no derivative in Taichi's reverse mode"):
-        kernel(seen, True).grad()
     with pytest.raises(UnsupportedError, match="visible_edge is called from Python"):
         visible_edge([0.0, 0.0], [1.0, 1.0], seen, at=(0.0, 0.0))
+
+
+def test_reverse_mode(ti64):
+    x, image = gradient_field([0.3, 2.8]), gradient_field(np.zeros((5, 4)))
+
+    @ti.func
+    def seen(px, py):
+        return ti.select(py > 2.0 * px - x[0], 1.0, 0.0)
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            start = ti.Vector([0.5 * x[0] - 0.5, -1.0])
+            end = ti.Vector([0.5 * x[0] + 1.5, x[1] - x[1] + 3.0])
+            image[i, j] = visible_edge(start, end, seen, at=(float(i), float(j)))
+
+    check_transpose(k, x, image)

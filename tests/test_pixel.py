@@ -6,7 +6,7 @@ import taichi as ti
 from conftest import initialise
 from differences import outputs, read, scalars, vector_outputs
 from numpy.testing import assert_allclose
-from reverse_mode import gradient_field
+from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
 
 from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, pixel, ray_level, stop_gradient, value_and_jacobian
@@ -316,6 +316,16 @@ def test_what_cannot_be_treated_is_refused():
         assert "line" in str(error.value)
     with pytest.raises(UnsupportedError, match="pixel is called from Python"):
         pixel(stores, at=(0.0, 0.0))
+
+
+def test_reverse_mode():
     x, image = gradient_field([0.3, 0.8]), gradient_field(np.zeros((5, 4)))
-    with pytest.raises(UnsupportedError, match="pixel has no derivative in Taichi's reverse mode"):
-        drawing(nested(x), image, False).grad()
+
+    @ti.func
+    def shade(px, py):
+        value = x[1]
+        if px < x[0] + 0.2 * py:
+            value = 2.0
+        return value
+
+    check_transpose(drawing(shade, image, True), x, image)

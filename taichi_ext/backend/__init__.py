@@ -175,7 +175,11 @@ from taichi_ext.backend.lifetime import (
     tree_serial,
 )
 from taichi_ext.backend.reverse_mode import (
+    NeedsTranspose,
+    add_to,
+    gradient_of,
     is_gradient_kernel,
+    transpose_with,
 )
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
@@ -198,6 +202,7 @@ __all__ = [
     "Moment",
     "Ndarray",
     "NeedsEngine",
+    "NeedsTranspose",
     "RepeatedLaunch",
     "ScalarField",
     "SealedError",
@@ -206,6 +211,7 @@ __all__ = [
     "StructField",
     "StructType",
     "Uses",
+    "add_to",
     "argument_features",
     "argument_problem",
     "array_element_shape",
@@ -253,6 +259,7 @@ __all__ = [
     "full_shape",
     "given_name",
     "global_variables",
+    "gradient_of",
     "has_leading_axes",
     "has_one_offset",
     "host_values",
@@ -351,6 +358,7 @@ __all__ = [
     "ti",
     "to_numpy_type",
     "torch_from_numpy",
+    "transpose_with",
     "tree_numbers",
     "tree_serial",
     "type_names",

@@ -13,7 +13,7 @@ from taichi.lang.kernel_impl import Func, Kernel
 
 from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
-from taichi_ext.backend.reverse_mode import is_gradient_kernel
+from taichi_ext.backend.reverse_mode import NeedsTranspose, is_gradient_kernel, transpose
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
@@ -84,7 +84,11 @@ def compile_with(
                 if _again is None:
                     first_captures(self, arg_features, captures)
             except NeedsEngine:
-                traced = trace(self, args)
+                try:
+                    traced = trace(self, args)
+                except NeedsTranspose:
+                    transpose(self, key)
+                    return
                 if _again is None:
                     first_captures(self, arg_features, traced.captures)
                 traced.compile()

@@ -1,10 +1,24 @@
-"""Kernels that Taichi compiles for a gradient."""
+"""Kernels that Taichi compiles for a gradient: which they are, and what runs in place of those that it cannot."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import taichi as ti
 from taichi.lang import impl
 from taichi.lang.enums import AutodiffMode
+from taichi.lang.kernel_impl import Kernel
+
+from taichi_ext.backend.arrays import as_numpy, is_torch_tensor, put_back
+
+
+class NeedsTranspose(ti.TaichiCompilationError):
+    """Raised while the engine builds a kernel for reverse mode, by what that cannot differentiate."""
+
+
+TRANSPOSED = object()  # in place of such a kernel, compiled
 
 
 def is_gradient_kernel() -> bool:
@@ -17,3 +31,47 @@ def is_gradient_kernel() -> bool:
             "taichi_ext.jacobian, or kernel.grad() and ti.ad.Tape."
         )
     return mode == AutodiffMode.REVERSE
+
+
+_add_gradient: Callable[[Kernel, tuple[Any, ...]], None] | None = None
+
+
+def transpose_with(add_gradient: Callable[[Kernel, tuple[Any, ...]], None]) -> None:
+    """From now on ``add_gradient(kernel, args)`` runs in place of gradients that are ``TRANSPOSED``."""
+    global _add_gradient
+    _add_gradient = add_gradient
+
+
+def transpose(kernel: Kernel, key: Any) -> None:
+    """Let another function run in place of a kernel for a gradient, for arguments of these types."""
+
+    def launch_kernel(t_kernel: Any, *args: Any) -> Any:
+        if t_kernel is not TRANSPOSED:
+            return Kernel.launch_kernel(kernel, t_kernel, *args)
+        assert _add_gradient is not None
+        return _add_gradient(_primal(kernel), args)
+
+    kernel.compiled_kernels[key] = TRANSPOSED
+    kernel.launch_kernel = launch_kernel  # type: ignore[method-assign]  # Taichi looks it up on the instance
+
+
+def _primal(gradient: Kernel) -> Kernel:
+    """The kernel that a kernel computes the gradient of."""
+    return next(k for k in impl.get_runtime().kernels if k.grad is gradient)
+
+
+def gradient_of(x: Any) -> Any:
+    """The field or array that holds the gradient of a field or array; None where it has none."""
+    if is_torch_tensor(x) and x.requires_grad and x.grad is None:
+        x.grad = x.detach().clone().zero_()
+    return getattr(x, "grad", None)
+
+
+def add_to(x: Any, values: Any) -> None:
+    """Add values to a field or array."""
+    before = np.asarray(as_numpy(x))
+    total = np.asarray(before + values.reshape(before.shape), before.dtype)
+    if is_torch_tensor(x):
+        put_back(x, x.new_tensor(total))
+    else:
+        x.from_numpy(total)

@@ -65,7 +65,7 @@ def layers(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
         at: the pixel centre, ``(px, py)``, in pixels.
 
     Returns:
-        The mean value of the pixel.  Taichi's reverse mode is not supported.
+        The mean value of the pixel.
 
     Raises:
         UnsupportedError: the shape is no ti.func or does not return two values, or a level does not depend on (x, y).

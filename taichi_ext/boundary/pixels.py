@@ -58,7 +58,7 @@ def pixel(shade: Any, *, at: Any, antialias: bool = False) -> Any:
         antialias: False takes the value at the pixel's centre; True the mean of the pixel.
 
     Returns:
-        The value.  Taichi's reverse mode is not supported.
+        The value.
 
     Raises:
         UnsupportedError: the function is no ti.func, stores, draws random numbers, or calls ``edge`` and the like.

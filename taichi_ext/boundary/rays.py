@@ -36,7 +36,7 @@ def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any, *
         args: further arguments of the distance, ``distance(p, *args)``, such as variables of the kernel.
 
     Returns:
-        A real number, minus the smallest distance.  Taichi's reverse mode is not supported.
+        A real number, minus the smallest distance.
 
     Raises:
         UnsupportedError: ``distance`` is no ti.func.

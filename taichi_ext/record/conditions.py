@@ -198,8 +198,9 @@ def _require_supported(s: Statement, varying: set[Local]) -> None:
             "pixel. Store and print in the kernel."
         )
     if isinstance(s, Boundary) and s.kind not in ("stop_gradient", "replace_gradient"):
+        name = s.options.get("what", s.kind)
         raise UnsupportedError(
-            f"{_start(s.place)}pixel: {s.kind} in {what} has a derivative of its own. pixel finds edges by itself: "
+            f"{_start(s.place)}pixel: {name} in {what} has a derivative of its own. pixel finds edges by itself: "
             "write a condition, or call the function outside of pixel."
         )
     for op in (v for given in values_of(s) for v in walk(given) if isinstance(v, Op)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,16 +11,28 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import Const, Read, Tensor, Value
-from taichi_ext.record.boundaries import statement
-from taichi_ext.record.handles import Record, shape_of
+from taichi_ext.record.assignments import frozen
+from taichi_ext.record.boundaries import statement, stopped
+from taichi_ext.record.handles import Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import default_types
 
+Call = Callable[..., Any]  # of a ti.func, by its arguments
 
-def edge(r: Recording, kind: str, given: dict[str, Any]) -> Any:
+
+@dataclass(frozen=True)
+class Level:
+    """A level that is computed at other positions: the local that holds it, and its position."""
+
+    local: Read
+    at: Tensor
+
+
+def edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     """``edge``, ``step`` and ``coverage``."""
+    kind = function.boundary_kind
     level = real_level(kind, given["level"])
     antialias = kind == "coverage" or given.get("antialias", False)
     if not isinstance(antialias, (bool, np.bool_)):
@@ -34,15 +48,42 @@ def edge(r: Recording, kind: str, given: dict[str, Any]) -> Any:
         )
     inside, outside = (_as_real(r, x) for x in (inside, outside))
     value = operate(r, "select", operate(r, "gt", level, 0), inside, outside)
-    kept = {"level": level, "inside": inside, "outside": outside, "jump": jump, "at": _pixel(r, kind, given["at"])}
+    at = _pixel(r, kind, given["at"])
+    level, divided = _divided(r, call, function, level, at, antialias=bool(antialias))
+    kept = {"level": level, "inside": inside, "outside": outside, "jump": jump, "at": at, **divided}
     return statement(r, kind, kept, value, antialias=bool(antialias))
 
 
-def sqrt_edge(r: Recording, given: dict[str, Any]) -> Any:
+def sqrt_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     """``sqrt_edge``: the root."""
-    level = real_level("sqrt_edge", given["level"])
+    level, at = real_level("sqrt_edge", given["level"]), _pixel(r, "sqrt_edge", given["at"])
     root = operate(r, "sqrt", operate(r, "max", level, Const(0.0, level.dtype)))
-    return statement(r, "sqrt_edge", {"level": level, "at": _pixel(r, "sqrt_edge", given["at"])}, root)
+    level, divided = _divided(r, call, function, level, at, antialias=False)
+    return statement(r, "sqrt_edge", {"level": level, "at": at, **divided}, root)
+
+
+def _divided(
+    r: Recording, call: Call, function: Any, level: Value, at: Tensor | None, *, antialias: bool
+) -> tuple[Value, dict[str, Any]]:
+    """The level in a local of its own, and what is known of the pixel where it has to be divided."""
+    has_motion = r.rules.takes_derivative
+    if at is None or not (has_motion or antialias):
+        return level, {}
+    level = frozen(r, level, "level")
+    if not isinstance(level, Read):
+        return level, {}
+    is_root = function.boundary_kind == "sqrt_edge"
+    slope = _gradient(r, function.boundary_kind, level, at, may_be_flat=True)
+    found = call(function.boundary_body, Level(level, at), stopped(r, level), slope, is_root, has_motion)
+    is_divided, area, motion = (as_value(value_of(v)) for v in found)
+    return level, {"is_divided": is_divided, "area": area, "motion": motion}
+
+
+def level_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+    """A level at another position; ``with_levels`` puts the code that computes it in the place of this statement."""
+    level = given["level"]
+    by = {name: frozen(r, given[name], name) for name in ("x", "y")}
+    return statement(r, "level_at", {"value": level.local, "at": level.at, **by}, level.local)
 
 
 def segment_edge(r: Recording, given: dict[str, Any]) -> Any:
@@ -55,10 +96,12 @@ def segment_edge(r: Recording, given: dict[str, Any]) -> Any:
 
 def gradient(r: Recording, kind: str, value: Any, at: tuple[Any, Any], *, may_be_flat: bool) -> Any:
     """The gradient of a value by a position, without a tangent of its own."""
-    value = as_value(value)
+    return _gradient(r, kind, as_value(value), _pixel(r, kind, at), may_be_flat=may_be_flat)
+
+
+def _gradient(r: Recording, kind: str, value: Value, at: Tensor | None, *, may_be_flat: bool) -> Any:
     zeros = Tensor((Const(0.0, value.dtype),) * 2, (2,))
-    given = {"value": value, "at": _pixel(r, kind, at)}
-    return statement(r, "gradient", given, zeros, what=kind, may_be_flat=may_be_flat)
+    return statement(r, "gradient", {"value": value, "at": at}, zeros, what=kind, may_be_flat=may_be_flat)
 
 
 # --- what they are given ----------------------------------------------------------------------------------------------
@@ -146,11 +189,7 @@ def shown_value(x: Any) -> str:
     return f"a value of type {x.dtype.name}" if isinstance(x, Value) else repr(x)
 
 
-def require_function(r: Recording, kind: str, name: str, given: Any, takes: str) -> None:
-    """Raise unless a ti.func is given, and in reverse mode."""
-    if r.is_reverse:
-        raise UnsupportedError(
-            f"{kind} has no derivative in Taichi's reverse mode; use taichi_ext.jacobian, or taichi_ext.vjp for a loss."
-        )
+def require_function(kind: str, name: str, given: Any, takes: str) -> None:
+    """Raise unless a ti.func is given."""
     if backend.taichi_func(getattr(given, "__func__", given)) is None:
         raise UnsupportedError(f"{kind}: {name} is {given!r}; expected a ti.func that takes {takes}.")

@@ -14,6 +14,8 @@ from taichi_ext.record.inlining import inline_call, walk_typed
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.rules import marked
 
+_IN_REVERSE = ("mark", "stop_gradient", "replace_gradient")  # what Taichi's reverse mode can differentiate, rewritten
+
 
 def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
     """A call of a function that carries derivatives of its own."""
@@ -23,15 +25,17 @@ def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[
     given: dict[str, Any] = {
         k: tuple(map(value_of, v)) if k == "args" else value_of(v) for k, v in bound.arguments.items()
     }
+
+    def call(func: Any, *args: Any) -> Any:
+        if isinstance(func, Callback):
+            func, args = func.function, (*args, *func.args)
+        if inspect.ismethod(func):
+            func, args = func.__func__, (func.__self__, *args)
+        return inline_call(r, backend.taichi_func(func), list(args), {})
+
+    if r.is_reverse and kind not in _IN_REVERSE:
+        raise backend.NeedsTranspose(kind)
     if kind in shapes.HANDLERS:
-
-        def call(func: Any, *args: Any) -> Any:
-            if isinstance(func, Callback):
-                func, args = func.function, (*args, *func.args)
-            if inspect.ismethod(func):
-                func, args = func.__func__, (func.__self__, *args)
-            return inline_call(r, backend.taichi_func(func), list(args), {})
-
         return shapes.HANDLERS[kind](r, call, function, given)
     match kind:
         case "mark":
@@ -42,7 +46,7 @@ def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[
         case "replace_gradient":
             return replaced(r, given["value"], given["surrogate"])
         case "sqrt_edge":
-            return edges.sqrt_edge(r, given)
+            return edges.sqrt_edge(r, call, function, given)
         case "segment_edge":
             return edges.segment_edge(r, given)
-    return edges.edge(r, kind, given)
+    return edges.edge(r, call, function, given)

@@ -22,6 +22,7 @@ from taichi_ext.program.types import I32
 from taichi_ext.record.arguments import bind_arguments, returned_annotations
 from taichi_ext.record.constants import Constants, Watched
 from taichi_ext.record.handles import Cells, group_of, has_values, value_of
+from taichi_ext.record.levels import with_levels
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.loops import before_loop, enter_for
 from taichi_ext.record.recording import Frame, Recording
@@ -282,5 +283,5 @@ def record(
     throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
     containers = (*r.arrays.values(), *r.containers.values())
     returns = returned_annotations(kernel)
-    file = rewritten.source[0]
-    return Program(kernel.func.__name__, r.arguments, returns, r.body(), containers, file, *default_types())
+    body, file = with_levels(r.body()), rewritten.source[0]
+    return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +9,13 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import F64, I32, Const, Tensor, Value, entries, statements, values_of, walk
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.conditions import Probe
-from taichi_ext.record.edges import gradient, position, real_level, require_function, shown_value
+from taichi_ext.record.edges import Call, gradient, level_at, position, real_level, require_function, shown_value
 from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.operations import operate, typed_tensor
 from taichi_ext.record.recording import Block, Recording
 from taichi_ext.record.taichi_types import default_types
 
-Call = Callable[..., Any]  # of a ti.func, by its arguments
 # By whether the image is computed in float64: pixels from an edge at which its sides are looked at, and how thin a face
 # is that has no area.
 _BESIDE = {True: 1e-6, False: 1e-3}
@@ -38,7 +36,7 @@ class Shapes:
 def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     """``layers`` and ``nearest``."""
     kind, shape, background = function.boundary_kind, given["shape"], given["background"]
-    require_function(r, kind, "shape", shape, "n, x and y")
+    require_function(kind, "shape", shape, "n, x and y")
     x, y = position(kind, given["at"])
     shapes = Shapes(kind, callback(r, shape, given["args"]), shape_of(background), kind == "nearest")
     return call(function.boundary_body, shapes, given["count"], background, x, y, shapes.has_depth)
@@ -60,7 +58,7 @@ class Seen:
 
 def seen_values(r: Recording, call: Call, kind: str, seen: Any, name: str = "seen") -> Seen:
     """The result of a function of a position; it is recorded apart, and not kept."""
-    require_function(r, kind, name, seen, "x and y")
+    require_function(kind, name, seen, "x and y")
     real = default_types()[0]
     r.blocks.append(Block("for"))
     value = value_of(call(seen, *(Const(0.0, real) for _ in range(2))))
@@ -118,7 +116,7 @@ def add_visible_edge(r: Recording, call: Call, function: Any, given: dict[str, A
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    require_function(r, "ray_level", "distance", given["distance"], "a position")
+    require_function("ray_level", "distance", given["distance"], "a position")
     distance = callback(r, given["distance"], given["args"])
     return call(function.boundary_body, distance, *(given[name] for name in ("origin", "direction", "near", "far")))
 
@@ -198,6 +196,7 @@ def probe(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> tup
 
 
 HANDLERS = {
+    "level_at": level_at,
     "pixel": pixel,
     "probe": probe,
     "layers": mean_of_shapes,

@@ -61,7 +61,7 @@ class _Unrolling:
         names = dict(names)
         made: list[Statement] = []
         for s in body:
-            s = _substituted(s, names, known)
+            s = substituted(s, lambda node, names=names: _new_name(node, names, known))
             if isinstance(s, While):
                 raise self.refuse("a while loop")
             if isinstance(s, For):
@@ -69,7 +69,7 @@ class _Unrolling:
                 continue
             if is_copy:
                 names.update((local, replace(local)) for local in declared(s))
-                s = _renamed(s, names)
+                s = renamed(s, names)
             if isinstance(s, If):
                 then, orelse = (self.block(b, names, known, is_copy=is_copy) for b in (s.then, s.orelse))
                 s = replace(s, then=then, orelse=orelse)
@@ -106,18 +106,19 @@ class _Unrolling:
         return found
 
 
-def _substituted(s: Statement, names: Mapping[Local, Local], known: Mapping[Any, int]) -> Statement:
-    """The statement with the locals of a copy, and numbers for the variables of loops."""
+def _new_name(node: Value, names: Mapping[Local, Local], known: Mapping[Any, int]) -> Value:
+    """A read of a local of a copy; a number for the variable of a loop."""
+    if not isinstance(node, Read):
+        return node
+    number = known.get((node.local, *node.index) if node.index else node.local)
+    if number is not None:
+        return Const(number, node.dtype, place=node.place)
+    new = names.get(node.local)
+    return node if new is None else Read(new, node.index, place=node.place)
 
-    def change(node: Value) -> Value:
-        if not isinstance(node, Read):
-            return node
-        number = known.get((node.local, *node.index) if node.index else node.local)
-        if number is not None:
-            return Const(number, node.dtype, place=node.place)
-        new = names.get(node.local)
-        return node if new is None else Read(new, node.index, place=node.place)
 
+def substituted(s: Statement, change: Callable[[Value], Value]) -> Statement:
+    """The statement with ``change`` applied to each node of its expressions, and to its target."""
     memo: dict[Value, Value] = {}
     s = with_values(s, lambda v: rebuilt(v, change, memo))
     if isinstance(s, (Assign, Update, Atomic)):
@@ -125,7 +126,7 @@ def _substituted(s: Statement, names: Mapping[Local, Local], known: Mapping[Any,
     return s
 
 
-def _renamed(s: Statement, names: Mapping[Local, Local]) -> Statement:
+def renamed(s: Statement, names: Mapping[Local, Local]) -> Statement:
     """A statement of its own, with new locals for those that it declares."""
     if isinstance(s, Declare):
         return replace(s, local=names[s.local])

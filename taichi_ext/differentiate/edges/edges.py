@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
@@ -21,7 +22,7 @@ from taichi_ext.differentiate.forms.build import Coefficient, cast, is_number
 from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Weight, accumulate, bare, coefficient
 from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import Body, Boundary, Const, Local, Read, Statement, Value, entries, statements
+from taichi_ext.program import Body, Boundary, Local, Read, Statement, Value, entries, statements
 
 
 class Argument:
@@ -30,6 +31,27 @@ class Argument:
     def __init__(self, ctx: RuleContext, value: Value) -> None:
         self.form: Form = ctx.form(value)
         self.value = ctx.walk.expressions.keep(value)
+
+
+@dataclass(frozen=True)
+class _Divided:
+    """What is known of a pixel that had to be divided; ``motion`` is 0 with the tangent of what its edges cover."""
+
+    is_so: Term | None = None
+    area: Coefficient = 0
+    motion: tuple[Argument, ...] = ()
+
+    @classmethod
+    def of(cls, ctx: RuleContext, s: Boundary, pixel: Pixel) -> _Divided:
+        if "is_divided" not in s.given:
+            return cls()
+        is_so, area, motion = (entries(s.given[name])[0] for name in ("is_divided", "area", "motion"))
+        keep = ctx.walk.expressions.keep
+        return cls(pixel.formula.term(keep(is_so)), keep(area), (Argument(ctx, motion),))
+
+    def instead_of(self, straight: Term, divided: Coefficient) -> Term:
+        """A number of the whole pixel, or what takes its place."""
+        return straight if self.is_so is None else straight.formula.select(self.is_so, divided, straight)
 
 
 def edge(ctx: RuleContext, s: Boundary) -> None:
@@ -41,9 +63,10 @@ def edge(ctx: RuleContext, s: Boundary) -> None:
             ctx.declare(s, result, ctx.primal(value), {})
         return
     level, pixel = _pixel(ctx, s)
-    chord = pixel.formula.term(pixel.chord())
+    divided = _Divided.of(ctx, s, pixel)
+    chord = divided.instead_of(pixel.chord(), 0).kept("chord")
     is_inside = (pixel.level > 0).kept("is_inside")
-    area = pixel.area() if antialias else None
+    area = divided.instead_of(pixel.area(), divided.area).kept("area") if antialias else None
     jump = s.given.get("jump")
     count = len(s.results)
     jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
@@ -58,20 +81,22 @@ def edge(ctx: RuleContext, s: Boundary) -> None:
         else:
             value = area * a + (1 - area) * b
             weights = area, (1 - area).kept("weight")
-        at_level = height * chord
+        rim, parts = height, []
         roots = [_roots_within(ctx, side.form, pixel) for side in sides]
         if any(roots):
             # the mean of a root of this level is one over the whole pixel already, and the root is 0 on the edge
             root = formula.sqrt(formula.max(pixel.level, 0)).kept("root")
-            inner, outer = (sum((weight * factor for weight, factor in found), formula.term(0)) for found in roots)
+            inner, outer = (sum((weight * r.factor for weight, r in found), formula.term(0)) for found in roots)
             beyond = ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond")
-            at_level = at_level + beyond * pixel.half_inverse_root()
+            parts.append((level, divided.instead_of(beyond * pixel.half_inverse_root(), 0).kept("w")))
+            for rest, found in zip((1 - weights[0], 1 - weights[1]), roots, strict=True):
+                parts += [(m, (rest * weight * r.factor).kept("w")) for weight, r in found for m in r.motion]
             if own_jump is None:
-                at_level = at_level - (inner - outer) * root * chord
-            if all(not isinstance(factor.value, Value) for found in roots for _, factor in found):
+                rim = (height - (inner - outer) * root).kept("rim")
+            if all(not isinstance(r.factor.value, Value) for found in roots for _, r in found):
                 value = value + beyond * root
-        parts = [(level, at_level.kept("w")), (sides[0], weights[0]), (sides[1], weights[1])]
-        _declare(ctx, s, result, value, parts)
+        parts += [(level, (rim * chord).kept("w")), (sides[0], weights[0]), (sides[1], weights[1])]
+        _declare(ctx, s, result, value, [*parts, *((motion, rim) for motion in divided.motion)])
 
 
 def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
@@ -81,13 +106,16 @@ def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
     if not ctx.walk.facts.seeds.takes_derivative:
         level_value = s.given["level"]
         assert isinstance(level_value, Value)
-        ctx.forms.roots[seed] = (ctx.walk.expressions.keep(level_value), ctx.walk.cursor.block)
+        ctx.forms.roots[seed] = (ctx.walk.expressions.keep(level_value), ctx.walk.cursor.block, ())
         ctx.declare(s, result, ctx.primal(s.numbers[0]), {})
         return
     level, pixel = _pixel(ctx, s)
     value = pixel.formula.sqrt(pixel.formula.max(pixel.level, 0)).kept("root")
-    ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block)
-    _declare(ctx, s, result, value, [(level, pixel.half_inverse_root())])
+    divided = _Divided.of(ctx, s, pixel)
+    ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block, divided.motion)
+    weight = divided.instead_of(pixel.half_inverse_root(), 0).kept("mean")
+    one = pixel.formula.term(1.0)
+    _declare(ctx, s, result, value, [(level, weight), *((motion, one) for motion in divided.motion)])
 
 
 def segment_edge(ctx: RuleContext, s: Boundary) -> None:
@@ -236,14 +264,22 @@ def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient
     return found[0], found[1] if len(found) > 1 else 0  # an interval has one coordinate
 
 
-def _roots_within(ctx: RuleContext, form: Form, pixel: Pixel) -> list[tuple[Term, Term]]:
-    """The ``sqrt_edge`` that a value holds: 1 where it is one of the level of this pixel, else 0, and its factor."""
+@dataclass(frozen=True)
+class _Root:
+    """A ``sqrt_edge`` in a value: its factor, and its motion where the pixel had to be divided."""
+
+    factor: Term
+    motion: tuple[Argument, ...]
+
+
+def _roots_within(ctx: RuleContext, form: Form, pixel: Pixel) -> list[tuple[Term, _Root]]:
+    """The roots that a value holds, each with 1 where it is one of the level of this pixel, else 0."""
     formula, found = pixel.formula, []
-    for seed, (level, block) in ctx.forms.roots.items():
+    for seed, (level, block, motion) in ctx.forms.roots.items():
         factor = form.get(seed, 0)
         if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
             is_same = formula.select(formula.term(level).equals(pixel.level), 1, 0).kept("is_same")
-            found.append((is_same, formula.term(bare(factor))))
+            found.append((is_same, _Root(formula.term(bare(factor)), motion)))
     return found
 
 
@@ -255,19 +291,11 @@ def _is_not_zero(c: Weight) -> bool:
 
 
 def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
-    """A result of a value, and of a partial for each argument; in the way of the mode that is being compiled."""
+    """A result of a value, and of a partial for each argument."""
     form: Form = {}
     for argument, partial in parts:
         accumulate(form, argument.form, partial.value)
-    primal = value.value
-    if ctx.walk.facts.seeds.is_reverse:
-        total = value.stopped()
-        for argument, partial in parts:
-            if not isinstance(argument.value, Const):
-                own = value.formula.term(argument.value)
-                total = total + partial.stopped() * (own - own.stopped())
-        primal = total.value
-    ctx.declare(s, result, cast(primal, result.dtype), form)
+    ctx.declare(s, result, cast(value.value, result.dtype), form)
 
 
 def _place(s: Boundary) -> str:

@@ -34,7 +34,7 @@ class Pixel:
         self.a = f.select(self.is_flat, self.safe_g, f.max(gx, gy) / self.safe_g).kept("a")
         self.b = (f.min(gx, gy) / self.safe_g).kept("b")
 
-    def chord(self) -> Coefficient:
+    def chord(self) -> Term:
         """Kappa / g: the length of the edge in the pixel, per unit of level."""
         f, a, b = self.formula, self.a, self.b
         distance = (f.abs(self.level) / self.safe_g).kept("distance")
@@ -44,7 +44,7 @@ class Pixel:
         # an edge along the border of two pixels is shared by them
         tie = f.select(distance.equals(lo) & distance.equals(hi), 0.5 / a, 1 / a)
         kappa = f.select(distance <= lo, tie, between)
-        return f.select(self.is_flat, 0, kappa / self.safe_g).kept("chord").value
+        return f.select(self.is_flat, 0, kappa / self.safe_g).kept("chord")
 
     def area(self) -> Term:
         """C: the covered area."""

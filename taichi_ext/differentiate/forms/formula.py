@@ -14,8 +14,7 @@ from taichi_ext.differentiate.forms.build import (
     operation,
     subtract,
 )
-from taichi_ext.differentiate.forms.taichi_reverse import as_constant
-from taichi_ext.program import Const, Type, Value
+from taichi_ext.program import Type, Value
 
 Operand = Union["Term", Coefficient]
 
@@ -75,12 +74,6 @@ class Term:
 
     def equals(self, other: Operand) -> Term:
         return self.formula.operation("eq", self, other)
-
-    def stopped(self) -> Term:
-        """The same, a constant for Taichi's reverse mode."""
-        if not isinstance(self.value, Value) or isinstance(self.value, Const):
-            return self
-        return self._with(as_constant(self.value)).kept("stopped")
 
     def kept(self, name: str = "t") -> Term:
         """The same, evaluated now."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.guards import clamped, is_inside, where
@@ -33,7 +34,7 @@ class LocalForms:
         deferred: locals whose tangent is left to the place of their use.
         forms: the tangents of other numbers that do not change.
         entry_forms: those of vectors and matrices that do not change.
-        roots: of each ``sqrt_edge``, the level and the block that knows it.
+        roots: of each ``sqrt_edge``, the level, the block that knows it, and its motion in a pixel that is divided.
     """
 
     def __init__(self, walk: Walk, storages: Storages, sources: RowSources) -> None:
@@ -44,7 +45,7 @@ class LocalForms:
         self.deferred: dict[Local, Deferred] = {}
         self.forms: dict[Local, Form] = {}
         self.entry_forms: dict[Local, list[Form]] = {}
-        self.roots: dict[OwnSeed, tuple[Value, Block]] = {}
+        self.roots: dict[OwnSeed, tuple[Value, Block, Any]] = {}
 
     def form(self, value: Read) -> Form:
         """The tangent of a local, or of one of its entries."""

@@ -1,0 +1,311 @@
+"""Levels at other positions: copies of the code that computes a level, with another position in it.
+
+What is copied are the statements before the level that compute it from its position, in the iteration of the loops
+around.  Everything else that they read is kept as it was then.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from taichi_ext.errors import DerivativeWarning
+from taichi_ext.program import (
+    Assign,
+    Atomic,
+    Body,
+    Boundary,
+    Declare,
+    Effect,
+    For,
+    If,
+    Jump,
+    Load,
+    Local,
+    Op,
+    Place,
+    Read,
+    Statement,
+    Update,
+    Value,
+    While,
+    bodies,
+    declared,
+    entries,
+    mapped,
+    statements,
+    values_of,
+    walk,
+    with_bodies,
+)
+from taichi_ext.simplify.unrolling import renamed, substituted
+
+_Entry = tuple[Local, tuple[Any, ...]]
+
+
+class _Lost(Exception):
+    """Why a level cannot be computed at another position."""
+
+
+def with_levels(body: Body) -> Body:
+    """The block with each ``level_at`` replaced by the code that computes the level there.
+
+    Where that is not possible, the level of the pixel's centre takes its place, and a ``DerivativeWarning`` says so.
+    """
+    found = [s for s in statements(body) if isinstance(s, Boundary) and s.kind == "level_at"]
+    if not found:
+        return body
+    before: dict[Statement, list[Declare]] = {}  # what is kept in front of the statements that read it
+    instead: dict[Statement, Body] = {}
+    slices: dict[Local, _Slice] = {}
+    for s in found:
+        local = _read(s.given["value"]).local
+        if local not in slices:
+            slices[local] = _slice(body, local, s)
+            before.update({of: [*before.get(of, []), *kept] for of, kept in slices[local].kept.items()})
+        instead[s] = (*slices[local].at(s),)
+    return _replaced(body, before, instead)
+
+
+def _replaced(body: Body, before: Mapping[Statement, list[Declare]], instead: Mapping[Statement, Body]) -> Body:
+    made: list[Statement] = []
+    for s in body:
+        made += before.get(s, ())
+        made += instead.get(s, ()) or (with_bodies(s, tuple(_replaced(b, before, instead) for b in bodies(s))),)
+    return tuple(made)
+
+
+def _slice(body: Body, local: Local, s: Boundary) -> _Slice:
+    position = [_read(e) for e in entries(s.given["at"]) if isinstance(e, Read)]
+    slice_ = _Slice({(e.local, e.index) for e in position}, local)
+    try:
+        slice_.collect(body)
+    except _Lost as lost:
+        start = "" if s.place is None else s.place.message() + "\n"
+        warnings.warn(
+            f"{start}The level of this edge cannot be computed at other positions, since {lost}. Its derivative is "
+            "wrong in pixels that the edge crosses more than once, or in which it bends. Compute the level in one "
+            "iteration, or use layers or pixel.",
+            DerivativeWarning,
+            stacklevel=2,
+        )
+        slice_.parts.clear()
+        slice_.kept.clear()
+        slice_.held.clear()
+    return slice_
+
+
+@dataclass
+class _Slice:
+    """The code that computes one level from its position, part by part."""
+
+    position: set[_Entry]
+    level: Local
+    parts: list[Statement] = field(default_factory=list)
+    kept: dict[Statement, list[Declare]] = field(default_factory=dict)
+    held: list[dict[_Entry, Local]] = field(default_factory=list)  # of each part, where the position was
+
+    def collect(self, body: Body) -> None:
+        """Find the code, and what it reads."""
+        moving = _moving(body, {local for local, _ in self.position})
+        if self.level not in moving:
+            return
+        prefix = _prefix(body, self.level)
+        holders = {local for local, _ in self.position}
+        needed: set[Local] = {self.level}
+        originals: list[Statement] = []
+        for s in reversed(prefix):
+            if isinstance(s, tuple):
+                carried = {x.name for inner in s for x in needed & _written(inner)}
+                if carried:
+                    raise _Lost(f"{min(carried)} is carried from one iteration of a loop to the next")
+                continue
+            if not needed & _written(s):
+                continue
+            part = _pruned(s, needed)
+            if holders & _written(part):
+                raise _Lost("the position is computed in a loop or branch with the level")
+            originals.append(s)
+            self.parts.insert(0, part)
+            needed = (needed | (_reads(part) & moving) | (_written(part) - holders)) - _declared(part) - holders
+            if isinstance(s, Assign) and isinstance(s.target, Read) and not s.target.index:
+                needed -= {s.target.local} - _reads(part)
+        if needed:
+            raise _Lost(f"{min(x.name for x in needed)} is not known")
+        self._keep(list(reversed(originals)), body)
+
+    def _keep(self, originals: list[Statement], body: Body) -> None:
+        """Keep what the code reads from elsewhere, as it is where the code stands."""
+        own = {x for part in self.parts for x in _written(part)} | {local for local, _ in self.position}
+        changed = {x for s in statements(body) if isinstance(s, (Assign, Update, Atomic)) for x in _written(s)}
+        for n, original in enumerate(originals):
+            kept = _Kept(frozenset(own), frozenset(changed), original.place)
+            part = self.parts[n] = _changed(self.parts[n], kept.value, is_guarded=False)
+            read = [node for one in (part, *part.within) for v in values_of(one) for node in walk(v)]
+            held: dict[_Entry, Local] = {}
+            for node in read:
+                entry = (node.local, node.index) if isinstance(node, Read) else None
+                if entry in self.position:
+                    value = node if node.dtype.is_real else Op("cast", (node,), self.level.dtype)
+                    held[entry] = kept.local(entry, value)
+            self.held.append(held)
+            self.kept[original] = kept.made
+
+    def at(self, s: Boundary) -> Iterator[Statement]:
+        """The code at the position of a ``level_at``, and its result."""
+        (result,) = s.results
+        if not self.parts:
+            yield Declare(result, (s.given["value"],), place=s.place)  # type: ignore[arg-type]
+            return
+        names: dict[Local, Local] = {}
+        position = [(e.local, e.index) for e in map(_read, entries(s.given["at"]))]
+        offsets = dict(zip(position, [*entries(s.given["x"]), *entries(s.given["y"])], strict=False))  # at=x is one
+        for part, held in zip(self.parts, self.held, strict=True):
+            names.update((local, replace(local, kind="temporary")) for local in _declared(part))
+            yield _copied(part, names, {e: Op("add", (Read(x), offsets[e]), x.dtype) for e, x in held.items()})
+        yield Declare(result, (Read(names[self.level]),), place=s.place)
+
+
+@dataclass
+class _Kept:
+    """What one part of the code reads from elsewhere, in locals that are declared before it.
+
+    ``own`` are the locals that the code computes, ``changed`` those that do not keep their value.
+    """
+
+    own: frozenset[Local]
+    changed: frozenset[Local]
+    place: Place | None
+    made: list[Declare] = field(default_factory=list)
+    names: dict[Any, Local] = field(default_factory=dict)
+
+    def local(self, key: Any, value: Value) -> Local:
+        if key not in self.names:
+            self.names[key] = Local("held", value.dtype, (), "temporary")
+            self.made.append(Declare(self.names[key], (value,), place=self.place))
+        return self.names[key]
+
+    def value(self, node: Value, is_guarded: bool) -> Value:
+        """What takes the place of a node; an entry of a field that may not be read otherwise stays."""
+        if isinstance(node, Op) and node.name == "random":
+            raise _Lost("it draws random numbers")
+        if isinstance(node, Load):
+            key: Any = None if is_guarded else node
+        else:
+            key = (node.local, node.index) if isinstance(node, Read) and node.local in self.changed else None
+        if key is None or not self.own.isdisjoint(node.contents.locals):
+            return node
+        return Read(self.local(key, node), place=node.place)
+
+
+def _prefix(body: Body, level: Local) -> list[Statement | Body]:
+    """What runs before a level is declared, and its declaration; a loop around it is there as its whole body."""
+    for n, s in enumerate(body):
+        if isinstance(s, Declare) and s.local is level:
+            return list(body[: n + 1])
+        for inner in bodies(s):
+            found = _prefix(inner, level)
+            if found:
+                loop = [inner] if isinstance(s, (For, While)) else []
+                return [*body[:n], *loop, *found]
+    return []
+
+
+def _moving(body: Body, found: set[Local]) -> set[Local]:
+    """The locals that depend on the position, and on what is decided by it."""
+    before = -1
+
+    def scan(block: Body, is_within: bool) -> None:
+        for s in block:
+            if isinstance(s, Boundary) and s.kind == "level_at":
+                continue
+            moves = is_within or any(not found.isdisjoint(v.contents.locals) for v in values_of(s))
+            if moves and not isinstance(s, If):
+                found.update(_written_here(s))
+            for inner in bodies(s):
+                scan(inner, moves)
+
+    while len(found) > before:
+        before = len(found)
+        scan(body, False)
+    return found
+
+
+def _written_here(s: Statement) -> set[Local]:
+    target = s.target if isinstance(s, (Assign, Update, Atomic)) else None
+    return {*declared(s), *((target.local,) if isinstance(target, Read) else ())}
+
+
+def _written(s: Statement) -> set[Local]:
+    """The locals that a statement declares or changes, blocks in it included."""
+    return {x for one in (s, *s.within) for x in _written_here(one)}
+
+
+def _declared(s: Statement) -> set[Local]:
+    return {x for one in (s, *s.within) for x in declared(one)}
+
+
+def _reads(s: Statement) -> set[Local]:
+    return {x for one in (s, *s.within) for x in one.contents.locals}
+
+
+def _pruned(s: Statement, needed: set[Local]) -> Statement:
+    """A statement without what in its blocks does not compute the locals that are needed, and without effects."""
+    part, before = _kept_part(s, needed), -1
+    while len(needed) > before:
+        before = len(needed)
+        needed = needed | _reads(part)
+        part = _kept_part(s, needed)
+    return part
+
+
+def _kept_part(s: Statement, needed: set[Local]) -> Statement:
+    def keep(one: Statement) -> Body:
+        if isinstance(one, Jump) or any(bodies(one)):
+            return (one,)
+        if not needed & _written_here(one):
+            return ()
+        if isinstance(one, (Atomic, Effect)) or (isinstance(one, Boundary) and one.kind == "level_at"):
+            raise _Lost("it depends on an atomic operation, on another edge, or on a call with effects")
+        return (one,)
+
+    (part,) = (with_bodies(s, tuple(mapped(b, keep) for b in bodies(s))),) if bodies(s) else keep(s)
+    return part
+
+
+def _changed(s: Statement, keep: Any, *, is_guarded: bool) -> Statement:
+    """A statement with changed values; those that are not always evaluated may not be evaluated before it."""
+    names = {n.name for v in values_of(s) for n in walk(v) if isinstance(n, Op)}
+    is_guarded = is_guarded or isinstance(s, While) or not names.isdisjoint(("ifte", "logical_and", "logical_or"))
+    s = substituted(s, lambda node: keep(node, is_guarded))
+    return with_bodies(s, tuple(tuple(_changed(i, keep, is_guarded=True) for i in block) for block in bodies(s)))
+
+
+def _copied(s: Statement, names: Mapping[Local, Local], new: Mapping[_Entry, Any]) -> Statement:
+    """A statement on new locals, at another position."""
+
+    def change(node: Value) -> Value:
+        if isinstance(node, Op) and node.dtype.is_real:  # indices that are positions are real numbers there
+            args = tuple(new.get((a.local, a.index), a) if isinstance(a, Read) else a for a in node.args)
+            if node.name == "cast" and args[0].dtype == node.dtype:
+                return args[0]
+            return node if args == node.args else Op(node.name, args, node.dtype, place=node.place)
+        if not isinstance(node, Read):
+            return node
+        if node.dtype.is_real and (node.local, node.index) in new:
+            return new[node.local, node.index]
+        own = names.get(node.local)
+        return node if own is None else Read(own, node.index, place=node.place)
+
+    blocks = tuple(tuple(_copied(i, names, new) for i in block) for block in bodies(s))
+    s = renamed(substituted(s, change), names)
+    if isinstance(s, For):
+        s = replace(s, variables=tuple(names[v] for v in s.variables))
+    return with_bodies(s, blocks)
+
+
+def _read(value: Any) -> Read:
+    assert isinstance(value, Read)
+    return value
