@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import taichi as ti
 from conftest import initialise
-from differences import outputs, scalars
+from differences import integers, outputs, scalars
 from numpy.testing import assert_allclose
 from test_threads import in_threads
 
@@ -111,3 +111,27 @@ def test_threads_share_a_launch(case):
 
     in_threads(work, 4)
     assert not wrong
+
+
+def test_kernels_without_tangents_are_repeated():
+    """A kernel that reads a parameter and stores whole numbers is passed no arrays of tangents."""
+    x, y, n = scalars([0.1, 0.2, 0.3]), outputs(3), integers([0, 0, 0])
+
+    @ti.kernel
+    def count():
+        for i in n:
+            n[i] = ti.cast(x[i] * 10.0 + 0.5, ti.i32)
+
+    @ti.kernel
+    def scale():
+        for i in y:
+            y[i] = x[i] * x[i] * n[i]
+
+    def run():
+        for _ in range(4):
+            count()
+            scale()
+
+    plan = Jacobian(run, x, y)
+    for _ in range(2):
+        assert_allclose(plan(), np.diag([0.2, 0.8, 1.8]), rtol=1e-12)

@@ -17,13 +17,13 @@ class Repetition:
     Args:
         fused: the kernel.
         kept: the arrays that are the same in each launch, by key; it may grow until the first launch.
-        passed: all that it was passed in a launch that was made, where nothing of it changes.
+        passed: all that it was passed in a launch that was made, where nothing of it changes; None before one.
     """
 
-    def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[Any] = ()) -> None:
+    def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[Any] | None = None) -> None:
         self.fused = fused
         self.kept = kept
-        self._repeated = backend.RepeatedLaunch(fused.kernel, list(passed)) if passed else None
+        self._repeated = backend.RepeatedLaunch(fused.kernel, list(passed)) if passed is not None else None
 
     def is_current(self) -> bool:
         """Whether its rules are those of the registry; raises where a Python number that it reads has changed."""
