@@ -19,7 +19,7 @@ import taichi as ti
 from test_layering import MODULES, name_of, own_imports, tree_of
 
 from taichi_ext import jacobian
-from taichi_ext.differentiate.edges.rules import table
+from taichi_ext.differentiate.rules import table
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
