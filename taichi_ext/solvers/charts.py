@@ -1,7 +1,7 @@
 """Parameters by local coordinates: how a step moves points of manifolds, and J by those coordinates."""
 
-# pyright knows no types of SciPy, nor of arrays of any shape and type.
-# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright knows no types of Taichi, of SciPy, nor of arrays of any shape and type.
+# pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # J is the Jacobian, and no constant.
 # pyright: reportConstantRedefinition=false
 

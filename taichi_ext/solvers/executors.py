@@ -47,7 +47,7 @@ class Workers:
 
     def close(self) -> None:
         """Shut an executor down that was made for this call."""
-        if self._make is not None:
+        if self._make is not None and self._pool is not None:
             _end(self._pool)
 
     def answers(self, tasks: Iterable[Task]) -> Iterator[Any]:
@@ -87,6 +87,7 @@ class Workers:
                     future.cancel()
 
     def _submit(self, task: Task) -> Future[Any]:
+        assert self._pool is not None  # None has answered in this process
         try:
             return self._pool.submit(run, task, self._host)
         except BrokenExecutor as error:
@@ -111,7 +112,7 @@ class Workers:
                 "executor takes no more tasks; give executor= a function that makes one, and it is replaced.",
                 first.shard,
             ) from error
-        if is_broken and make is not None:
+        if is_broken and make is not None and self._pool is not None:
             wait([future for _, future in under_way if future is not None], timeout=10)
             self._pool.shutdown(wait=False)
             self._pool = _checked_pool(make())

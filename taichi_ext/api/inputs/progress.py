@@ -48,7 +48,7 @@ def progress_bar(progress: bool | None, text: str, total: int) -> Iterator[Calla
 @contextlib.contextmanager
 def _notebook_bar(text: str, total: int) -> Iterator[Callable[[int], None]]:
     """A line of text that is replaced by the next one, and removed at the end."""
-    import IPython.display
+    import IPython.display  # pyright: ignore[reportMissingImports]  # a notebook has it, no extra brings it
 
     handle = IPython.display.display({"text/plain": text}, raw=True, display_id=True)
     done, shown_at = 0, 0.0
