@@ -42,9 +42,10 @@ def with_energy(program: Program) -> Program:
     for name in program.outputs:
         output = next(f for f in program.fields if f.name == name)
         indices = [f"e{n}" for n in range(len(output.shape))]
-        lines.append(f"    for {', '.join(indices)} in ti.ndrange({', '.join(map(str, output.shape))}):")
+        domain = f"ti.ndrange({', '.join(map(str, output.shape))})" if indices else "range(1)"
+        lines.append(f"    for {', '.join(indices) or '_'} in {domain}:")
         for component in itertools.product(*map(range, SHAPES[output.type])):
-            entry = f"{name}[{', '.join(indices)}]" + (f"[{', '.join(map(str, component))}]" if component else "")
+            entry = f"{name}[{', '.join(indices) or None}]" + (f"[{', '.join(map(str, component))}]" if component else "")
             weight = " + ".join(["1.3", *(f"{2 * n + 3} * {i}" for n, i in enumerate(indices)), *map(str, component)])
             lines.append(f"        energy[None] += ti.sin({weight}) * {entry} + 0.2 * {entry} ** 2")
     text = "\n".join([program.text.rstrip(), *lines, ""])
