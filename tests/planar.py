@@ -5,11 +5,22 @@ Pixel (i, j) is the square of side 1 around the point (i, j).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
 
 import numpy as np
 
+from taichi_ext.boundary import divided
+
 Points = np.ndarray  # (n, 2)
+
+
+@contextlib.contextmanager
+def undivided_pixels() -> Iterator[None]:
+    """Edges in kernels that are compiled now are straight in each pixel, so that central differences are exact."""
+    with mock.patch.object(divided, "FINEST", 0):
+        yield
 
 
 def pixels(width: int, height: int) -> tuple[np.ndarray, np.ndarray]:

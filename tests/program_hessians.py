@@ -45,7 +45,9 @@ def with_energy(program: Program) -> Program:
         domain = f"ti.ndrange({', '.join(map(str, output.shape))})" if indices else "range(1)"
         lines.append(f"    for {', '.join(indices) or '_'} in {domain}:")
         for component in itertools.product(*map(range, SHAPES[output.type])):
-            entry = f"{name}[{', '.join(indices) or None}]" + (f"[{', '.join(map(str, component))}]" if component else "")
+            entry = f"{name}[{', '.join(indices) or None}]" + (
+                f"[{', '.join(map(str, component))}]" if component else ""
+            )
             weight = " + ".join(["1.3", *(f"{2 * n + 3} * {i}" for n, i in enumerate(indices)), *map(str, component)])
             lines.append(f"        energy[None] += ti.sin({weight}) * {entry} + 0.2 * {entry} ** 2")
     text = "\n".join([program.text.rstrip(), *lines, ""])

@@ -1,7 +1,7 @@
 """Run a random level with taichi_ext, and compare value and derivatives with the same text run by Python.
 
-There numbers carry their gradient by the position (``Placed``), the covered area is the formula of the documentation,
-and derivatives are central differences.  What has a gradient of its own (stopped, replaced, of a rule) is kept from the
+There numbers carry their gradient by the position (``Placed``), the covered area is that of one straight edge (pixels are
+not divided), and derivatives are central differences.  What has a gradient of its own (stopped, replaced, of a rule) is kept from the
 run at the centre, and moves by its own gradient alone.
 """
 
@@ -20,6 +20,7 @@ import program_check
 import taichi as ti
 from conftest import initialise
 from differences import integers, outputs, read, scalars, write
+from planar import undivided_pixels
 from program_levels import LevelProgram
 from program_verdict import PER_START, REFUSED, REJECTED, RIGHT
 
@@ -199,7 +200,7 @@ def level_verdict(
     try:
         exec(compile(program.text, file, "exec", dont_inherit=True), scope)
         options = {"format": program_check.FORMAT, **program_check.OPTIONS}
-        with warnings.catch_warnings():
+        with undivided_pixels(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DerivativeWarning)
             J = Jacobian(scope["run"], fields["p"], fields["image"], **options)()
     except UnsupportedError as error:

@@ -303,10 +303,11 @@ def test_fields_that_were_made_before_the_import(tmp_path):
 
 
 def _plan(kernel, param, output, v, w):
+    from taichi_ext.api.inputs.options import Options
     from taichi_ext.api.jacobian import prepared_form
 
     args = v.get_scalar_field(1), w.get_scalar_field(1)
-    return prepared_form(kernel, param, output, args, (None, "auto", None, None))[0]
+    return prepared_form(kernel, param, output, args, Options())[0]
 
 
 class TestProducts:

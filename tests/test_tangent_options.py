@@ -182,9 +182,9 @@ def test_slots_that_grow_with_each_walk_become_a_row():
     facts, limits = StorageFacts(), STRATEGIES["sparse"]
     column = Local("column", I32)
     for n in range(limits.slots):
-        facts.begin_walk()
+        facts = facts.begun()
         form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
-        facts.add(form, lambda seed: False, limits, loop=None, grows=False)
+        facts = facts.with_form(form, lambda seed: False, limits, loop=None, grows=False)
     assert facts.has_row
     assert facts.slots <= limits.slots
 
@@ -193,10 +193,10 @@ def test_slots_of_one_walk_stay_slots():
     facts, limits = StorageFacts(), STRATEGIES["sparse"]
     column = Local("column", I32)
     for _ in range(20):
-        facts.begin_walk()
+        facts = facts.begun()
         for n in range(limits.slots):
             form = {Seed(Affine(((column, 1),), k)): 1 for k in range(n + 1)}
-            facts.add(form, lambda seed: False, limits, loop=None, grows=False)
+            facts = facts.with_form(form, lambda seed: False, limits, loop=None, grows=False)
     assert not facts.has_row
 
 

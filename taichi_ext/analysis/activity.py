@@ -66,7 +66,7 @@ def find_activity(
     seeded = frozenset(own) - found.locals
     if not seeded:
         return found
-    return replace(_closure(everything, replace(found, locals=found.locals | seeded)), containers=found.containers)
+    return _closure(everything, replace(found, locals=found.locals | seeded), has_all_containers=True)
 
 
 def returns_active(program: Program, activity: Activity) -> bool:
@@ -75,12 +75,12 @@ def returns_active(program: Program, activity: Activity) -> bool:
     return any(map(activity.has, returned))
 
 
-def _closure(everything: list[Statement], found: Activity) -> Activity:
+def _closure(everything: list[Statement], found: Activity, *, has_all_containers: bool = False) -> Activity:
     while True:
         locals_now, containers_now = set(found.locals), set(found.containers)
         for statement in everything:
             _spread(statement, found, locals_now, containers_now)
-        new = Activity(frozenset(locals_now), frozenset(containers_now))
+        new = Activity(frozenset(locals_now), found.containers if has_all_containers else frozenset(containers_now))
         if new == found:
             return found
         found = new

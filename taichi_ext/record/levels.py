@@ -61,7 +61,11 @@ def with_levels(body: Body) -> Body:
     instead: dict[Statement, Body] = {}
     slices: dict[Local, _Slice] = {}
     for s in found:
-        local = _read(s.given["value"]).local
+        level = s.given["value"]
+        if not all(isinstance(value, Read) for value in (level, *entries(s.given["at"]))):  # the latter: raises later
+            instead[s] = (Declare(s.results[0], (level,), place=s.place),)  # type: ignore[arg-type]
+            continue
+        local = _read(level).local
         if local not in slices:
             slices[local] = _slice(body, local, s)
             before.update({of: [*before.get(of, []), *kept] for of, kept in slices[local].kept.items()})
@@ -78,7 +82,7 @@ def _replaced(body: Body, before: Mapping[Statement, list[Declare]], instead: Ma
 
 
 def _slice(body: Body, local: Local, s: Boundary) -> _Slice:
-    position = [_read(e) for e in entries(s.given["at"]) if isinstance(e, Read)]
+    position = list(map(_read, entries(s.given["at"])))
     slice_ = _Slice({(e.local, e.index) for e in position}, local)
     try:
         slice_.collect(body)

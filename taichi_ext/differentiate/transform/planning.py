@@ -12,6 +12,7 @@ import math
 from taichi_ext.differentiate.facts.decisions import Role, Seeds
 from taichi_ext.differentiate.facts.facts import Facts
 from taichi_ext.differentiate.forms.column_blocks import Blocks
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.plan.storage_plan import Draft, StoragePlan
 from taichi_ext.differentiate.transform.traversal import Traversal
 from taichi_ext.errors import UnsupportedError
@@ -41,8 +42,12 @@ def _is_complete(draft: Draft, traversal: Traversal) -> bool:
     """Walk over the program; whether the draft had all that it needs."""
     draft.begin_walk()
     before = draft.state()
-    traversal.body()
-    traversal.storages.check_sums()
+    try:
+        traversal.body()
+        traversal.storages.check_sums()
+    except DenseRowsError:
+        if draft.state() == before:  # otherwise the next walk keeps tangents elsewhere, and may not need these rows
+            raise
     after = draft.state()
     if after.columns != before.columns:
         draft.forget_columns()
