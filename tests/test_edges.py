@@ -869,6 +869,27 @@ def position_variants(p, image):
     return [k for name, k in locals().items() if name not in ("p", "image", "level", "shade")]
 
 
+@pytest.mark.parametrize("is_level", [False, True])
+def test_a_pixel_of_nan_has_no_boundary_term(is_level):
+    p, image, wrong = scalars([2.2, 0.8]), outputs(6, 4), outputs(6, 4)
+    offsets = np.zeros((6, 4))
+    write(wrong, offsets)
+
+    @ti.kernel
+    def run():
+        for i, j in image:
+            x = float(i) + (0.0 if ti.static(is_level) else wrong[i, j])
+            y = float(j)
+            level = p[0] - x + 0.3 * y + (wrong[i, j] if ti.static(is_level) else 0.0)
+            image[i, j] = edge(level, p[1], 0.0, at=(x, y))
+
+    wanted = jacobian(run, p, image)
+    assert wanted[2, 1].all()
+    offsets[2, 1], wanted[2, 1] = np.nan, 0
+    write(wrong, offsets)
+    assert_allclose(jacobian(run, p, image), wanted, rtol=1e-12)
+
+
 def test_positions_can_be_written_in_many_ways():
     p, image = scalars(DISC), outputs(W, H)
 
