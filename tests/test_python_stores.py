@@ -62,6 +62,14 @@ def as_a_target(t):
         pass
 
 
+def by_real_part(t):
+    t[1:].real = 0.0
+
+
+def by_flat(t):
+    t.flat = 0.0
+
+
 def swapped(t):
     t[0], t[1] = t[1], t[0]
 
@@ -116,6 +124,9 @@ STORES = {
     "itself": (to_itself, EVERYWHERE),
     "swap": (swapped, [0, 1]),
     "unpacked": (unpacked, [0, 3]),
+    "real part": (by_real_part, [1, 2, 3]),
+    "flat as a whole": (by_flat, EVERYWHERE),
+    "setattr": (lambda t: setattr(t, "real", 0.0), EVERYWHERE),
     "loop variable": (as_a_target, [1]),
     "condition": (under_a_condition, [3]),
     "condition that does not hold": (never, []),

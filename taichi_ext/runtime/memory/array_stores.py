@@ -10,6 +10,8 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.runtime.memory.regions import View
 
+PARTS = ("real", "imag", "flat")  # attributes of arrays by which all their numbers are stored to
+
 
 class ArrayStores:
     """Masks of memory: a byte is not zero where Python has stored."""
@@ -69,12 +71,14 @@ def stores_of(
         return found
     if name == "at" and isinstance(owner, np.ufunc):
         return [(first, lambda mask: mask.__setitem__(_index_of(args[1]), 1))]
+    if function is setattr and args[1] in PARTS:
+        return [(first, everywhere)]
     if name in _FUNCTIONS:
         return [(first, lambda mask: _probe(first, lambda other: function(other, *args[1:], **keywords), mask))]
     if getattr(function, "__module__", "") == "_operator":
         return _of_method(first, f"__{name}__", args[1:])
     is_torch = backend.is_torch_tensor(first) and name.endswith("_")
-    return [*found, (first, _everywhere)] if is_torch or name == "shuffle" else found
+    return [*found, (first, everywhere)] if is_torch or name == "shuffle" else found
 
 
 def is_memory(value: Any) -> bool:
@@ -115,7 +119,7 @@ def _of_method(array: Any, name: str, args: tuple[Any, ...]) -> list[tuple[Any, 
     if name == "put" or (is_torch and is_store and name.startswith(_BY_INDEX)):
         return [(array, lambda mask: _probe(array, lambda other: getattr(other, name)(*args), mask))]
     is_operator = name.startswith("__i") and name.endswith("__") and name not in ("__iter__", "__int__", "__index__")
-    return [(array, _everywhere)] if is_store or is_operator else []
+    return [(array, everywhere)] if is_store or is_operator else []
 
 
 def _probe(array: Any, store: Callable[[Any], Any], mask: np.ndarray) -> None:
@@ -127,7 +131,8 @@ def _probe(array: Any, store: Callable[[Any], Any], mask: np.ndarray) -> None:
         mask[(backend.as_numpy(other) != number)] = 1
 
 
-def _everywhere(mask: np.ndarray) -> None:
+def everywhere(mask: np.ndarray) -> None:
+    """How the whole of an array is stored to."""
     mask[...] = 1
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from taichi_ext.record.python_source import OWN_CODES, compiled, definition, is_same_code
+from taichi_ext.runtime.memory.array_stores import PARTS
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
 _KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
@@ -150,6 +151,8 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
         is_private = node.attr.startswith("__") and not node.attr.endswith("__")
+        if isinstance(node.ctx, ast.Store) and node.attr in PARTS:
+            node.value = self._watched("part_stored", node, node.value)
         if is_private or not isinstance(node.ctx, ast.Load):
             return node
         return self._watched("part", node, node.value, self._text(node.attr, node))
@@ -158,6 +161,8 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         if len(node.targets) == 1 and isinstance(node.targets[0], (ast.Tuple, ast.List)):
             node.value = self._each(node.value)
+        if any(isinstance(target, ast.Attribute) and target.attr in PARTS for target in node.targets):
+            node.value = self._watched("operand", node, node.value)
         return node
 
     def visit_For(self, node: ast.For) -> Any:

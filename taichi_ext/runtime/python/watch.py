@@ -18,7 +18,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.labels import is_library_module
-from taichi_ext.runtime.memory.array_stores import item_store, memory_of, stores_of
+from taichi_ext.runtime.memory.array_stores import everywhere, item_store, memory_of, stores_of
 from taichi_ext.runtime.python.active_numbers import KEEPING, ActiveNumbers
 from taichi_ext.runtime.python.code import rewritten_code
 
@@ -101,6 +101,13 @@ class Watch:
         """The same for ``target[i] += value``."""
         run = None if isinstance(target, backend.Field) else current_run()
         return target if run is None else _Stored(run, target, memory_of(target))
+
+    def part_stored(self, target: Any) -> Any:
+        """An object of which a part is stored to next that holds all its numbers, as in ``target.real = value``."""
+        run, array = current_run(), memory_of(target)
+        if run is not None and array is not None:
+            run.note_stores([(array, everywhere)], run.operand)
+        return target
 
     def operand(self, value: Any) -> Any:
         """The value of such a statement."""
