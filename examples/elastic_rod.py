@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         axes = figure.subplots()
         for p, shape in zip((0.0, *LOADS), shapes, strict=True):
             axes.plot(*shape.T, color=plotting.BLUE if p else plotting.GREY)
-            axes.annotate(f"P = {p:g}", shape[-1], fontsize=8)
-        axes.set(aspect="equal", xlabel="x (lengths of the rod)", ylabel="y (lengths of the rod)")
+            axes.annotate(f"P = {p:g}", shape[-1], xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+        axes.set(aspect="equal", xlabel="x (lengths of the rod)", ylabel="y (lengths of the rod)", xlim=(-0.05, 1.15))
         plotting.save(figure, options.output)
     return compared.exit_code
 
