@@ -1,4 +1,4 @@
-"""A rod held at one end and loaded at the other: ``newton`` on the energy of its bending, beside the elastica.
+"""A rod held at one end and loaded at the other: ``newton`` on the energy of its bending, compared with the elastica.
 
 The energy is 2 EI/ds tan(theta/2)^2 for each corner that turns by theta, and that of stretching. The shape of a thin
 rod under a tip load P obeys EI theta'' = P cos(theta) along its length, which SciPy solves.

@@ -1,4 +1,4 @@
-"""A fit whose residuals stay large: steps with the Hessian of half their squares, beside Gauss-Newton's with JtJ.
+"""A fit whose residuals stay large: steps with the Hessian of half their squares, and Gauss-Newton's with JtJ.
 
 Distances to five beacons, measured with errors, give a position (x, y) and an offset of the clock. Gauss-Newton leaves
 out r H(r), so that with large r each step gains a constant factor, while each step of Newton doubles the digits.

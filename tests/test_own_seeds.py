@@ -47,12 +47,9 @@ class Planes:
         self.d = scalars((at * self.normals.to_numpy()).sum(axis=0))
         self.order = integers(rng.permutation(n))
 
+    @undivided_pixels()
     def require(self, run, options=OPTIONS):
         """J is that of central differences, however tangents are kept."""
-        with undivided_pixels():
-            self._require(run, options)
-
-    def _require(self, run, options):
         params = [self.d, self.colour]
         ((by_d, by_colour),) = central_differences(run, params, [self.image])
         for option in options:

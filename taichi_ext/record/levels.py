@@ -63,7 +63,7 @@ def with_levels(body: Body) -> Body:
     for s in found:
         level = s.given["value"]
         if not all(isinstance(value, Read) for value in (level, *entries(s.given["at"]))):  # the latter: raises later
-            instead[s] = (Declare(s.results[0], (level,), place=s.place),)  # type: ignore[arg-type]
+            instead[s] = (_at_centre(s),)
             continue
         local = _read(level).local
         if local not in slices:
@@ -99,6 +99,12 @@ def _slice(body: Body, local: Local, s: Boundary) -> _Slice:
         slice_.kept.clear()
         slice_.held.clear()
     return slice_
+
+
+def _at_centre(s: Boundary) -> Declare:
+    """The level of the pixel's centre as the result of a ``level_at``."""
+    (result,) = s.results
+    return Declare(result, (s.given["value"],), place=s.place)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -159,10 +165,10 @@ class _Slice:
 
     def at(self, s: Boundary) -> Iterator[Statement]:
         """The code at the position of a ``level_at``, and its result."""
-        (result,) = s.results
         if not self.parts:
-            yield Declare(result, (s.given["value"],), place=s.place)  # type: ignore[arg-type]
+            yield _at_centre(s)
             return
+        (result,) = s.results
         names: dict[Local, Local] = {}
         position = [(e.local, e.index) for e in map(_read, entries(s.given["at"]))]
         offsets = dict(zip(position, [*entries(s.given["x"]), *entries(s.given["y"])], strict=False))  # at=x is one
