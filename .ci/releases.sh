@@ -30,7 +30,7 @@ try_release() {
             "$folder/venv/bin/python" -m pip install --quiet "taichi==$4" "$wheel[test]" &&
             cp -r tests pyproject.toml CITATION.cff "$folder" && cd "$folder" && # not the checkout's package, the wheel's
             venv/bin/python -m taichi_ext --output picture.png &&
-            venv/bin/python -m pytest -q -n 0 -p no:cacheprovider tests/test_{version,jacobian,layouts,destroyed_trees}.py
+            venv/bin/python -m pytest -q -n 0 -p no:cacheprovider tests/api/test_{version,jacobian}.py tests/language/test_layouts.py tests/pipelines/test_destroyed_trees.py
     } >"$folder/log.txt" 2>&1; then
         cat "$folder/log.txt"
         echo "Python $3 with Taichi $4 failed" >&2

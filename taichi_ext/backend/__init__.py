@@ -1,7 +1,7 @@
 """Every use of Taichi's non-public names; no other part of the package uses them.
 
-``tests/test_taichi_contract.py`` holds one test for each assumption made here, so that a new Taichi release that breaks
-one fails there.
+``tests/backend/test_taichi_contract.py`` holds one test for each assumption made here, so that a new Taichi release
+that breaks one fails there.
 """
 
 import taichi as ti

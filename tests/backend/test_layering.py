@@ -2,18 +2,15 @@
 
 import ast
 import sys
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 
 import pytest
 import taichi as ti
+from package_modules import MODULES, PACKAGE, imports, name_of, nodes_of, own_imports, tree_of
 
-PACKAGE = Path(__file__).resolve().parent.parent / "taichi_ext"
 PRIVATE = "backend"
 PUBLIC = ("taichi", "taichi.math", "taichi.types", "taichi.types.ndarray_type", "taichi.types.primitive_types")
 INSIDE = sorted((PACKAGE / PRIVATE).glob("*.py"))  # where Taichi's internals are used
-MODULES = sorted(PACKAGE.rglob("*.py"))
 # From the bottom up: a district imports only from those before it.
 DISTRICTS = (
     "version",
@@ -70,45 +67,12 @@ OPTIONAL = {
 each_module = pytest.mark.parametrize("module", MODULES, ids=lambda path: name_of(path))
 
 
-def name_of(module):
-    """``api.jacobian``, ``backend.kernels``; a district itself is its name."""
-    parts = module.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
-
-
-@cache
-def tree_of(module):
-    return ast.parse(module.read_text(encoding="utf-8"), filename=str(module))
-
-
-@cache
-def nodes_of(module):
-    return list(ast.walk(tree_of(module)))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _trees():
     """They are let go at the end: a million nodes slow down every later garbage collection."""
     yield
     tree_of.cache_clear()
     nodes_of.cache_clear()
-
-
-def imports(module):
-    """Every import statement in a module, as (statement, names of modules that it may load)."""
-    for node in nodes_of(module):
-        if isinstance(node, ast.Import):
-            yield node, [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: relative import"
-            yield node, [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-
-
-def own_imports(module):
-    """The modules of the package that a module names, those of its types included."""
-    names = {name for _, found in imports(module) for name in found if name.startswith("taichi_ext")}
-    known = {name_of(m) for m in MODULES}
-    return {name.removeprefix("taichi_ext").lstrip(".") for name in names} & known
 
 
 def test_modules_are_found():

@@ -43,7 +43,7 @@ DOMAINS = {  # operation: the function, and where its arguments are drawn from
     "ceil": (ti.ceil, R),
     "round": (ti.round, R),
 }
-OF_PARTIALS = {GUARDED, GUARDED_BOTH, INVERSE}  # which partials are made of: tests/test_hessian.py
+OF_PARTIALS = {GUARDED, GUARDED_BOTH, INVERSE}  # which partials are made of: tests/solvers/test_hessian.py
 STEPS = {"floordiv", "floor", "ceil", "round"}  # whose derivative is 0
 UNARY = [name for name, (_, *domain) in DOMAINS.items() if len(domain) == 1]
 BINARY = [name for name, (_, *domain) in DOMAINS.items() if len(domain) == 2]

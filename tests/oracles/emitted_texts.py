@@ -1,9 +1,9 @@
 """Write what the engine makes of many kernels to a folder, so that two versions of the package can be compared.
 
-    python tests/emitted_texts.py FOLDER                       # benchmarks and 300 random programs
-    python tests/emitted_texts.py FOLDER --programs 1000       # more of them
-    python tests/emitted_texts.py FOLDER --cases cases.py      # constructs of a file with a list CASES, too
-    python -m pytest -p emitted_texts --emitted-texts FOLDER tests/test_edges.py   # the kernels of tests
+    python tests/oracles/emitted_texts.py FOLDER                       # benchmarks and 300 random programs
+    python tests/oracles/emitted_texts.py FOLDER --programs 1000       # more of them
+    python tests/oracles/emitted_texts.py FOLDER --cases cases.py      # constructs of a file with a list CASES, too
+    python -m pytest -p emitted_texts --emitted-texts FOLDER tests/custom/test_edges.py   # the kernels of tests
     diff -r BEFORE AFTER
 
 There is one file for each program or test: the text of its kernels with tangents and the lines of ``explain()``. A

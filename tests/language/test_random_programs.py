@@ -3,7 +3,7 @@
 ``program_grammar`` writes a program for every seed; ``program_reference`` runs its text as plain Python on complex
 numbers; ``program_check`` compares.  A program that fails is cut down before it is shown.
 
-A fixed set of seeds runs here; ``python tests/program_batches.py 2000`` runs as many programs as one likes.
+A fixed set of seeds runs here; ``python tests/oracles/program_batches.py 2000`` runs as many programs as one likes.
 """
 
 from dataclasses import replace

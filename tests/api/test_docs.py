@@ -14,7 +14,7 @@ import taichi_ext
 
 pytestmark = pytest.mark.cpu_only("programs that start Taichi themselves")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SPLIT = re.compile(r"\s+")
 

@@ -4,7 +4,7 @@
 ``program_pipeline_reference`` runs their text, the Python around the kernels included, on complex numbers;
 ``program_pipeline_check`` compares.
 
-A fixed set of seeds runs here; ``python tests/program_batches.py 2000 --generator pipelines`` runs as many as one likes.
+A fixed set of seeds runs here; ``python tests/oracles/program_batches.py 2000 --generator pipelines`` runs as many as one likes.
 """
 
 import devices

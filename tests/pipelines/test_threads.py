@@ -10,6 +10,7 @@ import pytest
 import taichi as ti
 from conftest import end_program, initialise
 from differences import outputs, scalars
+from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi.lang import impl
 
@@ -25,26 +26,6 @@ def frequent_switches():
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
-
-
-def in_threads(work, count=8):
-    """Run ``work(number)`` in so many threads at once; the first error is raised here."""
-    errors, together = [], threading.Barrier(count)
-
-    def run(number):
-        together.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Ways to the same derivative, on a file of small programs: sparse J beside dense J, ``vjp`` beside ``jvp``.
 
-    python tests/construct_ways.py CASES.py            # every program of that file
-    python tests/construct_ways.py CASES.py while vec  # those whose name has one of the words
+    python tests/oracles/construct_ways.py CASES.py            # every program of that file
+    python tests/oracles/construct_ways.py CASES.py while vec  # those whose name has one of the words
 
 The file has a list ``CASES`` of dictionaries: ``name``; ``x0``, the values of the field ``x`` of parameters; ``m``, the size
 of the field ``y`` of outputs; ``pre``, text before the kernel; ``body``, the body of the kernel, or with ``pipeline`` nothing,

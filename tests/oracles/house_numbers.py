@@ -1,6 +1,6 @@
 """Print how the package is put together, in numbers that should get smaller.
 
-    python tests/house_numbers.py
+    python tests/oracles/house_numbers.py
 
 Lines by district; modules in circles of imports, those for types included; the largest numbers of attributes of a
 class; how often ``Any`` is named; functions between a call of ``jacobian`` and the first one that knows a derivative.
@@ -16,7 +16,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import taichi as ti
-from test_layering import MODULES, name_of, own_imports, tree_of
+from package_modules import MODULES, name_of, own_imports, tree_of
 
 from taichi_ext import jacobian
 from taichi_ext.differentiate.rules import table

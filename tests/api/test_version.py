@@ -11,7 +11,7 @@ import pytest
 import taichi_ext
 from taichi_ext.version import refuse_older_taichi
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 pytestmark = pytest.mark.cpu_only("what no device changes")

@@ -1,7 +1,7 @@
 """Random levels in loops: values and derivatives of each against differences of the same text, run by Python.
 
 ``program_levels`` writes a program for every seed, ``program_level_check`` runs and compares.  A fixed set of seeds runs
-here; ``python tests/program_batches.py 2000 --generator levels --vary`` runs as many as one likes.
+here; ``python tests/oracles/program_batches.py 2000 --generator levels --vary`` runs as many as one likes.
 """
 
 import numpy as np

@@ -14,7 +14,7 @@ from taichi_ext.program.printer import text as text_of
 from taichi_ext.record import record
 from taichi_ext.simplify import simplify
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 START = "import taichi as ti\nfrom taichi.math import vec3\n\n"
 

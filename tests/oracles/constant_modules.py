@@ -1,4 +1,4 @@
-"""Numbers and functions in another module, for tests/test_constants.py."""
+"""Numbers and functions in another module, for tests/language/test_constants.py."""
 
 import taichi as ti
 

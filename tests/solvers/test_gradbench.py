@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 pytest.importorskip("scipy.sparse")
 pytestmark = pytest.mark.cpu_only("a process of its own")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CAMERA = [-0.75, -1.1, -0.85, 34.5, 39.7, 53.9, 419.2, 5.9, -8.5, 0.09, 0.003]
 SCENE = {"n": 3, "m": 5, "p": 7, "cam": CAMERA, "x": [7.2, 0.001, 3.0], "w": 0.4, "feat": [271.8, 834.2], "min_runs": 2}
 

@@ -8,8 +8,8 @@ import pytest
 import taichi as ti
 from conftest import initialise
 from differences import integers, outputs, scalars
+from many_threads import in_threads
 from numpy.testing import assert_allclose
-from test_threads import in_threads
 
 from taichi_ext import Jacobian
 from taichi_ext.api.runs.replay import Replay

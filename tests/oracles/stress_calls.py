@@ -1,8 +1,8 @@
 """Many calls from many threads, many calls of one plan, many new kernels: all results are right, and memory stays.
 
-    python tests/stress_calls.py                    # 8 threads x 1000 calls, 20000 calls, 3000 new kernels: some 15 minutes
-    python tests/stress_calls.py threads --count 200
-    python tests/stress_calls.py kernels --plain    # what new kernels cost in Taichi alone, without a Jacobian
+    python tests/oracles/stress_calls.py                    # 8 threads x 1000 calls, 20000 calls, 3000 new kernels: some 15 minutes
+    python tests/oracles/stress_calls.py threads --count 200
+    python tests/oracles/stress_calls.py kernels --plain    # what new kernels cost in Taichi alone, without a Jacobian
 
 Every result is compared with a closed form. The resident memory (of Linux) is read after a first part of the calls and at
 the end, after a collection of garbage. The exit status is 1 if a result is wrong or memory grows by more than the bounds below.

@@ -8,8 +8,8 @@ import pytest
 import taichi as ti
 from conftest import initialise
 from differences import central_differences, outputs, scalars
+from many_threads import in_threads
 from numpy.testing import assert_allclose
-from test_threads import in_threads
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, boundary_gradient, registry
 from taichi_ext.api.runs.replay import SparseReplay

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.cpu_only("a program that starts Taichi itself")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:

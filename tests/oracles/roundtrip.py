@@ -1,9 +1,9 @@
 """Are kernels still the same, bit by bit, when they are recorded, simplified, emitted and run in that form?
 
-    python tests/roundtrip.py conformance FOLDER            # the cases in FOLDER/cases.py
-    python tests/roundtrip.py wild FOLDER mpm88 mpm99       # some of the programs in FOLDER/programs.py
-    python tests/roundtrip.py kernels --count 300           # random programs, seeds 0 to 299
-    python tests/roundtrip.py pipelines --count 100 --first 50
+    python tests/oracles/roundtrip.py conformance FOLDER            # the cases in FOLDER/cases.py
+    python tests/oracles/roundtrip.py wild FOLDER mpm88 mpm99       # some of the programs in FOLDER/programs.py
+    python tests/oracles/roundtrip.py kernels --count 300           # random programs, seeds 0 to 299
+    python tests/oracles/roundtrip.py pipelines --count 100 --first 50
 
 Both are compiled without fast math, which computes the same sums in another order for the least reason, and without
 the passes of Taichi 1.7.4 that drop stores.

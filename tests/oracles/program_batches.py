@@ -1,19 +1,19 @@
 """Run many random programs, each batch in a process of its own, so that a crash of the compiler names its seed.
 
-    python tests/program_batches.py 2000                       # the programs of seeds 0 to 1999
-    python tests/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
-    python tests/program_batches.py 500 --generator lists --format csr  # sums over neighbours, loops of any length
-    python tests/program_batches.py 300 --generator wide       # pipelines with more columns, and loops that end early
-    python tests/program_batches.py 500 --generator levels     # levels in loops, with edges, stopped gradients and rules
-    python tests/program_batches.py 500 --generator hessians   # energies of what programs compute, differentiated twice
-    python tests/program_batches.py 300 --tangents dense       # with another storage of tangents
-    python tests/program_batches.py 300 --by-column            # with tangents in memory as on a GPU
-    python tests/program_batches.py 300 --chunk-size 3         # with three columns of J in each run
-    python tests/program_batches.py 300 --vary                 # with these three drawn by the seed of each program
-    python tests/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
-    python tests/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
-    python tests/program_batches.py 500 --lanes                # loops run in lanes where they can
-    python tests/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
+    python tests/oracles/program_batches.py 2000                       # the programs of seeds 0 to 1999
+    python tests/oracles/program_batches.py 2000 --generator pipelines # pipelines: several kernels, and Python between them
+    python tests/oracles/program_batches.py 500 --generator lists --format csr  # sums over neighbours, loops of any length
+    python tests/oracles/program_batches.py 300 --generator wide       # pipelines with more columns, and loops that end early
+    python tests/oracles/program_batches.py 500 --generator levels     # levels in loops, with edges, stopped gradients and rules
+    python tests/oracles/program_batches.py 500 --generator hessians   # energies of what programs compute, differentiated twice
+    python tests/oracles/program_batches.py 300 --tangents dense       # with another storage of tangents
+    python tests/oracles/program_batches.py 300 --by-column            # with tangents in memory as on a GPU
+    python tests/oracles/program_batches.py 300 --chunk-size 3         # with three columns of J in each run
+    python tests/oracles/program_batches.py 300 --vary                 # with these three drawn by the seed of each program
+    python tests/oracles/program_batches.py 60 --setting fast_math=False  # fused kernels compiled with another setting of ti.init
+    python tests/oracles/program_batches.py 60 --limit schedule.columns.MOST_WRITTEN_OUT=1  # as programs of other sizes are
+    python tests/oracles/program_batches.py 500 --lanes                # loops run in lanes where they can
+    python tests/oracles/program_batches.py 1 --first 123 --reduce     # one program, cut down if it fails
 
 Every program that is not right is appended to the log, one line of JSON each; the counts come last.
 """
