@@ -34,6 +34,9 @@ class ArrayArgument:
 
     position: int
 
+    def __hash__(self) -> int:
+        return self.position
+
 
 @dataclass(frozen=True)
 class NumberArgument:

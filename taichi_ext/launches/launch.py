@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend, stages
@@ -59,6 +59,11 @@ class Role:
     components: tuple[tuple[int, int], ...] = ()
     has_shadow: bool = False
     is_fresh: bool = False
+
+    @property
+    def seeds(self) -> tuple[Any, ...]:
+        """The columns that its entries are."""
+        return self.first_column, self.components
 
 
 @dataclass(frozen=True)
@@ -245,7 +250,7 @@ class Fused:
         if self.assumed is None:
             return False
         given = ((assumed, roles.get(key, Role())) for key, assumed in self.assumed.items())
-        return all(a.has_shadow or replace(a, is_fresh=False) == replace(r, is_fresh=False) for a, r in given)
+        return all(a.has_shadow or (not r.has_shadow and a.seeds == r.seeds) for a, r in given)
 
     def launch(self, args: tuple[Any, ...], given: list[Any]) -> Any:
         """Run it; ``given`` are the shadows, in the order of the keys, and the first column if it takes that."""

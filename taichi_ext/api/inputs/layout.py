@@ -69,18 +69,15 @@ class Layout:
         params: the parameters; their columns follow each other.
         outputs: the outputs.
         arrays: the arrays among both.
+        count: how many columns J has.
         passed: the first columns of numbers that a pipeline takes, by position.
     """
 
     params: tuple[Placed, ...]
     outputs: tuple[Placed, ...]
     arrays: tuple[Given, ...]
-    passed: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        """How many columns J has."""
-        return sum(p.size for p in self.params)
+    count: int
+    passed: dict[int, int]
 
     @property
     def seeds(self) -> tuple[Seed, ...]:
@@ -94,10 +91,9 @@ class Layout:
         constants: list[tuple[Variable, int]] = []
         rows: list[np.ndarray] = []
         count = 0
-        for p in sorted(self.params, key=lambda p: p.target.variable is not None):  # arguments come first
-            is_argument = isinstance(p.key, NumberArgument)
-            if not is_argument and p.target.variable is None:
-                continue
+        passed = [p for p in self.params if isinstance(p.key, NumberArgument)]
+        for p in (*passed, *(p for p in self.params if p.target.variable is not None)):
+            is_argument = p.target.variable is None
             first = p.first
             if directions is not None:
                 first, count = count, count + p.size
@@ -129,7 +125,7 @@ def lay_out(call: KernelCall, fields: FieldTable, params: Sequence[Target], outp
         total += param.size
     found = [_output(call, fields, target, arrays) for target in outputs]
     passed = {p.target.position: p.first for p in placed if isinstance(p.key, PipelineArgument)}
-    return Layout(tuple(placed), tuple(found), tuple(arrays), passed)
+    return Layout(tuple(placed), tuple(found), tuple(arrays), total, passed)
 
 
 def _placed(call: KernelCall, fields: FieldTable, target: Target, arrays: list[Given], first: int = 0) -> Placed:
@@ -146,12 +142,12 @@ def _placed(call: KernelCall, fields: FieldTable, target: Target, arrays: list[G
         return Placed(target, info.key, shape, info.dtype, whole.size, rows_of(info.key, whole), element, first)
     value, annotation = call.value(target), call.annotation(target)
     key = view_of(value)
-    info = array_info(key, target.name, value, annotation)
+    info = array_info(key, target.name, value, backend.array_element_shape(value, annotation))
     if info is None:
         raise InvalidArgumentError(f"{target.name} has integer elements; only real numbers have a derivative.")
     arrays.append(Given(target.name, key, value, info))
-    element = math.prod(backend.array_element_shape(value, annotation))
-    return Placed(target, key, tuple(backend.full_shape(value)), info.dtype, info.size, slice(None), element, first)
+    element = math.prod(info.element_shape)
+    return Placed(target, key, key.shape, info.dtype, key.size, slice(None), element, first)
 
 
 def _output(call: KernelCall, fields: FieldTable, target: Target, arrays: list[Given]) -> Placed:

@@ -24,9 +24,17 @@ def check_progress(progress: Any) -> None:
         )
 
 
-@contextlib.contextmanager
-def progress_bar(progress: bool | None, text: str, total: int) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    progress: bool | None, text: str, total: int
+) -> contextlib.AbstractContextManager[Callable[[int], None]]:
     """A bar while the block runs, and nothing afterwards; gives the function that adds to what has been done."""
+    if not progress and (progress is not None or total <= 1):
+        return contextlib.nullcontext(_ignore)
+    return _bar(progress, text, total)
+
+
+@contextlib.contextmanager
+def _bar(progress: bool | None, text: str, total: int) -> Iterator[Callable[[int], None]]:
     is_notebook = "ipykernel" in sys.modules
     is_shown = total > 1 and (is_notebook or _is_terminal() if progress is None else progress)
     if is_shown and is_notebook:

@@ -97,11 +97,14 @@ class Evaluation:
         self.watch = watch
         self._progress = progress
         self._directions = directions
-        self._log = RunLog(of_zeros=subject.warns_of_zeros)
         self._blocks = prepared.blocks
         chunk_size = prepared.question.options.chunk_size
         if chunk_size is not None:
             self._blocks = max(self._blocks, -(-self.column_count() // chunk_size))
+
+    @cached_property
+    def _log(self) -> RunLog:
+        return RunLog(of_zeros=self.subject.warns_of_zeros)
 
     @cached_property
     def layout(self) -> Layout:
@@ -153,15 +156,15 @@ class Evaluation:
                     for first in range(0, max(1, total), count):
                         if first:
                             self.restore()
-                        run = self.run(DenseRows(), first, count, places, is_repeated=first + count < total)
-                        parts.append(run.outputs())
+                        is_repeated = first + count < total
+                        parts.append(self.run(DenseRows(), first, count, places, is_repeated=is_repeated)[1])
                         advance(count)
             except OverBudgetError:
                 self._blocks *= 2
                 self.restore()
                 self.prepared.blocks = max(self.prepared.blocks, self._blocks)
                 continue
-            self.prepared.note_fit(self._sizes())
+            self.prepared.note_fit(self._sizes)
             if not is_whole:
                 return [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
             if self._is_repeatable():
@@ -178,7 +181,7 @@ class Evaluation:
             if self._log.runs:
                 self.restore()
             self._log.runs += 1
-            return self.run(DenseRows(), first, count).outputs()
+            return self.run(DenseRows(), first, count)[1]
 
     def column_blocks(self, count: int) -> Iterator[tuple[int, list[np.ndarray]]]:
         """Yield successive blocks of columns: the first column, and the columns by output."""
@@ -260,8 +263,8 @@ class Evaluation:
         places: list[Any] | None = None,
         *,
         is_repeated: bool = False,
-    ) -> Session:
-        """Run the kernel or pipeline for some columns, whose entries go to a target."""
+    ) -> tuple[Session, list[np.ndarray]]:
+        """Run the kernel or pipeline for some columns, whose entries go to a target; gives these by output, too."""
         total, is_direct = self.column_count(), self.call.kernel is not None
         if first == 0:
             self._log.begin()
@@ -294,10 +297,11 @@ class Evaluation:
             session.finish()
             self._log.note_params(session.accesses)
             self._check_after_run(session)
+            found = session.outputs()
             if given is None:
-                self._log.note_columns(session.outputs(), is_last=first + count >= total)
+                self._log.note_columns(found, is_last=first + count >= total)
             self.subject.note_run(session, self.layout)
-        return session
+        return session, found
 
     def _is_repeatable(self) -> bool:
         """Whether one kernel without arguments has one parameter and one output, which are different fields."""
@@ -308,6 +312,7 @@ class Evaluation:
         is_field = output.target.kind == "field" and output.key == output.container != param.container
         return is_field and not others and not more
 
+    @cached_property
     def _sizes(self) -> Any:
         """The shapes of the fields and arrays of this call."""
         sized = (a for a in self.call.args if backend.is_array(a) or isinstance(a, backend.Field))
@@ -318,7 +323,7 @@ class Evaluation:
         limit = self.prepared.question.options.max_memory
         if limit is not None:
             return limit
-        has_fit = self._blocks == 1 and self._sizes() in self.prepared.sizes_that_fit
+        has_fit = self._blocks == 1 and self._sizes in self.prepared.sizes_that_fit
         return math.inf if has_fit else available_memory() / 2
 
     # --- checks
@@ -358,13 +363,12 @@ class Evaluation:
             prepared.rules_seen = registry.version
             for message in registry.warnings():
                 warn_at_user(message)
-        own = {param.container for param in self.layout.params}  # whose J is known without a launch
-        if (
-            self.call.kernel is None
-            and not session.has_launched
-            and any(o.container not in own for o in self.layout.outputs)
-        ):
-            raise InvalidArgumentError(f"{self.call.name} launched no kernel, so there is nothing to differentiate.")
+        if self.call.kernel is None and not session.has_launched:
+            own = {param.container for param in self.layout.params}  # whose J is known without a launch
+            if any(o.container not in own for o in self.layout.outputs):
+                raise InvalidArgumentError(
+                    f"{self.call.name} launched no kernel, so there is nothing to differentiate."
+                )
         if prepared.is_checked:
             return
         if self.call.kernel is None:
@@ -380,5 +384,7 @@ class Evaluation:
 
 def _apart(values: list[np.ndarray]) -> list[np.ndarray]:
     """The same; an output that is named twice gets memory of its own."""
+    if len(values) == 1:
+        return values
     is_shared = [any(np.may_share_memory(v, other) for other in values[:n]) for n, v in enumerate(values)]
     return [v.copy() if shared else v for v, shared in zip(values, is_shared, strict=True)]

@@ -30,34 +30,42 @@ class Replay:
     Attributes:
         layout: the parameter and the output.
         launch: the kernel, which is passed J and scratch memory alone.
+        shape: that of J.
+        dtype: NumPy's.
+        is_covered: whether every entry of J is written.
     """
 
     layout: Layout
     launch: Repetition
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    is_covered: bool
 
     @staticmethod
     def of(fused: Fused, layout: Layout) -> Replay | None:
         """A launch; None where more than J and scratch memory is passed to the kernel."""
-        (output,) = layout.outputs
+        (output,), (param,) = layout.outputs, layout.params
+        shape, is_covered = (*output.shape, *param.shape), output.key in fused.facts.covered
         scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
-        is_possible = not backend.stores_by_column() and {output.key, *scratch} >= set(fused.shadows)
-        return Replay(layout, Repetition(fused, scratch)) if is_possible else None
+        is_possible = (
+            not backend.stores_by_column() and {output.key, *scratch} >= set(fused.shadows) and math.prod(shape)
+        )
+        return (
+            Replay(layout, Repetition(fused, scratch), shape, output.result_dtype, is_covered) if is_possible else None
+        )
 
     def run(self, args: tuple[Any, ...], out: Any) -> np.ndarray | None:
         """J, in ``out`` if that is given; None where something is not as it was at the call before.
 
         ``args`` holds the object that the kernel is bound to.
         """
-        (output,), (param,) = self.layout.outputs, self.layout.params
-        shape, dtype = (*output.shape, *param.shape), output.result_dtype
-        if not math.prod(shape) or not self.launch.is_current():
+        if not self.launch.is_current():
             return None
-        is_covered = output.key in self.launch.fused.facts.covered
         if out is None:
-            out = np.empty(shape, dtype) if is_covered else np.zeros(shape, dtype)
-        elif not _is_fit(out, shape, dtype):
+            out = (np.empty if self.is_covered else np.zeros)(self.shape, self.dtype)
+        elif not _is_fit(out, self.shape, self.dtype):
             return None
-        elif not is_covered:
+        elif not self.is_covered:
             out.fill(0)
         with backend.exclusive:  # scratch memory is shared
             self.launch.launch(args, lambda _: out.reshape(-1))

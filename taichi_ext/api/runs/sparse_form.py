@@ -184,7 +184,7 @@ def _run(
     rows = kind(sizes, choices.arithmetic)
     target = SparseEntries(numbering, containers, rows, most_entries, projection)
     try:
-        session = evaluation.run(target, 0, layout.count)
+        session, _ = evaluation.run(target, 0, layout.count)
     finally:
         choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
         choices.composed.update(target.numbering.composed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from taichi_ext.boundary.registry import registry
@@ -26,7 +27,7 @@ class KernelTable:
     def find(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role]) -> Fused | None:
         """A kernel that is right for the block of columns from ``first`` on and for these roles."""
         table, exact = self._kept, (*name, first, frozenset(roles.items()))
-        for key in ([exact] if exact in table else []) + [key for key in table if key[:-2] == name]:
+        for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
             fused = table.get(key)
             if fused is None:
                 continue

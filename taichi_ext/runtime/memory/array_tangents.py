@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ class Given:
     value: Any
     info: ContainerInfo | None  # the container of the trace; None for integers
 
+    def is_current(self) -> bool:
+        """Whether the array is still where it was: the memory of a tensor can be another's from one day on."""
+        is_same = self.view.shape == backend.full_shape(self.value)
+        return is_same and self.view.start == backend.memory_place(self.value)[1]
+
 
 @dataclass(frozen=True)
 class Binding:
@@ -43,10 +49,8 @@ class Binding:
     accesses: dict[int, tuple[Fused, set[Key], set[Key]]] = field(default_factory=dict)  # by kernel: read, written
 
     def is_current(self) -> bool:
-        """Whether all arrays are still where they were: the memory of a tensor can be another's from one day on."""
-        return all(given.view.shape == backend.full_shape(given.value) for given in self.given) and all(
-            given.view.start == backend.memory_place(given.value)[1] for given in self.given
-        )
+        """Whether all arrays are still where they were."""
+        return all(given.is_current() for given in self.given)
 
 
 class ArrayTangents:
@@ -59,6 +63,7 @@ class ArrayTangents:
         self.regions = Regions()
         self._columns = columns
         self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
+        self._registered: dict[int, Given] = {}  # these, by identity
         self._bindings: dict[Any, Binding] = {}
         self.stores = ArrayStores()
         self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
@@ -71,6 +76,7 @@ class ArrayTangents:
 
     def register(self, array: Given) -> None:
         """An array is a parameter or output."""
+        self._registered[id(array.value)] = array
         if array.view not in self.infos:
             assert array.info is not None
             self._include(array)
@@ -96,7 +102,7 @@ class ArrayTangents:
         if binding is None or not binding.is_current():
             if len(self._bindings) >= _MOST_BINDINGS:
                 self._bindings.clear()
-            binding = self._bindings[name] = array_arguments(kernel, args)
+            binding = self._bindings[name] = array_arguments(kernel, args, self._registered)
         for array in binding.given:
             if array.info is None:
                 self._refuse_other_type(array)
@@ -112,10 +118,12 @@ class ArrayTangents:
     def _include(self, array: Given) -> None:
         if self.regions.find(array.view) is not None:
             return
-        self._refuse_other_type(array)
-        for region in list(self.regions.overlapping(array.view)):
-            if not region.layout.fits(array.view):
-                self.regions.forget(region)
+        found = self.regions.overlapping(array.view)
+        if any(not region.layout.fits(array.view) for region in found):
+            self._refuse_other_type(array)
+            for region in found:
+                if not region.layout.fits(array.view):
+                    self.regions.forget(region)
         region, parts = self.regions.include(array.view, array.name, array.value)
         for part in parts:
             region.seeds.update(part.seeds)
@@ -136,18 +144,17 @@ class ArrayTangents:
         """The containers that a kernel reads and writes, see ``shared``."""
         if id(fused) not in binding.accesses:
             outer, facts = binding.outer, fused.facts
-            read, written = (self.shared(outer.get(k, k) for k in keys) for keys in (facts.read, facts.written))
-            binding.accesses[id(fused)] = (fused, read, written)
+            read, written = ([outer.get(k, k) for k in keys] for keys in (facts.read, facts.written))
+            binding.accesses[id(fused)] = (fused, self.shared(read), self.shared(written))
         return binding.accesses[id(fused)][1:]
 
     def shared(self, keys: Iterable[Key]) -> set[Key]:
         """The keys, with those of the parameters and outputs that arrays among them share memory with."""
         known = set(keys)
-        for key in list(known):
-            if isinstance(key, View):
-                if key not in self._relatives:
-                    self._relatives[key] = {other for other in self.infos if other.overlaps(key)}
-                known |= self._relatives[key]
+        for key in [key for key in known if isinstance(key, View)]:
+            if key not in self._relatives:
+                self._relatives[key] = {other for other in self.infos if other.overlaps(key)}
+            known |= self._relatives[key]
         return known
 
     # --- tangents
@@ -264,8 +271,8 @@ class ArrayTangents:
                 yield region.name, region.layout, region.changed_rows(changed)
 
 
-def array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
-    """The arrays among the arguments of a kernel; the same array given twice is one container."""
+def array_arguments(kernel: Any, args: tuple[Any, ...], known: Mapping[int, Given] = MappingProxyType({})) -> Binding:
+    """The arrays among the arguments of a kernel, some known by identity; one given twice is one container."""
     binding = Binding([], {}, {})
     first: dict[Any, Any] = {}
     leaves = backend.leaf_arguments(kernel)
@@ -274,9 +281,11 @@ def array_arguments(kernel: Any, args: tuple[Any, ...]) -> Binding:
         name = f"array argument {argument.name!r}"
         if not backend.is_array(value):
             raise InvalidArgumentError(f"{name} {backend.argument_problem(argument.annotation, value)}.")
-        view, element_shape = view_of(value, name), backend.array_element_shape(value, argument.annotation)
+        same = known.get(id(value))
+        view = same.view if same is not None and same.is_current() else view_of(value, name)
+        element_shape = backend.array_element_shape(value, argument.annotation)
         local = first.setdefault((view, element_shape), ArrayArgument(position))
-        given = Given(name, view, value, array_info(local, name, value, argument.annotation))
+        given = Given(name, view, value, array_info(local, name, value, element_shape))
         binding.given.append(given)
         if given.info is not None:
             binding.arrays[position] = given.info

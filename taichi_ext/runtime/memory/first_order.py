@@ -63,11 +63,15 @@ class FirstOrderTangents:
 
     def roles(self, names: Mapping[Key, Key]) -> dict[Key, Role]:
         """What they carry themselves; ``names`` are the keys of a launch by those of the run."""
+        if self._energy is None:
+            return {}
         kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
         return {GradientKey(names.get(k.of, k.of)): self._fields.role(k) for k in kept}
 
     def carried(self, names: Mapping[Key, Key]) -> frozenset[Key]:
         """The containers that have some, as a launch knows them."""
+        if not self._shadows:
+            return frozenset()
         return frozenset(names.get(c, c) for c in self.containers() if not isinstance(c, View) or c in names)
 
     def target(self, names: Mapping[Key, Key]) -> EnergyTarget | None:

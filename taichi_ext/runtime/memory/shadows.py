@@ -106,12 +106,11 @@ def rows_of_index(array: Any, index: Any) -> np.ndarray:
     return np.arange(math.prod(shape)).reshape(shape)[tuple(int(i) for i in index)].reshape(-1)
 
 
-def array_info(key: Key, name: Label | str, value: Any, annotation: Any) -> ContainerInfo | None:
+def array_info(key: Key, name: Label | str, value: Any, element_shape: tuple[int, ...]) -> ContainerInfo | None:
     """An array argument as a container; None for integer arrays."""
     dtype = backend.outer_array_dtype(value)
     if not backend.is_real(dtype):
         return None
-    element_shape = backend.array_element_shape(value, annotation)
     shape = tuple(value.shape)
     if not isinstance(value, backend.Ndarray) and element_shape:
         shape = shape[: -len(element_shape)]
@@ -135,14 +134,14 @@ class Shadow:
                 f"The tangent of {name} has {rows} x {columns} entries, more than the 2**31 - 1 that Taichi can index. "
                 + _ADVICE
             )
-        needed = rows * columns * numpy_dtype(dtype).itemsize
+        self.dtype = numpy_dtype(dtype)
+        needed = rows * columns * self.dtype.itemsize
         if array is None and needed > _ALWAYS_ALLOWED and needed > available_memory():
             raise InvalidArgumentError(
                 f"The tangent of {name} by {columns} parameters needs {needed / 2**30:.1f} GiB, more than the "
                 f"{available_memory() / 2**30:.1f} GiB that are free. {_ADVICE}"
             )
         self.shape = (rows, columns)
-        self.dtype = numpy_dtype(dtype)
         self.is_fresh = True
         self.is_dirty = False  # not yet set to zero
         self.on_host = backend.is_host_arch()
@@ -190,8 +189,11 @@ class Shadow:
     def to_numpy(self) -> np.ndarray:
         self.clean()
         rows, columns = self.shape
-        with backend.suspend_following():
-            flat = (self.array if self.on_host else self.array.to_numpy())[: rows * columns]
+        if self.on_host:
+            flat = self.array[: rows * columns]
+        else:
+            with backend.suspend_following():
+                flat = self.array.to_numpy()[: rows * columns]
         return flat.reshape(columns, rows).T if self.by_column else flat.reshape(self.shape)
 
 
