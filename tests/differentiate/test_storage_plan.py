@@ -81,3 +81,25 @@ def test_a_frozen_table_cannot_change():
 
 def test_an_empty_loop_needs_no_storage():
     assert planned([over(y, [])])[0].locals == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "lines"),
+    [
+        (
+            used_twice,
+            ["local a, line 7: its tangent is computed where it is declared, since it is used more than once"],
+        ),
+        (
+            sum_over_a_loop,
+            ["local s, line 7: a row of 4 columns in local array", "since iterations of a loop add columns to it"],
+        ),
+        (nearest, ["1 slots, since it changes"]),
+    ],
+)
+def test_the_report_names_each_decision_and_its_reason(body, lines):
+    plan, facts, blocks = planned(body())
+    report = emit_tangents(facts, plan, blocks).report
+    text = "\n".join(report.lines(P, str))
+    for line in lines:
+        assert line in text

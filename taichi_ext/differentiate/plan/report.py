@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from taichi_ext.analysis.bounds import Access
@@ -60,7 +60,8 @@ class LocalChoice:
     slots: int = 0
     row: Container | Key | str | None = None
     terms: int = ADDED  # how terms go to the row
-    why: str = ""  # there is a row
+    why: str = ""  # it is so
+    notes: tuple[str, ...] = ()  # what else was decided, each with its reason
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class Report:
 
     locals: tuple[LocalChoice, ...] = ()
     loops: tuple[LoopChoice, ...] = ()
+    in_rows: tuple[tuple[Key, str], ...] = ()  # parameters whose columns rows of a sparse Jacobian hold, and for what
     operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
     accesses: tuple[Access, ...] = ()  # by indices that are not known to lie within
     edges: tuple[Place, ...] = ()  # conditions that ``pixel`` has found
@@ -93,7 +95,15 @@ class Report:
         loops = sorted(self.loops, key=lambda loop: loop.number)
         guards = dict.fromkeys(f"{line_of(access.place)}: {access.guard()}" for access in self.accesses)
         edges = dict.fromkeys(f"{p.file}:{p.line}: an edge of pixel, where a condition changes" for p in self.edges)
-        return [*locals_, *edges, *guards, *operations, *(f"parallel loop {loop.number} {loop.text}" for loop in loops)]
+        rows = (f"columns of {name_of(key)} are in rows, for {why}" for key, why in self.in_rows)
+        return [
+            *rows,
+            *locals_,
+            *edges,
+            *guards,
+            *operations,
+            *(f"parallel loop {loop.number} {loop.text}" for loop in loops),
+        ]
 
 
 def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Container | Key], str]) -> str:
@@ -104,8 +114,10 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Container | 
         parts = [f"a row of {columns} columns in {place}", *parts]
     elif choice.slots:
         parts.append(f"{choice.slots} slots")
-    terms = "" if choice.row is None else f", its terms {WORDS[choice.terms]}, since {choice.why}"
-    return f"local {choice.name}, {choice.line}: {' and '.join(parts) or 'no tangent'}{terms}"
+    terms = "" if choice.row is None else f", its terms {WORDS[choice.terms]}"
+    why = f", since {choice.why}" if parts and choice.why else ""
+    said = [f"{' and '.join(parts)}{terms}{why}"] if parts else []
+    return f"local {choice.name}, {choice.line}: {'; '.join((*said, *choice.notes))}"
 
 
 # --- what has been planned
@@ -117,16 +129,14 @@ def found_edges(body: Body) -> tuple[Place, ...]:
     return tuple(s.place for s in found if s.place is not None)
 
 
-def loop_choices(
-    body: Body, serial: Mapping[Statement, str], backwards: Collection[Statement]
-) -> tuple[LoopChoice, ...]:
-    """How loops run: those in ``serial`` keep their order, those in ``backwards`` are reversed."""
+def loop_choices(body: Body, serial: Mapping[Statement, str], inner: Mapping[Statement, str]) -> tuple[LoopChoice, ...]:
+    """How loops run: those in ``serial`` keep their order; ``inner`` says how loops in them are differentiated."""
     found: list[LoopChoice] = []
     for n, loop in enumerate(parallel_loops(body), 1):
         if loop in serial:
             found.append(LoopChoice(n, f"runs serially: {serial[loop]}"))
-        inner = (s for s in statements(loop.body) if s in backwards)
-        found += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {BACKWARDS}") for s in inner]
+        said = (s for s in statements(loop.body) if s in inner)
+        found += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {inner[s]}") for s in said]
     return tuple(found)
 
 

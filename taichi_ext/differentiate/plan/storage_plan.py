@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.forms.keys import Key, SumKey
-from taichi_ext.differentiate.plan.report import LocalChoice
+from taichi_ext.differentiate.plan.report import BACKWARDS, LocalChoice
 from taichi_ext.differentiate.plan.row_terms import RowDecision
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.program import Container, Local, Statement
@@ -284,6 +284,16 @@ class StoragePlan(Plan):
 
     locals: tuple[LocalChoice, ...] = ()
     walks: int = 0
+
+    def loop_notes(self) -> dict[Statement, str]:
+        """How the loops are differentiated that may be reversed, and why."""
+        return {s: self._loop_note(s, carried) for s, carried in self.reversed_loops.items()}
+
+    def _loop_note(self, s: Statement, carried: tuple[Local, ...]) -> str:
+        if s in self.forward:
+            return f"goes forward, since {self.forward[s]}"
+        names, width = ", ".join(v.name for v in carried), self.tape_widths.get(s, 0)
+        return f"{BACKWARDS}; it carries {names} and keeps {width} numbers of each iteration"
 
 
 def _names(plan: type[Plan] | type[ColumnsPlan]) -> list[str]:

@@ -21,7 +21,7 @@ from taichi_ext.differentiate.sparse.sparse_sink import Sink
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient, EnergyPart
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
-from taichi_ext.program import Container, Local
+from taichi_ext.program import Container, Local, declared, statements
 
 MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
 
@@ -100,26 +100,43 @@ class Storages:
         return {local: (s.rows.terms, s.version) for local, s in self._stored() if s.rows is not None}
 
     def choices(self) -> tuple[LocalChoice, ...]:
-        """Where the tangents of locals are, for people."""
+        """Where the tangents of locals are, and why, for people."""
+        places = {local: s.place for s in statements(self._walk.facts.program.body) for local in declared(s)}
+        places |= {local: storage.declared.place for local, storage in self.by_local.items()}
         found = []
-        for local, storage in self.by_local.items():
-            choice = LocalChoice(local.name, line_of(storage.declared.place), registers=len(storage.own))
+        for local, place in places.items():
+            choice = LocalChoice(local.name, line_of(place), notes=self._notes(local))
+            storage = self.by_local.get(local)
+            if storage is not None:
+                choice = replace(choice, registers=len(storage.own), why="it changes")
             if isinstance(storage, Storage):
                 choice = self._choice(choice, storage)
-            if choice.registers or choice.slots or choice.row is not None:
+            if choice.registers or choice.slots or choice.row is not None or choice.notes:
                 found.append(choice)
         return tuple(found)
 
     def _choice(self, choice: LocalChoice, storage: Storage) -> LocalChoice:
         plan, local = self._walk.plan, storage.declared.local
-        choice = replace(choice, registers=choice.registers + len(storage.registers), slots=len(storage.slots))
+        registers, why = choice.registers + len(storage.registers), plan.indexed.get(local) or choice.why
+        choice = replace(choice, registers=registers, slots=len(storage.slots), why=why)
         if storage.rows is None:
             return choice
         decision = plan.row(local)
         row = decision.container or (LOCAL_ARRAY if storage.rows.memory.is_local else SCRATCH)
-        return replace(
-            choice, row=row, terms=decision.terms, why=plan.own_rows.get(local) or storage.known.facts.why_row
-        )
+        why = plan.own_rows.get(local) or storage.known.facts.why_row
+        return replace(choice, row=row, terms=decision.terms, why=why)
+
+    def _notes(self, local: Local) -> tuple[str, ...]:
+        """What else is planned for a local, with the reasons."""
+        plan, notes = self._walk.plan, []
+        if local in plan.accumulated:
+            notes.append(f"its tangent is computed where it is declared, since {plan.accumulated[local]}")
+        if local in plan.columns.sums:
+            notes.append("columns of its own in place of a row")
+        elif local in plan.columns.no_sums:
+            reason = plan.columns.no_sums[local].splitlines()[-1].rstrip(".")
+            notes.append(f"no columns of its own, since {reason}")
+        return tuple(notes)
 
     def _stored(self) -> Iterator[tuple[Local, Storage]]:
         """The locals with registers, slots and rows."""

@@ -108,7 +108,8 @@ def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiat
         relied=frozenset(coverage.assumed_zero),
         report=Report(
             plan.locals,
-            loop_choices(program.body, plan.serial, list(filter(plan.is_reversed, plan.reversed_loops))),
+            loop_choices(program.body, plan.serial, plan.loop_notes()),
+            tuple(plan.columns.in_rows.items()),
             costs(body, shadows),
             edges=found_edges(program.body),
         ),
