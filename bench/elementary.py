@@ -38,6 +38,26 @@ def cos(z):
     return (mp.cos(mp.sqrt(z)) - 1 + z / 2) / z**2
 
 
+def asin(z):
+    """What is left of asin(x) behind x, by x**3, with z = x**2."""
+    return (mp.asin(mp.sqrt(z)) - mp.sqrt(z)) / mp.sqrt(z) ** 3
+
+
+def atan(z):
+    """What is left of atan(x) behind x, by x**3, with z = x**2."""
+    return (mp.atan(mp.sqrt(z)) - mp.sqrt(z)) / mp.sqrt(z) ** 3
+
+
+def log2_of_ratio(z):
+    """log2((1 + s) / (1 - s)) by s, with z = s**2."""
+    return 2 * mp.atanh(mp.sqrt(z)) / mp.sqrt(z) / mp.log(2)
+
+
+def exp2(r):
+    """What is left of 2**r behind 1, by r."""
+    return (mp.mpf(2) ** r - 1) / r
+
+
 def parts_of_turn(bits: int = 29, count: int = 7) -> list[str]:
     """1 / (2 * pi) as a sum of numbers with so many bits each: their products with a float32 are exact in float64."""
     rest, found = 1 / (2 * mp.pi), []
@@ -60,6 +80,11 @@ SERIES = {
     "tanh, float64": (tanh, (0, 0.25**2), 6, np.float64),
     "sin, float32": (sin, QUARTER, 3, np.float32),
     "cos, float32": (cos, QUARTER, 2, np.float32),
+    "asin, float32": (asin, (0, 0.25), 4, np.float32),
+    "atan, float32": (atan, (0, 1), 8, np.float32),
+    "atan, float64": (atan, (0, 1), 19, np.float64),
+    "log2, float64": (log2_of_ratio, (0, (HALF[1] / (HALF[1] + 2)) ** 2), 5, np.float64),
+    "exp2, float64": (exp2, (-0.501, 0.501), 6, np.float64),
 }
 
 
