@@ -4,57 +4,45 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from taichi_ext.program import (
-    Atomic,
-    Body,
-    Container,
-    Effect,
-    For,
-    Load,
-    Local,
-    Statement,
-    Update,
-    declared,
-    statements,
-)
+import taichi_ext.program as ir
 
 
-def read_containers(body: Body) -> set[Container]:
+def read_containers(body: ir.Body) -> set[ir.Container]:
     """The containers of which an entry is read; what is added to an entry does not read it."""
-    found: set[Container] = set()
-    for s in statements(body):
+    found: set[ir.Container] = set()
+    for s in ir.statements(body):
         found |= s.contents.containers
-        is_sum = isinstance(s, Update) and s.op in ("add", "sub")
-        is_read = (isinstance(s, Update) and not is_sum) or isinstance(s, Atomic)
-        if is_read and isinstance(s.target, Load):  # type: ignore[union-attr]
+        is_sum = isinstance(s, ir.Update) and s.op in ("add", "sub")
+        is_read = (isinstance(s, ir.Update) and not is_sum) or isinstance(s, ir.Atomic)
+        if is_read and isinstance(s.target, ir.Load):  # type: ignore[union-attr]
             found.add(s.target.container)  # type: ignore[union-attr]
     return found
 
 
-def read_locals(body: Body) -> set[Local]:
+def read_locals(body: ir.Body) -> set[ir.Local]:
     """The locals that are read."""
-    return {local for s in statements(body) for local in s.contents.locals}
+    return {local for s in ir.statements(body) for local in s.contents.locals}
 
 
-def draws_random_numbers(body: Body) -> bool:
+def draws_random_numbers(body: ir.Body) -> bool:
     """Whether two runs may differ."""
     return any(
-        not s.contents.is_pure or (isinstance(s, Effect) and getattr(s.function, "__name__", "") == "randn")
-        for s in statements(body)
+        not s.contents.is_pure or (isinstance(s, ir.Effect) and getattr(s.function, "__name__", "") == "randn")
+        for s in ir.statements(body)
     )
 
 
-def stages_of(body: Body) -> list[Body]:
+def stages_of(body: ir.Body) -> list[ir.Body]:
     """The stages of a kernel, which are its loops and what stands between them."""
-    numbered = groupby(enumerate(body), lambda pair: pair[0] if isinstance(pair[1], For) else -1)
+    numbered = groupby(enumerate(body), lambda pair: pair[0] if isinstance(pair[1], ir.For) else -1)
     return [tuple(top for _, top in stage) for _, stage in numbered]
 
 
-def stages_with_arrays(body: Body) -> int:
+def stages_with_arrays(body: ir.Body) -> int:
     """How many stages of a kernel have local arrays."""
-    return sum(any(map(_has_array, statements(stage))) for stage in stages_of(body))
+    return sum(any(map(_has_array, ir.statements(stage))) for stage in stages_of(body))
 
 
-def _has_array(statement: Statement) -> bool:
+def _has_array(statement: ir.Statement) -> bool:
     """Whether a statement declares a local array."""
-    return any(local.shape for local in declared(statement))
+    return any(local.shape for local in ir.declared(statement))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine, loop_atoms
 from taichi_ext.analysis.changes import written
@@ -16,40 +17,17 @@ from taichi_ext.analysis.expressions import Expressions
 from taichi_ext.analysis.interval_arithmetic import Interval, range_of
 from taichi_ext.analysis.intervals import Facts
 from taichi_ext.analysis.loops import Extents
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Check,
-    Const,
-    Container,
-    Declare,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Place,
-    Program,
-    Read,
-    Return,
-    Statement,
-    Update,
-    Value,
-    While,
-    bodies,
-    rebuilt,
-    statements,
-    values_of,
-    with_bodies,
-    with_values,
-)
 from taichi_ext.simplify.usage import assigned_locals
 
-_USES = (Declare, Assign, Update, Atomic, Return, Call, Boundary)  # statements whose expressions carry tangents
+_USES = (
+    ir.Declare,
+    ir.Assign,
+    ir.Update,
+    ir.Atomic,
+    ir.Return,
+    ir.Call,
+    ir.Boundary,
+)  # statements whose expressions carry tangents
 
 
 @dataclass(frozen=True)
@@ -66,7 +44,7 @@ class Access:
         number: an index outside that it does have, None where that is not known.
     """
 
-    place: Place | None
+    place: ir.Place | None
     name: str
     axis: int | None
     first: int
@@ -91,7 +69,7 @@ class Access:
         return "" if self.axis is None else f" on axis {self.axis}"
 
 
-def with_checks(program: Program, extents: Extents, activity: Activity) -> tuple[Program, tuple[Access, ...]]:
+def with_checks(program: ir.Program, extents: Extents, activity: Activity) -> tuple[ir.Program, tuple[Access, ...]]:
     """The program with a check for each index of an entry with tangents that is not known to lie within.
 
     And these indices.
@@ -102,7 +80,7 @@ def with_checks(program: Program, extents: Extents, activity: Activity) -> tuple
 
 
 class _Walk:
-    def __init__(self, program: Program, extents: Extents, activity: Activity) -> None:
+    def __init__(self, program: ir.Program, extents: Extents, activity: Activity) -> None:
         self.extents = extents
         self.activity = activity
         self.expressions = Expressions(written(program.body), extents)
@@ -110,27 +88,27 @@ class _Walk:
 
     # --- statements
 
-    def block(self, body: Body, facts: Facts) -> tuple[Body, Facts | None]:
+    def block(self, body: ir.Body, facts: Facts) -> tuple[ir.Body, Facts | None]:
         """The block with its checks, and what is known after it; None where its end is not reached."""
-        result: list[Statement] = []
+        result: list[ir.Statement] = []
         now: Facts | None = facts
         for s in body:
             new, now = (s, None) if now is None else self._statement(s, now)
             result.append(new)
         return tuple(result), now
 
-    def _statement(self, s: Statement, facts: Facts) -> tuple[Statement, Facts | None]:
-        if isinstance(s, Jump):
+    def _statement(self, s: ir.Statement, facts: Facts) -> tuple[ir.Statement, Facts | None]:
+        if isinstance(s, ir.Jump):
             return s, None
-        if isinstance(s, If):
+        if isinstance(s, ir.If):
             return self._if(s, facts)
-        if isinstance(s, (For, While)):
+        if isinstance(s, (ir.For, ir.While)):
             return self._loop(s, facts)
         new = self._checked(s, facts) if isinstance(s, _USES) else s
         _note(s, facts)
         return new, facts
 
-    def _if(self, s: If, facts: Facts) -> tuple[Statement, Facts | None]:
+    def _if(self, s: ir.If, facts: Facts) -> tuple[ir.Statement, Facts | None]:
         then, after_then = self.block(s.then, facts.where(s.condition))
         orelse, after_else = self.block(s.orelse, facts.where(s.condition, holds=False))
         new = _with_blocks(s, (then, orelse))
@@ -144,21 +122,21 @@ class _Walk:
             after.is_reached = after.is_reached and not _leaves(rest)
         return new, after
 
-    def _loop(self, s: For | While, facts: Facts) -> tuple[Statement, Facts]:
-        bounds = self._bounds(s, facts) if isinstance(s, For) else []
+    def _loop(self, s: ir.For | ir.While, facts: Facts) -> tuple[ir.Statement, Facts]:
+        bounds = self._bounds(s, facts) if isinstance(s, ir.For) else []
         _repeat(s, facts)
         inside = facts.copy()
-        if isinstance(s, For):
+        if isinstance(s, ir.For):
             self._enter(s, inside, bounds)
         else:
             inside = inside if s.condition is None else inside.where(s.condition)
             inside.is_reached = False
         return _with_blocks(s, (self.block(s.body, inside)[0],)), facts
 
-    def _bounds(self, s: For, facts: Facts) -> list[tuple[_Bound, _Bound]]:
+    def _bounds(self, s: ir.For, facts: Facts) -> list[tuple[_Bound, _Bound]]:
         """The first number and the end for each variable of a loop, as far as they are written."""
         if s.kind in ("field", "grouped"):
-            extent = self.extents.get(s.domain[0]) if isinstance(s.domain[0], Container) else None
+            extent = self.extents.get(s.domain[0]) if isinstance(s.domain[0], ir.Container) else None
             pairs = [] if extent is None else _bounds_of(extent.offset, extent.shape)
         elif s.kind == "range":
             pairs = [] if len(s.domain) > 2 else [(0, *s.domain)[-2:]]
@@ -166,14 +144,14 @@ class _Walk:
             pairs = [d if isinstance(d, (tuple, list)) else (0, d) for d in s.domain]
         return [(self._bound(first, facts), self._bound(end, facts)) for first, end in pairs]
 
-    def _bound(self, bound: int | Value, facts: Facts) -> _Bound:
+    def _bound(self, bound: int | ir.Value, facts: Facts) -> _Bound:
         if isinstance(bound, int):
             return _Bound(Affine((), bound), (bound, bound))
         form = self.expressions.linear(bound)
         is_lasting = form is not None and all(self.expressions.is_lasting(atom) for atom, _ in form.terms)
         return _Bound(form if is_lasting else None, facts.interval(bound))
 
-    def _enter(self, s: For, inside: Facts, bounds: list[tuple[_Bound, _Bound]]) -> None:
+    def _enter(self, s: ir.For, inside: Facts, bounds: list[tuple[_Bound, _Bound]]) -> None:
         """Facts about the variables of a loop."""
         atoms = loop_atoms(s)
         is_whole = bool(bounds) and (s.kind not in ("field", "grouped") or self.extents[s.domain[0]].is_full)
@@ -193,11 +171,11 @@ class _Walk:
 
     # --- entries
 
-    def _checked(self, s: Statement, facts: Facts) -> Statement:
+    def _checked(self, s: ir.Statement, facts: Facts) -> ir.Statement:
         """The statement whose entries have the checks that they need."""
-        found: dict[Value, tuple[Check, ...]] = {}
-        entries = [entry for value in values_of(s) for entry in self._entries(value, facts)]
-        target = s.target if isinstance(s, (Assign, Update, Atomic)) and self._has_tangent(s.target) else None
+        found: dict[ir.Value, tuple[ir.Check, ...]] = {}
+        entries = [entry for value in ir.values_of(s) for entry in self._entries(value, facts)]
+        target = s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and self._has_tangent(s.target) else None
         for entry, here in entries if target is None else [*entries, (target, facts)]:
             checks = self._checks(entry, facts)
             if checks:
@@ -205,58 +183,60 @@ class _Walk:
                 self._note(entry, checks, here, s.place)
         if not found:
             return s
-        memo: dict[Value, Value] = {}
+        memo: dict[ir.Value, ir.Value] = {}
 
-        def mark(node: Value) -> Value:
+        def mark(node: ir.Value) -> ir.Value:
             return replace(node, checks=found[node]) if node in found else node  # type: ignore[call-arg]
 
-        new = with_values(s, lambda value: rebuilt(value, mark, memo))
+        new = ir.with_values(s, lambda value: ir.rebuilt(value, mark, memo))
         return replace(new, target=mark(new.target)) if target in found else new  # type: ignore[attr-defined, call-arg]
 
-    def _has_tangent(self, entry: Read | Load) -> bool:
-        if isinstance(entry, Load):
+    def _has_tangent(self, entry: ir.Read | ir.Load) -> bool:
+        if isinstance(entry, ir.Load):
             return entry.container in self.activity.containers and entry.dtype.is_real
         return bool(entry.index) and entry.local in self.activity.locals
 
-    def _entries(self, value: Value, facts: Facts) -> Iterator[tuple[Read | Load, Facts]]:
+    def _entries(self, value: ir.Value, facts: Facts) -> Iterator[tuple[ir.Read | ir.Load, Facts]]:
         """The entries with tangents in an expression, and what is known where one of them is picked by a condition."""
-        seen: set[tuple[Value, Facts]] = set()
+        seen: set[tuple[ir.Value, Facts]] = set()
         pending = [(value, facts)]
         while pending:
             node, here = pending.pop()
             if (node, here) in seen:
                 continue
             seen.add((node, here))
-            if isinstance(node, (Read, Load)):
+            if isinstance(node, (ir.Read, ir.Load)):
                 if self._has_tangent(node):
                     yield node, here
-            elif isinstance(node, Op) and node.dtype.is_real:
+            elif isinstance(node, ir.Op) and node.dtype.is_real:
                 if node.name == "select" and not node.args[0].dtype.is_real:
                     condition, then, orelse = node.args
                     pending += [(then, here.where(condition)), (orelse, here.where(condition, holds=False))]
                 else:
                     pending += [(a, here) for a in node.args]
 
-    def _axes(self, entry: Read | Load) -> list[tuple[int | Value, int, int]]:
+    def _axes(self, entry: ir.Read | ir.Load) -> list[tuple[int | ir.Value, int, int]]:
         """The indices of an entry, each with the least that there is and the end."""
-        if isinstance(entry, Read):
+        if isinstance(entry, ir.Read):
             return [(index, 0, n) for index, n in zip(entry.index, entry.local.shape, strict=True)]
         extent, c = self.extents[entry.container], entry.container
         bounds = [*_bounds_of(extent.offset, extent.shape), *((0, n) for n in c.element_shape)]
         return [(i, first, end) for i, (first, end) in zip((*entry.indices, *entry.component), bounds, strict=False)]
 
-    def _checks(self, entry: Read | Load, facts: Facts) -> tuple[Check, ...]:
+    def _checks(self, entry: ir.Read | ir.Load, facts: Facts) -> tuple[ir.Check, ...]:
         found = []
         for axis, (index, first, end) in enumerate(self._axes(entry)):
             low, high = facts.interval(index)
             if low < first or high >= end:
-                found.append(Check(axis, first if low < first else None, end if high >= end else None))
+                found.append(ir.Check(axis, first if low < first else None, end if high >= end else None))
         return tuple(found)
 
-    def _note(self, entry: Read | Load, checks: tuple[Check, ...], facts: Facts, place: Place | None) -> None:
+    def _note(
+        self, entry: ir.Read | ir.Load, checks: tuple[ir.Check, ...], facts: Facts, place: ir.Place | None
+    ) -> None:
         """Take note of the indices that need a check."""
         axes = self._axes(entry)
-        name = entry.container.name if isinstance(entry, Load) else entry.local.name
+        name = entry.container.name if isinstance(entry, ir.Load) else entry.local.name
         for check in checks:
             index, first, end = axes[check.axis]
             low, high = facts.extremes(index) or (first, first)
@@ -280,18 +260,18 @@ def _bounds_of(offset: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[in
     return [(first, first + n) for first, n in zip(offset or (0,) * len(shape), shape, strict=True)]
 
 
-def _with_blocks(s: Statement, new: tuple[Body, ...]) -> Statement:
+def _with_blocks(s: ir.Statement, new: tuple[ir.Body, ...]) -> ir.Statement:
     """A statement with other blocks; itself where their statements are the same."""
-    is_same = all(a is b for old, now in zip(bodies(s), new, strict=True) for a, b in zip(old, now, strict=True))
-    return s if is_same else with_bodies(s, new)
+    is_same = all(a is b for old, now in zip(ir.bodies(s), new, strict=True) for a, b in zip(old, now, strict=True))
+    return s if is_same else ir.with_bodies(s, new)
 
 
-def _leaves(body: Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
+def _leaves(body: ir.Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
     """Whether a statement ends an iteration of the loop that a block is of."""
     for s in body:
-        if isinstance(s, Jump) and s.kind in kinds:
+        if isinstance(s, ir.Jump) and s.kind in kinds:
             return True
-        if isinstance(s, If) and (_leaves(s.then, kinds) or _leaves(s.orelse, kinds)):
+        if isinstance(s, ir.If) and (_leaves(s.then, kinds) or _leaves(s.orelse, kinds)):
             return True
     return False
 
@@ -299,25 +279,27 @@ def _leaves(body: Body, kinds: tuple[str, ...] = ("break", "continue")) -> bool:
 # --- integers that change
 
 
-def _note(s: Statement, facts: Facts) -> None:
+def _note(s: ir.Statement, facts: Facts) -> None:
     """Facts about integers after a statement."""
-    if isinstance(s, Declare):
+    if isinstance(s, ir.Declare):
         local = s.local
         if local.dtype.is_integer and not local.shape:
             known = _stored(s.values[0], local, facts)
             facts.expressions.define(local, s.values[0])
             if local not in facts.expressions.definitions:
                 facts.set(local, known)
-    elif isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read) and s.target.dtype.is_integer:
+    elif (
+        isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read) and s.target.dtype.is_integer
+    ):
         local = s.target.local
-        if s.target.index or isinstance(s, Atomic):
+        if s.target.index or isinstance(s, ir.Atomic):
             facts.forget(local)
             return
-        value = Op(s.op, (s.target, s.value), local.dtype) if isinstance(s, Update) else s.value
+        value = ir.Op(s.op, (s.target, s.value), local.dtype) if isinstance(s, ir.Update) else s.value
         facts.set(local, _stored(value, local, facts))
 
 
-def _stored(value: Value, local: Local, facts: Facts) -> Interval:
+def _stored(value: ir.Value, local: ir.Local, facts: Facts) -> Interval:
     """Facts about a value once it is converted to the type of a local."""
     whole = range_of(local.dtype)
     if value.dtype.is_real:
@@ -326,7 +308,7 @@ def _stored(value: Value, local: Local, facts: Facts) -> Interval:
     return (low, high) if whole[0] <= low and high <= whole[1] else whole
 
 
-def _repeat(s: For | While, facts: Facts) -> None:
+def _repeat(s: ir.For | ir.While, facts: Facts) -> None:
     """Facts about the locals that a loop changes, at the start of any iteration and after the last one."""
     for local in assigned_locals(s.body):
         if not local.dtype.is_integer:
@@ -339,25 +321,27 @@ def _repeat(s: For | While, facts: Facts) -> None:
             facts.set(local, (low, most) if step > 0 else (least, high))
 
 
-def _step(body: Body, local: Local) -> int:
+def _step(body: ir.Body, local: ir.Local) -> int:
     """1 where a block only adds to a local, -1 where it only subtracts, 0 otherwise."""
-    signs = {_sign(s) for s in statements(body) if _assigns(s, local)}
+    signs = {_sign(s) for s in ir.statements(body) if _assigns(s, local)}
     return signs.pop() if len(signs) == 1 else 0
 
 
-def _assigns(s: Statement, local: Local) -> bool:
-    return isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read) and s.target.local is local
+def _assigns(s: ir.Statement, local: ir.Local) -> bool:
+    return (
+        isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read) and s.target.local is local
+    )
 
 
-def _sign(s: Statement) -> int:
+def _sign(s: ir.Statement) -> int:
     """In which direction a statement moves its target, as far as it is written."""
     name, amount = "", None
-    if isinstance(s, Update):
+    if isinstance(s, ir.Update):
         name, amount = s.op, s.value
-    elif isinstance(s, Assign) and isinstance(s.value, Op) and len(s.value.args) == 2:
+    elif isinstance(s, ir.Assign) and isinstance(s.value, ir.Op) and len(s.value.args) == 2:
         before, amount = s.value.args
-        is_own = isinstance(before, Read) and isinstance(s.target, Read) and before.local is s.target.local
+        is_own = isinstance(before, ir.Read) and isinstance(s.target, ir.Read) and before.local is s.target.local
         name = s.value.name if is_own else ""
-    if not isinstance(amount, Const) or name not in ("add", "sub") or not amount.value:
+    if not isinstance(amount, ir.Const) or name not in ("add", "sub") or not amount.value:
         return 0
     return 1 if (amount.value > 0) == (name == "add") else -1

@@ -4,50 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Container,
-    Effect,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Read,
-    Statement,
-    Update,
-    While,
-    bodies,
-    declared,
-    statements,
-)
+import taichi_ext.program as ir
 from taichi_ext.simplify.usage import assigned_locals
 
 
-def written_containers(body: Body | Iterable[Statement], *, with_effects: bool = True) -> set[Container]:
+def written_containers(body: ir.Body | Iterable[ir.Statement], *, with_effects: bool = True) -> set[ir.Container]:
     """The containers that are stored to, by statements and, if wanted, by calls that stay as they are."""
-    found: set[Container] = set()
-    for s in statements(tuple(body)):
-        if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load):
+    found: set[ir.Container] = set()
+    for s in ir.statements(tuple(body)):
+        if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load):
             found.add(s.target.container)
-        if isinstance(s, Effect) and with_effects:
+        if isinstance(s, ir.Effect) and with_effects:
             found |= set(s.writes)
     return found
 
 
-def written(body: Body | Iterable[Statement]) -> set[Local | Container]:
+def written(body: ir.Body | Iterable[ir.Statement]) -> set[ir.Local | ir.Container]:
     """The locals and containers that change."""
     kept = tuple(body)
     return assigned_locals(kept) | written_containers(kept)
 
 
-def varying_locals(loop: For | While) -> set[Local]:
+def varying_locals(loop: ir.For | ir.While) -> set[ir.Local]:
     """The locals that may have other values in other iterations of a loop."""
-    inner = {local for s in loop.within for local in declared(s)}
+    inner = {local for s in loop.within for local in ir.declared(s)}
     found = assigned_locals((loop,)) - inner
-    found.update(loop.variables if isinstance(loop, For) else ())
+    found.update(loop.variables if isinstance(loop, ir.For) else ())
     stored, count = written_containers(loop.body), -1
     while count != len(found):
         count = len(found)
@@ -55,29 +37,31 @@ def varying_locals(loop: For | While) -> set[Local]:
     return found
 
 
-def _spread_variation(body: Body, found: set[Local], stored: set[Container], *, is_chosen: bool) -> None:
+def _spread_variation(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, is_chosen: bool) -> None:
     """Add the locals that are given what varies, or that change where what varies decides about it."""
     for s in body:
         contents = s.contents
         is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
-        if is_chosen or not is_same or isinstance(s, Atomic):
-            found.update(declared(s))
-            if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read):
+        if is_chosen or not is_same or isinstance(s, ir.Atomic):
+            found.update(ir.declared(s))
+            if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
                 found.add(s.target.local)
-        for block in bodies(s):
-            is_chosen_here = is_chosen or (not is_same and isinstance(s, (If, For, While)))
+        for block in ir.bodies(s):
+            is_chosen_here = is_chosen or (not is_same and isinstance(s, (ir.If, ir.For, ir.While)))
             _spread_variation(block, found, stored, is_chosen=is_chosen_here)
-            if isinstance(s, (For, While)) and _is_left(block, found, stored):
-                found.update(assigned_locals(block) - {local for x in statements(block) for local in declared(x)})
+            if isinstance(s, (ir.For, ir.While)) and _is_left(block, found, stored):
+                found.update(assigned_locals(block) - {local for x in ir.statements(block) for local in ir.declared(x)})
 
 
-def _is_left(body: Body, found: set[Local], stored: set[Container], *, is_chosen: bool = False) -> bool:
+def _is_left(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, is_chosen: bool = False) -> bool:
     """Whether what varies decides when a loop, or an iteration of it, ends."""
     for s in body:
-        if isinstance(s, Jump) and is_chosen:
+        if isinstance(s, ir.Jump) and is_chosen:
             return True
         contents = s.contents
         is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
-        if isinstance(s, If) and any(_is_left(b, found, stored, is_chosen=is_chosen or not is_same) for b in bodies(s)):
+        if isinstance(s, ir.If) and any(
+            _is_left(b, found, stored, is_chosen=is_chosen or not is_same) for b in ir.bodies(s)
+        ):
             return True
     return False

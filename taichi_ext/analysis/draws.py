@@ -8,46 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.stores import is_equal
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Const,
-    Declare,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Program,
-    Read,
-    Statement,
-    Update,
-    While,
-    bodies,
-    children,
-    mapped,
-    statements,
-)
 from taichi_ext.program.values import joined_contents
 from taichi_ext.simplify.scalars import as_scalars
 from taichi_ext.simplify.usage import assigned_locals, kept_locals
 
-Locals = frozenset[Local]
+Locals = frozenset[ir.Local]
 
 
-def is_draw(s: Statement) -> bool:
+def is_draw(s: ir.Statement) -> bool:
     """Whether a statement draws a random number."""
-    return isinstance(s, Declare) and isinstance(s.values[0], Op) and s.values[0].name == "random"
+    return isinstance(s, ir.Declare) and isinstance(s.values[0], ir.Op) and s.values[0].name == "random"
 
 
-def without_unused_draws(program: Program) -> Program:
+def without_unused_draws(program: ir.Program) -> ir.Program:
     """The program without draws that Taichi drops, and without what would only use them; as recorded."""
-    if not any(map(is_draw, statements(program.body))):
+    if not any(map(is_draw, ir.statements(program.body))):
         return program
     body, before = as_scalars(program.body), ()
     while body != before:
@@ -55,66 +32,67 @@ def without_unused_draws(program: Program) -> Program:
     return replace(program, body=body)
 
 
-def _without_dead_stores(body: Body) -> Body:
+def _without_dead_stores(body: ir.Body) -> ir.Body:
     liveness = _Liveness(frozenset(kept_locals(body)))
     liveness.block(body, frozenset(), _Exits(frozenset(), frozenset()))
 
     assigned, overwritten = assigned_locals(body), _overwritten_entries(body)
 
-    def change(s: Statement) -> Statement | Body:
+    def change(s: ir.Statement) -> ir.Statement | ir.Body:
         changed = _changed_locals(s)
         if changed and changed.isdisjoint(liveness.after[s]):
-            return _as_zero(s) if isinstance(s, Declare) and s.local in assigned else ()
-        is_empty = isinstance(s, If) and not s.then and not s.orelse  # an empty loop stays, with the draws of its bound
+            return _as_zero(s) if isinstance(s, ir.Declare) and s.local in assigned else ()
+        # an empty loop stays, with the draws of its bound
+        is_empty = isinstance(s, ir.If) and not s.then and not s.orelse
         return () if is_empty or s in overwritten else s
 
-    return mapped(body, change)
+    return ir.mapped(body, change)
 
 
-def _overwritten_entries(body: Body) -> set[Statement]:
+def _overwritten_entries(body: ir.Body) -> set[ir.Statement]:
     """The stores to entries that a later statement of the same block overwrites, before anything may read them."""
-    found: set[Statement] = set()
-    for block in (body, *(inner for s in statements(body) for inner in bodies(s))):
+    found: set[ir.Statement] = set()
+    for block in (body, *(inner for s in ir.statements(body) for inner in ir.bodies(s))):
         for n, s in enumerate(block):
-            if isinstance(s, Assign) and isinstance(s.target, Load) and _is_overwritten(s.target, block[n + 1 :]):
+            if isinstance(s, ir.Assign) and isinstance(s.target, ir.Load) and _is_overwritten(s.target, block[n + 1 :]):
                 found.add(s)
     return found
 
 
-def _is_overwritten(entry: Load, rest: Body) -> bool:
-    indices = joined_contents(children(entry))
+def _is_overwritten(entry: ir.Load, rest: ir.Body) -> bool:
+    indices = joined_contents(ir.children(entry))
     for s in rest:
-        if indices.containers or not all(_leaves(inner, entry, indices.locals) for inner in statements((s,))):
+        if indices.containers or not all(_leaves(inner, entry, indices.locals) for inner in ir.statements((s,))):
             return False
-        if isinstance(s, Assign) and is_equal(s.target, entry):
+        if isinstance(s, ir.Assign) and is_equal(s.target, entry):
             return True
     return False
 
 
-def _leaves(s: Statement, entry: Load, indices: Locals) -> bool:
+def _leaves(s: ir.Statement, entry: ir.Load, indices: Locals) -> bool:
     """Whether a statement neither reads the entry's container nor changes the locals in its indices, and goes on."""
-    if not isinstance(s, (Declare, Assign, Update, If)) or entry.container in s.contents.containers:
+    if not isinstance(s, (ir.Declare, ir.Assign, ir.Update, ir.If)) or entry.container in s.contents.containers:
         return False
-    is_read = isinstance(s, Update) and isinstance(s.target, Load) and s.target.container is entry.container
+    is_read = isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.target.container is entry.container
     return not is_read and indices.isdisjoint(_changed_locals(s))
 
 
-def _as_zero(s: Declare) -> Declare:
+def _as_zero(s: ir.Declare) -> ir.Declare:
     """The declaration of a local whose first value is not read."""
-    if all(isinstance(v, Const) for v in s.values):
+    if all(isinstance(v, ir.Const) for v in s.values):
         return s
-    zero = Const(0.0 if s.local.dtype.is_real else 0, s.local.dtype)
+    zero = ir.Const(0.0 if s.local.dtype.is_real else 0, s.local.dtype)
     return replace(s, values=(zero,) * len(s.values))
 
 
-def _changed_locals(s: Statement) -> Locals:
+def _changed_locals(s: ir.Statement) -> Locals:
     """The locals that are all that a statement changes; none if it changes anything else."""
-    if isinstance(s, Declare):
+    if isinstance(s, ir.Declare):
         return frozenset((s.local,))
-    if isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read):
-        result = s.result if isinstance(s, Atomic) else None
+    if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
+        result = s.result if isinstance(s, ir.Atomic) else None
         return frozenset((s.target.local,) if result is None else (s.target.local, result))
-    return frozenset(s.results) if isinstance(s, (Call, Boundary)) else frozenset()
+    return frozenset(s.results) if isinstance(s, (ir.Call, ir.Boundary)) else frozenset()
 
 
 @dataclass(frozen=True)
@@ -130,28 +108,30 @@ class _Liveness:
 
     def __init__(self, always: Locals) -> None:
         self.always = always
-        self.after: dict[Statement, Locals] = {}
+        self.after: dict[ir.Statement, Locals] = {}
 
-    def block(self, body: Body, live: Locals, exits: _Exits) -> Locals:
+    def block(self, body: ir.Body, live: Locals, exits: _Exits) -> Locals:
         """The locals that may be read from the start of a block on, given what may be from its end on."""
         for s in reversed(body):
             self.after[s] = self.after.get(s, self.always) | live
             live = self._before(s, live, exits)
         return live
 
-    def _before(self, s: Statement, live: Locals, exits: _Exits) -> Locals:
+    def _before(self, s: ir.Statement, live: Locals, exits: _Exits) -> Locals:
         read = s.contents.locals
-        if isinstance(s, Jump):
+        if isinstance(s, ir.Jump):
             return exits.after_break if s.kind == "break" else exits.after_continue
-        if isinstance(s, If):
+        if isinstance(s, ir.If):
             return read | self.block(s.then, live, exits) | self.block(s.orelse, live, exits)
-        if isinstance(s, (For, While)):
-            is_endless = isinstance(s, While) and s.condition is None
+        if isinstance(s, (ir.For, ir.While)):
+            is_endless = isinstance(s, ir.While) and s.condition is None
             head, before = (read if is_endless else live | read), None
             while head != before:
                 before = head
                 head |= self.block(s.body, head, _Exits(live, head))
             return head
-        if isinstance(s, Declare) or (isinstance(s, Assign) and isinstance(s.target, Read) and not s.target.index):
+        if isinstance(s, ir.Declare) or (
+            isinstance(s, ir.Assign) and isinstance(s.target, ir.Read) and not s.target.index
+        ):
             return (live - _changed_locals(s)) | read
-        return live | read | (_changed_locals(s) if isinstance(s, (Assign, Update, Atomic)) else frozenset())
+        return live | read | (_changed_locals(s) if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) else frozenset())

@@ -10,89 +10,68 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Const,
-    Container,
-    Declare,
-    Effect,
-    For,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Program,
-    Read,
-    Return,
-    Statement,
-    Type,
-    Update,
-    Value,
-    While,
-    bodies,
-    entries,
-    values_of,
-    walk,
-)
+import taichi_ext.program as ir
 
 SIGNS = {"add": 1, "sub": -1, "atomic_add": 1, "atomic_sub": -1}
-Path = tuple[tuple[Statement, int], ...]  # the blocks around a statement: each by what it is a block of, and its number
+Path = tuple[
+    tuple[ir.Statement, int], ...
+]  # the blocks around a statement: each by what it is a block of, and its number
 
 
 @dataclass(frozen=True)
 class EnergySums:
     """An energy: a container with one entry, or None for the number that is returned; the locals with their weights."""
 
-    container: Container | None
-    dtype: Type
-    weights: dict[Local, float]
+    container: ir.Container | None
+    dtype: ir.Type
+    weights: dict[ir.Local, float]
 
 
 @dataclass(frozen=True)
 class _Place:
     number: int  # in the order of the text
     path: Path
-    statement: Statement
+    statement: ir.Statement
 
 
 @dataclass
 class _Uses:
     """Where the locals and the energy are declared, written and read, and where blocks are left."""
 
-    declared: dict[Local, _Place] = field(default_factory=dict)
+    declared: dict[ir.Local, _Place] = field(default_factory=dict)
     writes: dict[Any, list[_Place]] = field(default_factory=dict)
     reads: dict[Any, list[_Place]] = field(default_factory=dict)
     jumps: list[_Place] = field(default_factory=list)
     returns: list[_Place] = field(default_factory=list)
     count: int = 0
 
-    def visit(self, body: Body, path: Path) -> None:
+    def visit(self, body: ir.Body, path: Path) -> None:
         for s in body:
             self.count += 1
             place = _Place(self.count, path, s)
-            if isinstance(s, Declare) and not s.local.shape and s.local.dtype.is_real:
+            if isinstance(s, ir.Declare) and not s.local.shape and s.local.dtype.is_real:
                 self.declared[s.local] = place
             for what in _written(s):
                 self.writes.setdefault(what, []).append(place)
-            for what in {_source(node) for v in values_of(s) for node in walk(v) if isinstance(node, (Read, Load))}:
+            for what in {
+                _source(node) for v in ir.values_of(s) for node in ir.walk(v) if isinstance(node, (ir.Read, ir.Load))
+            }:
                 self.reads.setdefault(what, []).append(place)
-            if isinstance(s, Jump):
+            if isinstance(s, ir.Jump):
                 self.jumps.append(place)
-            if isinstance(s, Return):
+            if isinstance(s, ir.Return):
                 self.returns.append(place)
-            for n, block in enumerate(bodies(s)):
+            for n, block in enumerate(ir.bodies(s)):
                 self.visit(block, (*path, (s, n)))
 
 
-def energy_sums(program: Program, energy: Container | None) -> EnergySums:
+def energy_sums(program: ir.Program, energy: ir.Container | None) -> EnergySums:
     """The locals that an energy is a weighted sum of, wherever terms are added to them."""
     uses = _Uses()
     uses.visit(program.body, ())
     if energy is None:
-        (value,) = (e for place in uses.returns for group in place.statement.values for e in entries(group))  # type: ignore[attr-defined]
-        found: dict[Local, float | None] = {}
+        (value,) = (e for place in uses.returns for group in place.statement.values for e in ir.entries(group))  # type: ignore[attr-defined]
+        found: dict[ir.Local, float | None] = {}
         _consider(value, 1, uses.returns[0], None, uses, found)
         return EnergySums(None, value.dtype, _settled(found))
     found = {}
@@ -103,42 +82,48 @@ def energy_sums(program: Program, energy: Container | None) -> EnergySums:
     return EnergySums(energy, energy.dtype, _settled(found))
 
 
-def _settled(found: dict[Local, float | None]) -> dict[Local, float]:
+def _settled(found: dict[ir.Local, float | None]) -> dict[ir.Local, float]:
     return {local: weight for local, weight in found.items() if weight is not None}
 
 
-def _written(s: Statement) -> list[Any]:
-    if isinstance(s, (Assign, Update, Atomic)):
+def _written(s: ir.Statement) -> list[Any]:
+    if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)):
         return [_source(s.target)]
-    return list(s.writes) if isinstance(s, Effect) else []
+    return list(s.writes) if isinstance(s, ir.Effect) else []
 
 
-def _source(value: Read | Load) -> Any:
-    return value.local if isinstance(value, Read) else value.container
+def _source(value: ir.Read | ir.Load) -> Any:
+    return value.local if isinstance(value, ir.Read) else value.container
 
 
-def _sign(place: _Place, energy: Container, uses: _Uses) -> int | None:
+def _sign(place: _Place, energy: ir.Container, uses: _Uses) -> int | None:
     """The sign of what a statement adds to the energy; None where it does something else."""
-    if isinstance(place.statement, Assign):
+    if isinstance(place.statement, ir.Assign):
         return 1 if not place.path and uses.writes[energy][0] is place else None
     return _sign_of_sum(place.statement)
 
 
-def _sign_of_sum(s: Statement) -> int | None:
-    if isinstance(s, Atomic):
+def _sign_of_sum(s: ir.Statement) -> int | None:
+    if isinstance(s, ir.Atomic):
         return None if s.result is not None else SIGNS.get(s.function)
-    return SIGNS.get(s.op) if isinstance(s, Update) else None
+    return SIGNS.get(s.op) if isinstance(s, ir.Update) else None
 
 
 def _consider(
-    value: Value, weight: float, place: _Place, energy: Container | None, uses: _Uses, found: dict[Any, Any]
+    value: ir.Value, weight: float, place: _Place, energy: ir.Container | None, uses: _Uses, found: dict[Any, Any]
 ) -> None:
     """Find the locals that a value, which is added to the energy at a place, is a weighted sum of."""
     terms = _terms(value, weight)
-    locals_ = [node.local for _, node in terms if isinstance(node, Read)]
-    others = {_source(n) for _, v in terms if not isinstance(v, Read) for n in walk(v) if isinstance(n, (Read, Load))}
+    locals_ = [node.local for _, node in terms if isinstance(node, ir.Read)]
+    others = {
+        _source(n)
+        for _, v in terms
+        if not isinstance(v, ir.Read)
+        for n in ir.walk(v)
+        if isinstance(n, (ir.Read, ir.Load))
+    }
     for factor, node in terms:
-        if not isinstance(node, Read) or node.local not in uses.declared or node.local not in uses.writes:
+        if not isinstance(node, ir.Read) or node.local not in uses.declared or node.local not in uses.writes:
             continue
         local = node.local
         is_sum = local not in found and local not in others and locals_.count(local) == 1
@@ -147,17 +132,17 @@ def _consider(
             continue
         found[local] = factor
         for write in uses.writes[local]:
-            assert isinstance(write.statement, Update)
+            assert isinstance(write.statement, ir.Update)
             _consider(write.statement.value, factor * SIGNS[write.statement.op], write, energy, uses, found)
 
 
-def _is_added_up(local: Local, place: _Place, energy: Container | None, uses: _Uses) -> bool:
+def _is_added_up(local: ir.Local, place: _Place, energy: ir.Container | None, uses: _Uses) -> bool:
     """Whether a local is only added to between its declaration and the place, which is reached in any case."""
     start = uses.declared[local]
     between = range(start.number + 1, place.number)
     is_read_here = [p.statement for p in uses.reads[local]] == [place.statement]
     is_summed = all(
-        isinstance(w.statement, Update) and w.statement.op in ("add", "sub") and w.number in between
+        isinstance(w.statement, ir.Update) and w.statement.op in ("add", "sub") and w.number in between
         for w in uses.writes[local]
     )
     is_left = any(j.number in between and not _is_inner(j.path[len(start.path) :]) for j in uses.jumps)
@@ -168,12 +153,12 @@ def _is_added_up(local: Local, place: _Place, energy: Container | None, uses: _U
 
 def _is_inner(path: Path) -> bool:
     """Whether a loop among these blocks is what a jump in them leaves."""
-    return any(isinstance(s, (For, While)) for s, _ in path)
+    return any(isinstance(s, (ir.For, ir.While)) for s, _ in path)
 
 
-def _terms(value: Value, weight: float) -> list[tuple[float, Value]]:
+def _terms(value: ir.Value, weight: float) -> list[tuple[float, ir.Value]]:
     """The values that a value is a sum of, each with its constant factor."""
-    if isinstance(value, Op):
+    if isinstance(value, ir.Op):
         args = value.args
         match value.name:
             case "add" | "sub":
@@ -184,8 +169,8 @@ def _terms(value: Value, weight: float) -> list[tuple[float, Value]]:
                 return _terms(args[0], weight)
             case "mul":
                 for factor, other in (args, args[::-1]):
-                    if isinstance(factor, Const):
+                    if isinstance(factor, ir.Const):
                         return _terms(other, weight * float(factor.value))
-            case "truediv" | "raw_div" if isinstance(args[1], Const) and args[1].value != 0:
+            case "truediv" | "raw_div" if isinstance(args[1], ir.Const) and args[1].value != 0:
                 return _terms(args[0], weight / float(args[1].value))
     return [(weight, value)]

@@ -6,40 +6,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
+import taichi_ext.program as ir
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Boundary,
-    Call,
-    Const,
-    Declare,
-    If,
-    Local,
-    Op,
-    Place,
-    Program,
-    Read,
-    Statement,
-    Update,
-    Value,
-    While,
-    declared,
-    statements,
-    values_of,
-    walk,
-)
 
 
-def check_rules(program: Program) -> None:
+def check_rules(program: ir.Program) -> None:
     """Raise unless all rules in a program are linear in their tangents.
 
     Raises:
         UnsupportedError: an operation that is not linear is applied to a tangent.
         InvalidRuleError: what a rule returns does not depend on its tangents.
     """
-    everything = list(statements(program.body))
-    rules = [s for s in everything if isinstance(s, Boundary) and s.kind == "rule"]
+    everything = list(ir.statements(program.body))
+    rules = [s for s in everything if isinstance(s, ir.Boundary) and s.kind == "rule"]
     if not rules:
         return
     tangents = _tangent_locals(everything, rules)
@@ -48,7 +27,7 @@ def check_rules(program: Program) -> None:
         check.statement(s)
 
 
-def _tangent_locals(everything: Sequence[Statement], rules: Sequence[Boundary]) -> dict[Local, Boundary]:
+def _tangent_locals(everything: Sequence[ir.Statement], rules: Sequence[ir.Boundary]) -> dict[ir.Local, ir.Boundary]:
     """The locals that hold a tangent of a rule, or a value that was made of one, each with the rule."""
     found = {local: s for s in rules for local, source in _tangents_of(s) if source.dtype.is_real}
     count = -1
@@ -61,7 +40,7 @@ def _tangent_locals(everything: Sequence[Statement], rules: Sequence[Boundary]) 
     return found
 
 
-def _tangents_of(rule: Boundary) -> Iterator[tuple[Local, Value]]:
+def _tangents_of(rule: ir.Boundary) -> Iterator[tuple[ir.Local, ir.Value]]:
     """The locals that a rule is given as tangents, each with the first number whose tangents it stands for."""
     for name, locals_ in rule.inner.items():
         sources = iter(rule.sources(name))
@@ -70,34 +49,34 @@ def _tangents_of(rule: Boundary) -> Iterator[tuple[Local, Value]]:
             yield local, first
 
 
-def _read_by(s: Statement) -> Sequence[Value]:
+def _read_by(s: ir.Statement) -> Sequence[ir.Value]:
     """The values that a statement computes with; an atomic operation gives what its target held."""
-    return [*values_of(s), s.target] if isinstance(s, Atomic) else values_of(s)
+    return [*ir.values_of(s), s.target] if isinstance(s, ir.Atomic) else ir.values_of(s)
 
 
-def _changed_by(s: Statement) -> tuple[Local, ...]:
+def _changed_by(s: ir.Statement) -> tuple[ir.Local, ...]:
     """The locals that hold what a statement computes."""
-    if isinstance(s, Boundary) and s.kind in ("stop_gradient", "gradient", "rule"):
+    if isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient", "rule"):
         return ()  # none of these is applied to tangents
-    target = s.target if isinstance(s, (Assign, Update, Atomic)) else None
-    own = (target.local,) if isinstance(target, Read) else ()
-    return tuple(local for local in (*own, *declared(s)) if local.dtype.is_real)
+    target = s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) else None
+    own = (target.local,) if isinstance(target, ir.Read) else ()
+    return tuple(local for local in (*own, *ir.declared(s)) if local.dtype.is_real)
 
 
-def _rule_of(value: Value, tangents: Mapping[Local, Boundary]) -> Boundary | None:
+def _rule_of(value: ir.Value, tangents: Mapping[ir.Local, ir.Boundary]) -> ir.Boundary | None:
     """The rule whose tangents a value is made of."""
     if tangents.keys().isdisjoint(value.contents.locals):
         return None
-    if isinstance(value, Read):
+    if isinstance(value, ir.Read):
         return tangents.get(value.local)
-    return _rule_within(value.args, tangents) if isinstance(value, Op) and value.dtype.is_real else None
+    return _rule_within(value.args, tangents) if isinstance(value, ir.Op) and value.dtype.is_real else None
 
 
-def _rule_within(values: Sequence[Value], tangents: Mapping[Local, Boundary]) -> Boundary | None:
+def _rule_within(values: Sequence[ir.Value], tangents: Mapping[ir.Local, ir.Boundary]) -> ir.Boundary | None:
     return next((rule for rule in (_rule_of(v, tangents) for v in values) if rule is not None), None)
 
 
-def _zero_locals(everything: Sequence[Statement], tangents: Mapping[Local, Boundary]) -> set[Local]:
+def _zero_locals(everything: Sequence[ir.Statement], tangents: Mapping[ir.Local, ir.Boundary]) -> set[ir.Local]:
     """The locals that are 0 whenever they are read: all that they are ever given is."""
     stores = [(local, value) for s in everything for local, value in _stores(s) if local not in tangents]
     found = {local for local, _ in stores}
@@ -108,28 +87,28 @@ def _zero_locals(everything: Sequence[Statement], tangents: Mapping[Local, Bound
     return found
 
 
-def _stores(s: Statement) -> Iterator[tuple[Local, Value]]:
+def _stores(s: ir.Statement) -> Iterator[tuple[ir.Local, ir.Value]]:
     """The locals that a statement gives values that are its own expressions; an update adds."""
-    if isinstance(s, Declare):
+    if isinstance(s, ir.Declare):
         yield from ((s.local, value) for value in s.values)
-    elif isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read):
+    elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
         yield s.target.local, s.value
 
 
-def _is_zero(value: Value, zeros: set[Local]) -> bool:
+def _is_zero(value: ir.Value, zeros: set[ir.Local]) -> bool:
     """Whether a value is certainly 0."""
     match value:
-        case Const():
+        case ir.Const():
             return value.value == 0
-        case Read():
+        case ir.Read():
             return value.local in zeros
-        case Op(name="neg" | "cast" | "add" | "sub"):
+        case ir.Op(name="neg" | "cast" | "add" | "sub"):
             return all(_is_zero(a, zeros) for a in value.args)
-        case Op(name="mul"):
+        case ir.Op(name="mul"):
             return any(_is_zero(a, zeros) for a in value.args)
-        case Op(name="truediv" | "raw_div"):
+        case ir.Op(name="truediv" | "raw_div"):
             return _is_zero(value.args[0], zeros)
-        case Op(name="select" | "ifte"):
+        case ir.Op(name="select" | "ifte"):
             return all(_is_zero(a, zeros) for a in value.args[1:])
     return False
 
@@ -137,43 +116,43 @@ def _is_zero(value: Value, zeros: set[Local]) -> bool:
 class _Check:
     """The statements of a program with rules, checked one by one."""
 
-    def __init__(self, tangents: Mapping[Local, Boundary], zeros: set[Local]) -> None:
+    def __init__(self, tangents: Mapping[ir.Local, ir.Boundary], zeros: set[ir.Local]) -> None:
         self.tangents = tangents
         self.zeros = zeros
 
-    def rule_of(self, value: Value) -> Boundary | None:
+    def rule_of(self, value: ir.Value) -> ir.Boundary | None:
         return _rule_of(value, self.tangents)
 
-    def is_offset(self, value: Value) -> bool:
+    def is_offset(self, value: ir.Value) -> bool:
         """Whether a value has a part without tangents, which is not certainly 0."""
         return self.rule_of(value) is None and not _is_zero(value, self.zeros)
 
-    def statement(self, s: Statement) -> None:
-        for value in values_of(s):
+    def statement(self, s: ir.Statement) -> None:
+        for value in ir.values_of(s):
             if not self.tangents.keys().isdisjoint(value.contents.locals):
-                for node in walk(value):
-                    if isinstance(node, Op):
+                for node in ir.walk(value):
+                    if isinstance(node, ir.Op):
                         self.operation(node, s.place)
-        if isinstance(s, (If, While)) and s.condition is not None:
+        if isinstance(s, (ir.If, ir.While)) and s.condition is not None:
             self.refuse([s.condition], "a condition depends on one here.", s.place)
-        elif isinstance(s, Call):
-            self.refuse(values_of(s), f"{s.function!r} is applied to one here.", s.place)
-        elif isinstance(s, Atomic) and s.function not in ("atomic_add", "atomic_sub"):
+        elif isinstance(s, ir.Call):
+            self.refuse(ir.values_of(s), f"{s.function!r} is applied to one here.", s.place)
+        elif isinstance(s, ir.Atomic) and s.function not in ("atomic_add", "atomic_sub"):
             self.refuse([s.target, s.value], f"{s.function!r} is applied to one here.", s.place)
-        elif isinstance(s, Boundary):
+        elif isinstance(s, ir.Boundary):
             self.boundary(s)
             if s.kind == "rule":
                 self.returned(s)
         self.joined(s)
 
-    def operation(self, op: Op, place: Place | None) -> None:
+    def operation(self, op: ir.Op, place: ir.Place | None) -> None:
         rule = _rule_within(op.args, self.tangents)
         if rule is None or self.is_linear(op):
             return
         is_joined = op.name in ("add", "sub") or (op.name in _CHOICES and self.rule_of(op.args[0]) is None)
         raise _refusal(rule, _JOINED if is_joined else f"{op.name!r} is applied to one here.", op.place or place)
 
-    def is_linear(self, op: Op) -> bool:
+    def is_linear(self, op: ir.Op) -> bool:
         """Whether an operation is linear in the tangents among its operands."""
         is_own = [self.rule_of(a) is not None for a in op.args]
         match op.name:
@@ -191,7 +170,7 @@ class _Check:
                 return is_own == [True, False]
         return False
 
-    def boundary(self, s: Boundary) -> None:
+    def boundary(self, s: ir.Boundary) -> None:
         """Of all that has a derivative of its own, only an edge is linear, in its two sides."""
         is_edge = s.kind in ("edge", "step", "coverage")
         sides = [e for name in s.given if is_edge and name in _SIDES for e in s.sources(name)]
@@ -201,19 +180,19 @@ class _Check:
         if any(map(self.is_offset, sides)):
             self.refuse(sides, _JOINED, s.place)
 
-    def joined(self, s: Statement) -> None:
+    def joined(self, s: ir.Statement) -> None:
         """No local holds a tangent at one time and another value at another time."""
         for local, value in _stores(s):
             if local in self.tangents and self.is_offset(value):
                 raise _refusal(self.tangents[local], _JOINED, s.place)
 
-    def refuse(self, values: Sequence[Value], what: str, place: Place | None) -> None:
+    def refuse(self, values: Sequence[ir.Value], what: str, place: ir.Place | None) -> None:
         """Raise if a value is made of tangents."""
         rule = _rule_within(values, self.tangents)
         if rule is not None:
             raise _refusal(rule, what, place)
 
-    def returned(self, s: Boundary) -> None:
+    def returned(self, s: ir.Boundary) -> None:
         """A rule returns for each real number what is made of its tangents, or 0; whole numbers have no tangents."""
         for value, given in zip(s.numbers, s.sources("returned"), strict=True):
             if value.dtype.is_real and self.is_offset(given):
@@ -235,13 +214,13 @@ _APPLIED = {
 _REMEDY = "Return a sum of the d_... and auto, each times values that do not depend on them"
 
 
-def _refusal(rule: Boundary, what: str, place: Place | None) -> UnsupportedError:
+def _refusal(rule: ir.Boundary, what: str, place: ir.Place | None) -> UnsupportedError:
     return UnsupportedError(f"{_start(place)}The rule {_named(rule)} must be linear in its tangents; {what} {_REMEDY}.")
 
 
-def _named(rule: Boundary) -> str:
+def _named(rule: ir.Boundary) -> str:
     return f"{rule.options['name']!r} ({rule.options['place']})"
 
 
-def _start(place: Place | None) -> str:
+def _start(place: ir.Place | None) -> str:
     return "" if place is None else place.message() + "\n"

@@ -7,23 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, Indices
 from taichi_ext.analysis.loops import Extents, Loop
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Const,
-    Container,
-    Load,
-    Op,
-    Program,
-    Read,
-    Statement,
-    Update,
-    Value,
-    bodies,
-)
 
 WHOLE = None  # in place of a component: all of them
 
@@ -32,7 +18,7 @@ WHOLE = None  # in place of a component: all of them
 class Site:
     """One store or accumulation: its indices in normal form, the component (None for all), and where it stands."""
 
-    container: Container
+    container: ir.Container
     indices: tuple[Affine, ...]
     component: Affine | None
     loops: tuple[Loop, ...]
@@ -55,37 +41,39 @@ class Site:
 class Stores:
     """All stores of a program."""
 
-    def __init__(self, program: Program, indices: Indices, loops: dict[Statement, Loop], extents: Extents) -> None:
+    def __init__(
+        self, program: ir.Program, indices: Indices, loops: dict[ir.Statement, Loop], extents: Extents
+    ) -> None:
         self.extents = extents
-        self.sites: dict[Container, list[Site]] = {}
-        self.of: dict[Statement, Site] = {}
+        self.sites: dict[ir.Container, list[Site]] = {}
+        self.of: dict[ir.Statement, Site] = {}
         self._indices = indices
         self._loops = loops
         self._visit(program.body, (), 0)
 
-    def _visit(self, body: Body, around: tuple[Loop, ...], depth: int) -> None:
+    def _visit(self, body: ir.Body, around: tuple[Loop, ...], depth: int) -> None:
         for group in grouped(body):
             first = group[0]
-            if isinstance(first, (Assign, Update, Atomic)) and isinstance(first.target, Load):
+            if isinstance(first, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(first.target, ir.Load):
                 self._add(group, first.target, around, depth)
             for s in group:
                 loops = (*around, self._loops[s]) if s in self._loops else around
-                for block in bodies(s):
+                for block in ir.bodies(s):
                     self._visit(block, loops, depth + 1)
 
-    def _add(self, group: tuple[Statement, ...], target: Load, around: tuple[Loop, ...], depth: int) -> None:
+    def _add(self, group: tuple[ir.Statement, ...], target: ir.Load, around: tuple[Loop, ...], depth: int) -> None:
         component = None
         if target.component and len(group) == 1 and len(group) != _count(target.container):
             component = self.component(target)
         indices = tuple(map(self._indices.site, target.indices))
         if is_scattered(first := group[0]):
             indices = tuple(Affine(((i, 1),)) for i in target.indices)  # any entries
-        site = Site(target.container, indices, component, around, depth, isinstance(first, Assign))
+        site = Site(target.container, indices, component, around, depth, isinstance(first, ir.Assign))
         self.sites.setdefault(target.container, []).append(site)
         for s in group:
             self.of[s] = site
 
-    def component(self, target: Load) -> Affine:
+    def component(self, target: ir.Load) -> Affine:
         """The number of a component."""
         total = Affine()
         for i, n in zip(target.component, target.container.element_shape, strict=True):
@@ -137,16 +125,16 @@ class Stores:
         return all(s.indices[d] == sites[0].indices[d] for s in sites for d in dims)
 
 
-def _count(container: Container) -> int:
+def _count(container: ir.Container) -> int:
     count = 1
     for n in container.element_shape:
         count *= n
     return count
 
 
-def grouped(body: Body) -> list[tuple[Statement, ...]]:
+def grouped(body: ir.Body) -> list[tuple[ir.Statement, ...]]:
     """The statements of a block; stores to all components of an entry, one after the other, as one."""
-    found: list[tuple[Statement, ...]] = []
+    found: list[tuple[ir.Statement, ...]] = []
     k = 0
     while k < len(body):
         length = _whole_length(body, k)
@@ -155,16 +143,20 @@ def grouped(body: Body) -> list[tuple[Statement, ...]]:
     return found
 
 
-def is_scattered(s: Statement) -> TypeGuard[Update]:
+def is_scattered(s: ir.Statement) -> TypeGuard[ir.Update]:
     """Whether a statement is part of a group that adds to any entries of a container."""
-    return isinstance(s, Update) and s.group is not None
+    return isinstance(s, ir.Update) and s.group is not None
 
 
-def _whole_length(body: Body, start: int) -> int:
+def _whole_length(body: ir.Body, start: int) -> int:
     first = body[start]
     if is_scattered(first):
         return sum(1 for _ in itertools.takewhile(lambda s: getattr(s, "group", None) is first.group, body[start:]))
-    if not isinstance(first, (Assign, Update)) or not isinstance(first.target, Load) or not first.target.component:
+    if (
+        not isinstance(first, (ir.Assign, ir.Update))
+        or not isinstance(first.target, ir.Load)
+        or not first.target.component
+    ):
         return 1
     count = _count(first.target.container)
     group = body[start : start + count]
@@ -174,7 +166,7 @@ def _whole_length(body: Body, start: int) -> int:
         if type(s) is not type(first) or getattr(s, "op", "") != getattr(first, "op", ""):
             return 1
         target = s.target  # type: ignore[attr-defined]
-        if not isinstance(target, Load) or target.container is not first.target.container:
+        if not isinstance(target, ir.Load) or target.container is not first.target.container:
             return 1
         if _flat(target) != n or not all(map(is_equal, target.indices, first.target.indices)):
             return 1
@@ -183,20 +175,20 @@ def _whole_length(body: Body, start: int) -> int:
     return count
 
 
-def _flat(target: Load) -> int | None:
+def _flat(target: ir.Load) -> int | None:
     number = 0
     for i, n in zip(target.component, target.container.element_shape, strict=True):
-        i = i.value if isinstance(i, Const) else i
+        i = i.value if isinstance(i, ir.Const) else i
         if not isinstance(i, int):
             return None
         number = number * n + i
     return number
 
 
-def _reads(value: Value, container: Container) -> bool:
-    if isinstance(value, Load) and value.container is container:
+def _reads(value: ir.Value, container: ir.Container) -> bool:
+    if isinstance(value, ir.Load) and value.container is container:
         return True
-    children = value.args if isinstance(value, Op) else ()
+    children = value.args if isinstance(value, ir.Op) else ()
     return any(_reads(c, container) for c in children)
 
 
@@ -207,14 +199,14 @@ def is_equal(a: Any, b: Any) -> bool:
     if isinstance(a, int) or isinstance(b, int) or type(a) is not type(b):
         return a == b if isinstance(a, int) and isinstance(b, int) else False
     match a:
-        case Const():
+        case ir.Const():
             return a.value == b.value and a.dtype == b.dtype
-        case Read():
+        case ir.Read():
             return a.local is b.local and len(a.index) == len(b.index) and all(map(is_equal, a.index, b.index))
-        case Load():
+        case ir.Load():
             same = a.container is b.container and len(a.component) == len(b.component)
             return same and all(map(is_equal, (*a.indices, *a.component), (*b.indices, *b.component)))
-        case Op():
+        case ir.Op():
             same = a.name == b.name and a.dtype == b.dtype and len(a.args) == len(b.args) and a.name != "random"
             return same and all(map(is_equal, a.args, b.args))
     return False

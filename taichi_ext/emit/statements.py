@@ -5,38 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.accesses import read_locals
 from taichi_ext.analysis.draws import is_draw
 from taichi_ext.emit.expressions import INFIX, Expressions
 from taichi_ext.emit.names import Names
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Const,
-    Container,
-    Declare,
-    Effect,
-    For,
-    If,
-    Jump,
-    Local,
-    Op,
-    Place,
-    Program,
-    Read,
-    Return,
-    Statement,
-    Update,
-    Value,
-    While,
-    children,
-    entries,
-    values_of,
-)
 
 _ITERABLES = {
     "range": "range({})",
@@ -53,17 +27,17 @@ MOST_STORED = 16  # numbers of a local array that Taichi may store one by one
 class Lines:
     """Writes the statements of one program."""
 
-    def __init__(self, program: Program, names: Names, has_comments: bool) -> None:
+    def __init__(self, program: ir.Program, names: Names, has_comments: bool) -> None:
         self.names = names
         self.expressions = Expressions(program, names)
         self.has_comments = has_comments
         self.read = read_locals(program.body)
         self.lines: list[str] = []
-        self.places: list[Place | None] = []  # of the user's statement that each line is from
+        self.places: list[ir.Place | None] = []  # of the user's statement that each line is from
         self.depth = 1
         self.last_place: tuple[str, int] | None = None
 
-    def line(self, text: str, place: Place | None = None) -> None:
+    def line(self, text: str, place: ir.Place | None = None) -> None:
         mark = ""
         self.places.append(place or (self.places[-1] if self.places else None))
         if self.has_comments and place is not None and (place.file, place.line) != self.last_place:
@@ -71,7 +45,7 @@ class Lines:
             mark = f"  # {os.path.basename(place.file)}:{place.line}"
         self.lines.append("    " * self.depth + text + mark)
 
-    def block(self, body: Body) -> None:
+    def block(self, body: ir.Body) -> None:
         self.depth += 1
         self.names.open()
         for s in body:
@@ -81,48 +55,48 @@ class Lines:
         self.names.close()
         self.depth -= 1
 
-    def statement(self, s: Statement) -> None:
+    def statement(self, s: ir.Statement) -> None:
         self.expressions.shared = {}
-        if not isinstance(s, While):
-            self.share(values_of(s))
+        if not isinstance(s, ir.While):
+            self.share(ir.values_of(s))
         text, argument, place = self.expressions.text, self.expressions.argument, s.place
         match s:
-            case Declare():
+            case ir.Declare():
                 self.declare(s)
-            case Assign(target=target, value=value):
+            case ir.Assign(target=target, value=value):
                 self.line(f"{text(target)} = {text(value)}", place)
-            case Update(target=target, op=op, value=value):
+            case ir.Update(target=target, op=op, value=value):
                 self.line(f"{text(target)} {INFIX[op][0]}= {text(value)}", place)
-            case Atomic(function=function, target=target, value=value, result=result):
+            case ir.Atomic(function=function, target=target, value=value, result=result):
                 call = f"ti.{function}({text(target)}, {text(value)})"
                 self.line(call if result is None else f"{self.names.declare(result)} = {call}", place)
-            case If():
+            case ir.If():
                 self.branch(s, "if")
-            case While(condition=condition):
+            case ir.While(condition=condition):
                 self.line(f"while {'True' if condition is None else text(condition)}:", place)
                 self.block(s.body)
-            case For():
+            case ir.For():
                 self.loop(s)
-            case Jump(kind=kind):
+            case ir.Jump(kind=kind):
                 self.line(kind, place)
-            case Return(values=values):
+            case ir.Return(values=values):
                 self.line(f"return {', '.join(map(argument, values))}", place)
-            case Call(function=function, args=args, results=results):
+            case ir.Call(function=function, args=args, results=results):
                 self.line(f"{', '.join(map(self.names.declare, results))} = {self.call(function, args)}", place)
-            case Effect():
+            case ir.Effect():
                 self.effect(s)
-            case Boundary():
+            case ir.Boundary():
                 self.boundary(s)
 
     # --- what a statement evaluates more than once
 
-    def share(self, values: list[Value]) -> None:
+    def share(self, values: list[ir.Value]) -> None:
         """Keep such values in temporaries, where they are certain to be evaluated."""
-        uses: dict[Value, int] = {}
-        certain: set[Value] = set()
-        order: list[Value] = []
+        uses: dict[ir.Value, int] = {}
+        certain: set[ir.Value] = set()
+        order: list[ir.Value] = []
 
-        def visit(node: Value, is_certain: bool) -> None:
+        def visit(node: ir.Value, is_certain: bool) -> None:
             is_new = node not in uses
             uses[node] = 1 if is_new else 2
             if is_certain and node not in certain:
@@ -130,8 +104,8 @@ class Lines:
                 is_new = True
             if not is_new:
                 return
-            is_lazy = isinstance(node, Op) and node.name in _LAZY
-            for n, child in enumerate(children(node)):
+            is_lazy = isinstance(node, ir.Op) and node.name in _LAZY
+            for n, child in enumerate(ir.children(node)):
                 visit(child, is_certain and not (is_lazy and n > 0))
             order.append(node)
 
@@ -146,7 +120,7 @@ class Lines:
 
     # --- kinds of statement
 
-    def declare(self, s: Declare) -> None:
+    def declare(self, s: ir.Declare) -> None:
         local, expressions = s.local, self.expressions
         if local.shape and not s.values:
             self.declare_unfilled(local)
@@ -162,18 +136,18 @@ class Lines:
         if is_draw(s) and local not in self.read:
             self.line(f"{self.names.of(local)} = 0")  # Taichi drops a draw whose number is neither read nor replaced
 
-    def declare_unfilled(self, local: Local, place: Place | None = None) -> str:
+    def declare_unfilled(self, local: ir.Local, place: ir.Place | None = None) -> str:
         """A local array without first values.
 
         A name for ``None`` is memory. It takes its type from an assignment, also from one that never runs.
         """
         name = self.names.declare(local)
-        zeros = (Const(0.0 if local.dtype.is_real else 0, local.dtype),) * local.shape[0]
+        zeros = (ir.Const(0.0 if local.dtype.is_real else 0, local.dtype),) * local.shape[0]
         self.line(f"({name} := None)", place)
         self.line(f"if False: {name} = {self.expressions.tensor(zeros, local.shape, local.dtype)}")
         return name
 
-    def declare_filled(self, s: Declare) -> None:
+    def declare_filled(self, s: ir.Declare) -> None:
         """A local array, filled by a loop.
 
         Taichi makes a store for each number of an array's first value, and its passes take more than in proportion to
@@ -186,12 +160,12 @@ class Lines:
         self.line(f"    {name}[{k}] = {self.expressions.text(s.values[0])}")
         self.names.close()
 
-    def branch(self, s: If, word: str) -> None:
+    def branch(self, s: ir.If, word: str) -> None:
         self.line(f"{word} {self.expressions.text(s.condition)}:", s.place)
         self.block(s.then)
         if not s.orelse:
             return
-        if len(s.orelse) == 1 and isinstance(s.orelse[0], If):
+        if len(s.orelse) == 1 and isinstance(s.orelse[0], ir.If):
             inner = s.orelse[0]
             before, self.expressions.shared = len(self.lines), {}
             self.share([inner.condition])
@@ -202,12 +176,12 @@ class Lines:
         self.line("else:")
         self.block(s.orelse)
 
-    def loop(self, s: For) -> None:
+    def loop(self, s: ir.For) -> None:
         if s.config:
             self.line(f"ti.loop_config({', '.join(f'{k}={v!r}' for k, v in s.config.items())})")
         if s.kind in ("field", "grouped"):
             over = s.domain[0]
-            domain = self.names.container(over) if isinstance(over, Container) else self.names.object(over, "node")
+            domain = self.names.container(over) if isinstance(over, ir.Container) else self.names.object(over, "node")
         else:
             domain = ", ".join(map(self.bound, s.domain))
         self.names.open()
@@ -224,7 +198,7 @@ class Lines:
         texts = list(map(self.expressions.argument, args))
         return f"{texts[0]}.inverse()" if function == "inverse" else f"ti.{function}({', '.join(texts)})"
 
-    def effect(self, s: Effect) -> None:
+    def effect(self, s: ir.Effect) -> None:
         argument = self.expressions.argument
         if s.function == "assert":
             condition, message = s.args
@@ -244,24 +218,24 @@ class Lines:
         results = ", ".join(map(self.names.declare, s.results))
         self.line(f"{results} = {text}" if results else text, s.place)
 
-    def boundary(self, s: Boundary) -> None:
+    def boundary(self, s: ir.Boundary) -> None:
         if s.options.get("antialias"):
             raise UnsupportedError(
                 f"{s.place.message() if s.place else ''}\n{s.kind} is antialiased: its value depends on the derivative "
                 "of level, which a kernel without derivatives does not have."
             )
         groups = s.values if isinstance(s.values, tuple) else (s.values,)
-        for local, value in zip(s.results, (e for g in groups for e in entries(g)), strict=True):
+        for local, value in zip(s.results, (e for g in groups for e in ir.entries(g)), strict=True):
             self.line(f"{self.names.declare(local)} = {self.expressions.text(value)}", s.place)
 
 
-def _is_one(values: tuple[Value, ...]) -> bool:
+def _is_one(values: tuple[ir.Value, ...]) -> bool:
     """Whether all are the same constant."""
-    return isinstance(values[0], Const) and len(set(values)) == 1
+    return isinstance(values[0], ir.Const) and len(set(values)) == 1
 
 
-def _is_worth_a_name(node: Value) -> bool:
+def _is_worth_a_name(node: ir.Value) -> bool:
     """Whether a value that is used twice is computed: not read, converted from a local, or random."""
-    if not isinstance(node, Op) or not node.contents.is_pure:
+    if not isinstance(node, ir.Op) or not node.contents.is_pure:
         return False
-    return not (node.name == "cast" and isinstance(node.args[0], (Const, Read)))
+    return not (node.name == "cast" and isinstance(node.args[0], (ir.Const, ir.Read)))

@@ -9,26 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    Argument,
-    Assign,
-    Atomic,
-    Body,
-    Container,
-    Effect,
-    For,
-    If,
-    Jump,
-    Load,
-    Op,
-    Place,
-    Statement,
-    Update,
-    Value,
-    While,
-)
 from taichi_ext.program.types import U1
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.taichi_types import type_of
@@ -43,7 +26,7 @@ class Frame:
     """A function that is being walked, and where it was called."""
 
     context: Any
-    caller: Place | None
+    caller: ir.Place | None
     is_library: bool
 
 
@@ -52,7 +35,7 @@ class Block:
     """An open block, and the statement that it will be part of once it is closed."""
 
     owner: str  # kernel, if, while, for
-    statements: list[Statement] = field(default_factory=list)
+    statements: list[ir.Statement] = field(default_factory=list)
     head: Any = None  # If: condition, place and what came before else; While, For: the statement so far
 
 
@@ -70,7 +53,7 @@ class Recording:
     ) -> None:
         self.kernel = kernel
         self.library_names = library_names  # what each name in a rewritten source stands for
-        self.arguments: tuple[Argument, ...] = ()
+        self.arguments: tuple[ir.Argument, ...] = ()
         self.library = library
         self.rules = rules  # of users, that apply to the kernel
         self.is_reverse = is_reverse  # Taichi's reverse mode takes the derivative itself
@@ -78,8 +61,8 @@ class Recording:
         self.constants.library = library
         self.frames: list[Frame] = []
         self.blocks = [Block("kernel")]
-        self.containers: dict[int, Container] = {}
-        self.arrays: dict[int, Container] = {}
+        self.containers: dict[int, ir.Container] = {}
+        self.arrays: dict[int, ir.Container] = {}
         self.kept: list[Any] = []  # objects that are known by their identity
         self.pending: Any = None  # the loop whose domain is known and whose body comes next
         self.domain: tuple[Any, ...] = ()  # what Taichi walks in its place
@@ -88,7 +71,7 @@ class Recording:
             Any, Any
         ] = {}  # locals, with an index, that were declared as copies: what they were read from
         self.stopped: list[Any] = []  # what the rules that are being walked are for
-        self._places: dict[Any, Place | None] = {}
+        self._places: dict[Any, ir.Place | None] = {}
 
     # --- functions and places
 
@@ -100,7 +83,7 @@ class Recording:
     def context(self) -> Any:
         return self.frames[-1].context
 
-    def place(self) -> Place | None:
+    def place(self) -> ir.Place | None:
         """Where in the user's source the statement stands that is being walked."""
         for frame in reversed(self.frames):
             if not frame.is_library:
@@ -112,19 +95,19 @@ class Recording:
             match = _POSITION.match(key[0])
             caller = key[1]
             self._places[key] = (
-                Place(match[1], int(match[2]), match[4].strip("\n"), match[3], caller) if match else caller
+                ir.Place(match[1], int(match[2]), match[4].strip("\n"), match[3], caller) if match else caller
             )
         return self._places[key]
 
     # --- statements
 
-    def add(self, statement: Statement) -> None:
+    def add(self, statement: ir.Statement) -> None:
         if self.stopped and _writes(statement):
             raise UnsupportedError("A rule must not write to fields or arrays; it returns a tangent.")
         self.blocks[-1].statements.append(statement)
 
-    def open_if(self, condition: Value) -> None:
-        self.blocks.append(Block("if", head=If(condition, (), place=self.place())))
+    def open_if(self, condition: ir.Value) -> None:
+        self.blocks.append(Block("if", head=ir.If(condition, (), place=self.place())))
 
     def open_else(self) -> None:
         self.blocks.append(Block("else"))
@@ -142,31 +125,31 @@ class Recording:
         self.add(self.blocks.pop().head)
 
     def open_while(self) -> None:
-        self.blocks.append(Block("while", head=While(None, (), place=self.place())))
+        self.blocks.append(Block("while", head=ir.While(None, (), place=self.place())))
 
-    def set_condition(self, condition: Value) -> None:
+    def set_condition(self, condition: ir.Value) -> None:
         """The condition of a while loop; where computing it took statements, the loop is left by a branch."""
         block = self.blocks[-1]
         if block.statements:
-            ends = Op("logical_not", (condition,), U1)
-            self.add(If(ends, (Jump("break"),), place=self.place()))
+            ends = ir.Op("logical_not", (condition,), U1)
+            self.add(ir.If(ends, (ir.Jump("break"),), place=self.place()))
         else:
             block.head = replace(block.head, condition=condition)
 
-    def open_for(self, loop: For) -> None:
+    def open_for(self, loop: ir.For) -> None:
         self.blocks.append(Block("for", head=loop))
 
     def end_loop(self) -> None:
         block = self.blocks.pop()
         self.add(replace(block.head, body=tuple(block.statements)))
 
-    def body(self) -> Body:
+    def body(self) -> ir.Body:
         assert len(self.blocks) == 1
         return tuple(self.blocks[0].statements)
 
     # --- fields and arrays
 
-    def container(self, obj: Any) -> Container:
+    def container(self, obj: Any) -> ir.Container:
         """The container of a field or array argument."""
         if id(obj) in self.arrays:
             return self.arrays[id(obj)]
@@ -187,19 +170,19 @@ class Recording:
         return "field"
 
 
-def field_container(field: Any, name: str) -> Container:
+def field_container(field: Any, name: str) -> ir.Container:
     """The container of a scalar or matrix field."""
     element_shape = (field.n, field.m)[: field.ndim] if isinstance(field, backend.MatrixField) else ()
     shape, offset = tuple(field.shape), tuple(backend.field_offset(field) or ())
-    return Container(name, type_of(field.dtype), len(shape), element_shape, field, False, shape, offset)
+    return ir.Container(name, type_of(field.dtype), len(shape), element_shape, field, False, shape, offset)
 
 
-def _writes(s: Statement) -> bool:
+def _writes(s: ir.Statement) -> bool:
     """Whether a statement may change a field or an array."""
-    if isinstance(s, Effect):
+    if isinstance(s, ir.Effect):
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
         return name.lstrip(".") in ("append", "deactivate")
-    return isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load)
+    return isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load)
 
 
 def _path(owner: Any, obj: Any, depth: int) -> tuple[str, ...] | None:

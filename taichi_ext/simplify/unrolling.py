@@ -7,30 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Const,
-    Declare,
-    Effect,
-    For,
-    If,
-    Jump,
-    Local,
-    Op,
-    Read,
-    Statement,
-    Update,
-    Value,
-    While,
-    declared,
-    rebuilt,
-    statements,
-    with_values,
-)
+import taichi_ext.program as ir
 
 MOST = 1024  # iterations, of all loops together
 
@@ -46,7 +23,7 @@ _COMPUTE: dict[str, Callable[..., int]] = {
 }
 
 
-def unrolled(body: Body, refuse: Callable[[str], Exception]) -> Body:
+def unrolled(body: ir.Body, refuse: Callable[[str], Exception]) -> ir.Body:
     """The block without loops; ``refuse(what)`` is the exception where something cannot be written out."""
     return _Unrolling(refuse).block(body, {}, {}, is_copy=False)
 
@@ -56,41 +33,43 @@ class _Unrolling:
         self.refuse = refuse
         self.count = 0
 
-    def block(self, body: Body, names: Mapping[Local, Local], known: Mapping[Any, int], *, is_copy: bool) -> Body:
+    def block(
+        self, body: ir.Body, names: Mapping[ir.Local, ir.Local], known: Mapping[Any, int], *, is_copy: bool
+    ) -> ir.Body:
         """A block: of an iteration, a copy. ``names`` are the new locals of outer copies, ``known`` loop variables."""
         names = dict(names)
-        made: list[Statement] = []
+        made: list[ir.Statement] = []
         for s in body:
             s = substituted(s, lambda node, names=names: _new_name(node, names, known))
-            if isinstance(s, While):
+            if isinstance(s, ir.While):
                 raise self.refuse("a while loop")
-            if isinstance(s, For):
+            if isinstance(s, ir.For):
                 made += self.loop(s, names, known)
                 continue
             if is_copy:
-                names.update((local, replace(local)) for local in declared(s))
+                names.update((local, replace(local)) for local in ir.declared(s))
                 s = renamed(s, names)
-            if isinstance(s, If):
+            if isinstance(s, ir.If):
                 then, orelse = (self.block(b, names, known, is_copy=is_copy) for b in (s.then, s.orelse))
                 s = replace(s, then=then, orelse=orelse)
             made.append(s)
         return tuple(made)
 
-    def loop(self, s: For, names: Mapping[Local, Local], known: Mapping[Any, int]) -> Iterator[Statement]:
-        if any(isinstance(inner, Jump) for inner in statements(s.body)):
+    def loop(self, s: ir.For, names: Mapping[ir.Local, ir.Local], known: Mapping[Any, int]) -> Iterator[ir.Statement]:
+        if any(isinstance(inner, ir.Jump) for inner in ir.statements(s.body)):
             raise self.refuse("a loop with break or continue")
         for index in self.iterations(s):
             own, numbers = dict(names), dict(known)
             if len(s.variables) == 1 and s.variables[0].shape:
                 (variable,) = s.variables
                 own[variable] = replace(variable, kind="temporary")
-                yield Declare(own[variable], tuple(Const(i, variable.dtype) for i in index), place=s.place)
+                yield ir.Declare(own[variable], tuple(ir.Const(i, variable.dtype) for i in index), place=s.place)
                 numbers.update(((variable, n), i) for n, i in enumerate(index))
             else:
                 numbers.update(zip(s.variables, index, strict=True))
             yield from self.block(s.body, own, numbers, is_copy=True)
 
-    def iterations(self, s: For) -> list[tuple[int, ...]]:
+    def iterations(self, s: ir.For) -> list[tuple[int, ...]]:
         if s.kind == "range":
             axes = [tuple(map(_number, s.domain))]
         elif s.kind in ("ndrange", "grouped ndrange"):
@@ -106,42 +85,42 @@ class _Unrolling:
         return found
 
 
-def _new_name(node: Value, names: Mapping[Local, Local], known: Mapping[Any, int]) -> Value:
+def _new_name(node: ir.Value, names: Mapping[ir.Local, ir.Local], known: Mapping[Any, int]) -> ir.Value:
     """A read of a local of a copy; a number for the variable of a loop."""
-    if not isinstance(node, Read):
+    if not isinstance(node, ir.Read):
         return node
     number = known.get((node.local, *node.index) if node.index else node.local)
     if number is not None:
-        return Const(number, node.dtype, place=node.place)
+        return ir.Const(number, node.dtype, place=node.place)
     new = names.get(node.local)
-    return node if new is None else Read(new, node.index, place=node.place)
+    return node if new is None else ir.Read(new, node.index, place=node.place)
 
 
-def substituted(s: Statement, change: Callable[[Value], Value]) -> Statement:
+def substituted(s: ir.Statement, change: Callable[[ir.Value], ir.Value]) -> ir.Statement:
     """The statement with ``change`` applied to each node of its expressions, and to its target."""
-    memo: dict[Value, Value] = {}
-    s = with_values(s, lambda v: rebuilt(v, change, memo))
-    if isinstance(s, (Assign, Update, Atomic)):
+    memo: dict[ir.Value, ir.Value] = {}
+    s = ir.with_values(s, lambda v: ir.rebuilt(v, change, memo))
+    if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)):
         return replace(s, target=change(s.target))  # type: ignore[arg-type]
     return s
 
 
-def renamed(s: Statement, names: Mapping[Local, Local]) -> Statement:
+def renamed(s: ir.Statement, names: Mapping[ir.Local, ir.Local]) -> ir.Statement:
     """A statement of its own, with new locals for those that it declares."""
-    if isinstance(s, Declare):
+    if isinstance(s, ir.Declare):
         return replace(s, local=names[s.local])
-    if isinstance(s, Atomic) and s.result is not None:
+    if isinstance(s, ir.Atomic) and s.result is not None:
         return replace(s, result=names[s.result])
-    if isinstance(s, (Call, Effect, Boundary)):
+    if isinstance(s, (ir.Call, ir.Effect, ir.Boundary)):
         return replace(s, results=tuple(names[r] for r in s.results))
     return replace(s)
 
 
 def _number(value: Any) -> int | None:
     """A bound that is known."""
-    if isinstance(value, Const):
+    if isinstance(value, ir.Const):
         return int(value.value)
-    if not isinstance(value, Op) or value.name not in _COMPUTE or not value.dtype.is_integer:
+    if not isinstance(value, ir.Op) or value.name not in _COMPUTE or not value.dtype.is_integer:
         return None
     numbers = list(map(_number, value.args))
     if None in numbers or (value.name == "floordiv" and numbers[1] == 0):

@@ -5,71 +5,54 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Container,
-    Effect,
-    Load,
-    Local,
-    Read,
-    Statement,
-    Update,
-    Value,
-    bodies,
-    statements,
-    values_of,
-    walk,
-)
+import taichi_ext.program as ir
 
 
-def assigned_locals(body: Body) -> set[Local]:
+def assigned_locals(body: ir.Body) -> set[ir.Local]:
     """Locals that change after their declaration."""
-    return {s.target.local for s in statements(body) if isinstance(s, Store) and isinstance(s.target, Read)}
+    return {s.target.local for s in ir.statements(body) if isinstance(s, Store) and isinstance(s.target, ir.Read)}
 
 
-Store = (Assign, Update, Atomic)
+Store = (ir.Assign, ir.Update, ir.Atomic)
 
 
-def all_values(statement: Statement) -> list[Value]:
+def all_values(statement: ir.Statement) -> list[ir.Value]:
     """All nodes in the expressions of a statement, without those in its blocks."""
-    return [node for value in values_of(statement) for node in walk(value)]
+    return [node for value in ir.values_of(statement) for node in ir.walk(value)]
 
 
-def read_counts(body: Body) -> Counter[Local]:
+def read_counts(body: ir.Body) -> Counter[ir.Local]:
     """How often each local is read; a node that occurs twice counts twice."""
-    return Counter(n.local for s in statements(body) for n in all_values(s) if isinstance(n, Read))
+    return Counter(n.local for s in ir.statements(body) for n in all_values(s) if isinstance(n, ir.Read))
 
 
-def kept_locals(body: Body) -> set[Local]:
+def kept_locals(body: ir.Body) -> set[ir.Local]:
     """Locals with respect to which a boundary differentiates: positions of pixels, tangents of rules."""
     inner = {local for s in _boundaries(body) for locals_ in s.inner.values() for local in locals_}
     return inner | position_locals(body)
 
 
-def position_locals(body: Body) -> set[Local]:
+def position_locals(body: ir.Body) -> set[ir.Local]:
     """Locals that hold the positions of pixels."""
     values = (e for s in _boundaries(body) for e in getattr(s.given.get("at"), "entries", ()))
     return {local for e in values for local in e.contents.locals}
 
 
-def _boundaries(body: Body) -> Iterator[Boundary]:
-    return (s for s in statements(body) if isinstance(s, Boundary))
+def _boundaries(body: ir.Body) -> Iterator[ir.Boundary]:
+    return (s for s in ir.statements(body) if isinstance(s, ir.Boundary))
 
 
-def written_memory(statement: Statement) -> set[Local | Container]:
+def written_memory(statement: ir.Statement) -> set[ir.Local | ir.Container]:
     """The locals and containers that a statement writes to, blocks in it included."""
-    found: set[Local | Container] = set()
+    found: set[ir.Local | ir.Container] = set()
     if isinstance(statement, Store):
         target = statement.target
-        found.add(target.container if isinstance(target, Load) else target.local)
-    elif isinstance(statement, Effect):
+        found.add(target.container if isinstance(target, ir.Load) else target.local)
+    elif isinstance(statement, ir.Effect):
         found |= set(statement.writes)
         if statement.function == "stop_grad":  # what is read before it has a tangent
-            found |= {a for a in statement.args if isinstance(a, Container)}
-    for body in bodies(statement):
+            found |= {a for a in statement.args if isinstance(a, ir.Container)}
+    for body in ir.bodies(statement):
         for inner in body:
             found |= written_memory(inner)
     return found

@@ -2,79 +2,64 @@
 
 from __future__ import annotations
 
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Declare,
-    Local,
-    Op,
-    Read,
-    Statement,
-    Update,
-    Value,
-    bodies,
-    rebuilt,
-    with_bodies,
-    with_values,
-)
+import taichi_ext.program as ir
 from taichi_ext.simplify.usage import kept_locals
 
 
-def with_versions(body: Body) -> Body:
+def with_versions(body: ir.Body) -> ir.Body:
     """The block in which such locals are never assigned."""
     candidates = _candidates(body) - kept_locals(body)
     return _block(body, candidates, {}) if candidates else body
 
 
-def _candidates(body: Body) -> set[Local]:
+def _candidates(body: ir.Body) -> set[ir.Local]:
     """Scalars that are assigned, always as statements of the block of their declaration."""
-    assigned: set[Local] = set()
-    elsewhere: set[Local] = set()
+    assigned: set[ir.Local] = set()
+    elsewhere: set[ir.Local] = set()
 
-    def scan(block: Body) -> None:
-        own: set[Local] = set()
+    def scan(block: ir.Body) -> None:
+        own: set[ir.Local] = set()
         for s in block:
-            if isinstance(s, Declare) and not s.local.shape:
+            if isinstance(s, ir.Declare) and not s.local.shape:
                 own.add(s.local)
-            elif isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Read):
+            elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Read):
                 local = s.target.local
                 assigned.add(local)
-                is_simple = isinstance(s, Assign) or (isinstance(s, Update) and local.dtype.bits >= 32)
+                is_simple = isinstance(s, ir.Assign) or (isinstance(s, ir.Update) and local.dtype.bits >= 32)
                 if local not in own or not is_simple:
                     elsewhere.add(local)
-            for inner in bodies(s):
+            for inner in ir.bodies(s):
                 scan(inner)
 
     scan(body)
     return assigned - elsewhere
 
 
-def _block(body: Body, candidates: set[Local], outer: dict[Local, Local]) -> Body:
+def _block(body: ir.Body, candidates: set[ir.Local], outer: dict[ir.Local, ir.Local]) -> ir.Body:
     current = dict(outer)
 
-    def now(node: Value) -> Value:
-        found = current.get(node.local) if isinstance(node, Read) else None
-        return node if found is None else Read(found, place=node.place)
+    def now(node: ir.Value) -> ir.Value:
+        found = current.get(node.local) if isinstance(node, ir.Read) else None
+        return node if found is None else ir.Read(found, place=node.place)
 
-    made: list[Statement] = []
+    made: list[ir.Statement] = []
     for s in body:
-        memo: dict[Value, Value] = {}
+        memo: dict[ir.Value, ir.Value] = {}
         if not s.contents.locals.isdisjoint(current):
-            s = with_values(s, lambda v, memo=memo: rebuilt(v, now, memo))
-        if bodies(s):
-            s = with_bodies(s, tuple(_block(block, candidates, current) for block in bodies(s)))
-        target = s.target if isinstance(s, (Assign, Update)) else None
-        if not isinstance(target, Read) or target.local not in candidates:
+            s = ir.with_values(s, lambda v, memo=memo: ir.rebuilt(v, now, memo))
+        if ir.bodies(s):
+            s = ir.with_bodies(s, tuple(_block(block, candidates, current) for block in ir.bodies(s)))
+        target = s.target if isinstance(s, (ir.Assign, ir.Update)) else None
+        if not isinstance(target, ir.Read) or target.local not in candidates:
             made.append(s)
             continue
-        assert isinstance(s, (Assign, Update))
+        assert isinstance(s, (ir.Assign, ir.Update))
         local = target.local
         value = s.value
-        if isinstance(s, Update):
-            value = Op(s.op, (now(target), value), local.dtype, place=s.place)
+        if isinstance(s, ir.Update):
+            value = ir.Op(s.op, (now(target), value), local.dtype, place=s.place)
         elif value.dtype != local.dtype:
-            value = Op("cast", (value,), local.dtype, place=s.place)
-        current[local] = Local(local.name, local.dtype, (), local.kind)
-        made.append(Declare(current[local], (value,), place=s.place))
+            value = ir.Op("cast", (value,), local.dtype, place=s.place)
+        current[local] = ir.Local(local.name, local.dtype, (), local.kind)
+        made.append(ir.Declare(current[local], (value,), place=s.place))
     return tuple(made)

@@ -4,68 +4,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.differentiate.forms.build import literal
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Declare,
-    If,
-    Local,
-    Op,
-    Program,
-    Read,
-    Return,
-    Statement,
-    Update,
-    Value,
-    mapped,
-    values_of,
-    walk,
-    with_children,
-    with_values,
-)
 
 
-def with_branches(program: Program, activity: Activity) -> Program:
+def with_branches(program: ir.Program, activity: Activity) -> ir.Program:
     """The program with an ``if`` statement for each conditional expression that carries a tangent."""
-    return replace(program, body=mapped(program.body, lambda s: _split(s, activity)))
+    return replace(program, body=ir.mapped(program.body, lambda s: _split(s, activity)))
 
 
-def _split(s: Statement, activity: Activity) -> Body:
-    if not isinstance(s, (Declare, Assign, Update, Atomic, Return, Call, Boundary)):
+def _split(s: ir.Statement, activity: Activity) -> ir.Body:
+    if not isinstance(s, (ir.Declare, ir.Assign, ir.Update, ir.Atomic, ir.Return, ir.Call, ir.Boundary)):
         return (s,)
-    if not any(_is_branch(node, activity) for value in values_of(s) for node in walk(value)):
+    if not any(_is_branch(node, activity) for value in ir.values_of(s) for node in ir.walk(value)):
         return (s,)
-    before: list[Statement] = []
-    known: dict[Value, Value] = {}
+    before: list[ir.Statement] = []
+    known: dict[ir.Value, ir.Value] = {}
 
-    def change(value: Value) -> Value:
+    def change(value: ir.Value) -> ir.Value:
         if value not in known:
             if _is_branch(value, activity):
-                assert isinstance(value, Op)
+                assert isinstance(value, ir.Op)
                 known[value] = _joined(value, s, before, activity)
             else:
-                known[value] = with_children(value, change)
+                known[value] = ir.with_children(value, change)
         return known[value]
 
-    new = with_values(s, change)
+    new = ir.with_values(s, change)
     return (*before, new)
 
 
-def _joined(value: Op, s: Statement, before: list[Statement], activity: Activity) -> Read:
+def _joined(value: ir.Op, s: ir.Statement, before: list[ir.Statement], activity: Activity) -> ir.Read:
     """A local that takes the value in an ``if`` statement, which is added to ``before``."""
     condition, then, orelse = value.args
-    local = Local("value", value.dtype)
-    target = Read(local, place=value.place)
-    sides = (_split(Assign(target, side, place=s.place), activity) for side in (then, orelse))
-    before.append(Declare(local, (literal(0, value.dtype),), place=s.place))
-    before.append(If(condition, *sides, place=s.place))
+    local = ir.Local("value", value.dtype)
+    target = ir.Read(local, place=value.place)
+    sides = (_split(ir.Assign(target, side, place=s.place), activity) for side in (then, orelse))
+    before.append(ir.Declare(local, (literal(0, value.dtype),), place=s.place))
+    before.append(ir.If(condition, *sides, place=s.place))
     return target
 
 
-def _is_branch(value: Value, activity: Activity) -> bool:
-    return isinstance(value, Op) and value.name == "ifte" and activity.has(value)
+def _is_branch(value: ir.Value, activity: Activity) -> bool:
+    return isinstance(value, ir.Op) and value.name == "ifte" and activity.has(value)

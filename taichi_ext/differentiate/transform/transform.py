@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate.edges.boundaries import boundary
 from taichi_ext.differentiate.edges.rule_context import RuleContext
@@ -14,26 +15,6 @@ from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.serial_loops import serialized
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Container,
-    Declare,
-    Effect,
-    For,
-    If,
-    Load,
-    Local,
-    Read,
-    Return,
-    Statement,
-    Update,
-    While,
-    values_of,
-)
 
 # Calls that stay, on values with tangents or without; by name
 KEPT = frozenset(("print", "assert", "append", ".append"))
@@ -65,13 +46,13 @@ class Transform:
         self._reversals = reversals
         self._sink = sink
 
-    def body(self, body: Body, variables: tuple[Local, ...] = ()) -> Body:
+    def body(self, body: ir.Body, variables: tuple[ir.Local, ...] = ()) -> ir.Body:
         """A block with tangents, in which these variables can be named."""
         return self._block(body, variables, _nothing, _nothing)
 
     def _block(
-        self, body: Body, variables: tuple[Local, ...], begin: Callable[[], None], finish: Callable[[], None]
-    ) -> Body:
+        self, body: ir.Body, variables: tuple[ir.Local, ...], begin: Callable[[], None], finish: Callable[[], None]
+    ) -> ir.Body:
         """A block with tangents; ``begin`` and ``finish`` emit what comes before and after its statements."""
         cursor, builder = self._walk.cursor, self._walk.builder
         with cursor.in_block(variables), builder.collecting() as collected:
@@ -85,42 +66,44 @@ class Transform:
             finish()
         return tuple(collected)
 
-    def _statement(self, group: tuple[Statement, ...]) -> None:
+    def _statement(self, group: tuple[ir.Statement, ...]) -> None:
         context, walk, s = self._context, self._walk, group[0]
         active = walk.facts.activity
         match s:
-            case Declare():
+            case ir.Declare():
                 context.locals.declare(s)
-            case Assign(target=Read()) | Update(target=Read()):
+            case ir.Assign(target=ir.Read()) | ir.Update(target=ir.Read()):
                 context.locals.assign(s)
-            case Assign(target=Load(container=c)) | Update(target=Load(container=c)) if c in active.containers:
+            case ir.Assign(target=ir.Load(container=c)) | ir.Update(target=ir.Load(container=c)) if (
+                c in active.containers
+            ):
                 self._stores.statement(group)
-            case Atomic(target=Load(container=c)) if c in active.containers:
+            case ir.Atomic(target=ir.Load(container=c)) if c in active.containers:
                 special.atomic(context, self._stores, self._storages, s)
-            case Atomic(target=Read(local=local)) if local in active.locals:
+            case ir.Atomic(target=ir.Read(local=local)) if local in active.locals:
                 special.atomic(context, self._stores, self._storages, s)
-            case Atomic() if special.is_serial_product(walk, s):
+            case ir.Atomic() if special.is_serial_product(walk, s):
                 special.product(walk, s)
-            case If(condition=condition, then=then, orelse=orelse):
+            case ir.If(condition=condition, then=then, orelse=orelse):
                 then, orelse = self.body(then), self.body(orelse)
                 walk.builder.emit(replace(s, condition=condition, then=then, orelse=orelse))
-            case For() if self._reversals.is_reversed(s):
+            case ir.For() if self._reversals.is_reversed(s):
                 self._reversals.loop(s, self._block)
-            case For() | While():
+            case ir.For() | ir.While():
                 self._loop(s)
-            case Return():
+            case ir.Return():
                 special.returned(context, self._sink, self._storages.gradient, s)
-            case Boundary():
+            case ir.Boundary():
                 boundary(context, s)
-            case Call() if any(map(walk.facts.is_active, values_of(s))):
+            case ir.Call() if any(map(walk.facts.is_active, ir.values_of(s))):
                 special.call(context, s)
-            case Effect():
+            case ir.Effect():
                 self._effect(s)
             case _:
                 for one in group:
                     walk.builder.emit(one)
 
-    def _effect(self, s: Effect) -> None:
+    def _effect(self, s: ir.Effect) -> None:
         """A call that stays as it is."""
         walk, seeds = self._walk, self._walk.facts.seeds
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
@@ -129,25 +112,25 @@ class Transform:
             if seeds.is_again:
                 walk.builder.emit(s)
             return
-        if name not in KEPT and any(map(walk.facts.is_active, values_of(s))):
+        if name not in KEPT and any(map(walk.facts.is_active, ir.values_of(s))):
             special.refuse_effect(s)
         walk.builder.emit(s)
 
-    def _loop(self, s: For | While) -> None:
+    def _loop(self, s: ir.For | ir.While) -> None:
         """A loop that is walked forward."""
         walk, facts = self._walk, self._walk.facts
         if self._sink is not None:
             self._sink.counts.before(s)
-        variables = tuple(v for v in s.variables if v not in facts.changed) if isinstance(s, For) else ()
+        variables = tuple(v for v in s.variables if v not in facts.changed) if isinstance(s, ir.For) else ()
         walk.builder.frozen.update(variables)
         with walk.cursor.in_loop(facts.loops[s]):
             body = self.body(s.body, variables)
         if not walk.cursor.loops:
             self._stores.end_loop()
         new = replace(s, body=body)
-        if isinstance(new, For) and s in walk.plan.serial:
+        if isinstance(new, ir.For) and s in walk.plan.serial:
             over = new.domain[0] if new.domain else None
-            extent = facts.seeds.extents.get(over) if isinstance(over, Container) else None
+            extent = facts.seeds.extents.get(over) if isinstance(over, ir.Container) else None
             new = serialized(new, extent, is_host=facts.seeds.is_host)
         walk.builder.emit(new)
         if self._sink is not None:
