@@ -1,6 +1,6 @@
 """A camera calibrated from 64 images of a board, by two worker processes, of which one is killed on the way.
 
-Each image is a shard: a worker makes its kernel once, and computes residuals and a sparse J wherever it is asked.  The
+Each image is a shard: a worker makes its kernel once, and computes residuals and a sparse J at each point.  The
 camera (focal lengths, centre, two coefficients of distortion) and the pose of the board in each image are fitted
 together, 390 numbers.  The killed worker is replaced, what it had is computed again, and the digits are those of a run
 in this process.  With Dask installed, the workers are those of a cluster on this machine.

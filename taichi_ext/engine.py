@@ -191,7 +191,7 @@ def compiled(
 
 
 def own_features(differentiated: Differentiated) -> tuple[Any, ...]:
-    """What the kernel's own arguments are to Taichi, in their order."""
+    """The types of the kernel's own arguments for Taichi, in their order."""
     features: list[Any] = [backend.array_feature(backend.named_type(c.dtype.name)) for _, c in differentiated.shadows]
     if differentiated.first_column is not None:
         features.append(backend.NUMBER_FEATURE)

@@ -297,7 +297,7 @@ def _parts(name: str, value: Any, used: set[str]) -> Iterator[tuple[str, Any, st
 
 
 def _of_slot(item: Any, value: Any) -> Any:
-    """What a slot of an object holds; anything else that its type has, as it is."""
+    """The object in a slot of an object; anything else that its type has, unchanged."""
     try:
         return item.__get__(value) if isinstance(item, types.MemberDescriptorType) else item
     except AttributeError:  # nothing stored yet

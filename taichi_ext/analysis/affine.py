@@ -167,5 +167,5 @@ def loop_atoms(s: For) -> tuple[Atom, ...]:
 
 
 def source_of(atom: Atom) -> Local | Value:
-    """What an atom is read from: the local, that of an entry, or the value itself."""
+    """The source of an atom: the local, that of an entry, or the value itself."""
     return atom.local if isinstance(atom, VectorEntry) else atom

@@ -86,7 +86,7 @@ class Expressions:
         return Affine(((known, 1),))
 
     def _key(self, value: Value | int) -> Any:
-        """What is equal for expressions that are written alike; None where their values may differ all the same."""
+        """A key that is equal for expressions written alike; None where their values may differ all the same."""
         match value:
             case int():
                 return value

@@ -106,7 +106,7 @@ class Slices:
         return position | frozenset(every)
 
     def _reads(self, values: list[Value], position: Position = frozenset()) -> Iterator[Read]:
-        """What a change of values may come from, past what the position holds."""
+        """Where a change of values may come from, other than from the position."""
         pending, seen = values, set[object]()
         while pending:
             value = pending.pop()

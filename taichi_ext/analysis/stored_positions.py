@@ -2,7 +2,7 @@
 
 Tangents by positions are kept with locals. Fields and arrays have none, so what is read from them is constant for the
 gradient of a level. That is right for what was stored at other positions: by other kernels, loops or iterations.
-What was stored at the same position would be missing.
+A number that was stored at the same position would be missing.
 
 The statements are walked in their order, loops until nothing changes. An entry is known by the normal forms of its
 indices. A store to the same entry takes the place of what was there; entries whose indices differ by a number do not

@@ -170,7 +170,7 @@ def outer_array_dtype(value: Any) -> Any:
     """Scalar type of an array outside a kernel; None where Taichi has none like it."""
     try:
         return to_taichi_type(value.dtype)
-    except (AttributeError, RuntimeError, AssertionError):  # what Taichi's own search ends in
+    except (AttributeError, RuntimeError, AssertionError):  # errors of Taichi's own search
         return None
 
 

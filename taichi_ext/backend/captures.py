@@ -133,11 +133,11 @@ class Captures:
             self._numbers += (capture,)
 
     def changed(self) -> Capture | None:
-        """One that is another value now."""
+        """A value that has changed."""
         return next((capture for capture in self._all.values() if capture.has_changed()), None)
 
     def changed_number(self) -> Capture | None:
-        """One that is another number now: this is quick."""
+        """A number that has changed; checked quickly."""
         for capture in self._numbers:
             if capture.has_changed():
                 return capture
@@ -198,7 +198,7 @@ def _note_attribute(context: Any, node: Any) -> None:
 
 
 def read_member(struct: Any, name: str) -> Any:
-    """What a member of a struct of Python numbers reads as, in the kernel that is walked."""
+    """The value of a member of a struct of Python numbers, in the kernel that is walked."""
     value = getattr(struct, name)
     reader = _noting[-1].reader if _noting else None
     return value if reader is None else reader.read_attribute(struct, name, value)

@@ -55,7 +55,7 @@ def find_memory(fields: Iterable[Any]) -> None:
 
 
 def memory_of_field(field: Any) -> np.ndarray | None:
-    """What a field holds, shaped as by ``to_numpy``, as a view; None where it is not in one dense block on the CPU."""
+    """A field as a view shaped as by ``to_numpy``; None where it is not in one dense block on the CPU."""
     layout = _layout(field)
     if layout is None:
         return None

@@ -230,7 +230,7 @@ def _followed_from_numpy(name: str) -> Callable[..., Any]:
     return from_numpy
 
 
-# All that Python can do to a field or array.  What is not here ends in one of these, or in a kernel of Taichi's own,
+# All that Python can do to a field or array.  Other calls end in one of these, or in a kernel of Taichi's own,
 # whose launch is followed like any other:
 #
 #   field[i] = c, get_scalar_field(...)[i] = c, S.m[i] = c     field set

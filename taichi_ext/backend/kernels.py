@@ -246,7 +246,7 @@ def is_plain_call(kernel: Kernel) -> bool:
 class RepeatedLaunch:
     """A launch of a compiled kernel that takes NumPy arrays and integers, set up once to be made many times.
 
-    What is ``given`` at the start is kept and given to each launch; the others, None there, are given to one.
+    Arguments ``given`` at the start are kept and passed to each launch; the others, None there, to one.
     """
 
     def __init__(self, fused: FusedKernel, given: list[Any]) -> None:

@@ -45,7 +45,7 @@ def is_dense(field: Any) -> bool:
 
 
 def storage_parts(obj: Any) -> list[Any]:
-    """What holds a scalar or matrix field: parts of the layout that are not dense, and what is dense, as fields."""
+    """The holders of a scalar or matrix field: parts of the layout that are not dense, and dense ones, as fields."""
     if not isinstance(obj, (ScalarField, MatrixField)):
         return [obj]
     parts = [sparse_part(v.ptr.snode()) for v in obj.vars]

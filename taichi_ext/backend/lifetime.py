@@ -162,7 +162,7 @@ def moment() -> Moment:
 
 
 def lost_since(before: Moment) -> str:
-    """What no longer exists of the fields that there were at a moment; empty where all of them do."""
+    """The fields that existed at a moment and no longer do, in words; empty where all of them exist."""
     program = impl.get_runtime().prog
     if program is None or before.program() is not program:
         return "ti.init or ti.reset was called"
@@ -243,7 +243,7 @@ def _note_destroyed(self: Any) -> None:
 
 
 def _first_field(node: Any) -> str:
-    """What messages call the first field below a node of a tree."""
+    """The name, in messages, of the first field below a node of a tree."""
     for child in (node.get_ch(n) for n in range(node.get_num_ch())):
         if child.is_place():
             return f"a field of shape {tuple(SNode(child).shape)}"

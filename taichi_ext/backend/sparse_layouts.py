@@ -19,7 +19,7 @@ from taichi.types.primitive_types import all_types
 
 from taichi_ext.backend.lifetime import InTree, layout_version, refuse_ended, tree_serial
 
-# What Taichi's stubs say of kernels is not what it takes.
+# Taichi's stubs of kernels differ from the arguments that it takes.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
 
 _KINDS = core.SNodeType

@@ -54,7 +54,7 @@ _AGREES, _UNDECIDED, _DISAGREES = 0, 1, 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """What differences say about the entries of a column of J, and the derivatives that they give."""
+    """The verdict of differences on the entries of a column of J, and the derivatives that they give."""
 
     rank: np.ndarray
     derivative: np.ndarray
@@ -201,7 +201,7 @@ class ComparedColumns:
         return Block(output, param, compared, self._size, failed, undecided, self._entry, self._remark)
 
     def _study(self, entry: MovedEntry, n: int, at: np.ndarray, J: np.ndarray, rtol: float, floor: float) -> Verdict:
-        """What differences at more steps say about some entries of a column."""
+        """The verdict of differences at more steps on some entries of a column."""
         found = Verdict(np.full(at.size, _UNDECIDED), J)
         for powers in entry.powers():
             samples = [entry.samples(power)[n].of(at) for power in powers]

@@ -6,7 +6,7 @@ One small kernel calls the function, or uses the mark, at every point given, and
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportMissingTypeStubs=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# What users give is checked, whatever its annotation says.
+# Input is checked, whatever its annotation says.
 # pyright: reportUnnecessaryIsInstance=false
 
 from __future__ import annotations

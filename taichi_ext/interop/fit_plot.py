@@ -2,7 +2,7 @@
 
 # Arrays are of any shape and type here, which pyright takes for unknown.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# What users give is checked, whatever its annotation says.
+# Input is checked, whatever its annotation says.
 # pyright: reportUnnecessaryIsInstance=false
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 # Arrays are of any shape and type here, which pyright takes for unknown.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# What users give is checked, whatever its annotation says.
+# Input is checked, whatever its annotation says.
 # pyright: reportUnnecessaryIsInstance=false
 # The parts of a Jacobian are private to the package, not to its module.
 # pyright: reportPrivateUsage=false
@@ -45,7 +45,7 @@ class Side:
         return f"{self.name}{outer}{self.component(index[count:])}"
 
     def component(self, index: list[int]) -> str:
-        """What follows the name of an element: ``.y``, ``[1, 2]``."""
+        """The suffix for the name of an element: ``.y``, ``[1, 2]``."""
         if len(index) == 1 and self.element[0] <= len("xyzw"):
             return f".{'xyzw'[index[0]]}"
         return f"[{', '.join(map(str, index))}]" if index else ""

@@ -30,7 +30,7 @@ def require_torch() -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """What a call passes through torch in addition to its tensors.
+    """The data that a call passes through torch in addition to its tensors.
 
     ``function`` is the ``TorchFunction``: it says what to run, and what its inputs and outputs are.
     """
@@ -81,7 +81,7 @@ def _second_derivative(name: str) -> UnsupportedError:
 
 
 def _note_results(ctx: Any, call: Call, tensors: Sequence[Any], results: Sequence[Any]) -> None:
-    """What ``backward`` and ``jvp`` have to know about the inputs and outputs of a call."""
+    """The facts about the inputs and outputs of a call that ``backward`` and ``jvp`` need."""
     ctx.call = call
     ctx.is_real = [r.is_floating_point() for r in results]
     ctx.shapes = [r.shape for r in results]
@@ -189,7 +189,7 @@ def with_jacobian() -> Any:
 
 @functools.cache
 def without_jacobian() -> Any:
-    """The ``torch.autograd.Function`` that runs the plain kernel, and the products when they are asked for."""
+    """The ``torch.autograd.Function`` that runs the plain kernel, and the products on demand."""
     torch = require_torch()
 
     class PlainFunction(torch.autograd.Function):

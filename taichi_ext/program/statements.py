@@ -185,7 +185,7 @@ class Boundary(Statement):
         return _flat(self.values)
 
     def sources(self, name: str) -> list[Value]:
-        """What the tangents of one name stand for, entry by entry: what is given, or the values (of autodiff)."""
+        """The values behind the tangents of one name, entry by entry: the arguments, or the results (of autodiff)."""
         return _flat(self.given.get(name, self.values))
 
 
@@ -218,7 +218,7 @@ class Program:
 
     @property
     def hazards(self) -> frozenset[str]:
-        """What it has that Taichi gets wrong with its own settings, see ``backend.kernels.HAZARDS``."""
+        """Its constructs that Taichi gets wrong with its own settings, see ``backend.kernels.HAZARDS``."""
         vectors = {"vectors"} if any(c.element_shape for c in self.containers) else set()
         targets = (s.target for s in statements(self.body) if isinstance(s, (Atomic, Update))) if vectors else ()
         indexed = (isinstance(i, Value) for t in targets if isinstance(t, Load) for i in t.component)

@@ -29,7 +29,7 @@ class Type:
         return int(self.name[1:])
 
     def wrapped(self, number: int) -> int:
-        """What this type of whole numbers holds of a result that may lie beyond its range."""
+        """The number in this type of whole numbers for a result that may lie beyond its range."""
         if self.bits == 1:
             return int(number != 0)
         number %= 2**self.bits

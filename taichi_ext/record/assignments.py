@@ -193,7 +193,7 @@ def assign_to(r: Recording, target: Any, value: Any) -> None:
 
 
 def place_of(r: Recording, base: Any, index: Any) -> Any:
-    """What ``base[index]`` or ``base.name`` names: something to store to."""
+    """The place that ``base[index]`` or ``base.name`` names, to store to."""
     if not isinstance(index, str):
         return places(r, base, index)
     numbers = backend.swizzle_indices(index) if isinstance(base, (Cells, Tensor)) else None

@@ -124,7 +124,7 @@ class Probe:
         return self._noted(op, _real("sub", args[0], border), place)
 
     def _noted(self, outcome: Value, level: Value, place: Place | None) -> Body:
-        """Statements that take down how a condition turned out."""
+        """Statements that record the outcome of a condition."""
         count, seen = Read(self.count), Read(self.seen)
         mixed = [Assign(seen, new, place=place) for new in _mixed(seen, _integer(outcome))]
         body: list[Statement] = [

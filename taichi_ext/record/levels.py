@@ -180,7 +180,7 @@ class _Slice:
 
 @dataclass
 class _Kept:
-    """What one part of the code reads from elsewhere, in locals that are declared before it.
+    """Values that one part of the code reads from elsewhere, in locals that are declared before it.
 
     ``own`` are the locals that the code computes, ``changed`` those that do not keep their value.
     """
@@ -198,7 +198,7 @@ class _Kept:
         return self.names[key]
 
     def value(self, node: Value, is_guarded: bool) -> Value:
-        """What takes the place of a node; an entry of a field that may not be read otherwise stays."""
+        """The replacement of a node; an entry of a field that may not be read otherwise stays."""
         if isinstance(node, Op) and node.name == "random":
             raise _Lost("it draws random numbers")
         if isinstance(node, Load):
@@ -211,7 +211,7 @@ class _Kept:
 
 
 def _prefix(body: Body, level: Local) -> list[Statement | Body]:
-    """What runs before a level is declared, and its declaration; a loop around it is there as its whole body."""
+    """The statements up to the declaration of a level, that included; a loop around it is there as its whole body."""
     for n, s in enumerate(body):
         if isinstance(s, Declare) and s.local is level:
             return list(body[: n + 1])

@@ -1,4 +1,4 @@
-"""What calls on nodes of the layout do to the fields in them: entries that are appended, cells that are deactivated.
+"""Calls on nodes of the layout, as they change the fields in them: appended entries, deactivated cells.
 
 The calls stay. What is appended is stored once more by an ordinary statement, and what a deactivated cell holds is set
 to zero before: values stay what they are, and tangents follow as they do for any other store.

@@ -121,7 +121,7 @@ def _is_plain(x: Any) -> bool:
 
 
 class Library(Protocol):
-    """What the recorder does for Python functions."""
+    """The interface of the recorder to Python functions."""
 
     def call(self, function: Any, *args: Any, **keywords: Any) -> Any: ...
     def run(self, function: Any, *args: Any, **keywords: Any) -> None: ...
@@ -137,7 +137,7 @@ class Library(Protocol):
 
 
 class PythonScope:
-    """What rewritten Python functions call, as ``<py>``: operations of Python, or of the recorder on its values."""
+    """Operations called by rewritten Python functions, as ``<py>``: of Python, or of the recorder on its values."""
 
     def __init__(self, library: Library) -> None:
         self.library = library

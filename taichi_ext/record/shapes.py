@@ -50,7 +50,7 @@ def callback(r: Recording, function: Any, args: tuple[Any, ...]) -> Callback:
 
 @dataclass
 class Seen:
-    """What an image shows, as its function says at one place."""
+    """The result of the function of an image at one place."""
 
     zeros: Any  # of the shape of its values
     is_fine: bool  # computed in float64

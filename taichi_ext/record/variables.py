@@ -224,7 +224,7 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _members(owner: Any, names: set[str]) -> Iterator[Any]:
-    """What the class of an object has under some of these names."""
+    """The attributes that the class of an object has under some of these names."""
     return (m for n in names if (m := inspect.getattr_static(type(owner), n, None)) is not None)
 
 

@@ -164,7 +164,7 @@ def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, C
 
 
 class _Survey:
-    """What the body of a parallel loop does, and whether lanes can go through it together."""
+    """The operations in the body of a parallel loop, and whether lanes can go through it together."""
 
     def __init__(
         self,

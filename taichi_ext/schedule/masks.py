@@ -196,7 +196,7 @@ class _Masker:
         return isinstance(s, (For, While)) or (isinstance(s, If) and self.is_shared(s))
 
     def _apart(self, s: Statement, lanes: _Lanes) -> Body | None:
-        """What becomes of a statement that is by itself; None of one that stands in a branch on the mask."""
+        """The replacement of a statement that is by itself; None for one that stands in a branch on the mask."""
         if isinstance(s, (For, While)):
             return self._loop(s, lanes.mask)
         if isinstance(s, If) and (self.is_shared(s) or self._needs_mask(s)):
@@ -316,7 +316,7 @@ class _Masker:
 
     @staticmethod
     def _leave(s: Statement, lanes: _Lanes) -> Body:
-        """What a jump does: the lanes that take it leave all masks up to that of the iteration or the loop."""
+        """Write a jump: the lanes that take it leave all masks up to that of the iteration or the loop."""
         assert isinstance(s, Jump)
         assert lanes.loop is not None
         assert lanes.mask is not None

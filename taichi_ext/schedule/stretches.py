@@ -43,7 +43,7 @@ SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost
 
 @dataclass
 class _Stretch:
-    """What is written for one stretch: arrays, declared before all else, and where its first lane is."""
+    """The text of one stretch: arrays, declared before all else, and the index of its first lane."""
 
     lanes: Lanes
     first: Read

@@ -124,7 +124,7 @@ class _Folding:
         return self.counts[local] <= 2 and isinstance(value, Read) and not value.index and self.is_trivial(value)
 
     def sources(self, value: Value) -> set[Local | Container]:
-        """What can change of what a value is made of."""
+        """The changeable operands of a value."""
         return {m for group in value.contents[:2] for m in group if m in self.written}
 
     def can_move(self, local: Local, value: Value, body: Body, n: int) -> bool:

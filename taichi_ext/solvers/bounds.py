@@ -19,7 +19,7 @@ from taichi_ext.errors import InvalidArgumentError, shown
 
 
 class Part(NamedTuple):
-    """What a part of a vector is: a parameter or an output.
+    """A part of a vector: a parameter or an output.
 
     Attributes:
         name: as messages call it.

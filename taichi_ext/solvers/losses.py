@@ -129,7 +129,7 @@ def _of(loss: Callable[[np.ndarray], Any], scale: float, z: np.ndarray) -> np.nd
 
 
 def _for_each(given: Any, residuals: Any, what: str) -> list[Any]:
-    """What belongs to each output: one thing for all of them, or a structure like that of the residuals."""
+    """The option for each output: one for all of them, or a structure like that of the residuals."""
     outputs = flatten(residuals)[0]
     if not isinstance(given, (list, tuple, dict)):
         return [given] * len(outputs)

@@ -272,7 +272,7 @@ def _largest(gradient: np.ndarray, free: np.ndarray) -> float:
 
 
 def _directions_by(method: str, problem: Problem, fixed: Fixed | None, prepared: Callable[..., Any]) -> Directions:
-    """What finds directions; ``prepared`` takes options and what a plan is for."""
+    """A method to find directions; ``prepared`` takes options and the purpose of a plan."""
     if method == "cg":
         return ConjugateDirections(problem, prepared(Options(), "hvp")[0], fixed)
     plain, projected = (prepared(Options(format="csr"), use)[0] for use in ("hessian", "projected"))

@@ -153,7 +153,7 @@ class Cholmod:
         self._pattern: tuple[np.ndarray, np.ndarray] | None = None
 
     def __call__(self, H: Any) -> Any:
-        """What has ``solve``; None where H is not positive definite."""
+        """A factor with ``solve``; None where H is not positive definite."""
         pattern = self._pattern
         if pattern is None or not all(map(np.array_equal, pattern, (H.indptr, H.indices))):
             self._begin(H)

@@ -68,7 +68,7 @@ class Task(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What a shard, or several, add to the normal equations; without matrices where a residual is not finite."""
+    """The terms of one or more shards of the normal equations; without matrices where a residual is not finite."""
 
     cost: float
     residuals: int  # their number

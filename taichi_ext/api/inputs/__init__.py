@@ -1,1 +1,1 @@
-"""What users give: params, outputs, options, arrays for results."""
+"""The user's input: params, outputs, options, arrays for results."""

@@ -120,7 +120,7 @@ def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:
 
 
 def _known(prepared: Prepared, fused: Fused, program: Program) -> dict[Any, tuple[str, tuple[int, ...]]]:
-    """What messages call the fields (by identity) and arrays (by name) that tangents are stored for; their shapes."""
+    """Names in messages, and shapes, of the fields (by identity) and arrays (by name) with stored tangents."""
     found: dict[Any, tuple[str, tuple[int, ...]]] = {}
     for c in program.containers:
         info = None if c.is_argument else prepared.fields.field(c.object)

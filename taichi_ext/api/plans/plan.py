@@ -29,7 +29,7 @@ from taichi_ext.runtime.memory.state import State
 
 
 class Plan:
-    """What all calls of one kernel with the same params and outputs share; keeps no kernel, owner or argument alive.
+    """The part shared by all calls of one kernel with the same params and outputs; keeps no argument or owner alive.
 
     Args:
         call: the kernel or pipeline, with arguments.

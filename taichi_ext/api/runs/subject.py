@@ -1,4 +1,4 @@
-"""What the rows of J belong to: the outputs of a call, or the gradient of an energy, whose Jacobian is the Hessian."""
+"""The subject of J, to which its rows belong: the outputs of a call, or the gradient of an energy (then J is H)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Outputs:
         return tuple(found)
 
     def rows(self, layout: Layout) -> tuple[Placed, ...]:
-        """What the rows of the blocks are entries of."""
+        """The containers whose entries the rows of the blocks are."""
         return layout.outputs
 
     def wanted(self, layout: Layout) -> Shapes:

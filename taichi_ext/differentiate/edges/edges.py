@@ -26,7 +26,7 @@ from taichi_ext.program import Body, Boundary, Local, Read, Statement, Value, en
 
 
 class Argument:
-    """What a result depends on: a value, evaluated, and its form."""
+    """An operand of a result: its value, evaluated, and its form."""
 
     def __init__(self, ctx: RuleContext, value: Value) -> None:
         self.form: Form = ctx.form(value)
@@ -35,7 +35,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class _Divided:
-    """What is known of a pixel that had to be divided; ``motion`` is 0 with the tangent of what its edges cover."""
+    """Facts about a divided pixel; ``motion`` is 0 with the tangent of the area that its edges cover."""
 
     is_so: Term | None = None
     area: Coefficient = 0

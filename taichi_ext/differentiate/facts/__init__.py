@@ -1,1 +1,1 @@
-"""What is asked of a differentiation, and what is known of its program."""
+"""The request for a differentiation, and the facts about its program."""

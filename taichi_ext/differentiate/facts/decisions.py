@@ -17,7 +17,7 @@ from taichi_ext.program import Container, Local, Program, Type
 
 @dataclass(frozen=True)
 class Role:
-    """What a container carries when the kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
+    """Tangents of a container when the kernel starts: seeds from a first column on, or a shadow (perhaps all zero)."""
 
     first_column: int | None = None
     is_fresh: bool = True  # its tangents are zero at the start

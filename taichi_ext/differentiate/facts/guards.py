@@ -1,6 +1,6 @@
 """Entries whose indices are not known to lie within: outside there is no tangent, to be read or to be stored.
 
-What a kernel reads there itself is what Taichi finds in memory; tangents are in memory of their own.
+The kernel itself reads there the memory that Taichi finds; tangents have memory of their own.
 """
 
 from __future__ import annotations

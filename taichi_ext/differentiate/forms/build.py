@@ -42,7 +42,7 @@ Number = int | float
 Coefficient = Value | Number
 Index = Value | int
 
-# What temporaries of some names are: partials, products and sums that make up tangents, conditions of indices.
+# Kinds of temporaries by their names: partials, products and sums that make up tangents, conditions of indices.
 _KINDS = {"partial": "partial", "w": "weight", "inside": "inside"}
 _FOLDED = frozenset(("add", "sub", "mul"))
 _TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))

@@ -57,13 +57,13 @@ class OwnSeed:
 
 @dataclass(frozen=True)
 class Carried:
-    """What a reversed loop carries, as an iteration finds it: no column either."""
+    """The adjoint that a reversed loop carries, as an iteration finds it: no column either."""
 
     local: Local
 
 
 class RowReader(Protocol):
-    """What holds rows of tangents."""
+    """A holder of rows of tangents."""
 
     def entry(self, index: Index, column: Coefficient, /) -> Value:
         """One number of one row."""
@@ -276,7 +276,7 @@ def row_value(form: Form, column: Coefficient, dtype: Type) -> Value:
 
 
 def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:
-    """What of a form a shadow has a place for: no seeds that are no columns, no numbers outside of all columns."""
+    """The part of a form that a shadow has a place for: only seeds that are columns, and numbers within the columns."""
     return {
         leaf: c
         for leaf, c in numbered(form).items()

@@ -1,4 +1,4 @@
-"""What the arrays that a kernel with tangents takes are for, and whose columns those of a sparse Jacobian are.
+"""Purposes of the arrays that a kernel with tangents takes, and owners of the columns of a sparse Jacobian.
 
 A container is known by a key that whoever asks for a derivative has given; here are the keys of everything else.
 """
@@ -16,7 +16,7 @@ Key = Hashable
 
 
 class Whole(enum.Enum):
-    """What a shadow is for that belongs to no container."""
+    """The purpose of a shadow that belongs to no container."""
 
     RETURN = "the return value"
     VALUES = "arguments and Python numbers, where their tangents are given"

@@ -1,4 +1,4 @@
-"""What rows of tangents are of, and whether a row that was read may have changed since."""
+"""Owners of rows of tangents, and whether a row that was read may have changed since."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from taichi_ext.program import (
     with_values,
 )
 
-# By type: what a number is multiplied by before it is rounded, and from where on all numbers are whole
+# By type: the factor of a number before it is rounded, and from where on all numbers are whole
 _SCALES: dict[Type, tuple[float, float]] = {F64: (2.0**512, 2.0**53), F32: (2.0**64, 2.0**24)}
 
 

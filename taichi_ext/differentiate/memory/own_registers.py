@@ -49,7 +49,7 @@ class OwnRegisters:
         return [seed for seed in self._known.facts.own if isinstance(seed, OwnSeed)]
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
-        """What has these seeds is declared anew in a loop: what the local has by those of another iteration goes."""
+        """Drop the local's tangents with respect to these seeds, which a loop declares again in each iteration."""
         cursor, declared = self._walk.cursor, self._declared
         if declared.loops == cursor.loops or not cursor.block.is_within(declared.block):
             return

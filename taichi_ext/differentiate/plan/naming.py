@@ -24,7 +24,7 @@ class SlotOwner(Protocol):
 
     @property
     def facts(self) -> StorageFacts:
-        """What is known of the tangents that reach it."""
+        """Facts about the tangents that reach it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What was decided for a kernel and why, for people: where tangents of locals are, how loops run, what lines cost."""
+"""The decisions for a kernel and their reasons, for people: storage of tangents, loops, cost of lines."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Numbering:
             self._owners[column] = self.owners(column) | owners
 
     def no_column(self, owner: Key) -> int:
-        """What a slot holds as long as it has no column: one that rows have, where it may be added to a row."""
+        """The number in a slot without a column yet: a column that rows have, where the slot may be added to a row."""
         return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
 
     def has_sparse(self, form: Form) -> bool:

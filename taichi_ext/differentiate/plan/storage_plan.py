@@ -36,7 +36,7 @@ class UnplannedError(Exception):
 
 
 class Table(Mapping[K, V]):
-    """What is planned, by local, loop or container.
+    """One table of the plan, by local, loop or container.
 
     Args:
         name: what the table is of.
@@ -74,7 +74,7 @@ class Table(Mapping[K, V]):
 
 
 class DraftTable(Table[K, V]):
-    """One that takes down what is required."""
+    """A table that records requirements."""
 
     def require(self, key: K, value: V) -> None:
         self._known[key] = value
@@ -84,7 +84,7 @@ class DraftTable(Table[K, V]):
 
 
 class FrozenTable(Table[K, V]):
-    """One that raises where something else is required."""
+    """A table that raises where something else is required."""
 
     def require(self, key: K, value: V) -> None:
         if key not in self._known or self._known[key] != value:
@@ -96,7 +96,7 @@ class FrozenTable(Table[K, V]):
 
 
 def _described(key: object) -> str:
-    """What a key of a table stands for."""
+    """The local, loop or container that a key of a table stands for."""
     if isinstance(key, StorageKey):
         return _described(key.local)
     if isinstance(key, (Local, Container)):
@@ -125,7 +125,7 @@ class TapeSum:
 
 @dataclass(frozen=True)
 class ColumnsPlan:
-    """What is planned of the columns of a sparse Jacobian.
+    """The plan of the columns of a sparse Jacobian.
 
     Attributes:
         in_rows: the parameters whose columns rows hold, and the locals that need them.
@@ -155,7 +155,7 @@ class ColumnsPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the parts of a pass require, and go by.
+    """The requirements of the parts of a pass.
 
     Attributes:
         storages: of the locals that change: what reaches them.
@@ -203,7 +203,7 @@ class Plan:
 
 
 class LocalPlan:
-    """What is planned for one storage, as far as the pass has come."""
+    """The plan for one storage, as far as the pass has come."""
 
     def __init__(self, plan: Plan, key: StorageKey) -> None:
         self._storages = plan.storages
@@ -230,7 +230,7 @@ _NOTHING = StorageFacts()
 
 @dataclass(frozen=True)
 class DraftState:
-    """What a draft has at one time: of all, and of what the numbers of columns depend on."""
+    """A draft at one time: all of it, and the part that the numbers of columns depend on."""
 
     tables: list[dict[Any, Any]]
     columns: list[dict[Any, Any]]
@@ -251,7 +251,7 @@ class Draft(Plan):
             self.storages.require(key, facts.begun())
 
     def state(self) -> DraftState:
-        """What the walks find out, as it is now; what is chosen between them is not compared."""
+        """The present findings of the walks; choices made between walks are not compared."""
         names = [name for name in _names(Plan) if name not in ("rows", "tape_sums")]
         counters = dict(self.columns.counters)
         return DraftState(
@@ -275,7 +275,7 @@ class Draft(Plan):
 
 @dataclass(frozen=True)
 class StoragePlan(Plan):
-    """What has been found out: nothing can be added to it.
+    """The findings, complete: nothing can be added.
 
     Attributes:
         locals: where the tangent of each local is, for people.

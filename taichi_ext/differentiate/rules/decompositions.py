@@ -111,7 +111,7 @@ def _svd(c: _Context) -> Partials:
         return _flat(_times(u, turn_u)) + _flat(ds) + _flat(_times(v, turn_v))
 
     def _shared(w: Grid, i: int, j: int) -> Any:
-        """What is left of the turning of U and V where two singular values are equal."""
+        """The rest of the turning of U and V where two singular values are equal."""
         return f.select(gaps[i, j].equals(0), (w[i][j] + w[j][i]) * 0.5, 0)
 
     return differential

@@ -129,7 +129,7 @@ _SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argu
 _NORM = Rule("norm", (lambda a, o: select(operation("eq", o, 0.0), 0.0, _div(0.5, o)),), takes="o")
 
 
-# What is differentiated again: where a tangent or exponent is 0, its own derivative need not be
+# For a second differentiation: where a tangent or exponent is 0, its own derivative need not be
 _AGAIN = {
     "pow": Rule("pow", (lambda a, b, o: _pow_base_again(a, b, o), _pow_exponent), kind="singular", takes="ao"),
     "log": replace(RULES["log"], kind="smooth"),  # infinite itself where its partial is

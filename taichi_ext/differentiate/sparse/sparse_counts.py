@@ -160,7 +160,7 @@ class Counts:
         return around
 
     def _bounds(self, loop: Loop) -> tuple[tuple[int, int], ...] | None:
-        """What a loop runs over, or over a part of which."""
+        """The domain of a loop, or a domain of which it is a part."""
         changes = any(source_of(a) in self.walk.facts.changed for a in loop.atoms)
         if not loop.atoms or changes or loop.bounds is not None:
             return None if changes or not loop.atoms else loop.bounds

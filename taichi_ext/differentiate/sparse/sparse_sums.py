@@ -130,7 +130,7 @@ class LocalSum:
             self._emit(forms, indices, is_sum=False)
 
     def _without_own(self, form: Form, index: Index) -> Form | None:
-        """What is added to the element in question; None where it is replaced."""
+        """The value added to the element; None where the element is replaced."""
         ((own, _),) = self._seed(index).items()
         if form.get(own) != 1 or not self._reads:
             return None

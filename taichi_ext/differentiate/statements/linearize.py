@@ -154,7 +154,7 @@ class Linearizer:
         return form
 
     def _name(self, node: Value) -> Value | Local:
-        """What identifies a node in an accumulation: for a deferred local, the local."""
+        """The identity of a node in an accumulation: for a deferred local, the local."""
         return node.local if self._deferred(node) is not None else node  # type: ignore[attr-defined]
 
     def _order(self, root: Value) -> tuple[list[Value], dict[Value | Local, Form]]:

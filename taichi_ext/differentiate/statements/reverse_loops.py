@@ -73,7 +73,7 @@ from taichi_ext.program import (
 )
 from taichi_ext.program.statements import Target
 
-# What walks over the statements of a block: the block, its variables, what comes before and after its statements
+# A walk over the statements of a block; arguments: the block, its variables, calls before and after its statements
 WalkBlock = Callable[[Body, tuple[Local, ...], Callable[[], None], Callable[[], None]], Body]
 LEAST_COLUMNS = 8  # below which rows that go forward cost no more
 MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared

@@ -89,7 +89,7 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: Ato
 
 
 def _old(walk: Walk, s: Atomic) -> Local:
-    """What an atomic operation finds in its place."""
+    """The old value at the place of an atomic operation."""
     old = walk.facts.olds[s]
     walk.builder.frozen.add(old)
     return old

@@ -69,7 +69,7 @@ def watched(d: Differentiated, counts: Container, number: Number) -> Program:
 
 
 def _watched_values(s: Statement, active: set[Local | Container]) -> tuple[Value, ...]:
-    """What is stored by a statement, where that carries a tangent or is part of one."""
+    """The value that a statement stores, where it carries a tangent or is part of one."""
     if isinstance(s, Declare):
         return s.values if s.local in active or s.local.kind in TANGENT_KINDS else ()
     if isinstance(s, Return):

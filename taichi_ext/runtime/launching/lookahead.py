@@ -1,4 +1,4 @@
-"""What the kernels of a pipeline will find with tangents, so that each is compiled once for all of its launches.
+"""A prediction of the containers that have tangents at later launches, so that each kernel is compiled once.
 
 It is a prediction, from launches that the Python code names (``coming_launches``).  A kernel that is compiled for
 tangents is right where they are zero; one that meets others than were foreseen is compiled again.

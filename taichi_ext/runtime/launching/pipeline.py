@@ -161,7 +161,7 @@ class Pipeline:
             self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
 
     def host_read(self, obj: Any, value: Any) -> Any:
-        """What Python reads, which is remembered where it has a tangent."""
+        """The value that Python reads, which is remembered where it has a tangent."""
         if self._record is not None:
             self._record.note_read()
         table = self._session.table

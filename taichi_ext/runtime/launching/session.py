@@ -46,7 +46,7 @@ class Launched:
 
 
 class Accesses:
-    """What the launches and stores of one run have read and written.
+    """The containers that the launches and stores of one run have read and written.
 
     Attributes:
         read: containers, and numbers by their keys.
@@ -215,7 +215,7 @@ class Session:
         return fused
 
     def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[Any], list[Callable[[], None]]]:
-        """What a kernel takes behind the user's arguments, and what is to be done after the launch."""
+        """The arguments of a kernel behind the user's, and the functions to call after the launch."""
         tangents, passed, after = self.tangents, [], []
         for key in fused.shadows:
             is_covered = key in fused.facts.covered

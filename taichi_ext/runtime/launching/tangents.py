@@ -25,7 +25,7 @@ class DenseRows:
     changes = 0  # of the columns
 
     def variant(self, names: Mapping[Key, Key]) -> Any:
-        """What tells kernels apart of the same kernel; ``names`` are the keys of a launch by those of the run."""
+        """A key of a kernel among those made of one kernel; ``names`` are the keys of a launch by those of the run."""
         return None
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
@@ -41,7 +41,7 @@ class DenseRows:
         return ()
 
     def check_role(self, key: Key) -> None:
-        """Raise for a container that cannot have tangents beside those kept here."""
+        """Raise for a container that cannot have tangents in addition to those kept here."""
 
     def accept(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
         """Take note of what a trace has found out, before the launch."""

@@ -62,7 +62,7 @@ class FirstOrderTangents:
     # --- launches
 
     def roles(self, names: Mapping[Key, Key]) -> dict[Key, Role]:
-        """What they carry themselves; ``names`` are the keys of a launch by those of the run."""
+        """Their own tangents; ``names`` are the keys of a launch by those of the run."""
         if self._energy is None:
             return {}
         kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
@@ -110,7 +110,7 @@ class FirstOrderTangents:
                 self._shadows.pop(key, None)
 
     def array(self, fused: Fused, name: FirstOrderArray, *, may_run_again: bool) -> Any:
-        """What a launch is passed; where a kernel runs again, as it was before the first time."""
+        """The arrays that a launch is passed; where a kernel runs again, as they were before the first time."""
         (array,) = (array for array in fused.first_order if array.name == name)
         key = self.outer_key(array.info.key)
         shadow = self._shadows.get(key)

@@ -141,7 +141,7 @@ class State:
 
 
 def _name(obj: Any) -> Any:
-    """What something is known by that is saved as a whole; a component is another object each time."""
+    """The key of something that is saved as a whole; a component is another object each time."""
     return backend.field_identity(obj) if isinstance(obj, backend.Field) else id(obj)
 
 

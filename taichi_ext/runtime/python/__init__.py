@@ -1,1 +1,1 @@
-"""What the Python code of a pipeline does."""
+"""The Python code of a pipeline: numbers, stores and functions with tangents."""

@@ -28,7 +28,7 @@ _SIMPLE = (float, *_NO_NUMBERS)  # objects without parts
 _SEQUENCES = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
 KEEPING = (*_SEQUENCES, dict)  # their items are the objects that were put into them
 _MOST_ITEMS = 10_000  # of a list, that are looked at
-_LEAST_KEPT = 4096  # objects, before those are dropped that nobody else has
+_LEAST_KEPT = 4096  # objects, before those without another reference are dropped
 
 
 class ActiveNumbers:
@@ -128,7 +128,7 @@ class ActiveNumbers:
         self._objects.pop(key, None)
 
     def _drop(self) -> None:
-        """Forget the objects that nobody else has."""
+        """Forget the objects without another reference."""
         for key in list(self._objects):
             is_weak = isinstance(self._objects[key], weakref.ref)
             if not is_weak and sys.getrefcount(self._objects[key]) <= 2:  # the table, and the argument of this call

@@ -45,7 +45,7 @@ def _rewritten(code: types.CodeType, file: str, qualname: str, watch: Any) -> ty
 
 
 def _path(code: types.CodeType) -> str:
-    """What the paths of functions begin with that are defined in a definition which was compiled alone."""
+    """The prefix of the paths of functions that are defined within a definition which was compiled alone."""
     return f"around.<locals>.{code.co_name}"
 
 

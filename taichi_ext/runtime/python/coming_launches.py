@@ -39,7 +39,7 @@ class Loop:
 
 
 def coming_launches(end: types.CodeType) -> list[Any]:
-    """What follows on the present launch, in order: ``Coming`` and ``Loop``.
+    """The launches after the present one, in order: ``Coming`` and ``Loop``.
 
     Of each function that is running, what stands behind the statement that is running, and the whole of the outermost
     loop around that; ``end`` is the code that runs the pipeline.  Both branches of a condition count where its value is
@@ -93,7 +93,7 @@ class _Reader:
         return [launch for statement in body for launch in self.statement(statement, names)]
 
     def statement(self, node: ast.AST, names: dict[str, Any]) -> list[Any]:
-        """What a statement or expression launches, and what its assignments give names to."""
+        """The launches of a statement or expression; its assignments are noted by name."""
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Lambda():
                 return []

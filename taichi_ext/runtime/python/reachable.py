@@ -37,7 +37,7 @@ def _within(value: Any, seen: set[int], depth: int) -> Iterator[Any]:
 
 
 def _items(value: Any) -> list[Any]:
-    """What an object holds that an array may be, or be in."""
+    """The objects within an object that may be arrays, or hold some."""
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, dict):

@@ -165,7 +165,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _contents(obj: Any) -> tuple[Any, ...]:
-    """What a kernel or function has from outside, or the attributes of another object."""
+    """The outside variables of a kernel or function, or the attributes of another object."""
     function = getattr(obj, "func", obj)
     is_function = isinstance(function, types.FunctionType)
     found = inspect.getclosurevars(function).nonlocals if is_function else getattr(obj, "__dict__", {})

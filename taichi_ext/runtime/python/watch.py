@@ -41,7 +41,7 @@ _ITSELF = (*KEEPING, backend.Struct, range, str, bytes)
 
 
 class Watch:
-    """What rewritten code calls; it looks at the run of its thread, if any."""
+    """The functions called by rewritten code; they look at the run of their thread, if any."""
 
     def operate(self, name: str, *operands: Any) -> Any:
         """The result of an operator."""
@@ -80,7 +80,7 @@ class Watch:
         return result
 
     def unseen(self, value: Any) -> Any:
-        """What code gives that is not rewritten."""
+        """The result of code that is not rewritten."""
         run = current_run()
         if run is not None and run.numbers.reads:
             run.numbers.mark(value)
@@ -117,12 +117,12 @@ class Watch:
         return value
 
     def callee(self, function: Any) -> Any:
-        """What is called: a function of the user's itself, with no frame of ours between it and its caller."""
+        """The callable: a function of the user's itself, with no frame of ours between it and its caller."""
         run = current_run()
         return function if run is None or run.is_exact(function) else functools.partial(run.call, function)
 
     def stated(self, function: Any) -> Any:
-        """What is called in a statement of its own; where only its frame can matter, the thing itself."""
+        """The callable in a statement of its own; where only its frame can matter, the user's own."""
         found = self.callee(function)
         if found is function:
             return function

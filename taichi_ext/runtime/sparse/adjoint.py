@@ -22,7 +22,7 @@ Adjoints = dict[Key, np.ndarray]
 
 @dataclass(frozen=True)
 class _Written:
-    """What one stage writes to one container: matrices by what their columns are, a parameter or a version."""
+    """The matrices that one stage writes to one container, by the owner of their columns: a parameter or a version."""
 
     key: Key
     stored: np.ndarray

@@ -28,7 +28,7 @@ Saved = tuple[list[np.ndarray], dict[int, Any]]  # numbers of bundles, and the i
 
 @dataclass(frozen=True)
 class StageBlocks:
-    """What one stage writes to one container: its entries by the container whose columns they have.
+    """The entries that one stage writes to one container, by the container whose columns they have.
 
     Attributes:
         key: the container.
@@ -263,7 +263,7 @@ class Streams:
 
 
 def _keys(places: list[np.ndarray], first: int, width: int, *, is_last: bool) -> np.ndarray:
-    """``row * width + column`` for columns from ``first`` on; the rows and columns go if nobody else needs them."""
+    """``row * width + column`` for columns from ``first`` on; frees rows and columns when last used."""
     rows, columns = places
     if is_last:
         places.clear()
