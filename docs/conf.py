@@ -8,6 +8,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import taichi_ext
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / ".ci"))
+import modules  # the script of that name
+
 project, author, copyright = "taichi_ext", "The taichi_ext contributors", "The taichi_ext contributors"
 version = release = taichi_ext.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -20,12 +23,14 @@ autodoc_typehints, autodoc_member_order = "none", "bysource"
 templates_path: list[str] = []
 
 
-def _without_links_outside(app: object, page: str, text: list[str]) -> None:
-    """Links to files of the repository that are no pages are shown as paths."""
+def _complete(app: object, page: str, text: list[str]) -> None:
+    """Put tables of modules in; links to files of the repository that are no pages are shown as paths."""
+    if "<!-- modules -->" in text[0]:
+        text[0] = text[0].replace("<!-- modules -->", modules.tables(text[0]))
     up = "../" * (page.count("/") + 1)
     text[0] = re.sub(rf"\[([^\]]*)\]\({re.escape(up)}([^)#]+)[^)]*\)", r"\1 (`\2`)", text[0])
 
 
 def setup(app) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", _without_links_outside)
+    app.connect("source-read", _complete)

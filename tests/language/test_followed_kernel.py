@@ -1,4 +1,4 @@
-"""The kernel that docs/architecture.md follows through all stages: what stands there is what the engine prints."""
+"""The kernel that docs/architecture/kernel.md follows through all stages: what stands there is what the engine prints."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ from taichi_ext.record import record
 from taichi_ext.simplify import simplify
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "architecture" / "kernel.md").read_text(encoding="utf-8")
 START = "import taichi as ti\nfrom taichi.math import vec3\n\n"
 
 pytestmark = [pytest.mark.usefixtures("ti32"), pytest.mark.cpu_only("loops run in lanes there alone")]
@@ -41,7 +41,7 @@ def stages(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(engine, "differentiate", noted)
-    section = PAGE.split("One kernel through all stages.")[1]
+    section = PAGE
     block = dedent(section.split("\n\n    ", 1)[1].split("\n\nIts record")[0].join(("    ", "\n")))
     (tmp_path / "sphere.py").write_text(START + block)
     sphere = loaded(tmp_path / "sphere.py", "followed_sphere")
