@@ -3,13 +3,16 @@
 Springs along and across the cells pull at the two nodes at their ends, so the rows of J are shared by many
 iterations. Each step solves (m - h^2 df/dx - h df/dv) dv = h (f + h df/dx v) with scipy.
 
-    python examples/cloth.py
+    python examples/cloth.py --output cloth.png
 """
 
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import plotting
 import scipy.sparse as sparse
 import taichi as ti
 from compare import Comparison
@@ -99,8 +102,9 @@ def stiffness(cloth: Cloth) -> np.ndarray:
     return found.reshape(3 * len(x), 3 * len(x))
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The matrix compared with a hand-derived one, then a fall in steps that are longer than explicit ones could be."""
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "cloth.png"), arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     cloth = Cloth()
     plan = Jacobian(cloth.forces, [cloth.x, cloth.v], cloth.force, format="csr")
@@ -126,12 +130,13 @@ def main() -> int:
     compared.numbers("df/dv along a direction (differences)", by_v @ direction.ravel(), along, rtol=1e-6, atol=1e-8)
 
     cloth.x.from_numpy(cloth.start)
-    energies, worst = [cloth.energy()], 0.0
+    energies, worst, shapes = [cloth.energy()], 0.0, [cloth.start]
     start = time.perf_counter()
     for _ in range(STEPS):
         matrix, right, dv = step(cloth, plan, H)
         worst = max(worst, float(np.abs(matrix @ dv - right).max() / np.abs(right).max()))
         energies.append(cloth.energy())
+        shapes.append(cloth.x.to_numpy())
     seconds = time.perf_counter() - start
     compared.holds("every system is solved", worst < 1e-9, f"largest residual {worst:.1e}")
     compared.holds(
@@ -143,7 +148,29 @@ def main() -> int:
         f"  time: {seconds / STEPS * 1e3:.1f} ms a step of {H * 1e3:.0f} ms; explicit steps could be "
         f"{explicit * 1e3:.1f} ms long"
     )
+    if (figure := plotting.new_figure(9, 4.4)) is not None:
+        draw(figure, cloth, shapes[:: STEPS // 3], by_x)
+        plotting.save(figure, options.output)
     return compared.exit_code
+
+
+def draw(figure: Any, cloth: Cloth, shapes: list[np.ndarray], by_x: sparse.csr_array) -> None:
+    """The cloth on its way, from the side, and the pattern of df/dx."""
+    from matplotlib.collections import LineCollection
+
+    left, right = figure.subplots(1, 2, width_ratios=(1.4, 1))
+    for n, x in enumerate(shapes):
+        across = x @ np.array([[0.35, 0.15], [0, 1], [1, 0]])  # seen from the side and above
+        right_of, above = 1.5 * (n % 2), -1.4 * (n // 2)
+        left.add_collection(LineCollection(across[cloth.pairs] + [right_of, above], color=plotting.BLUE, linewidth=0.5))
+        left.text(right_of + 0.1, above + 0.25, f"{n * (STEPS // 3) * H:.2f} s", fontsize=9)
+    left.set(xticks=[], yticks=[], aspect="equal")
+    left.set_title(f"every {STEPS // 3} steps of {H * 1e3:.0f} ms", fontsize=10)
+    left.autoscale()
+    left.set_ylim(top=0.5)
+    right.spy(by_x, markersize=0.3, color=plotting.BLUE)
+    right.set_title("df/dx: entries that are not zero", fontsize=10)
+    right.tick_params(labelsize=8, colors=plotting.GREY, top=False, labeltop=False, labelbottom=True)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,16 @@
 
 The energy of a tetrahedron with the deformation gradient F and J = det F is its volume times
 mu/2 (tr FtF - 3) - mu log J + lambda/2 (log J)^2; a step that turns a tetrahedron inside out is not valid.
+
+    python examples/elastic_bar.py --output elastic_bar.png
 """
 
 import itertools
+import sys
+from collections.abc import Sequence
 
 import numpy as np
+import plotting
 import taichi as ti
 
 from taichi_ext import newton
@@ -55,7 +60,8 @@ def is_valid(at):
     return bool((np.linalg.det((now[:, 1:] - now[:, :1]) @ np.linalg.inv(edges)) > 0).all())
 
 
-def main():
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "elastic_bar.png"), arguments)
     wall = points[:, 0] == 0
     result = newton(elastic, x, energy, fixed=wall, is_valid=is_valid, progress=True)
     print(result.message)
@@ -64,8 +70,18 @@ def main():
     pull = result.gradient.reshape(-1, 3)[wall].sum(axis=0)  # of the wall: it carries the weight of the bar
     is_right = result.success and np.allclose(pull, [0, 0, WEIGHT * volume.to_numpy().sum()], atol=1e-6)
     print(f"  {'ok' if is_right else 'FAIL'}  the wall carries {pull[2]:.6f}")
+    if (figure := plotting.new_figure(7, 3.6)) is not None:
+        axes, side = figure.subplots(), points[:, 1] == 0
+        for at, color, label in ((points, plotting.GREY, "at rest"), (x.to_numpy(), plotting.BLUE, "under its weight")):
+            lines = at[side][:, [0, 2]].reshape(CELLS[0] + 1, CELLS[2] + 1, 2)
+            axes.plot(lines[..., 0], lines[..., 1], color=color)
+            axes.plot(lines[..., 0].T, lines[..., 1].T, color=color)
+            axes.plot([], [], color=color, label=label)
+        axes.set(xlabel="x", ylabel="z", aspect="equal")
+        axes.legend(fontsize=9)
+        plotting.save(figure, options.output)
     return 0 if is_right else 1
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -3,15 +3,17 @@
 The Jacobian is 3 I for every kind of array.  With torch, the kernel becomes a function that autograd differentiates;
 the gradient is right whether or not x is a leaf, because only torch adds to ``x.grad``.
 
-    python examples/external_arrays.py
+    python examples/external_arrays.py --output external_arrays.png
 
 The part with torch needs ``python -m pip install 'taichi-ext[torch]'``.
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
@@ -69,13 +71,20 @@ def import_torch() -> Any:
     return torch
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Each kind of array compared with 3 I; then autograd."""
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "external_arrays.png"), arguments)
     ti.init(arch=ti.cpu, log_level=ti.ERROR)
     compared = Comparison(f"y = 3 x on arrays of shape {SHAPE}")
     expected = identity_times_3(SHAPE)
     compared.numbers("d y / d x, NumPy arrays", numpy_jacobian(), expected, rtol=1e-6)
     compared.numbers("d y / d x, ti.ndarray", ndarray_jacobian(), expected, rtol=1e-6)
+    if (figure := plotting.new_figure(4.5, 3.6)) is not None:
+        axes = figure.subplots()
+        drawn = plotting.show(axes, numpy_jacobian((3, 4)).reshape(12, 12), "d y / d x of 3 x 4 entries", cmap="Blues")
+        axes.set(xlabel="entry of x", ylabel="entry of y")
+        plotting.color_bar(figure, drawn, axes, "derivative")
+        plotting.save(figure, options.output)
     try:
         import_torch()
     except ImportError as error:

@@ -5,16 +5,16 @@ go through the bones, which each turn with the bone before; the places have colu
 launch.
 ``--data`` reads the hand of ADBench and one of its data sets; without it, a hand of simple shape is made.
 
-    python examples/hand_tracking.py
+    python examples/hand_tracking.py --output hand_tracking.png
     python examples/hand_tracking.py --data FOLDER --set hand1_t26_c100
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import plotting
 import scipy.sparse as sparse
 import taichi as ti
 from compare import Comparison
@@ -237,10 +237,10 @@ def track(hand: Hand, plan: Jacobian) -> tuple[float, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """J compared with complex steps in NumPy, and a pose that is found by Gauss-Newton steps."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = plotting.parser(__doc__.splitlines()[0], "hand_tracking.png")
     options.add_argument("--data", type=Path, help="folder with ADBench's hand")
     options.add_argument("--set", default="hand1_t26_c100", help="name of the data set (default: %(default)s)")
-    given = options.parse_args(arguments)
+    given = plotting.parse(options, arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     data = made() if given.data is None else read(given.data, given.set)
     hand = Hand(data)
@@ -258,6 +258,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     compared.holds(
         "the points come closer to the hand", end < 0.9 * start, f"root mean square {start:.1e}, then {end:.1e}"
     )
+    if (figure := plotting.new_figure(6, 5.2)) is not None:
+        axes = figure.subplots()
+        axes.spy(J, markersize=1.2, color=plotting.BLUE)
+        axes.tick_params(top=False, labeltop=False, labelbottom=True)
+        axes.set_title("J: entries that are not zero", fontsize=10)
+        axes.set(xlabel=f"2 columns for each place, then {ANGLES} for the pose", ylabel="3 rows for each point")
+        plotting.save(figure, given.output)
     return compared.exit_code
 
 

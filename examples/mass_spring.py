@@ -4,11 +4,10 @@ The net hangs from two corners and swings.  Positions and velocities are overwri
 the memory for the derivative does not depend on the number of steps.  The parameters are stiffness, damping, mass, the
 two components of gravity, and the springs' rest length.
 
-    python examples/mass_spring.py
+    python examples/mass_spring.py --output mass_spring.png
     python examples/mass_spring.py --steps 5000
 """
 
-import argparse
 import sys
 import time
 import tracemalloc
@@ -16,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
@@ -113,9 +113,10 @@ def seconds(run: Callable[[], Any]) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The Jacobian of the final positions compared with differences; its memory and its time."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--steps", type=int, default=STEPS, help="of the simulation (default: %(default)s)")
-    steps = options.parse_args(arguments).steps
+    parser = plotting.parser(__doc__.splitlines()[0], "mass_spring.png")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the simulation (default: %(default)s)")
+    options = plotting.parse(parser, arguments)
+    steps = options.steps
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"A net of {NX} x {NY} masses, {steps} steps in place, {len(PARAMETERS)} parameters")
     net = MassSpringNet()
@@ -141,6 +142,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"  time: all columns in one run {fused * 1e3:.0f} ms, by differences column by column "
         f"{by_column * 1e3:.0f} ms ({by_column / fused:.1f} times as long), one plain run {one_run * 1e3:.0f} ms"
     )
+    if (figure := plotting.new_figure(9, 5)) is not None:
+        x = net.x.to_numpy()
+        for k, axes in enumerate(figure.subplots(2, 3, sharex=True, sharey=True).flat):
+            axes.plot(*x.reshape(-1, 2).T, ".", color=plotting.GREY, markersize=3)
+            axes.quiver(*x.reshape(-1, 2).T, *J[..., k].reshape(-1, 2).T, color=plotting.BLUE, width=0.006)
+            axes.set_title(f"d x / d {PARAMETERS[k]}", fontsize=10)
+            axes.margins(0.12)
+            axes.set_aspect("equal")
+        figure.supxlabel("x and y of the masses; arrows are scaled in each panel by itself", fontsize=9)
+        plotting.save(figure, options.output)
     return compared.exit_code
 
 

@@ -4,13 +4,15 @@
 the index i comes from an integer field that the kernel itself increments.  Taichi's reverse mode gives zeros there
 (taichi-dev/taichi issue 2425).
 
-    python examples/moving_average.py
+    python examples/moving_average.py --output moving_average.png
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
@@ -70,8 +72,9 @@ class MovingAverage:
         self.sum_of_squares()
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Both kernels, compared with the expected loss and gradient."""
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "moving_average.png"), arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("Exponentially weighted moving average, loss = last average squared")
     for name in ("run_by_counter", "run_by_order"):
@@ -79,6 +82,19 @@ def main() -> int:
         loss, gradient = value_and_jacobian(getattr(program, name), program.data, program.loss)
         compared.numbers(f"{name}: loss", loss, EXPECTED_LOSS, rtol=1e-6)
         compared.numbers(f"{name}: d loss / d data", gradient, EXPECTED_GRADIENT, rtol=1e-6)
+    if (figure := plotting.new_figure(8, 3.2)) is not None:
+        series = np.cumsum(np.random.RandomState(1).standard_normal((1, 40)), axis=1)
+        longer = MovingAverage(series)
+        averages, J = value_and_jacobian(longer.average_by_order, longer.data, longer.tape)
+        left, right = figure.subplots(1, 2)
+        left.plot(series[0], "o", color=plotting.GREY, markersize=3, label="series")
+        left.plot(averages[0], color=plotting.BLUE, label="moving average")
+        left.set(xlabel="entry", ylabel="value")
+        left.legend(fontsize=9)
+        drawn = plotting.show(right, J[0, :, 0, :].T, "d average / d series", cmap="Blues")
+        right.set(xlabel="entry of the series", ylabel="entry of the average")
+        plotting.color_bar(figure, drawn, right, "weight")
+        plotting.save(figure, options.output)
     return compared.exit_code
 
 

@@ -4,13 +4,15 @@ Rays have different numbers of samples, found through an integer table.  Along a
 ``T[s + 1] = T[s] (1 - alpha)``, each sample adds ``T alpha`` times its colour, and samples behind the point where T
 falls below a threshold are skipped: their derivative is exactly zero.
 
-    python examples/nerf_rendering.py
+    python examples/nerf_rendering.py --output nerf_rendering.png
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
@@ -100,8 +102,9 @@ def skipped_samples(arguments: dict[str, Any]) -> np.ndarray:
     return np.concatenate([np.arange(start + used, start + count) for start, count, used in counts])
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The Jacobians of all outputs in one launch, compared with differences."""
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "nerf_rendering.png"), arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("Volume rendering of a neural radiance field, 4 rays, 22 samples")
     arguments = make_arguments()
@@ -125,6 +128,15 @@ def main() -> int:
         len(skipped) > 0
         and not any(J[out]["sigmas"][..., skipped].any() or J[out]["rgbs"][..., skipped, :].any() for out in OUTPUTS),
     )
+    if (figure := plotting.new_figure(8, 4.6)) is not None:
+        panels = figure.subplots(2, 1)
+        for axes, out in zip(panels, ("opacity", "depth"), strict=True):
+            block = J[out]["sigmas"]
+            scale = plotting.signed_scale(float(np.abs(block).max()), 0.01)
+            drawn = plotting.show(axes, block.T, f"d {out} / d density", scale)
+            axes.set(xlabel="sample", ylabel="ray", aspect="auto", yticks=range(len(RAYS)))
+            plotting.color_bar(figure, drawn, axes, "derivative")
+        plotting.save(figure, options.output)
     return compared.exit_code
 
 

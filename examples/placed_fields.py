@@ -3,14 +3,16 @@
 ``x[p] += v``, ``x_avg += x[p] / n``, ``loss = |x_avg - target|`` with fields that are placed in ``ti.root`` by hand,
 ``v`` assigned before anything else is placed, and no ``needs_grad``, ``lazy_grad`` or ``.grad`` anywhere.
 
-    python examples/placed_fields.py
+    python examples/placed_fields.py --output placed_fields.png
 """
 
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
@@ -93,8 +95,9 @@ class OwnVelocities:
         self.measure()
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Both programs, compared with the expected numbers."""
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "placed_fields.png"), arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("Particles on fields placed by hand")
     program = Particles()
@@ -102,6 +105,15 @@ def main() -> int:
     compared.numbers("loss", values["loss"], EXPECTED_LOSS, rtol=1e-6)
     compared.numbers("d loss / d v", J["loss"], EXPECTED_GRADIENT, rtol=2e-6)
     compared.numbers("d x_avg / d v", J["x_avg"], np.eye(3), rtol=1e-12)
+    if (figure := plotting.new_figure(6, 2.8)) is not None:
+        left, right = figure.subplots(1, 2)
+        right.bar(["v.x", "v.y", "v.z"], J["loss"], color=plotting.BLUE)
+        right.set_title("d loss / d v", fontsize=10)
+        drawn = plotting.show(left, J["x_avg"].T, "d x_avg / d v", plotting.signed_scale(1.0))
+        left.set(xlabel="", ylabel="", xticks=range(3), yticks=range(3), xticklabels=["v.x", "v.y", "v.z"])
+        left.set_yticklabels(["x_avg.x", "x_avg.y", "x_avg.z"])
+        plotting.color_bar(figure, drawn, left, "")
+        plotting.save(figure, options.output)
 
     program = OwnVelocities()
     with warnings.catch_warnings(record=True) as caught:

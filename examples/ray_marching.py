@@ -4,20 +4,22 @@ Each ray steps through a volume of colours and densities, interpolates them tril
 ray is opaque.  The accumulated opacity is read back in the very loop that writes it, which Taichi's reverse mode does
 not support (taichi-dev/taichi issue 2241).
 
-    python examples/ray_marching.py
+    python examples/ray_marching.py --output ray_marching.png
 """
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
 from taichi_ext import jacobian, value_and_jacobian
 
 RESOLUTION, PIXELS, STEPS = 8, 4, 12
-STEP_LENGTH, FOCAL, PRINCIPAL = 0.25, 4.0, 1.5
+STEP_LENGTH = 0.25
 CAMERA = [0.1, -0.05, -1.6]
 
 EXPECTED_IMAGE = [7.747998, 8.255055, 8.534855, 14.653700]
@@ -35,12 +37,12 @@ def densities() -> np.ndarray:
 class VolumeRenderer:
     """A batch of one camera before a volume that fills the cube from -1 to 1."""
 
-    def __init__(self, volume: np.ndarray, dtype: Any = ti.f64) -> None:
-        self.resolution = volume.shape[0]
+    def __init__(self, volume: np.ndarray, dtype: Any = ti.f64, pixels: int = PIXELS) -> None:
+        self.resolution, self.pixels = volume.shape[0], pixels
         self.density = ti.field(dtype, shape=(1, *volume.shape))
         self.position = ti.field(dtype, shape=(1, 3))
         self.rotation = ti.field(dtype, shape=(1, 3, 3))
-        self.image = ti.field(dtype, shape=(1, 4, PIXELS, PIXELS))
+        self.image = ti.field(dtype, shape=(1, 4, pixels, pixels))
         np_dtype = np.float32 if dtype == ti.f32 else np.float64
         self.density.from_numpy(volume[None].astype(np_dtype, copy=False))
         self.position.from_numpy(np.array([CAMERA], np_dtype))
@@ -79,8 +81,9 @@ class VolumeRenderer:
 
     @ti.kernel
     def march(self):
-        for n, x, y in ti.ndrange(1, PIXELS, PIXELS):
-            pixel = ti.Vector([(x - PRINCIPAL) / FOCAL, (y - PRINCIPAL) / FOCAL, 1.0])
+        for n, x, y in ti.ndrange(1, self.pixels, self.pixels):
+            middle = (self.pixels - 1) / 2
+            pixel = ti.Vector([(x - middle) / self.pixels, (y - middle) / self.pixels, 1.0])
             direction = ti.Vector([0.0, 0.0, 0.0])
             for i in ti.static(range(3)):
                 for j in ti.static(range(3)):
@@ -119,8 +122,9 @@ def differences(program: VolumeRenderer, field: Any, step: float = 1e-6) -> np.n
     return result
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The image and its derivatives, compared with the expected numbers and differences."""
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "ray_marching.png"), arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"Volume renderer: {RESOLUTION}^3 voxels, {PIXELS} x {PIXELS} pixels, {STEPS} steps")
     program = VolumeRenderer(densities())
@@ -136,6 +140,19 @@ def main() -> int:
         compared.numbers(f"d image / d {name} (differences)", J[name], differences(program, field), atol=1e-7)
     by_z = J["position"][..., 0, 2].sum((0, 2, 3))
     compared.numbers("d (channel sums) / d camera z", by_z, EXPECTED_BY_CAMERA_Z, rtol=1e-6)
+    if (figure := plotting.new_figure(9, 3.2)) is not None:
+        larger = VolumeRenderer(densities(), pixels=48)
+        image, J = value_and_jacobian(larger.run, larger.position, larger.image)
+        panels = figure.subplots(1, 3)
+        drawn = plotting.show(panels[0], image[0, 3], "opacity", cmap="viridis")
+        plotting.color_bar(figure, drawn, panels[0], "")
+        for axes, axis in zip(panels[1:], (0, 2), strict=True):
+            block = J[0, 3, :, :, 0, axis]
+            drawn = plotting.show(
+                axes, block, f"d opacity / d camera {'xyz'[axis]}", plotting.signed_scale(abs(block).max())
+            )
+            plotting.color_bar(figure, drawn, axes, "")
+        plotting.save(figure, options.output)
     return compared.exit_code
 
 

@@ -5,6 +5,8 @@ camera (focal lengths, centre, two coefficients of distortion) and the pose of t
 together, 390 numbers.  The killed worker is replaced, what it had is computed again, and the digits are those of a run
 in this process.  With Dask installed, the workers are those of a cluster on this machine.
 
+    python examples/sharded_calibration.py --output sharded_calibration.png
+
     python examples/sharded_calibration.py
 """
 
@@ -13,10 +15,12 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
@@ -99,15 +103,16 @@ class Workers:
             os.kill(self.killed, signal.SIGKILL)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = plotting.parse(plotting.parser(__doc__.splitlines()[0], "sharded_calibration.png"), arguments)
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison(f"{IMAGES} images of {ROWS} x {COLUMNS} corners, {6 + 6 * IMAGES} parameters")
     shards = [(image,) for image in range(IMAGES)]
-    options = {"start": start(), "format": "csr", "ftol": 1e-4, "init": {"default_fp": ti.f64}}
+    settings = {"start": start(), "format": "csr", "ftol": 1e-4, "init": {"default_fp": ti.f64}}
     with cluster() as found:
         workers = Workers(found)
-        result = least_squares(view, shards=shards, executor=workers, callback=workers.kill, progress=True, **options)
-    here = least_squares(view, shards=shards, **options)
+        result = least_squares(view, shards=shards, executor=workers, callback=workers.kill, progress=True, **settings)
+    here = least_squares(view, shards=shards, **settings)
     print(
         f"{result.message}\nworker {workers.killed} of {'a Dask cluster' if workers.cluster else 'a pool'} was killed"
     )
@@ -116,7 +121,31 @@ def main() -> int:
     for n, name in enumerate(("fx", "fy", "cx", "cy", "k1", "k2")):
         is_near = abs(camera[n] - CAMERA[n]) < 4 * errors[n]
         compared.holds(f"{name} = {camera[n]:.4f} +- {errors[n]:.4f}, the images were made with {CAMERA[n]}", is_near)
+    if (figure := plotting.new_figure(9, 3.8)) is not None:
+        left, right = figure.subplots(1, 2)
+        for name, point, color in (
+            ("start", start(), plotting.ORANGE),
+            ("fitted", result.split(result.x), plotting.BLUE),
+        ):
+            seen, off = residuals(point, 0)
+            left.plot(*(seen + off).T, "x" if name == "start" else "o", color=color, mfc="none", label=f"board, {name}")
+        left.plot(*seen.T, ".", color=plotting.GREY, label="corners in image 0")
+        left.set(xlabel="x (pixels)", ylabel="y (pixels)", aspect="equal", title="image 0")
+        right.semilogy([line.cost for line in result.history], "o-", color=plotting.BLUE, markersize=4)
+        right.set(
+            xlabel="step; a worker is killed after step 2", ylabel="cost (half the sum of squares)", title="the fit"
+        )
+        right.grid(color="#dde1e7")
+        left.legend(fontsize=8)
+        plotting.save(figure, options.output)
     return compared.exit_code
+
+
+def residuals(point: dict[str, np.ndarray], image: int) -> tuple[np.ndarray, np.ndarray]:
+    """The corners that an image shows, and how far the board at that point is off."""
+    _, _, errors, (_, _, _, seen, _) = view(image)
+    project(point["camera"], point["poses"], image, seen, errors)
+    return seen, errors
 
 
 def cluster() -> Any:

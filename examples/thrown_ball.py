@@ -5,12 +5,14 @@ Unknown are the velocity at the start and the drag.  A robust loss keeps wrong p
 Gravity and the time step are Python numbers that the kernels read: how much the landing depends on them is a Jacobian
 by their names.
 
-    python examples/thrown_ball.py          (needs SciPy: the extra ``scipy``)
+    python examples/thrown_ball.py --output thrown_ball.png          (needs SciPy: the extra ``scipy``)
 """
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
+import plotting
 import taichi as ti
 from compare import Comparison
 
@@ -67,8 +69,9 @@ def positions(velocity: np.ndarray, drag: float, dt: float = dt, gravity: float 
     return np.array(found)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The fit compared with SciPy's on a model in NumPy, and the derivatives of the landing with differences."""
+    output = plotting.parse(plotting.parser(__doc__.splitlines()[0], "thrown_ball.png"), arguments).output
     ti.init(arch=ti.cpu, default_fp=ti.f64, log_level=ti.ERROR)
     compared = Comparison("A thrown ball: velocity and drag from positions of which three are wrong")
     random = np.random.default_rng(3)
@@ -99,6 +102,15 @@ def main() -> int:
         h = 1e-6 * value
         ends = [positions(result.x[:2], result.x[2], **{name: value + s * h})[-1] for s in (1, -1)]
         compared.numbers(f"d landing / d {name}", J, (ends[0] - ends[1]) / (2 * h), rtol=1e-5)
+    if (figure := plotting.new_figure(7, 4)) is not None:
+        axes = figure.subplots()
+        flights = {"fitted": (result.x, plotting.BLUE, "-"), "start of the fit": ([7.0, 7.0, 0.05], plotting.GREY, ":")}
+        for name, (p, color, style) in flights.items():
+            axes.plot(*positions(np.array(p[:2]), p[2]).T, style, color=color, label=name)
+        axes.plot(*seen.T, "o", color=plotting.ORANGE, markersize=4, label="seen; three of them wrong")
+        axes.set(xlabel="distance (m)", ylabel="height (m)", title="A thrown ball with drag")
+        axes.legend(fontsize=9, loc="lower left")
+        plotting.save(figure, output)
     return compared.exit_code
 
 

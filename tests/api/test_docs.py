@@ -183,12 +183,14 @@ def test_the_reference_lists_every_public_name():
     assert sorted(listed) == sorted(set(taichi_ext.__all__) - {"__version__"})
 
 
-def test_the_gallery_has_the_first_sentence_of_every_example():
+def test_the_gallery_has_the_first_sentence_and_a_picture_of_every_example():
     text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
     for path in (ROOT / "examples").glob("*.py"):
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()[0]
         if not first.startswith("Shared by"):
             assert f"| `{path.name}` | {first} |\n" in text
+            (picture,) = (ROOT / "docs" / "pictures").glob(f"{path.stem}.*")
+            assert f"](pictures/{picture.name})\n" in text
 
 
 @each_page

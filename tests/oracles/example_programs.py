@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -30,8 +31,10 @@ def run(
         pytest.skip("CPU only: examples start Taichi themselves")
     monkeypatch.setitem(os.environ, "TI_CPU_MAX_NUM_THREADS", "2")
     monkeypatch.setitem(os.environ, "TI_OFFLINE_CACHE", "0")
-    main = load(name).main
-    exit_code = main() if arguments is None else main(arguments)
+    arguments = [] if arguments is None else arguments
+    with tempfile.TemporaryDirectory() as folder:
+        output = [] if "--output" in arguments else ["--output", str(Path(folder) / f"{name}.png")]
+        exit_code = load(name).main([*arguments, *output])
     printed = capsys.readouterr().out
     assert exit_code == 0, printed
     assert "FAIL" not in printed
