@@ -20,7 +20,8 @@ def numpy_image(volume: np.ndarray, position: np.ndarray) -> np.ndarray:
     """The image by plain NumPy loops, rotation I: shape (4, PIXELS, PIXELS)."""
     image = np.zeros((4, example.PIXELS, example.PIXELS))
     for x, y in np.ndindex(example.PIXELS, example.PIXELS):
-        direction = np.array([(x - example.PRINCIPAL) / example.FOCAL, (y - example.PRINCIPAL) / example.FOCAL, 1.0])
+        middle = (example.PIXELS - 1) / 2
+        direction = np.array([(x - middle) / example.PIXELS, (y - middle) / example.PIXELS, 1.0])
         direction /= np.linalg.norm(direction)
         for step in range(example.STEPS):
             p = position + step * example.STEP_LENGTH * direction

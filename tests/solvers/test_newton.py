@@ -154,11 +154,13 @@ def test_ends():
     assert_allclose(read(x), [2.0])  # 2/3 of the way
 
 
-def test_elastic_bar_of_the_examples():
+def test_elastic_bar_of_the_examples(tmp_path):
     """In a process of its own, as examples start Taichi; it checks that the wall carries the weight of the bar."""
     path = example_programs.EXAMPLES / "elastic_bar.py"
     environment = {**os.environ, "PYTHONPATH": str(path.parent.parent), "TI_CPU_MAX_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, path], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the gradient is smaller than gtol" in done.stdout
     assert "ok  the wall carries 4.000000" in done.stdout
