@@ -48,13 +48,10 @@ class Problem:
     """The residuals and J of a plan.
 
     Attributes:
-        shapes: of the parameters, those of their elements included.
         parts: the parameters as parts of a vector.
         rows: the residuals as parts of a vector.
         charts: the local coordinates of the parameters, if some are points of manifolds.
-        local_parts: the parts of a vector of those, else ``parts``.
         start: what the parameters hold, as one vector.
-        noise: the relative rounding error of the cost.
         best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
     """
 
@@ -83,17 +80,14 @@ class Problem:
         for target in self._targets:
             self._state.save(self._container(target))
         evaluation = plan.start(call)
-        self.shapes = evaluation.parameter_shapes()
-        values = [self._values(t) for t in self._targets]
-        self.parts = [Part(str(t.name), s, v.dtype) for t, s, v in zip(self._targets, self.shapes, values, strict=True)]
+        values, shapes = [self._values(t) for t in self._targets], evaluation.parameter_shapes()
+        self.parts = [Part(str(t.name), s, v.dtype) for t, s, v in zip(self._targets, shapes, values, strict=True)]
         names = [str(call.current(t).name) for t in plan.prepared.outputs]
         self.rows = [Part(name, *shape) for name, shape in zip(names, evaluation.output_shapes(), strict=True)]
         self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
         self.best: np.ndarray | None = None
-        self.noise = 64 * max(float(np.finfo(part.dtype).eps) for part in self.rows)
         self._x = self.start
         self.charts = None if retract is None else Charts(retract, self.parts)
-        self.local_parts = self.parts if self.charts is None else self.charts.parts
         self._layout: Layout | None = None
         if plan.prepared.format is not None:
             layout = evaluation.layout
@@ -102,6 +96,21 @@ class Problem:
                 widths = self.charts.sizes(widths)
             rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.local_parts, widths, strict=True))
             self._layout = Layout(rows, columns, eliminated or [])
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the parameters, those of their elements included."""
+        return [part.shape for part in self.parts]
+
+    @property
+    def local_parts(self) -> list[Part]:
+        """The parts of a vector of local coordinates."""
+        return self.parts if self.charts is None else self.charts.parts
+
+    @property
+    def noise(self) -> float:
+        """The relative rounding error of the cost."""
+        return 64 * max(float(np.finfo(part.dtype).eps) for part in self.rows)
 
     def compute(self, x: np.ndarray) -> tuple[np.ndarray, Any]:
         """The residuals in float64, and J as one dense matrix or as a ``SparseJacobian``."""

@@ -87,11 +87,20 @@ def test_loops_of_unknown_length_count_what_they_write():
     count = Local("count", I32, kind="parameter")
     for kind in ("range", "ndrange"):
         (opened,) = sparse(For(kind, (i,), (Read(count),), (Assign(at(y, Read(i)), at(x, Read(i))),))).sites
-        assert (opened.axes, opened.opened, opened.counter, opened.is_injective) == ((), 0, None, True)
+        assert (opened.around.axes, opened.around.opened, opened.around.counter, opened.is_injective) == (
+            (),
+            0,
+            None,
+            True,
+        )
         assert opened.atoms == (i,)
     inner = For("range", (j,), (at(which, Read(i)),), (Update(at(y, Read(i)), "add", at(x, Read(j))),))
     (counted,) = sparse(over(y, inner)).sites
-    assert ([axis.variable for axis in counted.axes], counted.counter, counted.is_injective) == ([i], 0, False)
+    assert ([axis.variable for axis in counted.around.axes], counted.around.counter, counted.is_injective) == (
+        [i],
+        0,
+        False,
+    )
     assert not counted.is_conditional
 
 

@@ -48,6 +48,23 @@ class Group:
 
 
 @dataclass(frozen=True)
+class SiteLoops:
+    """The loops around a site.
+
+    Attributes:
+        loops: all of them, by what tells them apart.
+        axes: those whose numbers of iterations are known.
+        opened: the number of the first one whose number of iterations is only known at run time.
+        counter: the number of what counts the slots of the site, if that is only known at run time.
+    """
+
+    loops: tuple[Loop, ...]
+    axes: tuple[Axis, ...]
+    opened: int | None
+    counter: int | None
+
+
+@dataclass(frozen=True)
 class Site:
     """One statement that writes tangents.
 
@@ -57,16 +74,13 @@ class Site:
             writes.
         key: the container that it writes to.
         is_sum: whether it adds to what is there.
-        axes: the loops around it.
-        loops: the same loops, by what tells them apart.
+        around: the loops around it.
         is_conditional: whether some slots may not be filled; the integers then end with a mark.
         is_injective: whether no two slots are of the same row.
         rows: the row of each part.
         atoms: the integers that each slot keeps.
         groups: the entries by owner.
         has_rows: whether entries come from rows of tangents, of which any number can be zero.
-        opened: the number of the first loop around it, if its number of iterations is only known at run time.
-        counter: the number of what counts its slots, if that is only known at run time.
         parts: of a Hessian whose entries are a symmetric block in each slot: the part that each column belongs to.
     """
 
@@ -74,16 +88,13 @@ class Site:
     stage: tuple[int, int]
     key: Key
     is_sum: bool
-    axes: tuple[Axis, ...]
-    loops: tuple[Loop, ...]
+    around: SiteLoops
     is_conditional: bool
     is_injective: bool
     rows: tuple[Affine, ...]
     atoms: tuple[Atom, ...]
     groups: tuple[Group, ...]
     has_rows: bool = False
-    opened: int | None = None
-    counter: int | None = None
     parts: Mapping[Affine, int] | None = None
 
     @property
@@ -94,7 +105,7 @@ class Site:
     @property
     def slots(self) -> int:
         """How many there are, without those that are only known at run time."""
-        return math.prod(axis.length for axis in self.axes)
+        return math.prod(axis.length for axis in self.around.axes)
 
     @property
     def integers(self) -> int:

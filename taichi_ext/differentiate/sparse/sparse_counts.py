@@ -107,7 +107,7 @@ class Counts:
 
     def forget_unused(self, sites: list[Site]) -> None:
         """At the end of a walk: drop the counters of what earlier walks wrote, and this one does not."""
-        used = {site.opened for site in sites} | {site.counter for site in sites}
+        used = {site.around.opened for site in sites} | {site.around.counter for site in sites}
         for s, planned in list(self.planned.items()):
             counters = self._counted[s].counters if s in self._counted else ()
             numbers = [self._open[s].number] if s in self._open else [counter.number for counter in counters]

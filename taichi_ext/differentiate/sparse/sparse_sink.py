@@ -16,7 +16,7 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import Coefficient, add, element, literal, multiply
 from taichi_ext.differentiate.forms.cursor import Block
-from taichi_ext.differentiate.forms.entry_sites import Entry, Group, Site, SparseResult, Sunk
+from taichi_ext.differentiate.forms.entry_sites import Entry, Group, Site, SiteLoops, SparseResult, Sunk
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Seed,
@@ -206,16 +206,13 @@ class Sink:
             stage=(self.stage, LAST_STEP) if step is None else (self.stage, step),
             key=sunk.key,
             is_sum=is_sum,
-            axes=axes,
-            loops=self.walk.cursor.loops,
+            around=SiteLoops(self.walk.cursor.loops, axes, around.opened, counter),
             is_conditional=self._is_conditional() if counter is None else is_shared and self._is_interrupted(),
             is_injective=counter is None and self._is_once(place, variables),
             rows=tuple(rows),
             atoms=tuple(a for a in dict.fromkeys(used) if a not in variables),
             groups=groups,
             has_rows=any(map(has_row, forms)),
-            opened=around.opened,
-            counter=counter,
             parts=parts,
         )
         self.sites.append(site)

@@ -25,15 +25,15 @@ class SlotCounts:
     """
 
     def __init__(self, sites: Iterable[Site], new_array: Callable[[np.ndarray], Any]) -> None:
-        self._sites = [s for s in sites if s.opened is not None or s.counter is not None]
+        self._sites = [s for s in sites if s.around.opened is not None or s.around.counter is not None]
         self._new_array = new_array
-        self.rooms = {s.opened: 0 for s in self._sites if s.opened is not None}
+        self.rooms = {s.around.opened: 0 for s in self._sites if s.around.opened is not None}
         self.lengths = dict(self.rooms)
         self.offsets: dict[int, np.ndarray] = {}
         self.counts: dict[int, np.ndarray] = {}
         self._memory: dict[Any, Any] = {}
         for site in self._sites:
-            if site.counter is not None:
+            if site.around.counter is not None:
                 self._set_counts(site, np.zeros(self._iterations(site), np.int64))
 
     def __bool__(self) -> bool:
@@ -41,30 +41,30 @@ class SlotCounts:
 
     def _iterations(self, site: Site) -> int:
         """Of the loops around a site whose numbers of iterations are known, or of which there is room for some."""
-        return site.slots * (1 if site.opened is None else self.rooms[site.opened])
+        return site.slots * (1 if site.around.opened is None else self.rooms[site.around.opened])
 
     def _set_counts(self, site: Site, counts: np.ndarray) -> None:
-        assert site.counter is not None
+        assert site.around.counter is not None
         ends = np.cumsum(counts)
-        self.offsets[site.counter] = np.concatenate([[0], ends, ends[-1:] if len(ends) else [0]])
-        self.counts[site.counter] = counts
+        self.offsets[site.around.counter] = np.concatenate([[0], ends, ends[-1:] if len(ends) else [0]])
+        self.counts[site.around.counter] = counts
 
     # --- slots
 
     def slots(self, site: Site) -> int:
         """How many slots a site has; where the launch decides, the last one holds nothing."""
-        if site.counter is not None:
-            return int(self.offsets[site.counter][-1]) + 1
-        return self._iterations(site) + (site.opened is not None)
+        if site.around.counter is not None:
+            return int(self.offsets[site.around.counter][-1]) + 1
+        return self._iterations(site) + (site.around.opened is not None)
 
     def numbers(self, site: Site) -> tuple[np.ndarray, np.ndarray]:
         """For each slot the number of the iteration that it belongs to, and whether that has filled it."""
-        if site.counter is None:
+        if site.around.counter is None:
             numbers = np.arange(self.slots(site), dtype=np.int64)
-            if site.opened is None:
+            if site.around.opened is None:
                 return numbers, np.ones(len(numbers), bool)
-            return numbers, numbers < site.slots * self.lengths[site.opened]
-        offsets, counts = self.offsets[site.counter], self.counts[site.counter]
+            return numbers, numbers < site.slots * self.lengths[site.around.opened]
+        offsets, counts = self.offsets[site.around.counter], self.counts[site.around.counter]
         rooms = np.diff(offsets)[:-1]
         numbers = np.repeat(np.arange(len(rooms)), rooms)
         is_filled = np.arange(len(numbers)) - offsets[numbers] < counts[numbers]
@@ -99,16 +99,16 @@ class SlotCounts:
         if any(self.lengths[number] > room for number, room in self.rooms.items()):
             self.rooms = {number: max(room, self.lengths[number]) for number, room in self.rooms.items()}
             for site in self._sites:
-                if site.counter is not None and site.opened is not None:
+                if site.around.counter is not None and site.around.opened is not None:
                     self._set_counts(site, np.zeros(self._iterations(site), np.int64))
             return False
         is_enough = True
-        for site in {s.counter: s for s in self._sites if s.counter is not None}.values():
-            counter: int = site.counter  # type: ignore[assignment]
+        for site in {s.around.counter: s for s in self._sites if s.around.counter is not None}.values():
+            counter: int = site.around.counter  # type: ignore[assignment]
             offsets = self.offsets[counter]
             counts = found[counter, "counts"][: len(offsets) - 2] - offsets[:-2]
-            if site.opened is not None:
-                counts[site.slots * self.lengths[site.opened] :] = 0
+            if site.around.opened is not None:
+                counts[site.slots * self.lengths[site.around.opened] :] = 0
             if (counts > np.diff(offsets)[:-1]).any():
                 self._set_counts(site, counts)
                 is_enough = False

@@ -25,7 +25,7 @@ class Slots:
         self.integers = None if integers is None else integers.reshape(self.count, site.integers)
         self.values: dict[Any, np.ndarray] = {}
         stride = site.slots
-        for axis in site.axes:
+        for axis in site.around.axes:
             stride //= max(1, axis.length)
             self.values[axis.variable] = numbers // stride % axis.length + axis.first
         for n, atom in enumerate(site.atoms):
@@ -209,7 +209,7 @@ def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
             _keep_last(sites[n], kept[n])
         for later in stores:
             other = sites[later].site
-            if later <= n or other.loops != site.loops or other.counter != site.counter:
+            if later <= n or other.around.loops != site.around.loops or other.around.counter != site.around.counter:
                 continue
             for part, row in enumerate(site.rows):
                 if row in other.rows:

@@ -88,15 +88,8 @@ class Streams:
         return fused.memory.streams
 
     def __init__(self, fused: Fused) -> None:
-        entries = fused.entries
-        assert entries is not None
-        self.sites = entries.sites
-        written = {site.key: entries.containers[site.key] for site in entries.sites}
-        self._sizes = {key: c.size for key, c in written.items()}
-        self._open = {key: c.opened for key, c in entries.containers.items() if c.opened is not None}
-        self._dtypes = {key: backend.named_type(c.dtype.name) for key, c in written.items()}
-        self._ranges = entries.columns.ranges()
-        self._in_rows = frozenset(entries.columns.in_rows)
+        assert fused.entries is not None
+        self._program = fused.entries
         self.counts = SlotCounts(self.sites, _array_of)
         self._known: dict[Any, np.ndarray] = {}  # integers that the blocks belong to
         self._blocks: dict[tuple[Stage, Key], dict[Key, Block]] = {}
@@ -104,10 +97,15 @@ class Streams:
         self.is_symmetric = False  # to the last bit, as the matrix of a Hessian
         self.make_room()
 
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where the kernel writes entries."""
+        return self._program.sites
+
     def make_room(self) -> None:
         """Get ready for as many slots as are known of."""
-        for key in self._open:
-            if isinstance(key, SumKey) and self._size(key) > OPEN_ENTRIES:
+        for key, container in self._program.containers.items():
+            if container.opened is not None and isinstance(key, SumKey) and self._size(key) > OPEN_ENTRIES:
                 raise InvalidArgumentError(
                     f"The local {key.name} has {self._size(key)} entries in all iterations of its loop. A sparse "
                     f"Jacobian can have {OPEN_ENTRIES} of them where the number of iterations is only known at run "
@@ -121,7 +119,7 @@ class Streams:
 
     def _make_bundles(self) -> None:
         mixed = {(s.stage, s.key) for s in self.sites for g in s.groups if g.owner is None}
-        every = tuple(key for _, _, key in self._ranges)
+        every = tuple(key for _, _, key in self._program.columns.ranges())
         for site in self.sites:
             for group in site.groups:
                 is_mixed = (site.stage, site.key) in mixed
@@ -131,7 +129,7 @@ class Streams:
                 self._places[site.entries(group.owner)] = (bundle, len(bundle.sources))
                 bundle.sources.append((site, group))
                 bundle.starts.append(bundle.numbers + length)
-        sizes = ((b.numbers, numpy_dtype(self._dtypes[name[1]]).itemsize) for name, b in self._bundles.items())
+        sizes = ((b.numbers, numpy_dtype(self._dtype(name[1])).itemsize) for name, b in self._bundles.items())
         _refuse_too_many(list(sizes))
 
     # --- a launch
@@ -141,7 +139,7 @@ class Streams:
         self.counts.begin()
         for (_, key, _), bundle in self._bundles.items():
             if bundle.memory is None:
-                bundle.allocate(self._dtypes[key])
+                bundle.allocate(self._dtype(key))
         for site in self.sites:
             if site.integers:
                 if site.number not in self._integers:
@@ -194,8 +192,11 @@ class Streams:
 
     def _size(self, key: Key) -> int:
         """How many entries a container has, or a local that has columns of its own in this launch."""
-        opened = self._open.get(key)
-        return self._sizes[key] * (1 if opened is None else self.counts.rooms[opened])
+        container = self._program.containers[key]
+        return container.size * (1 if container.opened is None else self.counts.rooms[container.opened])
+
+    def _dtype(self, key: Key) -> Any:
+        return backend.named_type(self._program.containers[key].dtype.name)
 
     def _bundle_blocks(
         self, bundle: _Bundle, key: Key, slots: dict[int, Slots], kept: dict[int, np.ndarray]
@@ -209,17 +210,21 @@ class Streams:
             is_kept &= (places[0] >= 0) & (places[0] < size)
         has_rows = any(s.has_rows for s, _ in bundle.sources)
         is_whole = len(bundle.owners) == 1
-        blocks = {}
-        for first, end, owner in self._ranges:
+        blocks, containers = {}, self._program.containers
+        for first, end, owner in self._program.columns.ranges():
             if owner in bundle.owners:
                 here = is_kept & (places[1] >= first) & (places[1] < end)
                 if here.any():
                     columns = end - first
-                    if isinstance(owner, Version) and owner.of in self._open:
+                    if (
+                        isinstance(owner, Version)
+                        and owner.of in containers
+                        and containers[owner.of].opened is not None
+                    ):
                         columns = self._size(owner.of)
                     shape = (size, columns)
                     width = max(1, columns)  # the keys are passed on at once, so that they can go, too
-                    is_row = has_rows and owner in self._in_rows
+                    is_row = has_rows and owner in self._program.columns.in_rows
                     blocks[owner] = block_of(
                         _keys(places, first, width, is_last=is_whole), here, shape, is_row, may_be_in_place=is_whole
                     )
