@@ -24,7 +24,7 @@ def bind_arguments(r: Recording) -> None:
             continue
         place = _parameter(r, name, r.context.get_var_by_name(name), annotation)
         if isinstance(place, backend.AnyArray):
-            container = r.arrays[id(place)]
+            container = r.containers.arrays[id(place)]
             made.append(Argument(name, array_annotation(container), container))
             continue
         for scope in r.context.local_scopes:
@@ -49,8 +49,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: Any) -> Any:
         return Record(members, getattr(kind, "methods", {}), kind)
     if isinstance(bound, backend.AnyArray):
         dtype, shape = backend.array_type(bound)
-        r.arrays[id(bound)] = Container(name, type_of(dtype), len(bound.shape), shape, None, True)
-        r.kept.append(bound)
+        r.containers.add_array(bound, Container(name, type_of(dtype), len(bound.shape), shape, None, True))
         return bound
     if not backend.is_expr(bound):
         what = type(kind).__name__.removesuffix("Type")  # a Texture

@@ -184,7 +184,7 @@ def _print(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement
 
 def _loop_config(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
     ti.loop_config(**keywords)
-    r.config = {**r.config, **keywords}
+    r.loop.config = {**r.loop.config, **keywords}
 
 
 def _fill(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:

@@ -161,7 +161,7 @@ def opaque(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any
 def _written_in(r: Recording, node: Any) -> tuple[Container, ...]:
     """The fields met so far that are placed in a node."""
     node = backend.layout_node(node)
-    return tuple(c for c in r.containers.values() if backend.is_under(c.object, node))
+    return tuple(c for c in r.containers.fields.values() if backend.is_under(c.object, node))
 
 
 def _argument(r: Recording, x: Any) -> Any:

@@ -71,7 +71,7 @@ def _typed_result(r: Recording, value: Any, kind: Any) -> Any:
 def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
     """Record a function in place."""
     function = func.func
-    scope = {**backend.global_variables(function), **r.library_names}
+    scope = {**backend.global_variables(function), **r.library.names}
     kinds = func.return_type or ()
     if func.is_real_function:
         scope.update({RETURN_TYPE.format(n): kind for n, kind in enumerate(kinds)})

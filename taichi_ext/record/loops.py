@@ -25,13 +25,13 @@ def before_loop(r: Recording, kind: str, domain: tuple[Any, ...]) -> None:
             "Loop over the fields of the attributes, with indices kept in integer fields."
         )
     if kind in ("field", "grouped"):
-        r.domain = given
+        r.loop.domain = given
         shown: tuple[Any, ...] = (_domain_object(r, given[0]),)
     else:
-        r.domain = tuple(_native_bound(d) for d in given)
+        r.loop.domain = tuple(_native_bound(d) for d in given)
         shown = tuple(_bound(d) for d in given)
-    r.pending = For(kind, (), shown, (), r.config, place=r.place())
-    r.config = {}
+    r.loop.statement = For(kind, (), shown, (), r.loop.config, place=r.place())
+    r.loop.config = {}
 
 
 def _domain_object(r: Recording, obj: Any) -> Any:
@@ -68,5 +68,5 @@ def enter_for(r: Recording, names: tuple[str, ...]) -> None:
         local = Local(name, I32, shape, "loop")
         variables.append(local)
         scope[name] = Cells(local, (), shape) if shape else Cell(Read(local))
-    loop = r.pending
+    loop = r.loop.statement
     r.open_for(For(loop.kind, tuple(variables), loop.domain, (), loop.config, place=loop.place))

@@ -35,11 +35,12 @@ _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n
 
 
 class Recorder:
-    """The library that one recording calls."""
+    """The library that one recording calls; ``names``: what each name in a rewritten source stands for."""
 
     def __init__(self, kernel: Any, rules: Rules, constants: Constants | None, is_reverse: bool) -> None:
-        names = {f"{RECORDER}.{name}": getattr(self, name) for name in dir(type(self)) if not name.startswith("__")}
-        self.recording = Recording(kernel, self, names, rules, constants, is_reverse)
+        methods = (name for name in dir(type(self)) if not name.startswith("__"))
+        self.names = {f"{RECORDER}.{name}": getattr(self, name) for name in methods}
+        self.recording = Recording(kernel, self, rules, constants, is_reverse)
 
     # --- functions and control flow
 
@@ -73,7 +74,7 @@ class Recorder:
         before_loop(self.recording, kind, domain)
 
     def bound(self, number: int | None = None) -> Any:
-        domain = self.recording.domain
+        domain = self.recording.loop.domain
         return domain if number is None else domain[number]
 
     def enter_for(self, *names: str) -> None:
@@ -261,7 +262,7 @@ def record(
     rewritten = rewrite(kernel.func, None)
     recorder = Recorder(kernel, rules or NoRules(), constants, is_reverse)
     r = recorder.recording
-    scope = {**backend.global_variables(kernel.func), **r.library_names}
+    scope = {**backend.global_variables(kernel.func), **recorder.names}
     for position in kernel.template_slot_locations:
         scope[kernel.arguments[position].name] = args[position]
     throwaway = backend.FusedKernel(kernel, [])
@@ -281,7 +282,7 @@ def record(
     backend.materialize()
     throwaway.trace(rewritten.tree(), context, f"{kernel.func.__name__}_record", lambda: False)
     throwaway.captures.reader = None  # which refers to the arguments: captures are kept as long as the kernel
-    containers = (*r.arrays.values(), *r.containers.values())
+    containers = (*r.containers.arrays.values(), *r.containers.fields.values())
     returns = returned_annotations(kernel)
     body, file = with_levels(r.body()), rewritten.source[0]
     return Program(kernel.func.__name__, r.arguments, returns, body, containers, file, *default_types())

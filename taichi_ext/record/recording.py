@@ -39,39 +39,65 @@ class Block:
     head: Any = None  # If: condition, place and what came before else; While, For: the statement so far
 
 
+@dataclass
+class NextLoop:
+    """The loop whose body comes next.
+
+    Attributes:
+        statement: with its domain; None before the first one.
+        domain: what Taichi walks in its place.
+        config: the settings of the loop to come.
+    """
+
+    statement: Any = None
+    domain: tuple[Any, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Containers:
+    """The fields and array arguments that were met, by identity; ``kept`` keeps them alive."""
+
+    fields: dict[int, ir.Container] = field(default_factory=dict)
+    arrays: dict[int, ir.Container] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+
+    def add_array(self, array: Any, container: ir.Container) -> None:
+        """An array argument, as the kernel is traced with it."""
+        self.arrays[id(array)] = container
+        self.kept.append(array)
+
+
 class Recording:
-    """The state shared by all parts of the recorder; ``library`` is what the rewritten source calls."""
+    """The state shared by all parts of the recorder."""
 
     def __init__(
         self,
         kernel: Any,
         library: Any,
-        library_names: dict[str, Any],
         rules: Any,
         constants: Constants | None,
         is_reverse: bool,
     ) -> None:
         self.kernel = kernel
-        self.library_names = library_names  # what each name in a rewritten source stands for
         self.arguments: tuple[ir.Argument, ...] = ()
-        self.library = library
         self.rules = rules  # of users, that apply to the kernel
         self.is_reverse = is_reverse  # Taichi's reverse mode takes the derivative itself
         self.constants = constants or Constants()
         self.constants.library = library
         self.frames: list[Frame] = []
         self.blocks = [Block("kernel")]
-        self.containers: dict[int, ir.Container] = {}
-        self.arrays: dict[int, ir.Container] = {}
-        self.kept: list[Any] = []  # objects that are known by their identity
-        self.pending: Any = None  # the loop whose domain is known and whose body comes next
-        self.domain: tuple[Any, ...] = ()  # what Taichi walks in its place
-        self.config: dict[str, Any] = {}
-        self.copies: dict[
-            Any, Any
-        ] = {}  # locals, with an index, that were declared as copies: what they were read from
+        self.containers = Containers()
+        self.loop = NextLoop()
+        # of locals, with an index, that were declared as copies: what they were read from
+        self.copies: dict[Any, Any] = {}
         self.stopped: list[Any] = []  # what the rules that are being walked are for
         self._places: dict[Any, ir.Place | None] = {}
+
+    @property
+    def library(self) -> Any:
+        """What the rewritten source calls."""
+        return self.constants.library
 
     # --- functions and places
 
@@ -151,12 +177,13 @@ class Recording:
 
     def container(self, obj: Any) -> ir.Container:
         """The container of a field or array argument."""
-        if id(obj) in self.arrays:
-            return self.arrays[id(obj)]
-        if id(obj) not in self.containers:
-            self.kept.append(obj)
-            self.containers[id(obj)] = field_container(obj, self._name(obj))
-        return self.containers[id(obj)]
+        known = self.containers
+        if id(obj) in known.arrays:
+            return known.arrays[id(obj)]
+        if id(obj) not in known.fields:
+            known.kept.append(obj)
+            known.fields[id(obj)] = field_container(obj, self._name(obj))
+        return known.fields[id(obj)]
 
     def _name(self, obj: Any) -> str:
         """The user's name of a field: a variable, or an attribute, member or item of one."""
