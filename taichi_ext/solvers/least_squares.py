@@ -25,7 +25,7 @@ from taichi_ext.solvers.levenberg import History, Iteration, Limits, Space, mini
 from taichi_ext.solvers.losses import Robust
 from taichi_ext.solvers.normal_equations import weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
-from taichi_ext.solvers.results import LeastSquaresResult, place_of
+from taichi_ext.solvers.results import LeastSquaresResult, Solved, place_of
 from taichi_ext.solvers.scipy_methods import by_scipy
 from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, refuse_with_shards, refuse_without_shards
 
@@ -213,12 +213,9 @@ def least_squares(
         history=history.lines,
         method=method,
         seconds=ended.seconds,
-        _rebuild=rebuild,
-        _shapes=problem.shapes,
-        _parts=problem.local_parts,
-        _given=[leaf for _, leaf in leaves],
-        _count=count,
-        _system=ended.point.system,
+        _problem=Solved(
+            [leaf for _, leaf in leaves], rebuild, problem.shapes, problem.local_parts, count, ended.point.system
+        ),
     )
 
 

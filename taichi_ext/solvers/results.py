@@ -32,6 +32,27 @@ def place_of(leaf: Any, given: list[Any], what: str) -> int:
     )
 
 
+@dataclass(frozen=True)
+class Solved:
+    """The problem that a result is of.
+
+    Attributes:
+        params: as they were given, one after the other.
+        rebuild: puts them into their structure.
+        shapes: theirs.
+        parts: of a vector of local coordinates.
+        residuals: how many there are.
+        system: the normal equations at the solution.
+    """
+
+    params: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+    shapes: list[tuple[int, ...]]
+    parts: list[Part]
+    residuals: int
+    system: Callable[[], Any]
+
+
 @dataclass(frozen=True, repr=False)
 class LeastSquaresResult:
     """The solution of a least-squares problem; P numbers in the params, M residuals.
@@ -69,20 +90,15 @@ class LeastSquaresResult:
     history: list[Iteration]
     method: str
     seconds: dict[str, float]
-    _rebuild: Callable[[list[Any]], Any]  # the structure of the params
-    _shapes: list[tuple[int, ...]]  # of the params
-    _parts: list[Part]  # of local coordinates
-    _given: list[Any]  # the params
-    _count: int  # of residuals
-    _system: Callable[[], Any]
+    _problem: Solved
 
     def split(self, vector: np.ndarray) -> Any:
         """A vector of P numbers as arrays structured like the params, of their shapes or those of local coordinates."""
         values = np.asarray(vector)
         if values.shape not in (self.x.shape, self.grad.shape):
             raise InvalidArgumentError(f"vector has shape {values.shape}; expected {self.x.shape}.")
-        shapes = self._shapes if values.shape == self.x.shape else [part.shape for part in self._parts]
-        return self._rebuild(pieces_of(values, shapes))
+        shapes = self._problem.shapes if values.shape == self.x.shape else [part.shape for part in self._problem.parts]
+        return self._problem.rebuild(pieces_of(values, shapes))
 
     def covariance(self, params: Any = None, *, variance: float | None = None) -> np.ndarray:
         """The covariance of the parameters, if residuals are independent: their variance times the inverse of JtJ.
@@ -99,23 +115,23 @@ class LeastSquaresResult:
         Raises:
             InvalidArgumentError: the residuals do not determine all parameters; the message names those concerned.
         """
-        places = slices_of(self._parts)
+        places = slices_of(self._problem.parts)
         found = (
-            [place_of(leaf, self._given, "params") for _, leaf in flatten(params)[0]]
+            [place_of(leaf, self._problem.params, "params") for _, leaf in flatten(params)[0]]
             if params is not None
-            else range(len(self._parts))
+            else range(len(self._problem.parts))
         )
         entries = np.concatenate([np.r_[places[n]] for n in found])
         if variance is None:
-            if self._count <= len(self.grad):
+            count = self._problem.residuals
+            if count <= len(self.grad):
                 raise InvalidArgumentError(
-                    f"variance is missing: {self._count} residuals of {len(self.grad)} parameters leave none to "
-                    "estimate."
+                    f"variance is missing: {count} residuals of {len(self.grad)} parameters leave none to estimate."
                 )
-            variance = 2 * self.cost / (self._count - len(self.grad))
+            variance = 2 * self.cost / (count - len(self.grad))
         elif not is_positive(variance):
             raise InvalidArgumentError(f"variance is {shown(variance)}; expected a positive number.")
-        return variance * inverse_part(self._system(), entries, self._parts)
+        return variance * inverse_part(self._problem.system(), entries, self._problem.parts)
 
     def standard_errors(self, *, variance: float | None = None) -> Any:
         """The square roots of the diagonal of ``covariance``, as ``split`` gives them."""
@@ -128,7 +144,7 @@ class LeastSquaresResult:
         first = self.history[0].cost if self.history else np.nan
         return (
             f"{TITLE}\n" + "".join(f"{line}\n" for line in self.history) + f"\n{'method':>18}: {self.method}, "
-            f"{self._count} residuals, {len(self.grad)} parameters\n"
+            f"{self._problem.residuals} residuals, {len(self.grad)} parameters\n"
             f"{'cost':>18}: {first:.6e} at the start, {self.cost:.6e} at the end\n"
             f"{'points':>18}: {self.nfev}, of which {self.njev} accepted\n{times}{'end':>18}: {self.message}"
         )

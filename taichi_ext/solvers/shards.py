@@ -83,7 +83,6 @@ class ShardedProblem:
     """The cost of all shards as a function of one vector, for the iteration; see ``Problem`` and ``Weighted``.
 
     Attributes:
-        shapes: of the params.
         parts: the params as parts of a vector.
         start: their values, as one vector.
         noise: the relative rounding error of the cost.
@@ -104,7 +103,6 @@ class ShardedProblem:
             _pickled(loss, "loss", "a name, or a function of a module that workers can import")
         self._shards, self._loss, self._workers = shards, loss, Workers(executor)
         self.split = shards.split
-        self.shapes = [part.shape for part in shards.parts]
         self.best: np.ndarray | None = None
         try:
             found = self._sums(shards.x, is_finite=True)
@@ -120,6 +118,11 @@ class ShardedProblem:
         self.local_parts = self.parts if self.charts is None else self.charts.parts
         self._layout = Layout([], [(part, 1) for part in self.local_parts], eliminated) if eliminated else None
         self._known = [self._point(self.start, found)]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the params."""
+        return [part.shape for part in self.parts]
 
     def point(self, x: np.ndarray) -> Point:
         """See ``minimize``."""
