@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from taichi_ext.analysis.affine import atom_value
-from taichi_ext.differentiate.facts.arguments import Arguments
+from taichi_ext.differentiate.facts.arguments import Arguments, ShadowMatrix
 from taichi_ext.differentiate.facts.facts import Facts
 from taichi_ext.differentiate.forms.build import Builder, Coefficient, add, cast, element, literal, multiply
 from taichi_ext.differentiate.forms.cursor import Cursor
@@ -14,83 +14,46 @@ from taichi_ext.differentiate.plan.storage_plan import Plan
 from taichi_ext.program import I32, Load, Local, Op, Read, Type, Value
 
 
-class RowMemory(Protocol):
-    """Memory for the rows of one local."""
+@dataclass(frozen=True)
+class RowMemory:
+    """Memory for the rows of one local.
 
-    is_local: bool  # a local array
-
-    def entry(self, index: Coefficient) -> Read | Load:
-        """One number."""
-        ...
-
-
-class LocalRow:
-    """A row in a local array: the fastest to reach, slow to compile when it is long."""
-
-    is_local = True
-
-    def __init__(self, builder: Builder, name: str, size: int, dtype: Type) -> None:
-        self.builder = builder
-        self.array = builder.array(name, size, dtype)
-
-    def entry(self, index: Coefficient) -> Read:
-        return Read(self.array, (index if isinstance(index, Value) else int(index),))
-
-
-class ScratchRow:
-    """A row in an extra argument of the kernel; ``part`` is what ``scratch_part`` gives."""
-
-    is_local = False
-
-    def __init__(
-        self,
-        builder: Builder,
-        arguments: Arguments,
-        size: int,
-        dtype: Type,
-        part: tuple[int, Coefficient],
-        *,
-        is_filled: bool,
-    ) -> None:
-        self.builder = builder
-        self.array, start = arguments.reserve_scratch(size, dtype, part)
-        self.start = self.builder.keep(start, "start") if isinstance(start, Value) else start
-        if not is_filled:
-            self.builder.loop(size, lambda k: self.builder.assign(self.entry(k), literal(0, dtype)))
-
-    def entry(self, index: Coefficient) -> Load:
-        return element(self.array, add(self.start, index))
-
-
-class PlacedRow:
-    """A row of J itself, which an iteration of the parallel loop over all of an output writes to as it goes.
-
-    Args:
-        builder: where zeros are stored first, unless each entry is written.
-        number: of the row.
-        place: the entry of J by the number of a row and a column.
-        columns: the length of the row.
+    Attributes:
+        entry: gives one number.
+        is_local: whether it is a local array.
     """
 
-    is_local = False
+    entry: Callable[[Coefficient], Read | Load]
+    is_local: bool = False
 
-    def __init__(
-        self,
-        builder: Builder,
-        number: Value,
-        place: Callable[[Coefficient, Coefficient], Load],
-        columns: int,
-        *,
-        is_filled: bool,
-    ) -> None:
-        self.builder = builder
-        self._place = place
-        self.number = builder.keep(number, "row")
-        if not is_filled:
-            builder.loop(columns, lambda k: builder.assign(self.entry(k), 0))
 
-    def entry(self, index: Coefficient) -> Load:
-        return self._place(self.number, index)
+def local_row(builder: Builder, name: str, size: int, dtype: Type) -> RowMemory:
+    """A row in a local array: the fastest to reach, slow to compile when it is long."""
+    array = builder.array(name, size, dtype)
+    return RowMemory(lambda k: Read(array, (k if isinstance(k, Value) else int(k),)), is_local=True)
+
+
+def scratch_row(
+    builder: Builder, arguments: Arguments, size: int, dtype: Type, part: tuple[int, Coefficient], *, is_filled: bool
+) -> RowMemory:
+    """A row in an extra argument of the kernel; ``part`` is what ``scratch_part`` gives."""
+    array, start = arguments.reserve_scratch(size, dtype, part)
+    start = builder.keep(start, "start")
+    return _cleared(builder, size, dtype, RowMemory(lambda k: element(array, add(start, k))), is_filled=is_filled)
+
+
+def placed_row(builder: Builder, number: Value, matrix: ShadowMatrix, *, is_filled: bool) -> RowMemory:
+    """A row of J itself, which an iteration of the parallel loop over all of an output writes to as it goes."""
+    number = builder.keep(number, "row")
+    memory = RowMemory(lambda k: matrix.entry(number, k))
+    return _cleared(builder, matrix.columns, matrix.array.dtype, memory, is_filled=is_filled)
+
+
+def _cleared(builder: Builder, size: int, dtype: Type, memory: RowMemory, *, is_filled: bool) -> RowMemory:
+    """Set a row to zero, unless each entry is written before it is read."""
+    if not is_filled:
+        builder.loop(size, lambda k: builder.assign(memory.entry(k), literal(0, dtype)))
+    return memory
 
 
 def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Coefficient]:

@@ -48,7 +48,7 @@ from taichi_ext.differentiate.forms.forms import (
     settled,
 )
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
-from taichi_ext.differentiate.memory.row_places import LocalRow, ScratchRow, scratch_part
+from taichi_ext.differentiate.memory.row_places import RowMemory, local_row, scratch_part, scratch_row
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey, TapeSum
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
@@ -90,7 +90,7 @@ class Tape:
     sums: frozenset[Local]  # of them, those that are only added to
     before: dict[Local, Form]
     own: dict[Local, OwnRegisters]  # the tangents by seeds that are no columns, before the loop and after it
-    memory: LocalRow | ScratchRow
+    memory: RowMemory
     width: int
     sweeps: int = 0
     entries: list[tuple[Local, Seed | Carried]] = field(default_factory=list)  # whose coefficients it has, in order
@@ -192,7 +192,7 @@ class Reversals:
         for v in carried:
             self.storages.put(v, Reversed(self, v, tape))
 
-    def _memory(self, s: For, width: int, dtype: Type) -> LocalRow | ScratchRow:
+    def _memory(self, s: For, width: int, dtype: Type) -> RowMemory:
         walk = self.walk
         iterations = walk.facts.loops[s].iterations
         assert iterations is not None  # a loop that is counted
@@ -200,10 +200,10 @@ class Reversals:
         longest = walk.facts.seeds.limits.local_array
         if size > longest and walk.facts.seeds.is_host:
             part = scratch_part(walk.facts, walk.cursor, walk.plan)
-            return ScratchRow(self.builder, walk.arguments, size, dtype, part, is_filled=True)
+            return scratch_row(self.builder, walk.arguments, size, dtype, part, is_filled=True)
         if size > longest:
             self.go_forward(s, "its tape is too long for a local array")
-        return LocalRow(self.builder, "tape", size, dtype)
+        return local_row(self.builder, "tape", size, dtype)
 
     def _begin(self, tape: Tape) -> None:
         """At the start of an iteration: what is carried has a seed of its own."""

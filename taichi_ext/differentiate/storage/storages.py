@@ -12,7 +12,7 @@ from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.forms import OwnSeed
 from taichi_ext.differentiate.forms.row_sources import RowSources
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
-from taichi_ext.differentiate.memory.row_places import LocalRow, PlacedRow, RowMemory, ScratchRow, scratch_part
+from taichi_ext.differentiate.memory.row_places import RowMemory, local_row, placed_row, scratch_part, scratch_row
 from taichi_ext.differentiate.memory.rows import Rows
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
 from taichi_ext.differentiate.plan.row_terms import FILLED, Terms
@@ -156,10 +156,10 @@ class Storages:
             matrix, extent = self._matrices[decision.container], facts.seeds.extents[decision.container]
             number = walk.naming.entry_number(extent, map(atom_value, walk.cursor.loops[0].atoms))
             value = walk.naming.value_of(number)
-            return PlacedRow(builder, value, matrix.entry, facts.columns, is_filled=is_filled)
+            return placed_row(builder, value, matrix, is_filled=is_filled)
         size = math.prod(local.shape) * facts.columns
         is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # by loops: in memory in any case
         if size <= facts.seeds.limits.local_array and not is_shared:
-            return LocalRow(builder, f"d_{local.name}", size, local.dtype)
+            return local_row(builder, f"d_{local.name}", size, local.dtype)
         part = scratch_part(facts, walk.cursor, walk.plan)
-        return ScratchRow(builder, walk.arguments, size, local.dtype, part, is_filled=is_filled)
+        return scratch_row(builder, walk.arguments, size, local.dtype, part, is_filled=is_filled)
