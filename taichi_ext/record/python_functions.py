@@ -10,7 +10,7 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,15 +22,9 @@ from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER, Watched
 from taichi_ext.record.handles import HANDLES, Cell, Cells
 from taichi_ext.record.python_source import is_rewritten, rewritten
+from taichi_ext.record.rewriter import PYTHON_NAMES
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
-_BINARY: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in _ARITHMETIC} | {
-    **{"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operator.xor},
-    **{"shift_left": operator.lshift, "shift_right": operator.rshift},
-}
-_AUGMENTED = {"bit_and": "iand", "bit_or": "ior", "bit_xor": "ixor", "shift_left": "ilshift", "shift_right": "irshift"}
-_METHODS = {"bit_and": "and", "bit_or": "or", "bit_xor": "xor", "shift_left": "lshift", "shift_right": "rshift"}
 _CONTAINERS = (list, tuple, dict, set, frozenset, str, range)
 # Callables that only put values together or take them apart, whatever they are.
 _STRUCTURE = (
@@ -145,7 +139,7 @@ class PythonScope:
     # --- operators
 
     def binary(self, name: str, a: Any, b: Any) -> Any:
-        found = self._own_operator(_METHODS.get(name, name), a, b)
+        found = self._own_operator(PYTHON_NAMES.get(name, name), a, b)
         if found is not NotImplemented:
             return found
         if (_is_array(a) and _is_object(b)) or (_is_array(b) and _is_object(a)):
@@ -158,7 +152,7 @@ class PythonScope:
             if name == "matmul":
                 return self.library.matmul(_number(a), _number(b))
             return self.library.operate(name, _number(a), _number(b))
-        return _BINARY[name](a, b)
+        return getattr(operator, f"__{PYTHON_NAMES.get(name, name)}__")(a, b)
 
     def _own_operator(self, name: str, a: Any, b: Any) -> Any:
         """The result of an operator that a Python class defines; NotImplemented where there is none."""
@@ -197,25 +191,25 @@ class PythonScope:
                 break
         return result
 
-    def augmented(self, target: Any, symbol: str, name: str, value: Any) -> Any:
+    def augmented(self, target: Any, name: str, value: Any) -> Any:
         """``target += value``: of a local or an entry of a field, that is changed; else a new object."""
         if isinstance(target, (Cell, Cells)):
             self.library.augment(target, name, value)
             return target
         if isinstance(target, (Value, Tensor)):
             raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
-        own = getattr(type(target), f"__i{_METHODS.get(name, name)}__", None)
+        own = getattr(type(target), f"__i{PYTHON_NAMES.get(name, name)}__", None)
         if isinstance(own, types.FunctionType) and not backend.is_library(own):
             return self.library.call(own, target, value)
         if isinstance(value, HANDLES) or own is None or (_is_array(target) and _has_objects(value)):
             return self.binary(name, target, value)
-        return getattr(operator, _AUGMENTED.get(name, f"i{name}"))(target, value)
+        return getattr(operator, f"__i{PYTHON_NAMES.get(name, name)}__")(target, value)
 
-    def augment_item(self, base: Any, index: Any, symbol: str, name: str, value: Any) -> None:
-        base[index] = self.augmented(self.item(base, index), symbol, name, value)
+    def augment_item(self, base: Any, index: Any, name: str, value: Any) -> None:
+        base[index] = self.augmented(self.item(base, index), name, value)
 
-    def augment_attribute(self, base: Any, attribute: str, symbol: str, name: str, value: Any) -> None:
-        after = self.augmented(self.attribute(base, attribute), symbol, name, value)
+    def augment_attribute(self, base: Any, attribute: str, name: str, value: Any) -> None:
+        after = self.augmented(self.attribute(base, attribute), name, value)
         if not isinstance(base, HANDLES):
             setattr(base, attribute, after)
 

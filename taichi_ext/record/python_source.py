@@ -21,7 +21,7 @@ from taichi_ext.record.rewriter import BINARY, COMPARE
 SCOPE = "<py>"
 _NAME = "<function>"  # such as no function has, so that names within mean what they meant
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
-_KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
+KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
 OWN_CODES: dict[types.CodeType, types.CodeType] = {}  # of functions that run with other code for a while, by that
 _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 
@@ -214,17 +214,16 @@ class _Rewriter(ast.NodeTransformer):
         return self.visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        operator = self.string(type(node.op).__name__, node)
         name, value = self.string(BINARY[type(node.op)], node), self.visit(node.value)
         target = node.target
         if isinstance(target, ast.Name):
             before = ast.copy_location(ast.Name(id=target.id, ctx=ast.Load()), target)
-            after = self.library("augmented", node, before, operator, name, value)
+            after = self.library("augmented", node, before, name, value)
             return ast.copy_location(ast.Assign(targets=[target], value=after), node)
         is_item = isinstance(target, ast.Subscript)
         place = self.index(target.slice) if is_item else self.string(target.attr, target)
         kind = "augment_item" if is_item else "augment_attribute"
-        call = self.library(kind, node, self.visit(target.value), place, operator, name, value)
+        call = self.library(kind, node, self.visit(target.value), place, name, value)
         return ast.copy_location(ast.Expr(value=call), node)
 
     def visit_Expr(self, node: ast.Expr) -> Any:
@@ -238,7 +237,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def call(self, name: str, node: ast.Call) -> Any:
         function = node.func
-        if isinstance(function, ast.Name) and function.id in _KEPT:
+        if isinstance(function, ast.Name) and function.id in KEPT:
             return self.generic_visit(node)
         args, keywords = ([self.visit(x) for x in given] for given in (node.args, node.keywords))
         if isinstance(function, ast.Attribute):

@@ -17,21 +17,13 @@ from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 
 RECORDER = "<ad>"  # what the recorder is called: a name such as no user can write
-BINARY = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-    ast.BitAnd: "bit_and",
-    ast.BitOr: "bit_or",
-    ast.BitXor: "bit_xor",
-    ast.LShift: "shift_left",
-    ast.RShift: "shift_right",
-}
+# operators of Python by the kind of their node, as its module ``operator`` names them
+OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod"}
+OPERATORS |= {"Pow": "pow", "MatMult": "matmul", "BitAnd": "and", "BitOr": "or", "BitXor": "xor"}
+OPERATORS |= {"LShift": "lshift", "RShift": "rshift"}
+_NAMES = {"and": "bit_and", "or": "bit_or", "xor": "bit_xor", "lshift": "shift_left", "rshift": "shift_right"}
+BINARY = {getattr(ast, kind): _NAMES.get(name, name) for kind, name in OPERATORS.items()}  # as programs name them
+PYTHON_NAMES = {own: name for name, own in _NAMES.items()}
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Not: "logical_not", ast.Invert: "invert"}
 COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 

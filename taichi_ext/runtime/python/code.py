@@ -13,11 +13,10 @@ import types
 from functools import lru_cache
 from typing import Any
 
-from taichi_ext.record.python_source import OWN_CODES, compiled, definition, is_same_code
+from taichi_ext.record.python_source import KEPT, OWN_CODES, compiled, definition, is_same_code
 from taichi_ext.runtime.memory.array_stores import PARTS
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
-_KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
 _KEPT_OF = ("sys", "inspect")  # modules whose functions do
 
 
@@ -197,7 +196,7 @@ class _Rewriter(ast.NodeTransformer):
     def _is_kept(self, node: ast.Call) -> bool:
         if isinstance(node.func, ast.Attribute):
             return isinstance(node.func.value, ast.Name) and node.func.value.id in _KEPT_OF
-        return isinstance(node.func, ast.Name) and node.func.id in _KEPT
+        return isinstance(node.func, ast.Name) and node.func.id in KEPT
 
     def _visit_call(self, node: ast.Call, callee: str = "") -> ast.Call:
         if isinstance(node.func, ast.Attribute):  # a method, whose owner is seen when it is called

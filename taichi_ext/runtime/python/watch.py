@@ -18,19 +18,14 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.labels import is_library_module
+from taichi_ext.record.rewriter import OPERATORS
 from taichi_ext.runtime.memory.array_stores import everywhere, item_store, memory_of, stores_of
 from taichi_ext.runtime.python.active_numbers import KEEPING, ActiveNumbers
 from taichi_ext.runtime.python.code import rewritten_code
 
-_NAMES = {"Mult": "mul", "Div": "truediv", "MatMult": "matmul", "LShift": "lshift", "RShift": "rshift"}
-_NAMES |= {"BitOr": "or_", "BitXor": "xor", "BitAnd": "and_", "UAdd": "pos", "USub": "neg"}
-_SIMPLE = ("Add", "Sub", "FloorDiv", "Mod", "Pow", "Invert", *_NAMES)
-_OPERATORS = {name: getattr(operator, _NAMES.get(name, name.lower())) for name in _SIMPLE}
-_IN_PLACE = {
-    name: getattr(operator, f"i{_NAMES.get(name, name.lower()).rstrip('_')}")
-    for name in _SIMPLE
-    if name not in ("Invert", "UAdd", "USub")
-}
+_OPERATORS = {kind: getattr(operator, f"__{name}__") for kind, name in OPERATORS.items()}
+_OPERATORS |= {"UAdd": operator.pos, "USub": operator.neg, "Invert": operator.invert}
+_IN_PLACE = {kind: getattr(operator, f"__i{name}__") for kind, name in OPERATORS.items()}
 # Callables that give the objects that they get, or containers and iterators of them.
 _STRUCTURE = (
     *(list, tuple, set, frozenset, dict, zip, enumerate, iter, sorted, min, max),
