@@ -14,7 +14,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 import taichi as ti
 
 _LONGEST = 100  # characters of a value that a message shows
-_INNER = ("taichi_ext", "taichi", "contextlib")  # packages whose frames say nothing to users
+INNER = ("taichi_ext", ti.__name__, "contextlib")  # packages whose frames say nothing to users
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -83,7 +83,7 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     if trace is None:
         return None
     rest, frame = _users_frames(trace.tb_next), trace.tb_frame
-    is_inner = str(frame.f_globals.get("__name__")).split(".")[0] in _INNER
+    is_inner = str(frame.f_globals.get("__name__")).split(".")[0] in INNER
     return rest if is_inner else TracebackType(rest, frame, trace.tb_lasti, trace.tb_lineno)
 
 

@@ -22,7 +22,10 @@ _MOST_STEPS = 20_000  # objects that one search looks at
 _MOST_ITEMS = 64  # entries of a list or dict that are looked at
 _MOST_FUNCTIONS = 300  # functions whose source one search follows
 _DEEPEST = 4  # parts of a name: a.b[0].c
-_LIBRARIES = {"taichi", "taichi_ext", "numpy", "scipy", "torch", "matplotlib", "_pytest", "pluggy", "pytest"}
+_LIBRARIES = {
+    backend.RUNTIME.name,
+    *["taichi_ext", "numpy", "scipy", "torch", "matplotlib", "_pytest", "pluggy", "pytest"],
+}
 _UNNAMED = re.compile(r"tmp\d+$|<Struct>|\.|$")  # what Taichi calls a field that the user gave no name
 
 

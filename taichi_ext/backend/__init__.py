@@ -4,15 +4,6 @@
 that breaks one fails there.
 """
 
-import taichi as ti
-from taichi import Field, Matrix, MatrixField, Ndarray, ScalarField, Struct, StructField, f32, i32
-from taichi.lang import matrix_ops, ops
-from taichi.lang.any_array import AnyArray
-from taichi.lang.expr import Expr
-from taichi.lang.matrix import MatrixType
-from taichi.lang.struct import StructType
-from taichi.lang.util import cook_dtype, to_numpy_type
-
 from taichi_ext.backend.arrays import (
     argument_problem,
     array_element_shape,
@@ -110,8 +101,6 @@ from taichi_ext.backend.kernels import (
     deactivated_node,
     deep_recursion,
     eig_function,
-    fill_function,
-    global_variables,
     is_library,
     is_library_kernel,
     is_plain_call,
@@ -119,7 +108,6 @@ from taichi_ext.backend.kernels import (
     is_reference,
     is_reverse,
     is_scalar_type,
-    loop_unique,
     module_of,
     numpy_dtype_of_annotation,
     primal_kernel,
@@ -181,12 +169,37 @@ from taichi_ext.backend.reverse_mode import (
     is_gradient_kernel,
     transpose_with,
 )
+from taichi_ext.backend.runtime import (
+    RUNTIME,
+    AnyArray,
+    Expr,
+    Field,
+    Matrix,
+    MatrixField,
+    MatrixType,
+    Ndarray,
+    ScalarField,
+    Struct,
+    StructField,
+    StructType,
+    cook_dtype,
+    f32,
+    fill_function,
+    global_variables,
+    i32,
+    loop_unique,
+    matrix_ops,
+    ops,
+    ti,
+    to_numpy_type,
+)
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 from taichi_ext.backend.threads import exclusive, is_inside_kernel, materialize
 
 __all__ = [
     "COMPOUND",
     "NUMBER_FEATURE",
+    "RUNTIME",
     "AnyArray",
     "Captures",
     "DataType",

@@ -6,18 +6,22 @@ import sys
 from typing import Any, TypeGuard
 
 import numpy as np
-from taichi import MatrixField, Ndarray, StructField
-from taichi._lib import core
-from taichi.lang import impl
-from taichi.lang.expr import Expr
-from taichi.lang.matrix import MatrixType
-from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
-from taichi.types import primitive_types
 
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_scalar_type
 from taichi_ext.backend.leaf_arguments import COMPOUND, compound_problem, is_array_annotation
 from taichi_ext.backend.lifetime import ended_problem, is_field_alive, refuse_ended
+from taichi_ext.backend.runtime import (
+    RUNTIME,
+    Expr,
+    MatrixType,
+    cook_dtype,
+    core,
+    primitive_types,
+    ti,
+    to_numpy_type,
+    to_taichi_type,
+)
 
 
 def is_torch_tensor(x: Any) -> TypeGuard[Any]:
@@ -39,7 +43,7 @@ def memory_place(array: Any) -> tuple[Any, int, bool]:
 
     A ti.ndarray is a memory of its own, and so is an array without entries.
     """
-    if isinstance(array, Ndarray):
+    if isinstance(array, ti.Ndarray):
         return ("ndarray", id(array)), 0, False
     if is_torch_tensor(array):
         device = array.device.type
@@ -95,7 +99,7 @@ def memory_of(owner: Any, address: int, size: int) -> np.ndarray | None:
 
     On a device they are a copy.
     """
-    if isinstance(owner, Ndarray):
+    if isinstance(owner, ti.Ndarray):
         return None
     if not size:
         return np.empty(0, np.uint8)
@@ -151,14 +155,14 @@ def is_placed(field: Any) -> bool:
 
 def field_offset(field: Any) -> tuple[int, ...]:
     """First index of each axis; empty when all are 0."""
-    while isinstance(field, StructField):
+    while isinstance(field, ti.StructField):
         field = next(iter(field.field_dict.values()))
     return tuple(field.vars[0].ptr.snode().offset)
 
 
 def array_element_shape(value: Any, annotation: Any) -> tuple[int, ...]:
     """Shape of the elements of an array that is passed to an argument with an annotation."""
-    if isinstance(value, Ndarray):
+    if isinstance(value, ti.Ndarray):
         return tuple(value.element_shape)
     dtype = getattr(annotation, "dtype", None)
     if isinstance(dtype, MatrixType):
@@ -176,18 +180,18 @@ def outer_array_dtype(value: Any) -> Any:
 
 def is_array(x: Any) -> bool:
     """Whether x is an array that a kernel takes: NumPy, torch or ti.ndarray."""
-    return isinstance(x, (np.ndarray, Ndarray)) or is_torch_tensor(x)
+    return isinstance(x, (np.ndarray, ti.Ndarray)) or is_torch_tensor(x)
 
 
 def full_shape(array: Any) -> tuple[int, ...]:
     """Shape of an array, its element shape included."""
     shape: Any = array.shape
-    return (*shape, *array.element_shape) if isinstance(array, Ndarray) else tuple(shape)
+    return (*shape, *array.element_shape) if isinstance(array, ti.Ndarray) else tuple(shape)
 
 
 def full_field_shape(field: Any) -> tuple[int, ...]:
     """Shape of a field, its element shape included."""
-    if not isinstance(field, MatrixField):
+    if not isinstance(field, ti.MatrixField):
         return tuple(field.shape)
     return (*field.shape, field.n) if field.ndim == 1 else (*field.shape, field.n, field.m)
 
@@ -233,9 +237,9 @@ def _tensor_problem(tensor: Any) -> str:
         return "is a quantized tensor; pass .dequantize()"
     if tensor.is_conj() or tensor.is_neg():
         return f"is a view that is {'conjugated' if tensor.is_conj() else 'negated'}; pass .clone()"
-    on_cuda = impl.current_cfg().arch == core.Arch.cuda
+    on_cuda = RUNTIME.config().arch == core.Arch.cuda
     if tensor.device.type != "cpu" and not (tensor.device.type == "cuda" and on_cuda):
-        return f"is a tensor on {tensor.device}, but Taichi runs on {core.arch_name(impl.current_cfg().arch)}"
+        return f"is a tensor on {tensor.device}, but Taichi runs on {core.arch_name(RUNTIME.config().arch)}"
     return ""
 
 

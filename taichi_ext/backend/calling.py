@@ -9,11 +9,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, TypedDict
 
-from taichi.lang import impl, mesh
-from taichi.lang.ast import ASTTransformerContext
-from taichi.lang.ast.ast_transformer import ASTTransformer
-
 from taichi_ext.backend.expressions import source_location
+from taichi_ext.backend.runtime import RUNTIME, ASTTransformer, ASTTransformerContext, mesh
 
 
 def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[Any, Any]:
@@ -84,7 +81,7 @@ class _Seal:
 @contextlib.contextmanager
 def sealed() -> Iterator[None]:
     """Let functions that are called in the meantime compute expressions, and no more."""
-    runtime: Any = impl.get_runtime()  # says that it holds nothing
+    runtime: Any = RUNTIME.state()  # says that it holds nothing
     before = runtime.compiling_callable, runtime.current_kernel
     runtime.compiling_callable = runtime.current_kernel = _Seal()
     try:

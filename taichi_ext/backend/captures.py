@@ -14,12 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
-import taichi as ti
-from taichi import Field, Matrix, Ndarray, Struct
-from taichi.lang import impl
-from taichi.lang.ast.ast_transformer import ASTTransformer
-from taichi.lang.ast.symbol_resolver import ASTResolver
-from taichi.lang.kernel_impl import Kernel
+
+from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Kernel, ti
 
 _NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
 _LARGEST_ARRAY = 4096  # entries, of those that are compared
@@ -78,9 +74,9 @@ def frozen(value: Any) -> Any:
     """A key that is equal for values that mean the same in a kernel; None for values that are not followed."""
     if isinstance(value, _NUMBERS):
         return (type(value).__name__, repr(value))
-    if isinstance(value, Matrix):
+    if isinstance(value, ti.Matrix):
         return ("matrix", repr(value.to_list()))
-    if isinstance(value, Struct):
+    if isinstance(value, ti.Struct):
         return ("struct", *((name, frozen(getattr(value, name))) for name in value.keys))
     if isinstance(value, (list, tuple)):
         return tuple(frozen(v) for v in value)
@@ -88,7 +84,7 @@ def frozen(value: Any) -> Any:
         return tuple((repr(k), frozen(v)) for k, v in value.items())
     if isinstance(value, np.ndarray) and value.size <= _LARGEST_ARRAY:
         return ("array", value.shape, value.dtype.str, value.tobytes())
-    return ("object", id(value)) if isinstance(value, (Field, Ndarray)) else None
+    return ("object", id(value)) if isinstance(value, (ti.Field, ti.Ndarray)) else None
 
 
 class Reader(Protocol):
@@ -185,7 +181,7 @@ def _note_attribute(context: Any, node: Any) -> None:
     if isinstance(node.value, ast.Constant):
         return  # evaluated for a call that reads an attribute, which is noted itself
     owner, names = getattr(node.value, "root", (node.value.ptr, ()))
-    is_struct = isinstance(node.value.ptr, Struct)
+    is_struct = isinstance(node.value.ptr, ti.Struct)
     if owner is None or (not is_struct and (_is_taichi(owner) or _is_taichi(node.value.ptr))):
         return
     node.root = (owner, (*names, node.attr))
@@ -235,7 +231,7 @@ def _note_attribute_read(context: Any, node: Any) -> None:
 def _is_taichi(obj: Any) -> bool:
     """Whether an object is, or belongs to, one of Taichi's own."""
     module = getattr(obj, "__module__", None) or getattr(obj, "__name__", None) or ""
-    return str(module).split(".")[0] == "taichi" or type(obj).__module__.split(".")[0] == "taichi"
+    return RUNTIME.owns(str(module)) or RUNTIME.owns(type(obj).__module__)
 
 
 def follow_captures() -> None:
@@ -284,7 +280,7 @@ _first: weakref.WeakKeyDictionary[Kernel, tuple[Any, dict[Any, Captures]]] = wea
 
 def first_captures(kernel: Kernel, features: Any, captures: Captures) -> Captures:
     """The values that a kernel was first compiled with for such arguments: these, if it has not been before."""
-    program = impl.get_runtime().prog
+    program = RUNTIME.state().prog
     known = _first.get(kernel)
     if known is None or known[0]() is not program:
         known = _first[kernel] = (weakref.ref(program), {})

@@ -7,13 +7,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import taichi as ti
-from taichi.lang import impl
-from taichi.lang.kernel_impl import Func, Kernel
-
 from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
 from taichi_ext.backend.reverse_mode import NeedsTranspose, is_gradient_kernel, transpose
+from taichi_ext.backend.runtime import RUNTIME, Func, Kernel, impl, ti
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
@@ -96,12 +93,12 @@ def compile_with(
                 self.has_print |= traced.has_print
 
     def do_compile(self: Func, key: Any, args: Any, arg_features: Any) -> None:
-        callable_before = impl.get_runtime().compiling_callable
+        callable_before = RUNTIME.state().compiling_callable
         try:
             compile_function(self, key, args, arg_features)
         except NeedsEngine:
             # Taichi would take the function for compiled when the next kernel calls it
-            impl.get_runtime().compiling_callable = callable_before
+            RUNTIME.state().compiling_callable = callable_before
             for table in (self.compiled, self.taichi_functions):
                 del table[key.instance_id]  # type: ignore[attr-defined]
             self.func_id, Func.function_counter = Func.function_counter, Func.function_counter + 1
@@ -113,7 +110,7 @@ def compile_with(
             _again.renew(self, "taichi_functions", {})
             _again.renew(self, "func_id", Func.function_counter)
             Func.function_counter += 1
-        is_users = impl.inside_kernel() and not isinstance(impl.get_runtime().current_kernel, FusedKernel)
+        is_users = impl.inside_kernel() and not isinstance(RUNTIME.state().current_kernel, FusedKernel)
         if is_users and has_rule(self) and is_gradient_kernel():
             raise NeedsEngine(self.func.__qualname__)
         return call_function(self, *args, **keywords)

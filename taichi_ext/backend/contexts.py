@@ -11,12 +11,9 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from taichi import Matrix, template
-from taichi.lang.ast import ASTTransformerContext, transform_tree
-from taichi.lang.kernel_arguments import KernelArgument
-
 from taichi_ext.backend.expressions import builder
 from taichi_ext.backend.lifetime import refuse_ended
+from taichi_ext.backend.runtime import ASTTransformerContext, KernelArgument, ti, transform_tree
 
 
 class _Context(ASTTransformerContext):
@@ -67,7 +64,7 @@ class _BriefContext(_Context):
                 return scope[name]
         if name not in self._found:
             value = self.global_vars.get(name)
-            self._found[name] = value if isinstance(value, Matrix) else super().get_var_by_name(name)
+            self._found[name] = value if isinstance(value, ti.Matrix) else super().get_var_by_name(name)
         return self._found[name]
 
     def get_pos_info(self, node: Any) -> str:
@@ -102,7 +99,7 @@ def make_context(
     if kernel is None:
         owner = types.SimpleNamespace(
             func=function,
-            arguments=[KernelArgument(template(), name, inspect.Parameter.empty) for name in names],
+            arguments=[KernelArgument(ti.template(), name, inspect.Parameter.empty) for name in names],
             return_type=None,
             has_print=False,
         )

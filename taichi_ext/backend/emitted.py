@@ -6,10 +6,9 @@ import ast
 import contextlib
 from typing import Any
 
-from taichi.lang import impl
-
 from taichi_ext.backend.contexts import make_context
-from taichi_ext.backend.kernels import FusedKernel, global_variables
+from taichi_ext.backend.kernels import FusedKernel
+from taichi_ext.backend.runtime import RUNTIME, global_variables
 
 
 class EmittedKernel(FusedKernel):
@@ -61,6 +60,6 @@ class EmittedKernel(FusedKernel):
 
 def _unregister(kernel: Any) -> None:
     """Let a kernel go once nothing else uses it: Taichi keeps what ``ti.kernel`` makes until the process ends."""
-    registered = impl.get_runtime().kernels
+    registered = RUNTIME.state().kernels
     for made in (kernel, kernel.grad):
         registered.remove(made)

@@ -9,28 +9,33 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-import taichi as ti
-from taichi import Matrix, f16, f32, f64, i32
-from taichi._lib import core
-from taichi.lang import impl, matrix, matrix_ops
-from taichi.lang.expr import Expr
-from taichi.types import primitive_types
-from taichi.types.primitive_types import integer_types, real_types
+from taichi_ext.backend.runtime import (
+    RUNTIME,
+    Expr,
+    core,
+    impl,
+    integer_types,
+    matrix,
+    matrix_ops,
+    primitive_types,
+    real_types,
+    ti,
+)
 
 
 def builder() -> Any:
     """The AST builder of the kernel being traced."""
-    return impl.get_runtime().compiling_callable.ast_builder()
+    return RUNTIME.state().compiling_callable.ast_builder()
 
 
 def debug_info() -> Any:
-    stack = impl.get_runtime().src_info_stack
+    stack = RUNTIME.state().src_info_stack
     return core.DebugInfo(stack[-1] if stack else "")
 
 
 def source_location() -> str:
     """File, line and source text of the user's statement being traced."""
-    stack = impl.get_runtime().src_info_stack
+    stack = RUNTIME.state().src_info_stack
     return stack[-1] if stack else ""
 
 
@@ -52,12 +57,12 @@ def dtype_of(x: Any) -> Any:
         return x.ptr.get_rvalue_type().element_type() if x.ptr.is_tensor() else x.ptr.get_rvalue_type()
     if isinstance(x, bool):
         return primitive_types.u1
-    return impl.get_runtime().default_fp if isinstance(x, float) else impl.get_runtime().default_ip
+    return RUNTIME.state().default_fp if isinstance(x, float) else RUNTIME.state().default_ip
 
 
 def default_type(kind: type) -> Any:
     """The meaning of ``float`` and ``int`` in kernels."""
-    runtime = impl.get_runtime()
+    runtime = RUNTIME.state()
     return runtime.default_fp if kind is float else runtime.default_ip
 
 
@@ -112,7 +117,7 @@ def tensor(entries: list[Any], shape: tuple[int, ...], dtype: Any = None) -> Exp
 def element(x: Expr, indices: tuple[Any, ...]) -> Expr:
     """One entry of a tensor expression, field or array (indices are ints or integer expressions)."""
     if is_tensor(x):  # Taichi 1.7.4 takes no other type for them
-        indices = tuple(cast(i, i32) if is_scalar_integer(i) and dtype_of(i) != i32 else i for i in indices)
+        indices = tuple(cast(i, ti.i32) if is_scalar_integer(i) and dtype_of(i) != ti.i32 else i for i in indices)
     return impl.subscript(builder(), x, *indices)
 
 
@@ -136,7 +141,7 @@ def for_range(n: int | Expr) -> Iterator[Expr]:
     """Emit ``for k in range(n)``; yields k."""
     b = builder()
     k = Expr(b.make_id_expr(""))
-    first, end = (cast(bound, i32) if isinstance(bound, Expr) else constant(bound, i32) for bound in (0, n))
+    first, end = (cast(bound, ti.i32) if isinstance(bound, Expr) else constant(bound, ti.i32) for bound in (0, n))
     b.begin_frontend_range_for(k.ptr, first.ptr, end.ptr, debug_info())
     try:
         yield k
@@ -150,12 +155,12 @@ def is_matrix_expression_method(name: str) -> bool:
 
 def swizzle_indices(name: str) -> list[int] | None:
     """Component numbers of a swizzle such as ``xy`` or ``bgr``; None for any other name."""
-    group = Matrix._swizzle_to_keygroup.get(name)
+    group = ti.Matrix._swizzle_to_keygroup.get(name)
     return None if group is None else [group.index(c) for c in name]
 
 
 def is_host_arch() -> bool:
-    return impl.current_cfg().arch in (ti.x64, ti.arm64)
+    return RUNTIME.config().arch in (ti.x64, ti.arm64)
 
 
 def confuses_local_arrays() -> bool:
@@ -164,7 +169,7 @@ def confuses_local_arrays() -> bool:
     For devices that take SPIR-V, Taichi 1.7.4 cannot compile such a kernel: the second loop would take its indices, as
     constants, from the first ("Value ... does not yet exist").
     """
-    return impl.current_cfg().arch not in (ti.x64, ti.arm64, ti.cuda, ti.amdgpu)
+    return RUNTIME.config().arch not in (ti.x64, ti.arm64, ti.cuda, ti.amdgpu)
 
 
 def most_buffers() -> int | None:
@@ -205,17 +210,17 @@ def pair(first: Expr, second: Expr) -> Expr:
 
 def is_debug() -> bool:
     """Whether kernels check their indices."""
-    return bool(impl.current_cfg().debug)
+    return bool(RUNTIME.config().debug)
 
 
 def is_fast() -> bool:
     """Whether the compiler may reorder what real numbers are computed by."""
-    return bool(impl.current_cfg().fast_math)
+    return bool(RUNTIME.config().fast_math)
 
 
 def thread_count() -> int:
     """How many threads can run iterations of a parallel loop at the same time; 0 where threads have no number."""
-    config = impl.current_cfg()
+    config = RUNTIME.config()
     if is_host_arch():
         return int(config.cpu_max_num_threads)
     if config.arch in (ti.cuda, ti.amdgpu):
@@ -228,7 +233,7 @@ _MOST_THREADS = 1 << 10
 
 
 def named_type(name: str) -> Any:
-    return {"f16": f16, "f32": f32, "f64": f64, "i32": i32, "u64": ti.u64}[name]
+    return {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64, "i32": ti.i32, "u64": ti.u64}[name]
 
 
 def type_names(kinds: Any) -> str:

@@ -10,13 +10,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-import taichi as ti
-from taichi._lib import core
-from taichi.lang import impl
-from taichi.lang.util import to_numpy_type
 
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.lifetime import is_field_alive, layout_version
+from taichi_ext.backend.runtime import RUNTIME, core, ti, to_numpy_type
 from taichi_ext.backend.threads import materialize
 from taichi_ext.backend.trees import tree_of
 
@@ -70,7 +67,7 @@ def memory_of_field(field: Any) -> np.ndarray | None:
 def _addresses() -> dict[int, int]:
     """Those of the trees of the program that runs, as far as they are known."""
     global _known
-    program, version = impl.get_runtime().prog, layout_version()
+    program, version = RUNTIME.state().prog, layout_version()
     if _known.program() is not program or _known.version != version:
         _known = _Trees(weakref.ref(program), version, {})
     return _known.addresses
@@ -130,7 +127,7 @@ def builder_room(builder: Any) -> int | None:
     """
     if not is_host_arch():
         return None
-    impl.get_runtime().sync()
+    RUNTIME.state().sync()
     address = builder._get_addr()
     sizes = (ctypes.c_int32 * 2).from_address(address + 24)
     if tuple(sizes) != (builder.num_rows, builder.num_cols):

@@ -9,16 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from taichi import MatrixField, Ndarray, ScalarField, ScalarNdarray, Struct, StructField
-from taichi.lang import impl, matrix, mesh
-from taichi.lang.enums import AutodiffMode
-from taichi.lang.field import SNodeHostAccess
-from taichi.lang.kernel_impl import Kernel
-
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
 from taichi_ext.backend.lifetime import refuse_ended
-from taichi_ext.errors import InvalidArgumentError, UnsupportedError
+from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, ti
+from taichi_ext.errors import INNER, InvalidArgumentError, UnsupportedError
 
 _followers: dict[int, Any] = {}
 
@@ -120,11 +115,11 @@ def _get_entry(entry: FieldEntry, value: Any) -> Any:
     return value if follower is None else follower.host_read(entry, value)
 
 
-def _followed_field_set(self: ScalarField, key: Any, value: Any) -> None:
+def _followed_field_set(self: ti.ScalarField, key: Any, value: Any) -> None:
     _set_entry(_entry(self, key), value, lambda: _originals["field set"](self, key, value))
 
 
-def _followed_field_get(self: ScalarField, key: Any) -> Any:
+def _followed_field_get(self: ti.ScalarField, key: Any) -> Any:
     refuse_ended(self)
     value = _originals["field get"](self, key)
     return _get_entry(_entry(self, key), value)
@@ -169,7 +164,7 @@ def _followed_entry_read(x: Any) -> Any:
     return value if follower is None else follower.host_read(x.ndarr, value)
 
 
-def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
+def _followed_member_set(self: ti.Struct, key: Any, value: Any) -> None:
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     if isinstance(x, SNodeHostAccess):  # other members are structs and matrices, which are followed themselves
         _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
@@ -177,7 +172,7 @@ def _followed_member_set(self: Struct, key: Any, value: Any) -> None:
         _originals["member set"](self, key, value)
 
 
-def _followed_member_get(self: Struct, key: Any) -> Any:
+def _followed_member_get(self: ti.Struct, key: Any) -> Any:
     value = _originals["member get"](self, key)
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
@@ -247,25 +242,25 @@ def _followed_from_numpy(name: str) -> Callable[..., Any]:
 # (owner, attribute, what stands in for it while a pipeline is followed)
 _FOLLOWED = {
     "call": (Kernel, "__call__", _followed_call),
-    "field set": (ScalarField, "__setitem__", _followed_field_set),
-    "field get": (ScalarField, "__getitem__", _followed_field_get),
+    "field set": (ti.ScalarField, "__setitem__", _followed_field_set),
+    "field get": (ti.ScalarField, "__getitem__", _followed_field_get),
     "entry write": (matrix, "_write_host_access", _followed_entry_write),
     "entry read": (matrix, "_read_host_access", _followed_entry_read),
-    "member set": (Struct, "__setitem__", _followed_member_set),
-    "member get": (Struct, "__getitem__", _followed_member_get),
+    "member set": (ti.Struct, "__setitem__", _followed_member_set),
+    "member get": (ti.Struct, "__getitem__", _followed_member_get),
     "proxy set": (mesh.MeshReorderedScalarFieldProxy, "__setitem__", _followed_proxy_set),
     "proxy get": (mesh.MeshReorderedScalarFieldProxy, "__getitem__", _followed_proxy_get),
-    "array set": (ScalarNdarray, "__setitem__", _followed_array_set),
-    "array get": (ScalarNdarray, "__getitem__", _followed_array_get),
-    "fill": (Ndarray, "fill", _followed_fill),
+    "array set": (ti.ScalarNdarray, "__setitem__", _followed_array_set),
+    "array get": (ti.ScalarNdarray, "__getitem__", _followed_array_get),
+    "fill": (ti.Ndarray, "fill", _followed_fill),
     "thread start": (threading.Thread, "start", _followed_start),
 }
 
 
-for _class in (ScalarField, MatrixField, ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray):
+for _class in (ti.ScalarField, ti.MatrixField, ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray):
     for _name, _follow in (("to_numpy", _followed_to_numpy), ("from_numpy", _followed_from_numpy)):
         _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _follow(f"{_class.__name__}.{_name}"))
-for _class in (MatrixField, StructField):
+for _class in (ti.MatrixField, ti.StructField):
     for _name in ("__getitem__", "__setitem__"):
         _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _existing(f"{_class.__name__}.{_name}"))
 
@@ -343,12 +338,12 @@ def is_followed() -> bool:
 
 def is_gradient_replaced() -> bool:
     """Whether a function decorated with ``ti.ad.no_grad`` or ``ti.ad.grad_replaced`` is running."""
-    return bool(impl.get_runtime().grad_replaced)
+    return bool(RUNTIME.state().grad_replaced)
 
 
 def is_recorded() -> bool:
     """Whether ``ti.ad.Tape`` records the launches of kernels, or ``ti.ad.FwdMode`` replaces the kernels."""
-    runtime = impl.get_runtime()
+    runtime = RUNTIME.state()
     return (runtime.target_tape is not None or runtime.fwd_mode_manager is not None) and not runtime.grad_replaced
 
 
@@ -357,7 +352,7 @@ def user_frame(frame: Any = None) -> Any:
     frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if (module or "").split(".")[0] not in ("taichi", "taichi_ext", "contextlib"):
+        if (module or "").split(".")[0] not in INNER:
             return frame
         frame = frame.f_back
     return None

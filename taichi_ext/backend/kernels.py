@@ -15,28 +15,35 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import taichi as ti
-from taichi import ndrange as ndrange_function
-from taichi._funcs import field_fill_taichi_scope
-from taichi.lang import impl, kernel_impl, misc
-from taichi.lang._wrap_inspect import getsourcefile, getsourcelines
-from taichi.lang.ast import ASTTransformerContext, transform_tree
-from taichi.lang.ast.symbol_resolver import ASTResolver
-from taichi.lang.enums import AutodiffMode
-from taichi.lang.kernel_arguments import KernelArgument
-from taichi.lang.kernel_impl import Func, Kernel, _BoundedDifferentiableMethod, _get_global_vars
-from taichi.lang.matrix import MatrixType
-from taichi.lang.struct import StructType
-from taichi.lang.util import cook_dtype, to_numpy_type
-from taichi.types import ndarray_type, primitive_types
 
 from taichi_ext.backend.calling import no_position
 from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.lifetime import Uses
+from taichi_ext.backend.runtime import (
+    RUNTIME,
+    ASTResolver,
+    ASTTransformerContext,
+    AutodiffMode,
+    BoundMethod,
+    Func,
+    Kernel,
+    KernelArgument,
+    MatrixType,
+    StructType,
+    cook_dtype,
+    getsourcefile,
+    getsourcelines,
+    kernel_impl,
+    ndarray_type,
+    primitive_types,
+    ti,
+    to_numpy_type,
+    transform_tree,
+)
 from taichi_ext.backend.threads import exclusive
 
-STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ndrange_function)
+STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ti.ndrange)
 
 
 def resolves_to_static_call(node: ast.AST, scope: dict[str, Any]) -> str:
@@ -46,11 +53,6 @@ def resolves_to_static_call(node: ast.AST, scope: dict[str, Any]) -> str:
             if ASTResolver.resolve_to(node.func, wanted, scope):
                 return wanted.__name__
     return ""
-
-
-def global_variables(function: types.FunctionType) -> dict[str, Any]:
-    """Globals and closure variables of a function, as Taichi resolves names."""
-    return _get_global_vars(function)
 
 
 def source_of(function: types.FunctionType) -> tuple[str, list[str], int]:
@@ -117,7 +119,7 @@ def careful_compilation(hazards: frozenset[str], lines: int = 0) -> contextlib.A
 
     ``hazards`` are keys of ``HAZARDS``, ``lines`` says how long the kernel is.
     """
-    return _settings(impl.get_runtime().prog.config(), _settings_of(hazards, lines))
+    return _settings(RUNTIME.state().prog.config(), _settings_of(hazards, lines))
 
 
 ARGUMENTS = 64  # elements that Taichi's launch lets through; what is compiled takes any number
@@ -229,18 +231,18 @@ def module_of(function: Any) -> str:
 
 def is_library(function: Any) -> bool:
     """Whether a function is one of Taichi's own."""
-    return module_of(function).startswith("taichi.")
+    return RUNTIME.owns(module_of(function))
 
 
 def is_library_kernel(kernel: Kernel) -> bool:
     """Whether a kernel is one of Taichi's own."""
-    return kernel.func.__module__ == "taichi._kernels"
+    return kernel.func.__module__ == f"{RUNTIME.name}._kernels"
 
 
 def is_plain_call(kernel: Kernel) -> bool:
     """Whether a kernel takes only templates, returns and prints nothing, and can check nothing while it runs."""
     is_bare = len(kernel.template_slot_locations) == len(kernel.arguments) and kernel.return_type is None
-    return is_bare and not kernel.has_print and not impl.current_cfg().debug and is_host_arch()
+    return is_bare and not kernel.has_print and not RUNTIME.config().debug and is_host_arch()
 
 
 class RepeatedLaunch:
@@ -296,7 +298,7 @@ def primal_kernel(obj: Any) -> tuple[Kernel, tuple[Any, ...]] | None:
 
     A function of the user's that ``functools.wraps(kernel)`` has given the attributes of a kernel is none.
     """
-    if isinstance(obj, _BoundedDifferentiableMethod):
+    if isinstance(obj, BoundMethod):
         return obj._primal, () if obj._is_staticmethod else (obj._kernel_owner,)
     if getattr(obj, "__code__", None) in _DECORATED and hasattr(obj, "_primal"):
         return obj._primal, ()
@@ -307,7 +309,7 @@ def primal_kernel(obj: Any) -> tuple[Kernel, tuple[Any, ...]] | None:
 
 def program() -> Any:
     """The current Taichi program, None before ``ti.init``; it changes identity at each ``ti.init``."""
-    return impl.get_runtime().prog
+    return RUNTIME.state().prog
 
 
 def process_args(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -351,8 +353,6 @@ def is_reference(annotation: Any) -> bool:
     return isinstance(annotation, primitive_types.RefType)
 
 
-loop_unique = misc.loop_unique
-fill_function = field_fill_taichi_scope  # the ti.func behind field.fill in kernels
 eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
 randn_function = ti.randn.__globals__["_randn"]  # the ti.func behind ti.randn
 

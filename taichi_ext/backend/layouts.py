@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from taichi import MatrixField, ScalarField, StructField
-from taichi._lib import core
-from taichi.lang.expr import Expr
-
 from taichi_ext.backend.lifetime import is_field_alive
+from taichi_ext.backend.runtime import Expr, core, ti
 from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part
 from taichi_ext.backend.trees import tree_of
 
@@ -25,7 +22,7 @@ def has_one_offset(field: Any) -> bool:
 
 def is_flat(field: Any) -> bool:
     """Whether a field is placed in one dense level, its indices beginning at 0."""
-    if isinstance(field, StructField):
+    if isinstance(field, ti.StructField):
         return False
     node = field.vars[0].ptr.snode()
     is_single = node.parent is not None and node.parent.parent is not None and node.parent.parent.parent is None
@@ -39,19 +36,19 @@ def tree_numbers(field: Any) -> set[int]:
 
 def is_dense(field: Any) -> bool:
     """Whether all levels of a field's layout are dense."""
-    if isinstance(field, StructField):
+    if isinstance(field, ti.StructField):
         return all(is_dense(member) for member in field.field_dict.values())
     return all(is_dense_node(v.ptr.snode()) for v in field.vars)
 
 
 def storage_parts(obj: Any) -> list[Any]:
     """The holders of a scalar or matrix field: parts of the layout that are not dense, and dense ones, as fields."""
-    if not isinstance(obj, (ScalarField, MatrixField)):
+    if not isinstance(obj, (ti.ScalarField, ti.MatrixField)):
         return [obj]
     parts = [sparse_part(v.ptr.snode()) for v in obj.vars]
     if not any(parts):
         return [obj]
-    found = (ScalarField(v) if part is None else part for v, part in zip(obj.vars, parts, strict=True))
+    found = (ti.ScalarField(v) if part is None else part for v, part in zip(obj.vars, parts, strict=True))
     return list(dict.fromkeys(found))
 
 
@@ -77,7 +74,7 @@ def is_under(field: Any, node: Any) -> bool:
 
 def leaf_fields(field: Any) -> list[Any]:
     """The scalar and matrix fields that a field consists of."""
-    if isinstance(field, StructField):
+    if isinstance(field, ti.StructField):
         return [leaf for member in field.field_dict.values() for leaf in leaf_fields(member)]
     return [field]
 

@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taichi.lang.argpack import ArgPack, ArgPackType
-from taichi.lang.kernel_impl import Kernel
-from taichi.lang.struct import Struct, StructType
-from taichi.types import ndarray_type
+from taichi_ext.backend.runtime import ArgPack, ArgPackType, Kernel, StructType, ndarray_type, ti
 
 COMPOUND = (StructType, ArgPackType)
 
@@ -85,8 +82,10 @@ def compound_problem(annotation: Any, value: Any) -> str:
         return ""
     kind = "struct" if isinstance(annotation, StructType) else "argument pack"
     found = type(value).__name__
-    if isinstance(value, (Struct, ArgPack)):
-        found = f"{'struct' if isinstance(value, Struct) else 'argument pack'} with the members {', '.join(value.keys)}"
+    if isinstance(value, (ti.Struct, ArgPack)):
+        found = (
+            f"{'struct' if isinstance(value, ti.Struct) else 'argument pack'} with the members {', '.join(value.keys)}"
+        )
     article = "an" if found[0] in "aeiou" else "a"
     return f"is {article} {found}; expected the annotated {kind}, with the members {', '.join(annotation.members)}"
 

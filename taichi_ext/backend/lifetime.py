@@ -11,10 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi import Field, FieldsBuilder, Ndarray, ScalarNdarray, SNode, StructField
-from taichi._snode.snode_tree import SNodeTree
-from taichi.lang import impl
-
+from taichi_ext.backend.runtime import RUNTIME, SNodeTree, ti
 from taichi_ext.backend.trees import tree_of
 from taichi_ext.errors import EndedFieldError
 
@@ -90,7 +87,7 @@ class _Layout:
 
 def _pending() -> list[Any]:
     """Components that are not laid out yet."""
-    runtime = impl.get_runtime()
+    runtime = RUNTIME.state()
     return [*runtime.global_vars, *runtime.grad_vars, *runtime.dual_vars]
 
 
@@ -99,7 +96,7 @@ _current: Any = None
 
 def _layout() -> _Layout:
     global _current
-    program = impl.get_runtime().prog
+    program = RUNTIME.state().prog
     if _current is None or _current.program() is not program:
         _current = _Layout(weakref.ref(program))
     return _current
@@ -117,7 +114,7 @@ def tree_serial(node: Any) -> int:
 
 def is_tree_alive(serial: int) -> bool:
     """Whether the tree with a serial number still exists."""
-    return impl.get_runtime().prog is not None and _layout().lives(serial)
+    return RUNTIME.state().prog is not None and _layout().lives(serial)
 
 
 class InTree:
@@ -134,7 +131,7 @@ class Uses:
         fields: the fields, by the names that messages have for them.
     """
 
-    def __init__(self, kernel: str = "", fields: Mapping[str, Field] | None = None) -> None:
+    def __init__(self, kernel: str = "", fields: Mapping[str, ti.Field] | None = None) -> None:
         self._kernel = kernel
         self._trees = {
             tree_serial(component.ptr.snode()): name for name, f in (fields or {}).items() for component in f.vars
@@ -163,7 +160,7 @@ def moment() -> Moment:
 
 def lost_since(before: Moment) -> str:
     """The fields that existed at a moment and no longer do, in words; empty where all of them exist."""
-    program = impl.get_runtime().prog
+    program = RUNTIME.state().prog
     if program is None or before.program() is not program:
         return "ti.init or ti.reset was called"
     lost = (text for serial, text in _layout().lost[before.destroyed :] if serial <= before.serial)
@@ -173,14 +170,14 @@ def lost_since(before: Moment) -> str:
 
 def is_field_alive(field: Any) -> bool:
     """Whether a field is one of the program that runs, and its tree has not been destroyed."""
-    return impl.get_runtime().prog is not None and all(_layout().has(component) for component in field.vars)
+    return RUNTIME.state().prog is not None and all(_layout().has(component) for component in field.vars)
 
 
 def is_made_since(obj: Any, before: Moment) -> bool:
     """Whether a field, an entry of one or a ti.ndarray was made after a moment."""
-    if isinstance(obj, StructField):
+    if isinstance(obj, ti.StructField):
         return all(is_made_since(member, before) for member in obj.field_dict.values())
-    if isinstance(obj, Field):
+    if isinstance(obj, ti.Field):
         placed = [component for component in obj.vars if not any(component is c for c in _pending())]
         return all(tree_serial(component.ptr.snode()) > before.serial for component in placed)
     serial = obj.tree_serial if isinstance(obj, InTree) else obj.__dict__.get(_SERIAL, 0)
@@ -188,22 +185,22 @@ def is_made_since(obj: Any, before: Moment) -> bool:
 
 
 _PROGRAM, _SERIAL = "_taichi_ext_program", "_taichi_ext_serial"
-_first_program = impl.get_runtime().prog and weakref.ref(impl.get_runtime().prog)  # of arrays made before this import
+_first_program = RUNTIME.state().prog and weakref.ref(RUNTIME.state().prog)  # of arrays made before this import
 
 
-def is_array_alive(array: Ndarray) -> bool:
+def is_array_alive(array: ti.Ndarray) -> bool:
     """Whether a ti.ndarray is one of the program that runs."""
     program = array.__dict__.get(_PROGRAM, _first_program)
-    return program is not None and program() is not None and program() is impl.get_runtime().prog
+    return program is not None and program() is not None and program() is RUNTIME.state().prog
 
 
 def ended_problem(obj: Any) -> str:
     """Why a field or ti.ndarray cannot be used any more; empty where it can, and for anything else."""
-    if isinstance(obj, StructField):
+    if isinstance(obj, ti.StructField):
         return next(filter(None, map(ended_problem, obj.field_dict.values())), "")
-    if isinstance(obj, Field) and not is_field_alive(obj):
+    if isinstance(obj, ti.Field) and not is_field_alive(obj):
         return _GONE
-    if isinstance(obj, Ndarray) and not is_array_alive(obj):
+    if isinstance(obj, ti.Ndarray) and not is_array_alive(obj):
         return "no longer exists: ti.init was called since it was made; create it again"
     return _GONE if isinstance(obj, InTree) and not is_tree_alive(obj.tree_serial) else ""
 
@@ -216,24 +213,24 @@ def refuse_ended(obj: Any, what: str = "") -> None:
 
 
 def _kind(obj: Any) -> str:
-    return "A ti.ndarray that is read or written here" if isinstance(obj, Ndarray) else _A_FIELD
+    return "A ti.ndarray that is read or written here" if isinstance(obj, ti.Ndarray) else _A_FIELD
 
 
 _A_FIELD = "A field that is read or written here"
 _GONE = "no longer exists: ti.init was called since it was made, or its tree was destroyed; create it again"
 
 
-_make_array, _destroy, _finalize = Ndarray.__init__, SNodeTree.destroy, FieldsBuilder._finalize
+_make_array, _destroy, _finalize = ti.Ndarray.__init__, SNodeTree.destroy, ti.FieldsBuilder._finalize
 
 
 def _remember_program(self: Any) -> None:
     _make_array(self)
-    self.__dict__[_PROGRAM] = weakref.ref(impl.get_runtime().prog)
+    self.__dict__[_PROGRAM] = weakref.ref(RUNTIME.state().prog)
     self.__dict__[_SERIAL] = next(_counter)
 
 
 def _note_destroyed(self: Any) -> None:
-    number = None if self.destroyed or self.prog is not impl.get_runtime().prog else self.id
+    number = None if self.destroyed or self.prog is not RUNTIME.state().prog else self.id
     text = "" if number is None else _first_field(self.prog.get_snode_root(number))
     if number is not None:
         _layout().before_destroy(number)
@@ -246,7 +243,7 @@ def _first_field(node: Any) -> str:
     """The name, in messages, of the first field below a node of a tree."""
     for child in (node.get_ch(n) for n in range(node.get_num_ch())):
         if child.is_place():
-            return f"a field of shape {tuple(SNode(child).shape)}"
+            return f"a field of shape {tuple(ti.SNode(child).shape)}"
         found = _first_field(child)
         if found:
             return found
@@ -260,7 +257,7 @@ def _note_finalized(self: Any, *args: Any, **kwargs: Any) -> Any:
     return tree
 
 
-_delete_array = ScalarNdarray.__del__
+_delete_array = ti.ScalarNdarray.__del__
 
 
 def _delete_if_alive(self: Any) -> None:
@@ -269,7 +266,7 @@ def _delete_if_alive(self: Any) -> None:
         _delete_array(self)
 
 
-Ndarray.__init__ = _remember_program
-ScalarNdarray.__del__ = _delete_if_alive
+ti.Ndarray.__init__ = _remember_program
+ti.ScalarNdarray.__del__ = _delete_if_alive
 SNodeTree.destroy = _note_destroyed
-FieldsBuilder._finalize = _note_finalized
+ti.FieldsBuilder._finalize = _note_finalized

@@ -6,12 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import taichi as ti
-from taichi.lang import impl
-from taichi.lang.enums import AutodiffMode
-from taichi.lang.kernel_impl import Kernel
 
 from taichi_ext.backend.arrays import as_numpy, is_torch_tensor, put_back
+from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, ti
 
 
 class NeedsTranspose(ti.TaichiCompilationError):
@@ -23,7 +20,7 @@ TRANSPOSED = object()  # in place of such a kernel, compiled
 
 def is_gradient_kernel() -> bool:
     """Whether a kernel is being compiled for Taichi's reverse mode; raises where it is for its forward mode."""
-    kernel = impl.get_runtime().current_kernel
+    kernel = RUNTIME.state().current_kernel
     mode = AutodiffMode.NONE if kernel is None else kernel.autodiff_mode
     if mode == AutodiffMode.FORWARD:
         raise ti.TaichiCompilationError(
@@ -57,7 +54,7 @@ def transpose(kernel: Kernel, key: Any) -> None:
 
 def _primal(gradient: Kernel) -> Kernel:
     """The kernel that a kernel computes the gradient of."""
-    return next(k for k in impl.get_runtime().kernels if k.grad is gradient)
+    return next(k for k in RUNTIME.state().kernels if k.grad is gradient)
 
 
 def gradient_of(x: Any) -> Any:

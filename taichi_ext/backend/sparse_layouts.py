@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import taichi as ti
-from taichi._lib import core
-from taichi.lang import impl
-from taichi.lang.expr import Expr
-from taichi.types.primitive_types import all_types
 
 from taichi_ext.backend.lifetime import InTree, layout_version, refuse_ended, tree_serial
+from taichi_ext.backend.runtime import RUNTIME, Expr, all_types, core, ti
 
 # Taichi's stubs of kernels differ from the arguments that it takes.
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
@@ -232,7 +228,7 @@ def sparse_part(node: Any) -> SparsePart | None:
     outer = [n for n in _upwards(getattr(node, "ptr", node)) if n.type not in _DENSE]
     if not outer:
         return None
-    program, version = impl.get_runtime().prog, layout_version()
+    program, version = RUNTIME.state().prog, layout_version()
     if _parts[0]() is not program or _parts[1] != version:
         _parts = weakref.ref(program), version, {}
     top = outer[-1]

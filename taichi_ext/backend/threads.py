@@ -9,18 +9,15 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import taichi as ti
-from taichi.lang import impl
-
+from taichi_ext.backend.runtime import RUNTIME, impl, ti
 from taichi_ext.errors import InvalidArgumentError
 
-exclusive = threading.RLock()
-"""Held while a kernel is traced, by this package or by Taichi, and while what prepared forms share is used."""
+exclusive = RUNTIME.lock
 
 
 def is_inside_kernel() -> bool:
     """Whether this thread is tracing a kernel."""
-    if not impl.get_runtime().inside_kernel:
+    if not RUNTIME.state().inside_kernel:
         return False
     is_own = exclusive.acquire(blocking=False)  # whoever traces has the lock, so another thread does not get it
     if is_own:
@@ -54,12 +51,12 @@ def materialize() -> None:
                 "Fields were declared that are not laid out yet, which Taichi does only in the thread that called "
                 "ti.init. Declare the fields there, and call ti.sync() there before other threads begin."
             )
-        impl.get_runtime().materialize()
+        RUNTIME.state().materialize()
 
 
 def skip_empty_layout() -> None:
     """Let another thread than that of ti.init launch the first kernel, where there are no fields."""
-    runtime = impl.get_runtime()
+    runtime = RUNTIME.state()
     if not runtime.materialized and ti.root.empty and _is_other_thread():
         runtime.materialized = True
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from taichi.lang import impl
+from taichi_ext.backend.runtime import RUNTIME
 
 
 def tree_of(node: Any) -> int:
@@ -11,6 +11,6 @@ def tree_of(node: Any) -> int:
         return int(node.get_snode_tree_id())
     while node.parent is not None:
         node = node.parent
-    program: Any = impl.get_runtime().prog
+    program: Any = RUNTIME.state().prog
     roots = [program.get_snode_root(n).id for n in range(program.get_snode_tree_size())]
     return roots.index(node.id)

@@ -12,8 +12,7 @@ linear there.  Where it is not, and may be 0, the square is divided into four.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import Any
 
-import taichi as ti
-
+from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine
 from taichi_ext.boundary.polygons import FINEST, coarsest_square, middle_of_square

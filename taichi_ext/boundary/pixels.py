@@ -15,8 +15,7 @@ with the mean of what the sides of the square, as scan lines, see of it.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 from typing import Any
 
-import taichi as ti
-
+from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine
 from taichi_ext.boundary.polygons import (

@@ -12,7 +12,7 @@ sum of ``distance of the side from the centre * length of the side``.
 # Those of the variables of a function that Taichi compiles are known when it is compiled.
 # pyright: reportMissingParameterType=false, reportMissingTypeStubs=false, reportUnknownParameterType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-import taichi as ti
+from taichi_ext.backend import ti
 
 S, NX, NY, BULGE, KIND, OTHER, ENTRIES = range(7)  # the columns of the table of lines
 FINEST = 5  # how often a pixel can be halved

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.program import Tensor, Value
 from taichi_ext.record.handles import Cell, Cells

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.kernel_checks import refuse_uninitialised
 from taichi_ext.api.inputs.options import check_number
 from taichi_ext.api.jacobian import jacobian
+from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import mark
 from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.boundary.rule_points import PointKernel, Slot, make_slots, result_shapes

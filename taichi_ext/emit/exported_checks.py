@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-IMPORTS = """\
+from taichi_ext.backend import RUNTIME
+
+IMPORTS = f"""\
 import contextlib as _contextlib
 import math as _math
 import numbers as _numbers
@@ -12,7 +14,7 @@ import weakref as _weakref
 from math import inf, nan
 
 import numpy as _np
-import taichi as ti
+{RUNTIME.header}
 """
 
 CHECKS = textwrap.dedent('''\

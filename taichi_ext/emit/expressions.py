@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import taichi as ti
-
+from taichi_ext.backend import ti
 from taichi_ext.emit.names import Names
 from taichi_ext.program import U1, Const, Container, Known, Load, Op, Program, Read, Size, Struct, Tensor, Type, Value
 from taichi_ext.program.values import Format

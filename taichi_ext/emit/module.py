@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from taichi_ext.backend import RUNTIME
 from taichi_ext.emit.names import Names
 from taichi_ext.emit.statements import Lines
 from taichi_ext.program import Place, Program
 
 Places = dict[int, Place]  # of the user's statements, by the numbers of lines of a text
 
-HEADER = "from math import inf, nan\n\nimport taichi as ti\n"
+HEADER = f"from math import inf, nan\n\n{RUNTIME.header}\n"
 
 
 def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any], Places]:

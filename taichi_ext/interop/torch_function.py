@@ -18,7 +18,7 @@ from taichi_ext.api.jacobian import value_and_jacobian
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.interop.torch_products import (
     Call,
-    move,
+    moving,
     refuse_second_derivative,
     require_torch,
     wants_derivative,
@@ -294,6 +294,7 @@ class TorchFunction:
     def run_along(self, t: Any, count: int, *values: Any) -> None:
         """Run the kernel at ``start + t direction``; ``values`` are ``count`` arrays, starts, directions; arguments."""
         moved, starts, directions = (values[n * count : (n + 1) * count] for n in range(3))
+        move = moving(backend.RUNTIME.module)
         for x, start, direction in zip(moved, starts, directions, strict=True):
             move(x.view(-1), start.view(-1), direction.view(-1), t)
         self._kernel(*values[3 * count :])

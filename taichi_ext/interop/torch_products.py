@@ -10,11 +10,11 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
-import taichi as ti
-
 from taichi_ext.api.jacobian import jacobian
+from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -322,8 +322,14 @@ def _dot(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, float]:
     return sum(float(p.sum()) for p in products), sum(float(p.abs().sum()) for p in products)
 
 
-@ti.kernel
-def move(x: ti.types.ndarray(), start: ti.types.ndarray(), direction: ti.types.ndarray(), t: ti.types.ndarray()):
-    """``x = start + t direction``, on flat arrays."""
-    for i in range(x.shape[0]):
-        x[i] = start[i] + t[0] * direction[i]
+@functools.cache
+def moving(ti: ModuleType) -> Callable[..., None]:
+    """What sets flat arrays to ``x = start + t direction``."""
+    array: Any = ti.types.ndarray()
+
+    @ti.kernel
+    def move(x: array, start: array, direction: array, t: array):
+        for i in range(x.shape[0]):
+            x[i] = start[i] + t[0] * direction[i]
+
+    return move

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import taichi as ti
-
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Argument, Container, Local, Read
 from taichi_ext.record.handles import Cell, Cells, Record, group_of, value_of

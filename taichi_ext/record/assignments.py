@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.program import Assign, Declare, Known, Load, Local, Read, Tensor, Type, Update, Value, walk
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, value_of

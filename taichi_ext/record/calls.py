@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 import taichi_ext.record.construct as construct
 import taichi_ext.record.effects as effects
 import taichi_ext.record.operations as operations
 import taichi_ext.record.python_functions as python_functions
 from taichi_ext import backend
-from taichi_ext.backend import matrix_ops, ops
+from taichi_ext.backend import matrix_ops, ops, ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER

@@ -35,7 +35,8 @@ READS_PARAMETER = (
     "{} may read a Python number that is a parameter, and what it computes from it is not known. Read the number in "
     "the kernel and pass it as an argument."
 )
-_NAMELESS = ("numpy", "taichi", "taichi_ext")  # packages whose code reads no number of the user's by its name
+# packages whose code reads no number of the user's by its name
+_NAMELESS = (backend.RUNTIME.name, "numpy", "taichi_ext")
 
 
 class PythonNumber(Known):

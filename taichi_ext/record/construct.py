@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import taichi as ti
-
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.program import Known, Op, Tensor
 from taichi_ext.record.handles import Record, flattened, value_of
 from taichi_ext.record.literals import as_value, convert, known_in

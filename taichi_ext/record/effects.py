@@ -6,9 +6,8 @@ import contextlib
 import string
 from typing import Any
 
-import taichi as ti
-
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Atomic, Call, Container, Declare, Effect, Local, Op, Read, Tensor, Value
 from taichi_ext.program.types import I32

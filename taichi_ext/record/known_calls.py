@@ -6,10 +6,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import taichi as ti
-
 from taichi_ext import backend
-from taichi_ext.backend import matrix_ops
+from taichi_ext.backend import matrix_ops, ti
 
 # Called on values without tangents, as Taichi calls them: they neither read nor write what a field holds.
 WITHOUT_TANGENTS: frozenset[Any] = frozenset(

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import taichi as ti
-
 from taichi_ext import backend
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.changes import written_containers
+from taichi_ext.backend import ti
 from taichi_ext.differentiate.forms.build import add, literal, multiply
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import (

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import refuse_baked
 from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
 from taichi_ext.record.constants import known

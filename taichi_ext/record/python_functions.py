@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER, Watched

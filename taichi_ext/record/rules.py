@@ -6,8 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import taichi as ti
-
+from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import (
     F32,

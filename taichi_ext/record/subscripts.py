@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import taichi as ti
-
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import UnsupportedError, refuse_baked
 from taichi_ext.program import Const, Declare, Known, Local, Size, Tensor, Value
 from taichi_ext.program.types import I32

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
-from taichi_ext.backend import ops
+from taichi_ext.backend import ops, ti
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import F16, F32, F64, TYPES, U1, Type
 

@@ -6,7 +6,6 @@ import copy
 import dis
 import functools
 import inspect
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.labels import is_library_module
 
 _MOST_FUNCTIONS = 1000  # that are searched for a name
 _DEEPEST = 3  # attributes in a path that is suggested
-_LIBRARIES = ("numpy", "taichi", "taichi_ext", "torch", "scipy", "matplotlib")
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,9 +141,7 @@ def _numbers_under(bases: dict[str, Any], names: set[str], depth: int) -> Iterat
 def _has_numbers(base: Any) -> bool:
     """Whether something is an object or module of the user's."""
     name = base.__name__ if isinstance(base, types.ModuleType) else type(base).__module__
-    package = name.split(".")[0]
-    is_foreign = package in sys.stdlib_module_names or package in _LIBRARIES
-    return hasattr(base, "__dict__") and not callable(base) and (package == "__main__" or not is_foreign)
+    return hasattr(base, "__dict__") and not callable(base) and not is_library_module(name)
 
 
 def _attribute(base: Any, names: list[str]) -> Variable | None:

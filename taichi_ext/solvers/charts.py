@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.products import jvp
+from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.solvers.bounds import Part, entry_name, slices_of
 from taichi_ext.solvers.elimination import SparseJacobian

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext.api.inputs.options import is_whole
+from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, shown
 
 __all__ = ["Manifold", "se3", "so3", "unit_quaternion", "unit_vector"]

@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import flatten
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import prepared_form
+from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError, shown
 from taichi_ext.solvers.elimination import SparseJacobian, SparseSystem
 from taichi_ext.solvers.losses import Robust

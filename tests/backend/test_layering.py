@@ -8,6 +8,8 @@ import pytest
 import taichi as ti
 from package_modules import MODULES, PACKAGE, imports, name_of, nodes_of, own_imports, tree_of
 
+from taichi_ext.backend.runtime import RUNTIME, Runtime
+
 PRIVATE = "backend"
 PUBLIC = ("taichi", "taichi.math", "taichi.types", "taichi.types.ndarray_type", "taichi.types.primitive_types")
 INSIDE = sorted((PACKAGE / PRIVATE).glob("*.py"))  # where Taichi's internals are used
@@ -92,20 +94,19 @@ def test_imports_go_one_way():
     assert not any(name.startswith(f"{PRIVATE}.") for m in set(MODULES) - set(INSIDE) for name in graph[name_of(m)])
 
 
-def internal_names(module):
-    """What a module imports of Taichi past its public modules, and the names that it looks up there."""
+def internal_names():
+    """What the package has of Taichi past its public modules, and the names that it looks up there."""
     imported = {}
-    for node in nodes_of(module):
+    for node in nodes_of(PACKAGE / PRIVATE / "runtime.py"):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "taichi" and node.module not in PUBLIC:
             imported.update((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
-    looked_up = (
-        node for node in nodes_of(module) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    )
+    nodes = (node for module in INSIDE for node in nodes_of(module))
+    looked_up = (n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name))
     return {*imported.values(), *(f"{imported[n.value.id]}.{n.attr}" for n in looked_up if n.value.id in imported)}
 
 
 def test_the_number_of_internal_names_is_that_of_the_docs():
-    found = set().union(*map(internal_names, MODULES))
+    found = internal_names()
     text = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert f"non-public names of Taichi: {len(found)} names" in text
 
@@ -172,6 +173,20 @@ def test_imports_stand_at_the_top(module):
     assert not delayed, f"{module.name} imports inside functions: {delayed}"
 
 
+def docstrings():
+    owners = (n for m in MODULES for n in nodes_of(m) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef)))
+    return {ast.get_docstring(n, clean=False) for n in owners}
+
+
+def test_one_module_imports_taichi():
+    """Another runtime takes its place in ``backend/runtime.py``; the demonstration is what a user writes."""
+    found = {name_of(m) for m in MODULES for _, names in imports(m) if any(n.split(".")[0] == "taichi" for n in names)}
+    assert found == {"version", "errors", "backend.runtime", "demo.demo", "demo.picture"}
+    assert (Runtime(sys, *[None] * 3).header, RUNTIME.header) == ("import sys as ti", "import taichi as ti")
+    imported = {n.value for m in MODULES for n in nodes_of(m) if isinstance(n, ast.Constant)} - docstrings()
+    assert not [text for text in imported if isinstance(text, str) and "import taichi" in text]
+
+
 @each_module
 def test_taichi_s_internals_stay_in_one_module(module):
     if module in INSIDE:
@@ -182,7 +197,7 @@ def test_taichi_s_internals_stay_in_one_module(module):
     for node in nodes_of(module):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ti":
             is_module = node.attr in ("lang", "_lib", "_kernels", "_snode")
-            is_private = node.attr.startswith("_") and node.attr != "__version__"
+            is_private = node.attr.startswith("_") and node.attr not in ("__version__", "__name__")
             if is_module or is_private or not hasattr(ti, node.attr):
                 found.append((node.lineno, f"ti.{node.attr}"))
     assert not found, f"{module.name}: {found}; put it into backend/, with a test of what it relies on"

@@ -6,9 +6,9 @@
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 

@@ -10,7 +10,7 @@ from typing import Any
 from taichi_ext import backend
 
 _DEEPEST = 4  # containers in containers
-_LIBRARIES = ("taichi", "taichi_ext", "numpy", "torch", "scipy")
+_LIBRARIES = (backend.RUNTIME.name, "taichi_ext", "numpy", "torch", "scipy")
 
 
 def reachable_arrays(function: Any, args: Any) -> Iterator[Any]:

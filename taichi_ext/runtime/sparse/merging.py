@@ -3,41 +3,46 @@
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
 # pyright: reportInvalidTypeForm=false
 
+import functools
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
 
-Array: Any = ti.types.ndarray(ndim=1)
 
+@functools.cache
+def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
+    """What gathers numbers, adds up stretches of them, and stretches of vectors."""
+    array: Any = ti.types.ndarray(ndim=1)
 
-@ti.kernel
-def _gather(numbers: Array, order: Array, found: Array):
-    for k in order:
-        found[k] = numbers[order[k]]
+    @ti.kernel
+    def gather(numbers: array, order: array, found: array):
+        for k in order:
+            found[k] = numbers[order[k]]
 
+    @ti.kernel
+    def add_up(numbers: array, order: array, starts: array, found: array):
+        for k in found:
+            total = numbers[order[starts[k]]]
+            for n in range(starts[k] + 1, starts[k + 1]):
+                total += numbers[order[n]]
+            found[k] = total
 
-@ti.kernel
-def _add_up(numbers: Array, order: Array, starts: Array, found: Array):
-    for k in found:
-        total = numbers[order[starts[k]]]
-        for n in range(starts[k] + 1, starts[k + 1]):
-            total += numbers[order[n]]
-        found[k] = total
-
-
-@ti.kernel
-def _add_up_together(numbers: Array, order: Array, starts: Array, found: Array, length: ti.template()):
-    for k in range(starts.shape[0] - 1):
-        first = order[starts[k]]
-        totals = ti.Vector([numbers[first + c] for c in ti.static(range(length))])
-        for n in range(starts[k] + 1, starts[k + 1]):
+    @ti.kernel
+    def add_up_vectors(numbers: array, order: array, starts: array, found: array, length: ti.template()):
+        for k in range(starts.shape[0] - 1):
+            first = order[starts[k]]
+            totals = ti.Vector([numbers[first + c] for c in ti.static(range(length))])
+            for n in range(starts[k] + 1, starts[k + 1]):
+                for c in ti.static(range(length)):
+                    totals[c] += numbers[order[n] + c]
             for c in ti.static(range(length)):
-                totals[c] += numbers[order[n] + c]
-        for c in ti.static(range(length)):
-            found[length * k + c] = totals[c]
+                found[length * k + c] = totals[c]
+
+    return gather, add_up, add_up_vectors
 
 
 def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> np.ndarray:
@@ -45,14 +50,15 @@ def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> 
 
     Where the length is more than 1, each place in the order stands for so many numbers that lie together.
     """
+    gather, add_up, add_up_vectors = _kernels(backend.RUNTIME.module)
     with backend.suspend_following():
         if starts is None:
             found = np.empty(len(order), numbers.dtype)
-            _gather(numbers, order, found)
+            gather(numbers, order, found)
         elif length == 1:
             found = np.empty(len(starts) - 1, numbers.dtype)
-            _add_up(numbers, order, starts, found)
+            add_up(numbers, order, starts, found)
         else:
             found = np.empty(length * (len(starts) - 1), numbers.dtype)
-            _add_up_together(numbers, order, starts, found, length)
+            add_up_vectors(numbers, order, starts, found, length)
     return found

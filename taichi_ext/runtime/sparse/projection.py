@@ -7,10 +7,12 @@ not positive semidefinite are decomposed: their negative eigenvalues become 0, o
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
 # pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 
+import functools
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.entry_sites import Site
@@ -19,34 +21,39 @@ from taichi_ext.runtime.sparse.streams import Streams
 
 PROJECTIONS = ("clamp", "abs", "on_demand")
 ROUNDING = 1000  # units in the last place of the largest entry of a diagonal that a pivot of 0 may differ by
-Blocks: Any = ti.types.ndarray(ndim=3)
-Marks: Any = ti.types.ndarray(dtype=ti.i32, ndim=1)
 
 
-@ti.kernel
-def _mark_indefinite(blocks: Blocks, work: Blocks, marks: Marks, rounding: ti.f64):
-    for e in range(blocks.shape[0]):
-        size = blocks.shape[1]
-        zero = 0.0 * blocks[e, 0, 0]  # what counts as zero
-        for i in range(size):
-            zero = ti.max(zero, ti.abs(blocks[e, i, i]) * rounding)
-        for i in range(size):
-            for j in range(i, size):
-                pivot = blocks[e, i, j]
-                for k in range(i):
-                    pivot -= work[e, i, k] * work[e, j, k] * work[e, k, k]
-                if j == i:
-                    if not pivot >= -zero:
-                        marks[e] = 1
-                    work[e, i, i] = ti.max(pivot, 0.0)
-                elif work[e, i, i] > zero:
-                    work[e, j, i] = pivot / work[e, i, i]
-                else:  # as in the plane of a rigid motion: its row has to be zero, too
-                    if not ti.abs(pivot) <= zero:
-                        marks[e] = 1
-                    work[e, j, i] = 0.0
-            if marks[e] == 1:
-                break
+@functools.cache
+def _marking(ti: ModuleType) -> Callable[..., None]:
+    """What marks the blocks that are not positive semidefinite."""
+    array: Any = ti.types.ndarray(ndim=3)
+
+    @ti.kernel
+    def mark(blocks: array, work: array, marks: ti.types.ndarray(dtype=ti.i32, ndim=1), rounding: ti.f64):
+        for e in range(blocks.shape[0]):
+            size = blocks.shape[1]
+            zero = 0.0 * blocks[e, 0, 0]  # what counts as zero
+            for i in range(size):
+                zero = ti.max(zero, ti.abs(blocks[e, i, i]) * rounding)
+            for i in range(size):
+                for j in range(i, size):
+                    pivot = blocks[e, i, j]
+                    for k in range(i):
+                        pivot -= work[e, i, k] * work[e, j, k] * work[e, k, k]
+                    if j == i:
+                        if not pivot >= -zero:
+                            marks[e] = 1
+                        work[e, i, i] = ti.max(pivot, 0.0)
+                    elif work[e, i, i] > zero:
+                        work[e, j, i] = pivot / work[e, i, i]
+                    else:  # as in the plane of a rigid motion: its row has to be zero, too
+                        if not ti.abs(pivot) <= zero:
+                            marks[e] = 1
+                        work[e, j, i] = 0.0
+                if marks[e] == 1:
+                    break
+
+    return mark
 
 
 def project(streams: Streams, way: str) -> int:
@@ -72,7 +79,7 @@ def _project_site(streams: Streams, site: Site, way: str) -> int:
     if count and size:
         blocks[~is_filled] = np.eye(size)
         with backend.suspend_following():
-            _mark_indefinite(blocks, np.empty_like(blocks), marks, ROUNDING * np.finfo(dtype).eps)
+            _marking(backend.RUNTIME.module)(blocks, np.empty_like(blocks), marks, ROUNDING * np.finfo(dtype).eps)
     bad = np.flatnonzero(marks)
     bad = bad[np.isfinite(blocks[bad]).all(axis=(1, 2))]
     if len(bad):

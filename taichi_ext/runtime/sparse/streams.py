@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import taichi as ti
 
 from taichi_ext import backend
+from taichi_ext.backend import ti
 from taichi_ext.differentiate.forms.entry_sites import Group, Site
 from taichi_ext.differentiate.forms.keys import Key, SiteArray, SumKey, Version
 from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES
