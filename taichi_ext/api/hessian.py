@@ -138,8 +138,9 @@ def hessian(
         chunk_size: the largest number of columns of H in one run; by default all columns.
         format: None for dense arrays; "csr", "coo" or "bsr" for ``scipy.sparse`` arrays (extra ``scipy``); "torch_csr"
             or "torch_coo" for tensors, where all params are tensors. Where the energy is no sum of terms of few entries
-            of the params each, or is computed from fields that kernels compute from params, H is computed densely, and
-            its zeros are left out; ``Hessian.explain()`` says why.
+            of the params each, H is computed densely, and its zeros are left out; ``Hessian.explain()`` says why. An
+            energy of fields that kernels compute from params takes two runs, and the state is put back in between;
+            each entry of such a field must be stored once, before it is read.
         project: how the block of each element is made positive semidefinite, for ``format=``: "clamp" sets its negative
             eigenvalues to 0, "abs" to their absolute values, and "on_demand" clamps them only if H is not positive
             definite as it is. None leaves H as it is.

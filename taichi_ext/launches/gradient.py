@@ -6,23 +6,25 @@ column, is the gradient. It is an ordinary program, so that its Jacobian is the 
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from taichi_ext import backend
 from taichi_ext.analysis.accesses import read_containers
+from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.energy_sums import EnergySums, energy_sums
 from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.forms.build import written_out
-from taichi_ext.differentiate.forms.keys import RETURN, Key, Scratch
-from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
+from taichi_ext.differentiate.forms.keys import ADJOINTS, RETURN, Key, Purpose, Scratch
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError, IntermediatesError
 from taichi_ext.differentiate.plan.storage_facts import SPARSE
 from taichi_ext.differentiate.transform.forward import differentiate
-from taichi_ext.launches.keys import GRADIENT, FirstOrderArray, GradientKey, NumberArgument
+from taichi_ext.launches.keys import GRADIENT, FieldKey, FirstOrderArray, GradientKey, NumberArgument
 from taichi_ext.launches.launch import ColumnBlock, ContainerInfo, EnergyTarget, Launch, NumberColumns, Role
 from taichi_ext.launches.seeds import seeds_of
 from taichi_ext.program import Container, Local, Program, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
+from taichi_ext.record.taichi_types import type_of
 from taichi_ext.simplify import simplify
 
 FROM_INTERMEDIATES = "the energy is computed from {}, which {} computes from params"
@@ -57,6 +59,7 @@ class GradientProgram:
         arrays: what it keeps them in.
         energy: where that is a container.
         sums: the locals that the energy is a sum of, where its gradient is added up term by term.
+        adjoints: of the fields that the energy is computed from, where it computes some.
         left_out: the containers whose tangents it does not keep.
         is_ignored: whether nothing needs the tangents of the energy itself, only those of its gradient.
     """
@@ -65,12 +68,14 @@ class GradientProgram:
     arrays: dict[Container, FirstOrder]
     energy: Container | None
     sums: EnergySums | None
+    adjoints: Container | None
     left_out: frozenset[Container]
     is_ignored: bool
 
     @property
     def infos(self) -> dict[Container, ContainerInfo]:
-        return {c: array.info for c, array in self.arrays.items()}
+        found = {c: array.info for c, array in self.arrays.items()}
+        return found if self.adjoints is None else found | {self.adjoints: _info(ADJOINTS, self.adjoints, 0)}
 
     def seeds(self, seeds: Seeds) -> Seeds:
         """The request, without tangents of the energy itself where nothing reads it."""
@@ -78,14 +83,15 @@ class GradientProgram:
         if self.is_ignored:
             if self.energy is not None and self.energy not in read_containers(self.program.body):
                 ignored.add(self.energy)
-            if self.sums is not None:
+            if self.sums is not None and (self.energy is not None or seeds.wants_return):
                 ignored |= energy_sums(self.program, self.sums.container).weights.keys()
         return replace(seeds, wants_return=False, ignored=frozenset(ignored))
 
     def completed(self, found: Differentiated) -> Differentiated:
         """The program with tangents of the second order, of operations that Taichi has."""
         body = mapped(found.program.body, lambda s: with_values(s, lambda v: rebuilt(v, written_out)))
-        arrays = tuple((array.name, c) for c, array in self.arrays.items())
+        arrays: list[tuple[Purpose, Container]] = [(array.name, c) for c, array in self.arrays.items()]
+        arrays += [] if self.adjoints is None else [(ADJOINTS, self.adjoints)]
         return replace(found, program=replace(found.program, body=body), shadows=(*arrays, *found.shadows))
 
 
@@ -96,33 +102,40 @@ def gradient_program(
     target = launch.energy
     assert target is not None
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
-    has_energy = energy is not None or target.key == RETURN
+    has_energy, written = energy is not None or target.key == RETURN, written_containers(program.body)
     sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
+    intermediates = frozenset(c for c, info in infos.items() if info.key in target.intermediates and c in written)
+    if intermediates and sums is None:
+        sums = EnergySums(None, type_of(target.dtype), {})
     seeds = seeds_of(program, _first_launch(launch, target), infos, constants)
     seeds = replace(seeds, wants_return=target.key == RETURN, is_again=True, sums=sums)
+    seeds = replace(seeds, intermediates=intermediates)
     if sums is not None:
         seeds = replace(seeds, limits=SPARSE)
     found, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
         read = read_containers(program.body)
-        left_out = _refuse_rows(found, energy, read)
+        left_out = _refuse_rows(found, energy, {c: infos[c] for c in read if c in infos})
         if any(info.key in target.carried for c, info in infos.items() if c in read):
             raise DenseRowsError("a kernel reads the energy that another one has added to")
         if left_out:
             found = differentiate(program, replace(seeds, ignored=left_out))
     arrays: dict[Container, FirstOrder] = {}
+    adjoints = next((c for what, c in found.shadows if what == ADJOINTS), None)
     for what, c in found.shadows:
+        if c is adjoints:
+            continue
         of = infos[what].key if isinstance(what, Container) else what
-        key = GRADIENT if of == target.key else GradientKey(of)
+        key = GRADIENT if of in (target.key, RETURN) else GradientKey(of)
         if isinstance(what, Container):
             arrays[c] = _first_order(key, c, infos[what].size, target.columns, seeds.roles[what].first_column)
         else:
             size = found.scratch_sizes[what] if isinstance(what, Scratch) else target.columns
             arrays[c] = _first_order(key, c, 1, size)
-    containers = (*found.program.containers, *arrays)
+    containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
     result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
     is_ignored = not launch.is_repeated or launch.sparse is not None
-    return GradientProgram(result, arrays, energy, sums, left_out, is_ignored)
+    return GradientProgram(result, arrays, energy, sums, adjoints, left_out, is_ignored)
 
 
 def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
@@ -142,7 +155,9 @@ def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
     )
 
 
-def _refuse_rows(found: Differentiated, energy: Container | None, read: Set[Container]) -> frozenset[Container]:
+def _refuse_rows(
+    found: Differentiated, energy: Container | None, read: Mapping[Container, ContainerInfo]
+) -> frozenset[Container]:
     """Raise where the gradient takes tangents of intermediates that have a column for each entry of the parameters.
 
     Returns:
@@ -151,17 +166,24 @@ def _refuse_rows(found: Differentiated, energy: Container | None, read: Set[Cont
     left_out: set[Container] = set()
     for what, _ in found.shadows:
         if isinstance(what, Container) and what is not energy:
-            if what in read:
-                raise DenseRowsError(FROM_INTERMEDIATES.format(what.name, "the same kernel"))
             left_out.add(what)
-        if not isinstance(what, Container) and what != RETURN:
+        if not isinstance(what, Container) and what not in (RETURN, ADJOINTS):
             raise DenseRowsError(
                 "the energy is no sum of terms of few entries of the params: a local adds up terms of many, and the "
                 "energy is not linear in it"
             )
+    intermediates = {c.name: read[c] for c in left_out if c in read}
+    if intermediates:
+        reason = FROM_INTERMEDIATES.format(", ".join(intermediates), "the same kernel")
+        if not all(isinstance(info.key, FieldKey) for info in intermediates.values()):
+            raise DenseRowsError(reason)
+        raise IntermediatesError(reason, {info.key: info.size for info in intermediates.values()})
     return frozenset(left_out)
 
 
 def _first_order(key: Key, c: Container, rows: int, columns: int, first_column: int | None = None) -> FirstOrder:
-    info = ContainerInfo(key, c.name, None, (rows * columns,), (), (), backend.named_type(c.dtype.name))
-    return FirstOrder(info, columns, first_column)
+    return FirstOrder(_info(key, c, rows * columns), columns, first_column)
+
+
+def _info(key: Key, c: Container, size: int) -> ContainerInfo:
+    return ContainerInfo(key, c.name, None, (size,), (), (), backend.named_type(c.dtype.name))

@@ -112,17 +112,21 @@ class EnergyTarget:
         key: of the energy.
         columns: of its gradient.
         starts: of which each parameter has its own, from there on.
+        dtype: its type.
         carried: the containers with tangents of the first order that earlier launches have left.
         adds_terms: whether the gradient is added up term by term.
         has_whole_blocks: whether the blocks of a sparse Hessian are written with their zeros.
+        intermediates: fields that it is computed from, which have columns behind those of the parameters.
     """
 
     key: Key
     columns: int
     starts: Mapping[Key, int]
+    dtype: Any
     carried: frozenset[Key]
     adds_terms: bool
     has_whole_blocks: bool = False
+    intermediates: frozenset[Key] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,8 @@ class FactoredDirections:
     def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
         H = self._H
         factors, is_projected = self._factorise(H), False
-        if factors is None:
+        sparse = self._plain.prepared.sparse
+        if factors is None and not (sparse.dense_reason or sparse.intermediates):  # with blocks of elements
             is_projected = True
             H = self._evaluated(x, self._projected, "clamp")[2]
             factors = self._factorise(H)

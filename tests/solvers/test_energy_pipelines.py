@@ -83,10 +83,14 @@ class Chain:
         self.middle()
         self.weight()
 
-    def intermediates(self):
+    def through_u(self):
         self.springs()
+        self.u.fill(0.3)
         self.middle()
         self.penalty()
+
+    def intermediates(self):
+        self.through_u()
         self.square()
 
     def steps(self):
@@ -121,7 +125,8 @@ def test_where_sparse_ones_stay_sparse_and_the_state_is_that_of_one_run():
         (chain.sums, ""),
         (chain.sums_that_begin_again, "is written in a loop"),
         (chain.of_what_is_not_read, ""),
-        (chain.intermediates, "which another kernel computes from params"),
+        (chain.through_u, ""),
+        (chain.intermediates, "a kernel reads the energy"),
         (chain.of_changed_params, "a parameter is changed from Python"),
     )
     for pipeline, reason in cases:
@@ -132,11 +137,44 @@ def test_where_sparse_ones_stay_sparse_and_the_state_is_that_of_one_run():
             chain.energy.fill(0.0)
             H = run()
             found.append((H, read(chain.energy), read(chain.x), read(chain.u)))
-        for _, *state in found[1:]:
-            for now, then in zip(state, found[0][1:], strict=True):
+        for _, value, *state in found[1:]:
+            assert_allclose(value, found[0][1], rtol=1e-14)  # a sum of parallel iterations
+            for now, then in zip(state, found[0][2:], strict=True):
                 assert_array_equal(now, then)
         assert_array_equal(found[1][0].toarray(), found[2][0].toarray())
         assert reason in plan.explain() and ("rows of all columns" in plan.explain()) == bool(reason)
+
+
+def test_a_second_run_that_differs_or_cannot_be_made():
+    chain, count = Chain(), scalars(0.0)
+
+    def of_its_own_state():
+        count[None] += 1.0
+        for _ in range(len(calls)):
+            chain.springs()
+        calls.append(None)
+        chain.middle()
+        chain.penalty()
+
+    calls = []
+    with pytest.raises(InvalidArgumentError, match="Python's state differs"):
+        hessian(of_its_own_state, chain.x, chain.energy, format="csr")
+    assert read(count) == 0.0
+    u, energy = chain.u, chain.energy
+
+    @ti.kernel
+    def noisy():
+        for i in u:
+            energy[None] += u[i][0] ** 2 * (1.0 + 0.0 * ti.random())
+
+    def with_noise():
+        chain.middle()
+        noisy()
+
+    plan = Hessian(with_noise, chain.x, chain.energy, format="csr")
+    dense = hessian(with_noise, chain.x, chain.energy).reshape(8, 8)
+    assert_allclose(plan().toarray(), dense, rtol=1e-13, atol=1e-13)
+    assert "random numbers" in plan.explain()
 
 
 def test_projections_of_kernels_that_are_launched_again_with_other_pairs():

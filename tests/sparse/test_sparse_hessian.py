@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import taichi as ti
-from differences import outputs, read, scalars, vectors, write
+from differences import outputs, read, scalars, vector_outputs, vectors, write
 from energies import energy_of_every_kind_of_parameter
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -316,18 +316,71 @@ def test_indices_outside_of_a_field():
     require_like_dense(run, x, energy)
 
 
-def test_intermediates_in_fields_give_rows_of_all_columns():
+def test_energies_of_fields_that_the_same_kernel_computes():
+    x, density, energy = vectors(rng.uniform(0.3, 1, (5, 2))), outputs(5), scalars(0.0)
+    moved, unused = vector_outputs(2, 5), outputs(5)
+
+    @ti.kernel
+    def chain():
+        for i in density:
+            density[i] = 0.2
+        for i in density:
+            for j in range(5):
+                if abs(i - j) <= 1:
+                    density[i] += ti.exp(-(x[i] - x[j]).norm_sqr())
+        for i in moved:
+            moved[i] = x[i] * x[i][0] * density[i]
+            unused[i] = x[i][1] ** 3
+        for i in range(4):
+            energy[None] += ti.log(density[i]) * moved[i].dot(moved[i + 1]) * x[i][1]
+
+    @ti.kernel
+    def in_one_loop():
+        for i in range(4):
+            density[i] = x[i].dot(x[i + 1])
+            energy[None] += ti.sin(density[i]) * x[i][0]
+
+    for kernel in (chain, in_one_loop):
+        plan = require_like_dense(kernel, x, energy)
+        H = plan()
+        write(x, read(x) * 1.1)  # with the same pattern
+        assert_allclose(plan().toarray(), matrix_of(hessian(kernel, x, energy)), rtol=1e-12, atol=1e-12)
+        assert plan().nnz == H.nnz and "two runs, since the energy is computed from" in plan.explain()
+
+
+def test_intermediates_that_are_stored_twice_or_after_they_are_read():
     x, u, energy = scalars(rng.uniform(0.3, 1, 5)), outputs(5), scalars(0.0)
 
     @ti.kernel
-    def run():
-        for i in range(5):
-            u[i] = ti.sin(x[i])
-        for i in range(4):
-            energy[None] += u[i] * u[i + 1]
+    def twice():
+        for i in u:
+            u[i] = x[i] ** 2
+        for i in u:
+            u[i] = u[i] * x[i]
+        for i in u:
+            energy[None] += u[i] ** 2
 
-    plan = require_like_dense(run, x, energy, is_sparse=False)
-    assert "the energy is computed from u" in plan.explain()
+    @ti.kernel
+    def in_a_loop():
+        for i in range(4):
+            for k in range(3):
+                u[i] = x[i] ** (k + 2)
+                energy[None] += u[i] ** 2 * x[i + 1]
+
+    @ti.kernel
+    def added_after():
+        for i in u:
+            u[i] = x[i] ** 2
+        for i in range(4):
+            energy[None] += u[i] * x[i + 1]
+        for i in range(4):
+            u[i] += x[i + 1] ** 3
+        for i in u:
+            energy[None] += u[i] ** 3
+
+    for kernel in (twice, in_a_loop, added_after):
+        plan = require_like_dense(kernel, x, energy, is_sparse=False)
+        assert "whose entries are stored twice, or after they are read" in plan.explain()
 
 
 def test_formats_and_out():

@@ -263,14 +263,19 @@ class Evaluation:
         places: list[Any] | None = None,
         *,
         is_repeated: bool = False,
+        is_again: bool = False,
     ) -> tuple[Session, list[np.ndarray]]:
-        """Run the kernel or pipeline for some columns, whose entries go to a target; gives these by output, too."""
+        """Run the kernel or pipeline for some columns, whose entries go to a target; gives these by output, too.
+
+        ``is_again``: this is the second run of a call for the same columns.
+        """
         total, is_direct = self.column_count(), self.call.kernel is not None
-        if first == 0:
+        if first == 0 and not is_again:
             self._log.begin()
         count = max(1, min(count, total - first))  # without parameters' entries there is one that nothing carries
+        is_part = count < total or is_repeated or is_again
         given = None if self._directions is None else self._directions[:, first : first + count]
-        blocks = max(1, -(-total // count))
+        blocks, intermediates = max(1, -(-total // count)), self.prepared.sparse.intermediates
         request = Request(
             block=ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
             seeds=self.layout.seeds,
@@ -282,8 +287,10 @@ class Evaluation:
             max_memory=self._max_memory(),
             strategy=self.prepared.question.options.tangents,
             watch=self.watch,
-            restart=Restart(self.state, self._log.record(is_part=not is_direct and count < total), is_repeated),
-            energy=self.subject.energy(self.layout, is_product=given is not None, is_sparse=not target.is_dense),
+            restart=Restart(self.state, self._log.record(is_part=not is_direct and is_part), is_repeated),
+            energy=self.subject.energy(
+                self.layout, is_product=given is not None, intermediates=None if target.is_dense else intermediates
+            ),
         )
         kernels = KernelTable(self.prepared.fused, blocks)
         session = Session(request, self.prepared.fields, kernels, target, is_direct=is_direct)

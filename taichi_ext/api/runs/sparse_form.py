@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,18 +10,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.layout import Placed
+from taichi_ext.api.inputs.layout import Layout, Placed
 from taichi_ext.api.inputs.results import by_path
 from taichi_ext.api.inputs.sparse_results import check_out, fill_out, in_format, refuse_too_large
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.replay import SparseReplay
+from taichi_ext.api.runs.subject import EnergyGradient
 from taichi_ext.differentiate.forms.keys import Key
-from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
 from taichi_ext.launches import container_key
 from taichi_ext.runtime.launching.request import Output
-from taichi_ext.runtime.launching.sparse_target import SparseEntries
-from taichi_ext.runtime.memory.shadows import OverBudgetError, available_memory
+from taichi_ext.runtime.launching.sparse_target import Adjoints, SparseEntries
+from taichi_ext.runtime.memory.shadows import OverBudgetError, Shadow, available_memory
+from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.adjoint import AdjointRows
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
@@ -63,18 +66,23 @@ class SparseForm(DenseForm):
 
     def blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         _device(evaluation)
-        found = _while_sparse(evaluation, lambda: self._sparse_blocks(evaluation))
+        is_plain = self._projection is None  # blocks of elements are those of intermediates, too
+        found = _while_sparse(evaluation, lambda: self._sparse_blocks(evaluation), may_compose=is_plain)
         return self._dense_blocks(evaluation) if found is None else found
 
     def _sparse_blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
-        rows, target = _run(evaluation, SparseRows, math.inf, self._projection)
-        is_symmetric = target is not None and target.is_symmetric
+        intermediates = evaluation.prepared.sparse.intermediates
+        adjoints = _adjoints(evaluation, intermediates) if intermediates else None
+        rows, target = _run(evaluation, SparseRows, math.inf, self._projection, adjoints)
+        is_symmetric = target is not None and target.is_symmetric and not intermediates
 
         def block(output: Output, param: Placed) -> Any:
             dtype = sparse_dtype(backend.to_numpy_type(output.dtype))
-            found = rows.block(container_key(output.key), param.container, output.rows, dtype)
-            return found if param.inner == slice(None) else found[:, param.inner]
+            size = output.rows + sum(intermediates.values())
+            found = rows.block(container_key(output.key), param.container, size, dtype)
+            found = found if param.inner == slice(None) else found[:, param.inner]
+            return found if not intermediates else _of_params(found, rows, layout, intermediates)
 
         blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         if self._projection == "on_demand":
@@ -98,6 +106,38 @@ class SparseForm(DenseForm):
             [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
             for row, o in zip(DenseForm.blocks(self, evaluation), rows, strict=True)
         ]
+
+
+def _adjoints(evaluation: Evaluation, intermediates: dict[Any, int]) -> Adjoints:
+    """The derivatives of an energy with respect to the fields that it is computed from, from a run of their own."""
+    subject, (energy,) = evaluation.subject, evaluation.layout.outputs
+    assert isinstance(subject, EnergyGradient)
+    evaluation.state = evaluation.state or State()
+    first = sum(p.rows for p in {p.container: p for p in evaluation.layout.params}.values())
+    shadow = Shadow("adjoints", 1, first + sum(intermediates.values()), energy.dtype)
+    adjoints = Adjoints(frozenset(intermediates), shadow)
+    rows, _ = _run(evaluation, AdjointRows, math.inf, None, adjoints)
+    gradient = subject.gradient.reshape(-1, 1)
+    ends = np.cumsum([first, *intermediates.values()])
+    rows.times({key: gradient[a:b] for key, (a, b) in zip(intermediates, itertools.pairwise(ends), strict=True)})
+    found = [rows.adjoints.get(key, np.zeros((size, 1))) for key, size in intermediates.items()]
+    shadow.set_rows(slice(None), np.concatenate([np.zeros((first, 1)), *found]).T)
+    evaluation.state.reason = "The energy is computed from fields that kernels compute, which takes a second run"
+    evaluation.state.advice = f"Leave out format={evaluation.prepared.format!r}."
+    evaluation.restore()
+    return adjoints
+
+
+def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: dict[Any, int]) -> Any:
+    """The rows of the parameters, from those of them and of the fields that they change."""
+    sizes = {p.container: p.rows for p in layout.params}
+    first = sum(sizes.values())
+    along = [
+        [rows.block(key, container, size, found.dtype) for container in sizes] for key, size in intermediates.items()
+    ]
+    total = (found[:first] + scipy_sparse().block_array(along, format="csr").T @ found[first:]).tocsr()
+    total.sort_indices()
+    return total
 
 
 def transposed(
@@ -127,7 +167,7 @@ def transposed(
         return _while_sparse(evaluation, run)
 
 
-def _while_sparse(evaluation: Evaluation, run: Callable[[], Result]) -> Result | None:
+def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_compose: bool = False) -> Result | None:
     """The result of a run; None, at the state before it, where rows cannot be sparse."""
     choices = evaluation.prepared.sparse
     if evaluation.layout.passed:
@@ -137,7 +177,13 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result]) -> Result |
             return run()
         except DenseRowsError as error:
             reason = str(error)
-            if not _put_in_rows(evaluation):
+            if (
+                may_compose
+                and isinstance(error, IntermediatesError)
+                and not error.sizes.keys() <= choices.intermediates.keys()
+            ):
+                choices.intermediates.update(error.sizes)
+            elif not _put_in_rows(evaluation):
                 choices.dense_reason = reason
         except OverBudgetError:
             reason = choices.dense_reason = "the rows of tangents do not fit into max_memory"
@@ -164,7 +210,11 @@ def _put_in_rows(evaluation: Evaluation) -> bool:
 
 
 def _run(
-    evaluation: Evaluation, kind: type[R], most_entries: float, projection: str | None
+    evaluation: Evaluation,
+    kind: type[R],
+    most_entries: float,
+    projection: str | None,
+    adjoints: Adjoints | None = None,
 ) -> tuple[R, SparseEntries | None]:
     """The rows after a run, and the target that they were computed by; None where a launch was repeated."""
     prepared, layout = evaluation.prepared, evaluation.layout
@@ -179,12 +229,14 @@ def _run(
             return found, None
     keys = [p.container for p in layout.params]
     sizes = {p.container: p.rows for p in layout.params}
-    numbering = Columns(sizes, {keys[n] for n in choices.in_rows}, dict(choices.composed))
+    numbering = Columns(sizes, {keys[n] for n in choices.in_rows}, {**choices.composed, **choices.intermediates})
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
     rows = kind(sizes, choices.arithmetic)
-    target = SparseEntries(numbering, containers, rows, most_entries, projection)
+    target = SparseEntries(numbering, containers, rows, most_entries, projection, adjoints)
     try:
-        session, _ = evaluation.run(target, 0, layout.count)
+        has_more = adjoints is not None and isinstance(rows, AdjointRows)
+        is_again = adjoints is not None and not has_more
+        session, _ = evaluation.run(target, 0, layout.count, is_repeated=has_more, is_again=is_again)
     finally:
         choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
         choices.composed.update(target.numbering.composed)

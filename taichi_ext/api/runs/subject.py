@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,10 @@ class Outputs:
         sizes = ((o.size, p.size) for o in self.rows(layout) for p in layout.params)
         return [(size, sparse_dtype(dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
 
-    def energy(self, layout: Layout, *, is_product: bool, is_sparse: bool) -> EnergyTarget | None:
-        """The subject of second derivatives."""
+    def energy(
+        self, layout: Layout, *, is_product: bool, intermediates: Mapping[Any, int] | None
+    ) -> EnergyTarget | None:
+        """The subject of second derivatives; sizes of fields that it is computed from, None of a dense Hessian."""
         return None
 
     def note_run(self, session: Session, layout: Layout) -> None:
@@ -104,11 +106,18 @@ class EnergyGradient(Outputs):
         (energy,) = layout.outputs
         return [((*p.shape, *q.shape), energy.result_dtype) for p in layout.params for q in layout.params]
 
-    def energy(self, layout: Layout, *, is_product: bool, is_sparse: bool) -> EnergyTarget:
-        sizes = _sizes(layout)
-        adds_terms = is_sparse or is_product  # also of energies with few parameters
-        key = layout.outputs[0].container
-        return EnergyTarget(key, sum(sizes.values()), _starts(layout), frozenset(), adds_terms, self._is_projected)
+    def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[Any, int] | None) -> EnergyTarget:
+        (energy,), sizes = layout.outputs, {**_sizes(layout), **(intermediates or {})}
+        return EnergyTarget(
+            key=energy.container,
+            columns=sum(sizes.values()),
+            starts=_starts(sizes),
+            dtype=energy.dtype,
+            carried=frozenset(),
+            adds_terms=intermediates is not None or is_product,  # also of energies with few parameters
+            has_whole_blocks=self._is_projected,
+            intermediates=frozenset(intermediates or ()),
+        )
 
     def note_run(self, session: Session, layout: Layout) -> None:
         (energy,) = layout.outputs
@@ -166,8 +175,7 @@ def _sizes(layout: Layout) -> dict[Any, int]:
     return {p.container: p.rows for p in layout.params}
 
 
-def _starts(layout: Layout) -> dict[Any, int]:
-    sizes = _sizes(layout)
+def _starts(sizes: Mapping[Any, int]) -> dict[Any, int]:
     return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
 
 
@@ -178,7 +186,7 @@ def _split(values: np.ndarray, layout: Layout) -> list[np.ndarray]:
 
 def _rows(param: Placed, layout: Layout) -> slice:
     """The entries of the gradient that belong to the container of a parameter."""
-    first = _starts(layout)[param.container]
+    first = _starts(_sizes(layout))[param.container]
     return slice(first, first + param.rows)
 
 

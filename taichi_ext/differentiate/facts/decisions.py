@@ -46,6 +46,7 @@ class Seeds:
     is_again: bool = False  # the result is differentiated again
     ignored: frozenset[Container | Local] = frozenset()  # whose tangents nobody asks for
     sums: EnergySums | None = None  # the energy whose gradient is added up, term by term
+    intermediates: frozenset[Container] = frozenset()  # that it is computed from, written here; they have columns
 
     @property
     def takes_derivative(self) -> bool:

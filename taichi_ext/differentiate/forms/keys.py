@@ -57,6 +57,12 @@ class SiteArray(LaunchArray):
     key: Key = None
 
 
+@dataclass(frozen=True)
+class Adjoints(LaunchArray):
+    """The derivatives of an energy with respect to the fields that it is computed from, a number for each column."""
+
+
+ADJOINTS = Adjoints()
 Purpose = Container | Whole | OwnArray  # what an array is for
 
 

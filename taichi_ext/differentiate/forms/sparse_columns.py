@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from taichi_ext.differentiate.forms.keys import Key, Version
@@ -13,6 +14,14 @@ OPEN_ENTRIES = 1 << 25  # columns of a local in a loop over ranges that are only
 
 class DenseRowsError(Exception):
     """Tangents need rows of all columns here: what and why."""
+
+
+class IntermediatesError(DenseRowsError):
+    """An energy is computed from containers that kernels compute from params; ``sizes`` of them."""
+
+    def __init__(self, reason: str, sizes: Mapping[Key, int]) -> None:
+        super().__init__(reason)
+        self.sizes = sizes
 
 
 @dataclass

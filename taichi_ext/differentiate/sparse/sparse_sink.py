@@ -195,7 +195,7 @@ class Sink:
             counter, slot, is_shared = self.counts.slot(around)
         variables = [axis.variable for axis in axes]
         parts: dict[Affine, int] | None = None
-        if self.numbering.asked.starts:
+        if self.numbering.asked.starts and sunk.key in self.numbering.asked.outputs:
             rows = [self.walk.facts.indices.unclamped(row) for row in rows]
             parts = self._mirror(rows, forms)
         groups = self._groups(forms)

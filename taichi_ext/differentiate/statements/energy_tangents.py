@@ -1,13 +1,27 @@
-"""The tangents of an energy that is a field or an array, where its gradient is differentiated again."""
+"""The tangents of an energy that is a field or an array, where its gradient is differentiated again.
+
+So are those of fields that the energy is computed from: for ``u[k] = f(x)``, ``energy = g(u)``, the gradient of
+``g(u) + sum(adjoint[k] * f(x))`` is added up, of which ``u`` is a parameter. With ``adjoint = dg/du`` the Jacobian of
+that gradient has the second derivatives of ``f``, and the tangents of ``u`` turn it into the Hessian with respect to
+``x``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NoReturn
+
+from taichi_ext.analysis.affine import Affine
+from taichi_ext.analysis.loops import Loop
 from taichi_ext.analysis.stores import Site
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.decisions import Role
 from taichi_ext.differentiate.facts.walk import Walk
+from taichi_ext.differentiate.forms.build import cast, element, negative
 from taichi_ext.differentiate.forms.coverage import Coverage
-from taichi_ext.differentiate.forms.forms import Form, has_row, negated
+from taichi_ext.differentiate.forms.forms import Form, has_row, negated, times
+from taichi_ext.differentiate.forms.keys import ADJOINTS
+from taichi_ext.differentiate.forms.sparse_columns import DenseRowsError
 from taichi_ext.differentiate.statements.shadows import Tangents
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.storages import Storages
@@ -42,3 +56,66 @@ class EnergyTangents(Tangents):
     def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
         self.gradient.add(forms[0] if sign > 0 else negated(forms[0]))
         self.version += 1
+
+
+class IntermediateTangents(EnergyTangents):
+    """A field that the energy is computed from: its entries are columns, as those of a parameter are.
+
+    What is stored to it is a term of the energy, times its adjoint. There is one adjoint for each entry, so that this
+    needs entries that have one value from when they are first read.
+    """
+
+    _is_read = False
+
+    @property
+    def _sites(self) -> list[Site]:
+        return self.walk.facts.stores.sites[self.container]
+
+    def form(self, load: Load) -> Form:
+        here = self.walk.cursor.loops
+        self._is_read = True
+        for site in self._sites:
+            if not all(_is_own(site, loop) for loop in site.loops if loop in here):
+                self._refuse()
+        return super().form(load)
+
+    def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
+        is_once = site in self._sites and all(_is_own(site, loop) for loop in site.loops)  # not ``entry *= value``
+        if not is_once or any(map(self._is_before(site), self._sites)):
+            self._refuse()
+        self._add_tangents(site, targets, forms, 1)
+
+    def _is_before(self, store: Site) -> Callable[[Site], bool]:
+        """Whether an entry of a store may have been written to before."""
+        at = self._sites.index(store)
+
+        def is_before(site: Site) -> bool:
+            if site is store or site.is_disjoint_from(store):
+                return False
+            is_apart = site.loops[:1] != store.loops[:1] or self.walk.facts.stores.is_private(site)
+            return site.is_store or self._sites.index(site) < at or not is_apart
+
+        return is_before
+
+    def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
+        if self._is_read and any(forms):
+            self._refuse()
+        walk, first = self.walk, self.role.first_column
+        for target, form in zip(targets, forms, strict=True):
+            if form:
+                row = self.row_number(target.indices, self.component(target))[0] + Affine((), first or 0)
+                array = walk.arguments.find(ADJOINTS, "adjoints", self.gradient.sums.dtype)
+                adjoint = self.builder.keep(element(array, walk.naming.value_of(row)), "w")
+                adjoint = cast(adjoint if sign > 0 else negative(adjoint), self.container.dtype)
+                self.gradient.add({leaf: times(c, adjoint) for leaf, c in form.items()})
+        self.version += 1
+
+    def _refuse(self) -> NoReturn:
+        raise DenseRowsError(
+            f"the energy is computed from {self.container.name}, whose entries are stored twice, or after they are read"
+        )
+
+
+def _is_own(site: Site, loop: Loop) -> bool:
+    """Whether each iteration of a loop writes to entries of its own."""
+    return bool(loop.atoms) and site.covers(loop.atoms)

@@ -45,8 +45,10 @@ class EnergyGradient:
     @staticmethod
     def of(walk: Walk, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> EnergyGradient | None:
         """The gradient in the tangents of the energy; None where it has none."""
-        if sums.container is not None:
-            return EnergyGradient(walk, sums, matrices[sums.container]) if sums.container in matrices else None
+        if sums.container is not None and sums.container in matrices:
+            return EnergyGradient(walk, sums, matrices[sums.container])
+        if sums.container is not None and not walk.facts.seeds.intermediates:
+            return None
         array = walk.arguments.add(RETURN, "d_result", sums.dtype)
         return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.by_column))
 

@@ -31,7 +31,7 @@ from taichi_ext.differentiate.plan.storage_plan import Plan
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
 from taichi_ext.differentiate.sparse.sparse_sink import Sink
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
-from taichi_ext.differentiate.statements.energy_tangents import EnergyTangents
+from taichi_ext.differentiate.statements.energy_tangents import EnergyTangents, IntermediateTangents
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
@@ -93,6 +93,8 @@ class Traversal:
             parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
             if gradient is not None and c is gradient.sums.container:
                 containers[c] = EnergyTangents(*parts, gradient)
+            elif gradient is not None and c in facts.seeds.intermediates:
+                containers[c] = IntermediateTangents(*parts, gradient)
             else:
                 containers[c] = Tangents(*parts) if sink is None else SparseTangents(*parts, sink)
             sources.add(c, containers[c])
@@ -135,7 +137,7 @@ def _new_walk(
 
 def _has_shadow(container: Container, facts: Facts, numbering: Numbering | None) -> bool:
     """Whether tangents of a container are in memory: those of a parameter that is only read are its columns."""
-    if numbering is not None and numbering.is_sunk(container):
+    if container in facts.seeds.intermediates or (numbering is not None and numbering.is_sunk(container)):
         return False
     role = facts.seeds.roles.get(container, Role())
     return role.first_column is None or container in facts.stores.sites

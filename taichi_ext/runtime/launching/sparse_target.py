@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from taichi_ext.differentiate.forms.keys import Key, OwnArray, SumKey
-from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError
+from taichi_ext.differentiate.forms.keys import ADJOINTS, Key, OwnArray, SumKey
+from taichi_ext.differentiate.forms.sparse_columns import Columns, DenseRowsError, IntermediatesError
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.launches import FROM_INTERMEDIATES, GRADIENT, Fused, SparseTarget
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents
 from taichi_ext.runtime.memory.regions import View
+from taichi_ext.runtime.memory.shadows import Shadow
 from taichi_ext.runtime.memory.state import State
 from taichi_ext.runtime.sparse.matrices import Arithmetic
 from taichi_ext.runtime.sparse.projection import project
 from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
 from taichi_ext.runtime.sparse.streams import Saved, Streams
+
+
+@dataclass(frozen=True)
+class Adjoints:
+    """Derivatives of an energy with respect to fields that it is computed from: a number for each column."""
+
+    keys: frozenset[Key]
+    shadow: Shadow
 
 
 class SparseEntries(DenseRows):
@@ -30,6 +40,7 @@ class SparseEntries(DenseRows):
         rows: what the entries are composed to.
         most_entries: of one launch, beyond which dense rows are computed instead.
         projection: how the blocks of elements are made positive semidefinite, of a Hessian.
+        adjoints: of the fields that an energy is computed from, by their keys.
 
     Attributes:
         launched: the last kernel.
@@ -45,8 +56,10 @@ class SparseEntries(DenseRows):
         rows: SparseRows,
         most_entries: float = math.inf,
         projection: str | None = None,
+        adjoints: Adjoints | None = None,
     ) -> None:
         self.numbering = numbering
+        self._adjoints = adjoints
         self.outputs = outputs
         self.composed = rows
         self.launched: Fused | None = None
@@ -55,6 +68,7 @@ class SparseEntries(DenseRows):
         self._projection = projection
         self._streams: Streams | None = None
         self.is_symmetric = True
+        self._read: set[Key] = set()
         self._left_out: dict[Key, Any] = {}  # containers whose tangents are not kept: their names
         self._saved: list[tuple[Fused, Mapping[Key, Key], Saved]] = []  # entries of launches, before a projection
 
@@ -77,6 +91,8 @@ class SparseEntries(DenseRows):
 
     def _note_clear(self, key: Key) -> None:
         """Python is about to store to a parameter: from now on its entries are other columns than at the start."""
+        if self._adjoints is not None and key in self._adjoints.keys:
+            raise DenseRowsError("a field that the energy is computed from is changed from Python")
         if key not in self.numbering.sizes:
             return
         if GRADIENT in self.outputs:
@@ -117,6 +133,8 @@ class SparseEntries(DenseRows):
             )
         if not is_direct:
             self._check_left_out(fused, outer, tangents)
+        if self._adjoints is not None:
+            self._check_intermediates(fused, self._adjoints)
         assert fused.entries is not None
         columns, before = fused.entries.columns, self.numbering
         in_rows = {outer.get(key, key) for key in columns.in_rows} - before.in_rows
@@ -133,11 +151,22 @@ class SparseEntries(DenseRows):
         """Come to dense tangents where a kernel reads what another one has computed from parameters."""
         for key in (outer.get(k, k) for k in fused.facts.read):
             if key in self._left_out:
-                raise DenseRowsError(FROM_INTERMEDIATES.format(self._left_out[key], "another kernel"))
+                reason = FROM_INTERMEDIATES.format(self._left_out[key], "another kernel")
+                raise IntermediatesError(reason, {key: tangents.info(key).size})
         for key in (outer.get(k, k) for k in fused.left_out):
             if isinstance(key, View):
                 raise DenseRowsError("a kernel of the pipeline computes an array from params")
             self._left_out[key] = tangents.info(key).name
+
+    def _check_intermediates(self, fused: Fused, adjoints: Adjoints) -> None:
+        """Raise where an entry of an intermediate may have two values that count, or where a run cannot be repeated."""
+        if fused.facts.has_random:
+            raise DenseRowsError("the energy is computed from fields, and a kernel draws random numbers")
+        stored = {site.key for site in fused.sites if not site.is_sum} & adjoints.keys
+        twice = {key for key in stored if self.rows(key).any()} | (adjoints.keys & fused.facts.written & self._read)
+        if twice:
+            raise DenseRowsError("a field that the energy is computed from is stored twice, or after it is read")
+        self._read |= fused.facts.read
 
     def _renumber(self, before: Columns, tangents: Tangents) -> None:
         """Rows of tangents that earlier launches have made get the columns of the others, or become sparse."""
@@ -160,6 +189,9 @@ class SparseEntries(DenseRows):
                 shadows[key].set_rows(slice(None), wider)
 
     def array(self, fused: Fused, key: Any) -> Any:
+        if key == ADJOINTS:
+            assert self._adjoints is not None
+            return self._adjoints.shadow.array
         if self._streams is None:
             self._streams = Streams.of(fused)
             self._check_count(self._streams)

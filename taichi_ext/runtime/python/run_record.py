@@ -15,8 +15,8 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 
 _SEVERAL = (
-    "The columns are computed in several runs (chunk_size=, or tangents that do not fit into max_memory), and "
-    "Python's state differs between them"
+    "The call takes several runs (chunk_size=, tangents that do not fit into max_memory, or a sparse Hessian of an "
+    "energy of fields that kernels compute), and Python's state differs between them"
 )
 _ONE_PROGRAM = "Prepare what changes before the call, or compute all columns in one run (a larger max_memory=)."
 _ROUNDING = 1e-5  # relative: sums of parallel loops differ so much from run to run, and what is computed from them

@@ -35,6 +35,7 @@ class AdjointRows(SparseRows):
     def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
         super().__init__(sizes, arithmetic)
         self._events: list[Callable[[Adjoints, Adjoints], None]] = []
+        self.adjoints: Adjoints = {}  # after ``times``, of what launches have written, from the last of them on
 
     def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
         """Rows of tangents become sparse."""
@@ -58,7 +59,7 @@ class AdjointRows(SparseRows):
 
     def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Key], Key]) -> None:
         launch = [[self._written(w, outer) for w in stage] for stage in stages]
-        self._events.append(lambda adjoints, gradient: _back(launch, adjoints, gradient))
+        self._events.append(lambda adjoints, gradient: _back(launch, adjoints, gradient, self.adjoints))
 
     def _written(self, written: StageBlocks, outer: Callable[[Key], Key]) -> _Written:
         key = outer(written.key)
@@ -81,7 +82,7 @@ class AdjointRows(SparseRows):
         return gradient
 
 
-def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints) -> None:
+def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints, of_written: Adjoints) -> None:
     """The adjoints before a launch, from those after it; what belongs to parameters is added to the gradient."""
     now: dict[Key, int] = {}  # how many of the stages, from the first one on, have written to a container
     for stage in launch:
@@ -94,6 +95,7 @@ def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints) 
             now[written.key] -= 1
             if adjoint is None:
                 continue
+            of_written.setdefault(written.key, adjoint)
             _add(versions, Version(written.key, now[written.key]), _without(adjoint, written.stored))
             for source, matrix in written.matrices:
                 _add(versions if isinstance(source, Version) else gradient, source, matrix.T @ adjoint)
