@@ -49,6 +49,11 @@ class FirstOrder:
         """The key of the array itself, as opposed to its tangents."""
         return FirstOrderArray(self.info.key)
 
+    @property
+    def is_scratch(self) -> bool:
+        """Whether it is memory for rows of one launch."""
+        return isinstance(self.info.key, GradientKey) and isinstance(self.info.key.of, Scratch)
+
 
 @dataclass(frozen=True)
 class GradientProgram:

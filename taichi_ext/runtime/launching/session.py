@@ -159,7 +159,9 @@ class Session:
             self._target.collect(fused, binding.outer)
             for give_back in after:
                 give_back()
-            tangents.note_written([binding.outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)])
+            tangents.note_written(
+                fused, [binding.outer.get(k, k) for k in fused.shadows if not isinstance(k, OwnArray)]
+            )
             self.accesses.note(*tangents.arrays.accesses(fused, binding))
             return Launched(fused, args, passed, changes, result)
 

@@ -148,8 +148,9 @@ class Tangents:
         if numbers.tangents is not None:
             self.fields.shadows[VALUES] = numbers.shadow(self.columns.count)
 
-    def note_written(self, keys: Sequence[Key]) -> None:
-        """A kernel may have written to the tangents of these."""
+    def note_written(self, fused: Fused, keys: Sequence[Key]) -> None:
+        """A kernel may have written to the tangents of these, and to those of the first order."""
+        self.columns.changes += self.first_order.note_written(fused)
         for shadow in map(self.shadow, keys):
             self.columns.changes += shadow.is_fresh
             shadow.is_fresh = False

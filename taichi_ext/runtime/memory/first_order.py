@@ -105,7 +105,7 @@ class FirstOrderTangents:
         for array in fused.first_order:
             key = self.outer_key(array.info.key)
             self._fields.own_infos[key] = replace(array.info, key=key)
-            if isinstance(key.of, Scratch):
+            if array.is_scratch:
                 self._fields.shadows.pop(key, None)
                 self._shadows.pop(key, None)
 
@@ -121,6 +121,14 @@ class FirstOrderTangents:
         elif may_run_again:
             self._before[key] = shadow.to_numpy().copy()
         return shadow.array
+
+    def note_written(self, fused: Fused) -> bool:
+        """A kernel has written to them; whether some of them were zero before."""
+        written = [self._shadows[self.outer_key(array.info.key)] for array in fused.first_order]
+        is_new = any(first.is_fresh for first in written)
+        for first in written:
+            first.is_fresh = False
+        return is_new
 
     # --- stores from Python
 
