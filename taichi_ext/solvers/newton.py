@@ -140,8 +140,9 @@ def newton(
         fixed: what does not move, structured like ``params``: for each an array of bools of its shape and element
             shape, or of its shape alone; None means that all moves.
         method: how steps are found: "splu" factorises H by SciPy's SuperLU, "cholmod" by CHOLMOD (extra ``cholmod``),
-            whose order of the unknowns is found once for each pattern; "cg" keeps no H: conjugate gradients on products
-            with it (Nocedal and Wright, algorithm 7.1), which end where H is not positive definite.
+            whose order of the unknowns is found once for each pattern; "cg" keeps of H the diagonal blocks of its
+            elements: conjugate gradients on products with H, preconditioned by these (Nocedal and Wright, algorithm
+            7.1), which end where H is not positive definite.
         gtol: largest entry of the gradient at which to stop, as a multiple of that at the start, or of 1 if that is
             smaller.
         xtol: largest entry of a step at which to stop, as a multiple of the largest of the params, or of 1.
@@ -273,7 +274,7 @@ def _largest(gradient: np.ndarray, free: np.ndarray) -> float:
 
 def _directions_by(method: str, problem: Problem, fixed: Fixed | None, prepared: Callable[..., Any]) -> Directions:
     """A method to find directions; ``prepared`` takes options and the purpose of a plan."""
-    if method == "cg":
-        return ConjugateDirections(problem, prepared(Options(), "hvp")[0], fixed)
     plain, projected = (prepared(Options(format="csr"), use)[0] for use in ("hessian", "projected"))
+    if method == "cg":
+        return ConjugateDirections(problem, prepared(Options(), "hvp")[0], projected, fixed)
     return FactoredDirections(problem, plain, projected, fixed, superlu if method == "splu" else Cholmod())

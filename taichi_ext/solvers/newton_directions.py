@@ -17,6 +17,7 @@ import numpy as np
 from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.runs.second_order import point_along, point_of, with_choices
+from taichi_ext.errors import UnsupportedError
 from taichi_ext.runtime.sparse.projection import positive_factors
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.problem import Problem
@@ -24,6 +25,7 @@ from taichi_ext.solvers.problem import Problem
 METHODS = ("splu", "cholmod", "cg")
 _FIRST_SHIFT = 1e-8  # of the diagonal of H where it is not positive definite, over the largest entry
 _MOST_SHIFT = 1e8
+_LEAST_EIGENVALUE = 1e-8  # of a block on the diagonal, over its largest
 
 
 class Directions(Protocol):
@@ -96,16 +98,18 @@ class FactoredDirections:
 class ConjugateDirections:
     """Directions by conjugate gradients on products with H, which end where H is not positive definite.
 
-    Nocedal and Wright, Numerical Optimization, algorithm 7.1.
+    Nocedal and Wright, Numerical Optimization, algorithm 7.1, with preconditioning as in algorithm 5.3.
 
     Args:
         problem: the energy at points.
         plan: that of products with H.
+        projected: that of H in format="csr" with projected blocks, of which those on the diagonal are kept.
         fixed: what does not move.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, fixed: Fixed | None) -> None:
+    def __init__(self, problem: Problem, plan: Plan, projected: Plan, fixed: Fixed | None) -> None:
         self._problem, self._plan, self._fixed = problem, plan, fixed
+        self._projected: Plan | None = projected  # None where the energy has no blocks of elements
         self.hessians = 0
 
     def point(self, x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -118,10 +122,12 @@ class ConjugateDirections:
 
     def direction(self, x: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, bool]:
         residual = -gradient if self._fixed is None else self._fixed.free(-gradient)
-        step, along, square = np.zeros_like(x), residual, float(residual @ residual)
-        goal = square * min(0.25, math.sqrt(square))  # the residual at most min(0.5, sqrt |g|) |g|
+        step, size, precondition = np.zeros_like(x), float(residual @ residual), self._preconditioner(x)
+        goal = size * min(0.25, math.sqrt(size))  # the residual at most min(0.5, sqrt |g|) |g|
+        along = precondition(residual)
+        square = float(residual @ along)
         for _ in range(2 * len(x)):
-            if square <= goal:
+            if residual @ residual <= goal:
                 break
             product = self._along(x, along)[2]
             curvature = float(along @ product)
@@ -129,9 +135,45 @@ class ConjugateDirections:
                 return (step if step.any() else along), True
             factor = square / curvature
             step, residual = step + factor * along, residual - factor * product
-            square, before = float(residual @ residual), square
-            along = residual + (square / before) * along
+            towards = precondition(residual)
+            square, before = float(residual @ towards), square
+            along = towards + (square / before) * along
         return step, False
+
+    def _preconditioner(self, x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """The inverse of the blocks on the diagonal of H, one for each element of a param."""
+        if self._projected is None:
+            return np.copy
+        evaluation = with_choices(self._problem.start_at(x, self._projected), "clamp", self._fixed)
+        try:
+            _, _, blocks = point_of(evaluation)
+        except UnsupportedError:  # no sum over elements
+            self._projected = None
+            return np.copy
+        self.hessians += 1
+        sizes = [param.element for param in evaluation.layout.params]
+        inverses = [_inverse_blocks(row[n], sizes[n]) for n, row in enumerate(blocks)]
+        ends = np.cumsum([len(inverse) * size for inverse, size in zip(inverses, sizes, strict=True)])
+
+        def multiply(vector: np.ndarray) -> np.ndarray:
+            parts = zip(inverses, np.split(vector, ends[:-1]), strict=True)
+            return np.concatenate([(m @ v.reshape(len(m), -1, 1)).reshape(-1) for m, v in parts])
+
+        return multiply
+
+
+def _inverse_blocks(H: Any, size: int) -> np.ndarray:
+    """The inverses of the blocks on the diagonal of a matrix, whose eigenvalues are at least a part of the largest."""
+    entries = H.tocoo()
+    row, column = entries.row, entries.col
+    is_own = row // size == column // size
+    blocks = np.zeros((H.shape[0] // size, size, size))
+    np.add.at(blocks, (row[is_own] // size, row[is_own] % size, column[is_own] % size), entries.data[is_own])
+    blocks[~np.isfinite(blocks).all(axis=(1, 2))] = np.eye(size)
+    values, vectors = np.linalg.eigh(blocks)
+    largest = values[:, -1:]
+    values = np.where(largest > 0, np.maximum(values, _LEAST_EIGENVALUE * largest), 1.0)
+    return (vectors / values[:, None, :]) @ vectors.transpose(0, 2, 1)
 
 
 def superlu(H: Any) -> Any:

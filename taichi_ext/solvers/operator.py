@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from taichi_ext.api.inputs.arguments import KernelCall
+from taichi_ext.api.inputs.fixed import Fixed
 from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.jacobian import prepared_form
 from taichi_ext.api.plans.plan import Plan
 from taichi_ext.api.products import directional, is_large, transposed
-from taichi_ext.api.runs.second_order import hessian_times
+from taichi_ext.api.runs.second_order import hessian_times, with_choices
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
 from taichi_ext.solvers.extra import require_scipy
@@ -92,6 +93,7 @@ def hessian_operator(
     *,
     args: tuple[Any, ...] = (),
     max_memory: int | None = None,
+    fixed: Any = None,
 ) -> Any:
     """The Hessian of an energy as a ``scipy.sparse.linalg.LinearOperator``: for ``cg``, ``minres`` and ``eigsh``.
 
@@ -104,6 +106,7 @@ def hessian_operator(
         energy: see ``hessian``.
         args: see ``hessian``; the operator keeps them.
         max_memory: see ``hvp``.
+        fixed: entries of the params that do not move, see ``hessian``.
 
     Returns:
         The operator, of shape (numbers in the params, numbers in the params), raveled in C order, one after the other
@@ -136,7 +139,7 @@ def hessian_operator(
     """
     operator = _operator_class()
     memory, *_ = checked_options(max_memory, "auto", None, None)
-    return operator(_SymmetricProducts(kernel, params, energy, args, memory))
+    return operator(_SymmetricProducts(kernel, params, energy, args, memory, fixed))
 
 
 class _Products:
@@ -185,16 +188,20 @@ class _Products:
 class _SymmetricProducts:
     """The prepared form of products with the Hessian of an energy."""
 
-    def __init__(self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], memory: int | None) -> None:
+    def __init__(
+        self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], memory: int | None, fixed: Any
+    ) -> None:
         self._plan, self._call = prepared_form(kernel, params, energy, args, Options(memory), "hvp")
         evaluation = self._plan.start(self._call)
         self.dtype = evaluation.output_shapes()[0][1]
         self.shape = (evaluation.column_count(),) * 2
+        self._fixed = None if fixed is None else Fixed(fixed, evaluation.parameter_shapes())
 
     def times(self, vectors: np.ndarray) -> np.ndarray:
         """H times the columns of a matrix."""
         with _started(self._plan, self._call) as (evaluation, _):
-            return np.concatenate(hessian_times(evaluation, np.asarray(vectors, np.float64), _MOST_VECTORS))
+            along = with_choices(evaluation, None, self._fixed)
+            return np.concatenate(hessian_times(along, np.asarray(vectors, np.float64), _MOST_VECTORS))
 
     def transposed_times(self, vectors: np.ndarray) -> np.ndarray:
         """The same: H is symmetric."""

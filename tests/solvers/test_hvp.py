@@ -115,9 +115,13 @@ def test_operator_leaves_the_state_as_it_was():
     assert_allclose(H.T @ right[:, 0], expected @ right[:, 0], rtol=1e-12, atol=1e-12)
     assert_allclose(H.materialize(), expected, rtol=1e-12, atol=1e-12)
     found, problem = cg(H, right[:, 0], rtol=1e-12)
-    assert not problem
+    assert not problem and read(energy) == 0.75
     assert_allclose(found, np.linalg.solve(expected, right[:, 0]), rtol=1e-9, atol=1e-9)
-    assert read(energy) == 0.75
+    fixed = np.arange(5) % 2 == 0
+    held = hessian_operator(run, x, energy, fixed=fixed)
+    assert_allclose(held @ right, hessian(run, x, energy, fixed=fixed).reshape(10, 10) @ right, rtol=1e-12, atol=1e-12)
+    with pytest.raises(InvalidArgumentError, match=r"fixed\[0\] has shape \(4,\)"):
+        hessian_operator(run, x, energy, fixed=fixed[1:])
 
 
 def test_bad_input():
