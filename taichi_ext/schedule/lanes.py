@@ -76,6 +76,9 @@ WORK = {
     **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil"), 1),
     **dict.fromkeys(("truediv", "sqrt", "rsqrt", "mod", "floordiv"), 6),
 }
+# What is a call of the library for each lane, and of float64 no slower than vectors of two numbers.
+CALLS = frozenset(("exp", "log", "sin", "cos", "tan", "asin", "acos", "pow"))
+WORK_OF_CALL = 25
 _TRUTHS = ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not")
 _BITS = ("bit_and", "bit_or", "bit_xor", "invert", "shift_left", "shift_right", "bit_cast")
 FREE = frozenset((*_TRUTHS, *_BITS, "cast", "select", "ifte"))
@@ -121,6 +124,11 @@ class Lanes:
     places: Mapping[Statement, Affine]  # of stores to shadows
     is_repeatable: bool  # whether iterations may run twice: they read nothing that they store
     is_fast: bool = False  # whether results may differ in their last bits
+
+    @property
+    def last(self) -> Local:
+        """The variable that lanes differ in."""
+        return self.loop.variables[-1]
 
     @property
     def stretches(self) -> int:
@@ -303,7 +311,7 @@ class _Survey:
     def _note_operation(self, op: Op, times: int) -> None:
         self.operations += 1
         known = elementary_of(op) if self.machine.is_fast else None
-        is_known = known is not None or op.name in WORK or op.name in FREE or _is_product(op)
+        is_known = known is not None or op.name in WORK or op.name in FREE or _is_product(op) or _is_call(op)
         if NEEDS_VECTORS and (not is_known or op.dtype == F16):
             raise CannotError(f"LLVM does not vectorise {op.name} of {op.dtype}")
         self.work += times * _work(op, is_fast=self.machine.is_fast)
@@ -317,8 +325,13 @@ def work_of(body: Body, *, is_fast: bool) -> int:
 
 def _work(op: Op, *, is_fast: bool) -> int:
     known = elementary_of(op) if is_fast else None
-    work = WORK.get(op.name, WORK["truediv"] if _is_product(op) else 0)
+    work = WORK.get(op.name, WORK["truediv"] if _is_product(op) else WORK_OF_CALL * _is_call(op))
     return (work if known is None else known.work) * op.dtype.is_real
+
+
+def _is_call(op: Op) -> bool:
+    """Whether lanes go through a call one after the other."""
+    return op.dtype == F64 and op.name in CALLS
 
 
 def _is_product(op: Op) -> bool:

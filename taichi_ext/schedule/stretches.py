@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-from taichi_ext.analysis.affine import Affine, Atom, atom_value
-from taichi_ext.differentiate.forms.build import Coefficient, add, cast, literal, multiply, operation
+from taichi_ext.differentiate.forms.build import add, cast, literal, multiply, operation
 from taichi_ext.program import (
     I32,
     U1,
     Assign,
     Body,
     Const,
-    Container,
     Declare,
     For,
     If,
@@ -33,28 +31,11 @@ from taichi_ext.program import (
     with_bodies,
     with_values,
 )
+from taichi_ext.schedule.copies import Copies, Stretch
 from taichi_ext.schedule.elementary import as_arithmetic
 from taichi_ext.schedule.lanes import Around, Lanes, Part, Run
 from taichi_ext.simplify.dead import without_dead_code
 from taichi_ext.simplify.usage import all_values, assigned_locals
-
-SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost
-
-
-@dataclass
-class _Stretch:
-    """The text of one stretch: arrays, declared before all else, and the index of its first lane."""
-
-    lanes: Lanes
-    first: Read
-    width: Value  # how many lanes there are
-    arrays: dict[Local, Local] = field(default_factory=dict)
-
-    def array(self, local: Local) -> Local:
-        """Where the numbers of a local lie, those of all lanes next to each other."""
-        size = math.prod(local.shape) * self.lanes.count
-        dtype = I32 if local.dtype == U1 else local.dtype  # arrays of truth values are nothing that Taichi knows
-        return self.arrays.setdefault(local, Local(local.name, dtype, (size,), "tangent"))
 
 
 def indices_of(number: Value, shape: tuple[int, ...]) -> list[Value]:
@@ -84,7 +65,7 @@ def in_lanes(lanes: Lanes) -> For:
         end = Local("width", I32, (), "temporary")
         body.append(Declare(end, (operation("min", count, operation("sub", size, Read(first))),)))
         width = Read(end)
-    writer = _Writer(_Stretch(lanes, Read(first), width))
+    writer = _Writer(Stretch(lanes, Read(first), width))
     inner = writer.block(lanes.parts)
     arrays = [Declare(a, ()) for a in writer.stretch.arrays.values()]
     made = For(
@@ -98,7 +79,7 @@ def in_lanes(lanes: Lanes) -> For:
 class _Writer:
     """Writes runs as loops over lanes."""
 
-    def __init__(self, stretch: _Stretch) -> None:
+    def __init__(self, stretch: Stretch) -> None:
         self.stretch, self.lanes = stretch, stretch.lanes
         users: dict[Local, set[Run]] = defaultdict(set)
         for run in _runs(self.lanes.parts):
@@ -106,42 +87,39 @@ class _Writer:
                 users[local].add(run)
         self.shared = {x for x, runs in users.items() if x in self.lanes.varying and (x.shape or len(runs) > 1)}
         self.shared |= {x for run in _runs(self.lanes.parts) for x in _conditions_of_stores(run)}
-        self.shared.discard(self.lanes.loop.variables[-1])
+        self.shared.discard(self.lanes.last)
 
-    def block(self, parts: tuple[Part, ...]) -> Body:
+    def block(self, parts: tuple[Part, ...], copies: Copies | None = None) -> Body:
         made: list[Statement] = []
         for part in parts:
             if isinstance(part, Run):
-                made += self.run(part)
+                made += _RunWriter(self, part, copies).written()
             elif isinstance(part, Around):
-                blocks = tuple(self.block(b) for b in part.blocks)
+                behind = Copies.behind(self.stretch, part)
+                blocks = tuple(self.block(b, behind) for b in part.blocks)
                 made.append(with_bodies(part.statement, blocks))
+                made += () if behind is None else behind.written()
             else:
                 made.append(part)
         return tuple(made)
 
-    def run(self, run: Run) -> list[Statement]:
-        return _RunWriter(self, run).written()
-
 
 class _RunWriter:
-    """Writes one run: a loop over lanes, and behind it a loop for each of its stores to memory."""
+    """Writes one run: a loop over lanes, and behind it one that copies to memory.
 
-    def __init__(self, writer: _Writer, run: Run) -> None:
+    ``behind``: what is copied behind the loop around the run.
+    """
+
+    def __init__(self, writer: _Writer, run: Run, behind: Copies | None) -> None:
         self.stretch, self.lanes, self.run = writer.stretch, writer.lanes, run
         self.lane = Local("lane", I32, (), "loop")
-        self.last = self.lanes.loop.variables[-1]
         touched = _touched(run)
         self.scalars = {x: replace(x) for x in touched if x in writer.shared and not x.shape}
         self.arrays = {x for x in touched if x.shape and x in writer.shared}
-        self.number = Local(self.last.name, I32, (), "temporary")
+        self.number = Local(self.lanes.last.name, I32, (), "temporary")
         self.memo: dict[Value, Value] = {}
         self.before: list[Statement] = []
-        self.after: list[Statement] = []
-        self.after_lane = Local("lane", I32, (), "loop")
-        self.stores: list[Statement] = []
-        self.starts: dict[tuple[tuple[Atom, int], ...], Read] = {}
-        self.neighbours = _neighbours(run, self.lanes.places)
+        self.copies, self.behind = Copies(self.stretch, statements(run.statements)), behind
         divisors = Counter(map(_divisor, (v for s in statements(run.statements) for v in all_values(s))))
         changed = assigned_locals(run.statements)
         self.divisors = {x for x, n in divisors.items() if x is not None and n > 1 and x.dtype.is_real} - changed
@@ -155,7 +133,7 @@ class _RunWriter:
         own = {x.local for x in self.run.statements if isinstance(x, Declare)}
         changed = own | assigned_locals(self.run.statements)
         head: list[Statement] = []
-        if any(self.last in s.contents.locals for s in everything):
+        if any(self.lanes.last in s.contents.locals for s in everything):
             head.append(Declare(self.number, (cast(add(self.stretch.first, Read(self.lane)), I32),)))
         for x, scalar in self.scalars.items():
             if x not in own:
@@ -164,13 +142,9 @@ class _RunWriter:
         tail = [self._kept(x, Read(scalar)) for x, scalar in self.scalars.items() if x in changed]
         made = [*self.before]
         if inner:
-            made.append(self._loop(self.lane, (*head, *inner, *tail)))
-        if self.stores:
-            made += [*self.after, self._loop(self.after_lane, tuple(self.stores))]
-        return made
-
-    def _loop(self, lane: Local, body: Body) -> For:
-        return For("range", (lane,), (self.stretch.width,), body, place=body[-1].place)
+            body = (*head, *inner, *tail)
+            made.append(For("range", (self.lane,), (self.stretch.width,), body, place=body[-1].place))
+        return [*made, *self.copies.written()]
 
     def _kept(self, x: Local, value: Value) -> Assign:
         """The store of a number of a lane to its array."""
@@ -183,7 +157,7 @@ class _RunWriter:
 
     def _changed(self, value: Value) -> Value:
         if isinstance(value, Read):
-            if value.local is self.last:
+            if value.local is self.lanes.last:
                 return Read(self.number, place=value.place)
             if value.local in self.arrays:
                 (index,) = value.index
@@ -234,21 +208,26 @@ class _RunWriter:
                     yield from inverse
             case Assign(target=Load()) | Update(target=Load()):
                 assert isinstance(s, (Assign, Update))
-                yield self._store(s, new.value)
+                behind = self.behind if s in self.lanes.places else None
+                copies = self.copies if behind is None else behind
+                yield copies.keep(s, new.value, self.lane)
             case Assign() | Update():
                 yield replace(new, target=self._changed(new.target))
             case If():
-                stores, self.stores = self.stores, []
+                copies = self.copies
+                stores, copies.stores = copies.stores, []
                 yield with_bodies(new, tuple(tuple(x for y in b for x in self._statement(y)) for b in bodies(s)))
-                if self.stores:  # in lanes that take part
+                if copies.stores:  # in lanes that take part
                     assert isinstance(s, If)
                     assert isinstance(s.condition, Read)
-                    mask = Read(self.stretch.array(s.condition.local), (Read(self.after_lane),))
-                    stores.append(If(operation("ne", mask, 0), tuple(self.stores), place=s.place))
-                self.stores = stores
+                    mask = Read(self.stretch.array(s.condition.local), (Read(copies.lane),))
+                    stores.append(If(operation("ne", mask, 0), tuple(copies.stores), place=s.place))
+                copies.stores = stores
 
     def _array(self, s: Declare) -> Iterator[Statement]:
         array = self.stretch.array(s.local)
+        if not s.values:
+            return
         if all(isinstance(v, Const) and v.value == s.values[0].value for v in s.values):  # type: ignore[attr-defined]
             k = Local("k", I32, (), "loop")
             body = (Assign(Read(array, (Read(k),)), s.values[0]),)
@@ -256,61 +235,6 @@ class _RunWriter:
             return
         for n, value in enumerate(s.values):
             yield Assign(self._entry(s.local, literal(n, I32)), value, place=s.place)
-
-    def _store(self, s: Assign | Update, value: Value) -> Assign:
-        """Keep what is stored to memory in an array, and copy that to memory behind the loop."""
-        target = s.target
-        assert isinstance(target, Load)
-        lane, name = self.after_lane, f"{target.container.name}_of"
-        kept, number = self.neighbours.get(s, (Local(name, target.dtype, (1,), "temporary"), 0))
-        (size,) = kept.shape
-
-        def entry(lane: Local) -> Read:
-            return Read(self.stretch.array(kept), (cast(add(multiply(Read(lane), size), number), I32),))
-
-        if s in self.lanes.places:
-            place = self.lanes.places[s]
-            along = multiply(Read(lane), dict(place.terms)[self.last])
-            to = Load(target.container, (cast(add(add(self._start(place), along), place.constant), I32),))
-        else:
-            own = cast(add(self.stretch.first, Read(lane)), I32)
-            to = Load(target.container, (*target.indices[:-1], own), target.component)
-        self.stores.append(replace(s, target=to, value=entry(lane)))
-        return Assign(entry(self.lane), cast(value, self.stretch.array(kept).dtype), place=s.place)
-
-    def _start(self, place: Affine) -> Read:
-        """Where the first lane stores, without the constant."""
-        if place.terms not in self.starts:
-            total: Coefficient = 0
-            for atom, factor in place.terms:
-                total = add(total, multiply(self.stretch.first if atom is self.last else atom_value(atom), factor))
-            start = Local("start", I32, (), "temporary")
-            self.after.append(Declare(start, (cast(total, I32),)))
-            self.starts[place.terms] = Read(start)
-        return self.starts[place.terms]
-
-
-def _neighbours(run: Run, places: Mapping[Statement, Affine]) -> dict[Statement, tuple[Local, int]]:
-    """Stores of a run to entries of J next to each other: the array that keeps them side by side, and which each is.
-
-    LLVM makes whole vectors of what is stored side by side, and reads them in the order in which they go to memory.
-    """
-    rows: dict[tuple[Container, tuple[tuple[Atom, int], ...]], list[tuple[int, Statement]]] = defaultdict(list)
-    for s in statements(run.statements):
-        if isinstance(s, (Assign, Update)) and isinstance(s.target, Load) and s in places:
-            rows[s.target.container, places[s].terms].append((places[s].constant, s))
-    found: dict[Statement, tuple[Local, int]] = {}
-    for (c, _), stores in rows.items():
-        stores.sort(key=lambda store: store[0])
-        while stores:
-            start, _ = stores[0]
-            n = 1
-            while n < min(SIDE_BY_SIDE, len(stores)) and stores[n][0] == start + n:
-                n += 1
-            array = Local(f"{c.name}_of", c.dtype, (n,), "temporary")
-            found |= {s: (array, number) for number, (_, s) in enumerate(stores[:n])}
-            del stores[:n]
-    return found
 
 
 def _runs(parts: tuple[Part, ...]) -> Iterator[Run]:

@@ -62,6 +62,26 @@ def test_rows_of_any_length(shape, lanes):
     check_jacobian(k, x, y)
 
 
+@pytest.mark.parametrize("shape", [(8,), (2, 11)])
+def test_rows_are_copied_behind_the_loop_that_stores_them(shape, lanes):
+    x, y = scalars(np.linspace(0.2, 0.8, 9)), outputs(*shape)
+
+    @ti.kernel
+    def k():
+        for I in ti.grouped(y):
+            left, total = 1.0, 0.0
+            for n in range(9):
+                passed = ti.exp(-x[n] * (I[I.n - 1] + 1) * 0.1)
+                total += left * (1.0 - passed) * (n + 1 + I[0])
+                left *= passed
+            y[I] = total
+
+    check_jacobian(k, x, y)
+    plan = Jacobian(k, x, y)
+    plan()
+    assert "for number in range(9)" in plan.source
+
+
 def kernels_in_lanes(x, y, z, p):
     """Kernels with what a body in lanes may have, by name."""
     w = scalars(np.linspace(0.2, 0.9, 22).reshape(2, 11))
@@ -216,11 +236,11 @@ def kernels_that_stay(x, y, p):
     """Kernels with a loop that does not run in lanes, by a part of the reason."""
 
     @ti.kernel
-    def LLVM_does_not_vectorise_sin():
+    def LLVM_does_not_vectorise_round():
         for i, j in y:
             s = 0.0
             for n in range(3):
-                s += ti.sin(x[n] * j)
+                s += ti.round(0.3 * j) * x[n]
             y[i, j] = s
 
     @ti.kernel
@@ -235,7 +255,7 @@ def kernels_that_stay(x, y, p):
 
 
 STAY = """
-    LLVM_does_not_vectorise_sin not_its_own
+    LLVM_does_not_vectorise_round not_its_own
 """.split()
 
 

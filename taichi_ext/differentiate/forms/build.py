@@ -261,10 +261,10 @@ class Builder:
         self.emit(Declare(local, (value,), place=self.place))
         return Read(local)
 
-    def array(self, name: str, size: int, dtype: Type) -> Local:
-        """A local array of zeros."""
+    def array(self, name: str, size: int, dtype: Type, *, is_filled: bool = False) -> Local:
+        """A local array of zeros, or ``is_filled`` by others."""
         local = Local(name, dtype, (size,), "tangent")
-        self.emit(Declare(local, (literal(0, dtype),) * size, place=self.place))
+        self.emit(Declare(local, () if is_filled else (literal(0, dtype),) * size, place=self.place))
         return local
 
     def _is_frozen(self, x: Value) -> bool:

@@ -27,9 +27,9 @@ class RowMemory:
     is_local: bool = False
 
 
-def local_row(builder: Builder, name: str, size: int, dtype: Type) -> RowMemory:
+def local_row(builder: Builder, name: str, size: int, dtype: Type, *, is_filled: bool = False) -> RowMemory:
     """A row in a local array: the fastest to reach, slow to compile when it is long."""
-    array = builder.array(name, size, dtype)
+    array = builder.array(name, size, dtype, is_filled=is_filled)
     return RowMemory(lambda k: Read(array, (k if isinstance(k, Value) else int(k),)), is_local=True)
 
 

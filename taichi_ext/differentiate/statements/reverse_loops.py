@@ -27,7 +27,6 @@ from taichi_ext.differentiate.forms.build import (
     cast,
     literal,
     multiply,
-    not_written_out,
     operation,
 )
 from taichi_ext.differentiate.forms.forms import (
@@ -203,7 +202,7 @@ class Reversals:
             return scratch_row(self.builder, walk.arguments, size, dtype, part, is_filled=True)
         if size > longest:
             self.go_forward(s, "its tape is too long for a local array")
-        return local_row(self.builder, "tape", size, dtype)
+        return local_row(self.builder, "tape", size, dtype, is_filled=True)
 
     def _begin(self, tape: Tape) -> None:
         """At the start of an iteration: what is carried has a seed of its own."""
@@ -281,18 +280,17 @@ class Reversals:
     def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, to: Tangents) -> None:
         walk = self.walk
         variable = tape.statement.variables[0]
-        back, iteration = Local("back", I32, (), "loop"), Local(variable.name, I32, (), "temporary")
-        self.builder.frozen.add(iteration)
         ((first, end),) = tape.loop.bounds  # type: ignore[misc]
+        is_short = end - first <= to.size * walk.facts.columns  # and may be one over columns, which are stored to
+        back = Local("back", I32, (), "column" if is_short else "loop")
+        iteration = Local(variable.name, I32, (), "temporary")
+        self.builder.frozen.add(iteration)
         again = Loop(tape.statement, False, (iteration,), tape.loop.bounds)
         with walk.cursor.in_loop(again), walk.cursor.in_block((iteration,)), self.builder.collecting() as body:
             self.builder.emit(Declare(iteration, (operation("sub", literal(end - 1, I32), Read(back)),)))
             self._step(tape, adjoints, total, Read(iteration))
-        loop = For("range", (back,), (literal(end - first, I32),), tuple(body), place=self.builder.place)
-        is_short = end - first <= to.size * walk.facts.columns
-        assert to.matrix is not None  # what is stored to
-        for s in not_written_out(loop, to.matrix.array) if is_short else (loop,):
-            self.builder.emit(s)
+        domain = (literal(end - first, I32),)
+        self.builder.emit(For("range", (back,), domain, tuple(body), place=self.builder.place))
 
     def _step(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, iteration: Read) -> None:
         """One iteration backwards."""

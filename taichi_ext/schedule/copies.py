@@ -1,0 +1,198 @@
+"""What lanes store to memory: kept in local arrays, and copied to memory behind the loop over the lanes.
+
+Where an inner loop stores entries of J, all its iterations are copied together behind it, row by row: an entry of each
+row in turn took 0.75 times as long as the whole kernel of a volume, since neighbours in memory were written far apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from taichi_ext.analysis.affine import Affine, Atom, atom_value
+from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply
+from taichi_ext.program import (
+    I32,
+    U1,
+    Assign,
+    Body,
+    Const,
+    Container,
+    Declare,
+    For,
+    Load,
+    Local,
+    Read,
+    Statement,
+    Update,
+    Value,
+    rebuilt,
+    statements,
+    walk,
+    with_values,
+)
+from taichi_ext.schedule.lanes import Around, Lanes, Run
+from taichi_ext.simplify.usage import all_values
+
+SIDE_BY_SIDE = 4  # numbers that LLVM turns into vectors at low cost
+MOST_TOGETHER = 4096  # numbers of a loop that are kept in one array
+
+
+@dataclass
+class Stretch:
+    """The text of one stretch: arrays, declared before all else, and the index of its first lane."""
+
+    lanes: Lanes
+    first: Read
+    width: Value  # how many lanes there are
+    arrays: dict[Local, Local] = field(default_factory=dict)
+
+    def array(self, local: Local) -> Local:
+        """Where the numbers of a local lie, those of all lanes next to each other."""
+        size = math.prod(local.shape) * self.lanes.count
+        dtype = I32 if local.dtype == U1 else local.dtype  # arrays of truth values are nothing that Taichi knows
+        return self.arrays.setdefault(local, Local(local.name, dtype, (size,), "tangent"))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Where a number is kept until it is copied: in an array of so many for each lane, of which it is one."""
+
+    array: Local
+    size: int
+    number: int = 0
+
+
+class Copies:
+    """Stores of lanes to memory: those of a run, or in all iterations of a loop around it.
+
+    Args:
+        stretch: of the lanes.
+        body: the statements, of which some store.
+        loop: around them.
+    """
+
+    def __init__(self, stretch: Stretch, body: Iterable[Statement], loop: For | None = None) -> None:
+        self.stretch, self.loop = stretch, loop
+        self.lane = Local("lane", I32, (), "loop")
+        self.again = Local("number", I32, (), "loop")  # the variable of the loop, when it copies
+        self.renamed: dict[Local, Local] = {} if loop is None else {loop.variables[0]: self.again}
+        self.memo: dict[Value, Value] = {}
+        self.before: list[Statement] = []
+        self.stores: list[Statement] = []
+        self.starts: dict[tuple[tuple[Atom, int], ...], Read] = {}
+        self.kept = _neighbours(body, stretch.lanes.places, _iterations(loop))
+
+    @staticmethod
+    def behind(stretch: Stretch, part: Around) -> Copies | None:
+        """Copies of what a loop stores to J, where it stores that in each iteration and does not read it."""
+        loop, places = part.statement, stretch.lanes.places
+        if not isinstance(loop, For) or len(loop.domain) != 1 or not isinstance(loop.domain[0], Const):
+            return None
+        (parts,) = part.blocks
+        runs = [p for p in parts if isinstance(p, Run)]
+        stores = {s for run in runs for s in run.statements if s in places}
+        inner = list(statements(loop.body))
+        read = {v.container for s in inner for v in _read(s) if isinstance(v, Load)}
+        is_simple = all(isinstance(p, (Run, Declare)) for p in parts) and stores == {s for s in inner if s in places}
+        if not stores or not is_simple or any(s.target.container in read for s in stores):  # type: ignore[attr-defined]
+            return None
+        if len(stores) * _iterations(loop) * stretch.lanes.count > MOST_TOGETHER:
+            return None
+        found = Copies(stretch, stores, loop)
+        if any(kept.size == SIDE_BY_SIDE for kept in found.kept.values()):
+            return None  # whole vectors, which are best stored at once
+        for p in parts:
+            if isinstance(p, Declare):
+                found.declare_again(p)
+        return found
+
+    def declare_again(self, s: Declare) -> None:
+        """What is the same for all lanes, in the loop that copies."""
+        local = self.renamed[s.local] = replace(s.local)
+        self.before.append(replace(with_values(s, self._again), local=local))
+
+    def _again(self, value: Value) -> Value:
+        def read(v: Value) -> Value:
+            return replace(v, local=self.renamed[v.local]) if isinstance(v, Read) and v.local in self.renamed else v
+
+        return rebuilt(value, read, self.memo)
+
+    def keep(self, s: Assign | Update, value: Value, lane: Local) -> Assign:
+        """A store as one to an array."""
+        target, lanes = s.target, self.stretch.lanes
+        assert isinstance(target, Load)
+        name = f"{target.container.name}_of"
+        kept = self.kept.setdefault(s, _Kept(Local(name, target.dtype, (_iterations(self.loop),), "temporary"), 1))
+        array = self.stretch.array(kept.array)
+
+        def entry(lane: Local, iteration: Local | None) -> Read:
+            place = add(multiply(0 if iteration is None else Read(iteration), lanes.count), Read(lane))
+            return Read(array, (cast(add(multiply(place, kept.size), kept.number), I32),))
+
+        if s in lanes.places:
+            place = lanes.places[s]
+            along = multiply(Read(self.lane), dict(place.terms)[lanes.last])
+            to = Load(target.container, (cast(add(add(self._start(place), along), place.constant), I32),))
+        else:
+            own = cast(add(self.stretch.first, Read(self.lane)), I32)
+            to = Load(target.container, (*target.indices[:-1], own), target.component)
+        number = None if self.loop is None else self.again
+        self.stores.append(replace(s, target=to, value=entry(self.lane, number)))
+        here = None if self.loop is None else self.loop.variables[0]
+        return Assign(entry(lane, here), cast(value, array.dtype), place=s.place)
+
+    def _start(self, place: Affine) -> Read:
+        """Where the first lane stores, without the constant."""
+        if place.terms not in self.starts:
+            total: Coefficient = 0
+            for atom, factor in place.terms:
+                at = self.stretch.first if atom is self.stretch.lanes.last else self._again(atom_value(atom))
+                total = add(total, multiply(at, factor))
+            start = Local("start", I32, (), "temporary")
+            self.before.append(Declare(start, (cast(total, I32),)))
+            self.starts[place.terms] = Read(start)
+        return self.starts[place.terms]
+
+    def written(self) -> Body:
+        """The loops that copy."""
+        if not self.stores:
+            return ()
+        body, width = tuple(self.stores), self.stretch.width
+        if self.loop is None:
+            return (*self.before, For("range", (self.lane,), (width,), body, place=body[-1].place))
+        inner = For("range", (self.again,), self.loop.domain, (*self.before, *body), place=self.loop.place)
+        return (For("range", (self.lane,), (width,), (inner,), place=self.loop.place),)
+
+
+def _iterations(loop: For | None) -> int:
+    return 1 if loop is None else int(loop.domain[0].value)  # type: ignore[union-attr]
+
+
+def _read(s: Statement) -> Iterable[Value]:
+    return walk(s.value) if isinstance(s, (Assign, Update)) else all_values(s)
+
+
+def _neighbours(body: Iterable[Statement], places: Mapping[Statement, Affine], times: int) -> dict[Statement, _Kept]:
+    """Stores to entries of J next to each other, in arrays that keep them side by side.
+
+    LLVM makes whole vectors of what is stored side by side, and reads them in the order in which they go to memory.
+    """
+    rows: dict[tuple[Container, tuple[tuple[Atom, int], ...]], list[tuple[int, Statement]]] = defaultdict(list)
+    for s in body:
+        if isinstance(s, (Assign, Update)) and isinstance(s.target, Load) and s in places:
+            rows[s.target.container, places[s].terms].append((places[s].constant, s))
+    found: dict[Statement, _Kept] = {}
+    for (c, _), stores in rows.items():
+        stores.sort(key=lambda store: store[0])
+        while stores:
+            start, _ = stores[0]
+            n = 1
+            while n < min(SIDE_BY_SIDE, len(stores)) and stores[n][0] == start + n:
+                n += 1
+            array = Local(f"{c.name}_of", c.dtype, (n * times,), "temporary")
+            found |= {s: _Kept(array, n, number) for number, (_, s) in enumerate(stores[:n])}
+            del stores[:n]
+    return found
