@@ -1,7 +1,8 @@
 """Plain Python functions rewritten so that their operators and calls also take values with tangents; AST in, code out.
 
 Taichi runs a plain Python function while it compiles, with expressions as arguments. Its control flow is Python's own
-and stays as it is; operators, subscripts, attributes and calls become calls on ``<py>`` (``python_calls.PythonScope``).
+and stays as it is; operators, subscripts, attributes and calls become calls on ``<py>``, which is a
+``python_functions.PythonScope``.
 """
 
 from __future__ import annotations

@@ -11,43 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
+import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import is_over_columns
-from taichi_ext.program import (
-    Body,
-    Boundary,
-    Call,
-    Const,
-    Container,
-    Effect,
-    For,
-    If,
-    Jump,
-    Load,
-    Local,
-    Op,
-    Read,
-    Return,
-    Statement,
-    Value,
-    While,
-    bodies,
-    rebuilt,
-    statements,
-    with_bodies,
-    with_values,
-)
 from taichi_ext.simplify.usage import Store, all_values
 
 MOST_STORES = 16  # in one loop
 
 
-def with_joined_columns(body: Body) -> Body:
+def with_joined_columns(body: ir.Body) -> ir.Body:
     """The block with fewer loops over columns."""
-    made: list[Statement] = []
+    made: list[ir.Statement] = []
     last: _Columns | None = None  # a loop over columns that can still move down
     for s in body:
-        if bodies(s):
-            s = with_bodies(s, tuple(map(with_joined_columns, bodies(s))))
+        if ir.bodies(s):
+            s = ir.with_bodies(s, tuple(map(with_joined_columns, ir.bodies(s))))
         columns = _Columns.of(s)
         if last is not None and columns is not None and last.can_join(columns):
             made.remove(last.loop)
@@ -60,56 +37,60 @@ def with_joined_columns(body: Body) -> Body:
     return tuple(made)
 
 
-def with_joined_guards(body: Body) -> Body:
+def with_joined_guards(body: ir.Body) -> ir.Body:
     """The block with fewer branches on whether indices lie within."""
-    made: list[Statement] = []
-    last: If | None = None  # a branch that can still move down
+    made: list[ir.Statement] = []
+    last: ir.If | None = None  # a branch that can still move down
     for s in body:
-        if bodies(s):
-            s = with_bodies(s, tuple(map(with_joined_guards, bodies(s))))
-        guard = s if isinstance(s, If) and _is_guard(s) else None
+        if ir.bodies(s):
+            s = ir.with_bodies(s, tuple(map(with_joined_guards, ir.bodies(s))))
+        guard = s if isinstance(s, ir.If) and _is_guard(s) else None
         if last is not None and guard is not None and _guard_of(last) is _guard_of(guard):
             made.remove(last)
             s = guard = replace(guard, then=(*last.then, *guard.then), place=last.place)
-        elif last is not None and not _are_apart(*_memory(statements((last,))), s):
+        elif last is not None and not _are_apart(*_memory(ir.statements((last,))), s):
             last = None
         last = guard or last
         made.append(s)
     return tuple(made)
 
 
-def _is_guard(s: If) -> bool:
+def _is_guard(s: ir.If) -> bool:
     return _guard_of(s) is not None and not s.orelse
 
 
-def _guard_of(s: If) -> Local | None:
+def _guard_of(s: ir.If) -> ir.Local | None:
     """The local that says whether indices lie within; it does not change."""
     condition = s.condition
-    return condition.local if isinstance(condition, Read) and condition.local.kind == "inside" else None
+    return condition.local if isinstance(condition, ir.Read) and condition.local.kind == "inside" else None
 
 
 @dataclass(frozen=True)
 class _Columns:
     """A loop over columns of simple statements, and the memory that it writes and touches."""
 
-    loop: For
+    loop: ir.For
     count: int
-    written: frozenset[Local | Container]
-    touched: frozenset[Local | Container]
+    written: frozenset[ir.Local | ir.Container]
+    touched: frozenset[ir.Local | ir.Container]
 
     @staticmethod
-    def of(s: Statement) -> _Columns | None:
+    def of(s: ir.Statement) -> _Columns | None:
         if not is_over_columns(s):
             return None
         (count,) = s.domain
-        if not isinstance(count, Const) or not isinstance(count.value, int) or any(bodies(inner) for inner in s.body):
+        if (
+            not isinstance(count, ir.Const)
+            or not isinstance(count.value, int)
+            or any(ir.bodies(inner) for inner in s.body)
+        ):
             return None
         return _Columns(s, count.value, *map(frozenset, _memory(s.body)))
 
     def can_join(self, later: _Columns) -> bool:
         targets = [s.target for s in (*self.loop.body, *later.loop.body) if isinstance(s, Store)]
         # a loop that stores to local memory only is vectorised
-        is_alike = len({isinstance(t, Load) for t in targets}) == 1 and len(targets) <= MOST_STORES
+        is_alike = len({isinstance(t, ir.Load) for t in targets}) == 1 and len(targets) <= MOST_STORES
         if self.count != later.count or not is_alike:
             return False
         shared = (self.written & later.touched) | (self.touched & later.written)
@@ -118,30 +99,30 @@ class _Columns:
     def joined(self, later: _Columns) -> _Columns:
         """One loop that does what two do."""
         (old,), (new,) = self.loop.variables, later.loop.variables
-        memo: dict[Value, Value] = {}
+        memo: dict[ir.Value, ir.Value] = {}
 
-        def rename(value: Value) -> Value:
-            return Read(new) if isinstance(value, Read) and value.local is old else value
+        def rename(value: ir.Value) -> ir.Value:
+            return ir.Read(new) if isinstance(value, ir.Read) and value.local is old else value
 
-        moved = tuple(with_values(s, lambda v: rebuilt(v, rename, memo)) for s in self.loop.body)
+        moved = tuple(ir.with_values(s, lambda v: ir.rebuilt(v, rename, memo)) for s in self.loop.body)
         loop = replace(later.loop, body=(*moved, *later.loop.body), place=self.loop.place)
         return _Columns(loop, self.count, self.written | later.written, self.touched | later.touched)
 
-    def is_apart(self, s: Statement) -> bool:
+    def is_apart(self, s: ir.Statement) -> bool:
         """Whether it makes no difference which of the two comes first."""
         return _are_apart(self.written, self.touched, s)
 
 
-def _are_apart(written: Set[Local | Container], touched: Set[Local | Container], s: Statement) -> bool:
+def _are_apart(written: Set[ir.Local | ir.Container], touched: Set[ir.Local | ir.Container], s: ir.Statement) -> bool:
     """Whether what writes and touches some memory can as well come after a statement."""
-    inner = tuple(statements((s,)))
-    if any(isinstance(x, (Jump, Return, Effect, Boundary, Call, While)) for x in inner):
+    inner = tuple(ir.statements((s,)))
+    if any(isinstance(x, (ir.Jump, ir.Return, ir.Effect, ir.Boundary, ir.Call, ir.While)) for x in inner):
         return False
     others = _memory(inner)
     return not (others[0] & touched or others[1] & written)
 
 
-def _memory(body: Iterable[Statement]) -> tuple[set[Local | Container], set[Local | Container]]:
+def _memory(body: Iterable[ir.Statement]) -> tuple[set[ir.Local | ir.Container], set[ir.Local | ir.Container]]:
     """The locals and containers that statements write, without those in their blocks, and all that they touch."""
     written, touched = set(), set()
     for s in body:
@@ -151,29 +132,29 @@ def _memory(body: Iterable[Statement]) -> tuple[set[Local | Container], set[Loca
     return written, (touched | written) - {None}
 
 
-def _where(value: Value) -> Local | Container | None:
-    if isinstance(value, Load):
+def _where(value: ir.Value) -> ir.Local | ir.Container | None:
+    if isinstance(value, ir.Load):
         return value.container
-    return value.local if isinstance(value, Read) else None
+    return value.local if isinstance(value, ir.Read) else None
 
 
-def _is_in_column(loop: For, shared: Set[Local | Container], columns: int) -> bool:
+def _is_in_column(loop: ir.For, shared: Set[ir.Local | ir.Container], columns: int) -> bool:
     """Whether all that a loop accesses of some memory is in the column of the iteration."""
     (k,) = loop.variables
     for s in loop.body:
         targets = [s.target] if isinstance(s, Store) else []
         for v in (*all_values(s), *targets):
-            index = getattr(v, "indices", None) if isinstance(v, Load) else getattr(v, "index", None)
+            index = getattr(v, "indices", None) if isinstance(v, ir.Load) else getattr(v, "index", None)
             if _where(v) in shared and not (index and len(index) == 1 and _is_column(index[0], k, columns)):
                 return False
     return True
 
 
-def _is_column(index: int | Value, k: Local, columns: int) -> bool:
+def _is_column(index: int | ir.Value, k: ir.Local, columns: int) -> bool:
     """Whether an index is that of column k of some row."""
-    if isinstance(index, Read):
+    if isinstance(index, ir.Read):
         return index.local is k
-    if not isinstance(index, Op) or index.name != "add":
+    if not isinstance(index, ir.Op) or index.name != "add":
         return False
     a, b = index.args
     return (_is_column(b, k, columns) and _is_multiple(a, columns)) or (
@@ -181,11 +162,11 @@ def _is_column(index: int | Value, k: Local, columns: int) -> bool:
     )
 
 
-def _is_multiple(value: Value, columns: int) -> bool:
-    if isinstance(value, Const):
+def _is_multiple(value: ir.Value, columns: int) -> bool:
+    if isinstance(value, ir.Const):
         return value.value % columns == 0
-    if not isinstance(value, Op):
+    if not isinstance(value, ir.Op):
         return False
     if value.name == "mul":
-        return any(_is_multiple(a, columns) for a in value.args if isinstance(a, (Const, Op)))
+        return any(_is_multiple(a, columns) for a in value.args if isinstance(a, (ir.Const, ir.Op)))
     return value.name in ("add", "sub") and all(_is_multiple(a, columns) for a in value.args)

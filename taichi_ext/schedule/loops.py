@@ -15,22 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, literal, multiply, operation
 from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
-from taichi_ext.program import (
-    I32,
-    Body,
-    Container,
-    Declare,
-    For,
-    If,
-    Jump,
-    Local,
-    Program,
-    Read,
-    Statement,
-    Value,
-)
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
@@ -44,12 +31,12 @@ SHORTEST = 8  # part of a row that is worth a loop
 class Scheduled:
     """The program with its loops as they run, and what was decided of them."""
 
-    program: Program
+    program: ir.Program
     choices: tuple[LoopChoice, ...] = ()
 
 
 def schedule(
-    recorded: Program, program: Program, shadows: Mapping[Container, Container], machine: Machine
+    recorded: ir.Program, program: ir.Program, shadows: Mapping[ir.Container, ir.Container], machine: Machine
 ) -> Scheduled:
     """Let the parallel loops of a program run as they run fastest on a CPU.
 
@@ -61,13 +48,13 @@ def schedule(
     """
     numbers = {s.variables[0]: n for n, s in enumerate(parallel_loops(recorded.body), 1)}
     choices: list[LoopChoice] = []
-    body: list[Statement] = []
+    body: list[ir.Statement] = []
     for s in program.body:
-        domain = _domain(s, machine) if isinstance(s, For) else None
+        domain = _domain(s, machine) if isinstance(s, ir.For) else None
         if domain is None:
             body.append(s)
             continue
-        assert isinstance(s, For)
+        assert isinstance(s, ir.For)
         number = numbers.get(s.variables[0], 0)
         lanes = _lanes(s, domain, shadows, machine)
         if isinstance(lanes, str):
@@ -86,12 +73,14 @@ def schedule(
     return Scheduled(replace(program, body=made), tuple(choices))
 
 
-def _domain(s: For, machine: Machine) -> tuple[int, ...] | None:
+def _domain(s: ir.For, machine: Machine) -> tuple[int, ...] | None:
     is_kept = _is_left(s.body) or (is_over_columns(s) and is_serial(s))
     return None if is_kept else machine.domain(s)
 
 
-def _lanes(s: For, domain: tuple[int, ...], shadows: Mapping[Container, Container], machine: Machine) -> Lanes | str:
+def _lanes(
+    s: ir.For, domain: tuple[int, ...], shadows: Mapping[ir.Container, ir.Container], machine: Machine
+) -> Lanes | str:
     """How a loop runs in lanes, or why it does not."""
     try:
         return find_lanes(s, domain, shadows, machine)
@@ -99,63 +88,63 @@ def _lanes(s: For, domain: tuple[int, ...], shadows: Mapping[Container, Containe
         return str(reason)
 
 
-def _is_left(body: Body) -> bool:
+def _is_left(body: ir.Body) -> bool:
     """Whether a statement leaves the loop, which Taichi refuses where it is parallel."""
-    blocks = (b for s in body if isinstance(s, If) for b in (s.then, s.orelse))
-    return any(isinstance(s, Jump) and s.kind == "break" for s in body) or any(map(_is_left, blocks))
+    blocks = (b for s in body if isinstance(s, ir.If) for b in (s.then, s.orelse))
+    return any(isinstance(s, ir.Jump) and s.kind == "break" for s in body) or any(map(_is_left, blocks))
 
 
 # --- short loops
 
 
-def is_short(loop: For, domain: tuple[int, ...], machine: Machine) -> bool:
+def is_short(loop: ir.For, domain: tuple[int, ...], machine: Machine) -> bool:
     """Whether a loop of too few iterations for all threads is worth spreading over them: it has loops of its own."""
     count, least = math.prod(domain), machine.least
     is_few = 1 < count < least and count * least < 2**31
     return is_few and loop.variables[0] in machine.free and not machine.is_checked
 
 
-def spread(loop: For, domain: tuple[int, ...], pieces: int) -> For:
+def spread(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
     """A loop over fewer indices than pieces as one over pieces, each of one index or none."""
-    piece, flat = Local("piece", I32, (), "loop"), Local("flat", I32, (), "loop")
+    piece, flat = ir.Local("piece", ir.I32, (), "loop"), ir.Local("flat", ir.I32, (), "loop")
     first, end = (
-        operation("floordiv", multiply(number, math.prod(domain)), pieces) for number in (Read(piece), _next(piece))
+        operation("floordiv", multiply(number, math.prod(domain)), pieces) for number in (ir.Read(piece), _next(piece))
     )
-    indices = zip(loop.variables, indices_of(Read(flat), domain), strict=True)
-    declares = (Declare(variable, (value,), place=loop.place) for variable, value in indices)
-    inner = For("range", (flat,), (first, end), (*declares, *loop.body), place=loop.place)
+    indices = zip(loop.variables, indices_of(ir.Read(flat), domain), strict=True)
+    declares = (ir.Declare(variable, (value,), place=loop.place) for variable, value in indices)
+    inner = ir.For("range", (flat,), (first, end), (*declares, *loop.body), place=loop.place)
     return _outer(loop, piece, pieces, (inner,))
 
 
-def _next(piece: Local) -> Value:
-    return cast(add(Read(piece), 1), I32)
+def _next(piece: ir.Local) -> ir.Value:
+    return cast(add(ir.Read(piece), 1), ir.I32)
 
 
-def _outer(loop: For, variable: Local, count: int, body: Body) -> For:
-    return For("range", (variable,), (literal(count, I32),), body, loop.config, place=loop.place)
+def _outer(loop: ir.For, variable: ir.Local, count: int, body: ir.Body) -> ir.For:
+    return ir.For("range", (variable,), (literal(count, ir.I32),), body, loop.config, place=loop.place)
 
 
 # --- rows
 
 
-def by_rows(loop: For, domain: tuple[int, ...], pieces: int) -> For:
+def by_rows(loop: ir.For, domain: tuple[int, ...], pieces: int) -> ir.For:
     """A loop over several dimensions as one over pieces of rows that runs a loop over each of the other dimensions.
 
     Taichi gives each thread one stretch of at least 512 iterations, so rows are cut into as many pieces as that takes.
     """
     if len(domain) < 2 or domain[1] // pieces < SHORTEST:
         return loop
-    piece = Local("piece", I32, (), "loop")
+    piece = ir.Local("piece", ir.I32, (), "loop")
     row, second, *rest = loop.variables
-    body: Body = loop.body
+    body: ir.Body = loop.body
     for variable, size in reversed(list(zip(rest, domain[2:], strict=True))):
-        body = (For("range", (variable,), (literal(size, I32),), body, place=loop.place),)
+        body = (ir.For("range", (variable,), (literal(size, ir.I32),), body, place=loop.place),)
 
-    def part(n: Value) -> Value:
+    def part(n: ir.Value) -> ir.Value:
         return operation("floordiv", multiply(n, domain[1]), pieces)
 
-    number = operation("mod", Read(piece), pieces)
-    bounds = (part(number), part(cast(add(number, 1), I32))) if pieces > 1 else (literal(domain[1], I32),)
-    place = operation("floordiv", Read(piece), pieces) if pieces > 1 else Read(piece)
-    inner = For("range", (second,), bounds, body, place=loop.place)
-    return _outer(loop, piece, domain[0] * pieces, (Declare(row, (place,), place=loop.place), inner))
+    number = operation("mod", ir.Read(piece), pieces)
+    bounds = (part(number), part(cast(add(number, 1), ir.I32))) if pieces > 1 else (literal(domain[1], ir.I32),)
+    place = operation("floordiv", ir.Read(piece), pieces) if pieces > 1 else ir.Read(piece)
+    inner = ir.For("range", (second,), bounds, body, place=loop.place)
+    return _outer(loop, piece, domain[0] * pieces, (ir.Declare(row, (place,), place=loop.place), inner))

@@ -101,9 +101,9 @@ class Texts:
 
 
 def _of_site(site: Any) -> str:
-    axes = [(str(axis.variable), axis.first, axis.end) for axis in site.axes]
+    axes = [(str(axis.variable), axis.first, axis.end) for axis in site.around.axes]
     groups = [(str(g.owner), [(e.part, str(e.column)) for e in g.entries]) for g in site.groups]
-    flags = site.is_sum, site.is_conditional, site.is_injective, site.has_rows, site.opened, site.counter
+    flags = site.is_sum, site.is_conditional, site.is_injective, site.has_rows, site.around.opened, site.around.counter
     return f"site {site.number} {site.stage} {list(map(str, site.rows))} {axes} {groups} {flags}"
 
 

@@ -118,8 +118,8 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Sunk:
-    """A container with a sink, or a local with columns of its own.
+class EntryTarget:
+    """A container whose tangents are written as entries, or a local with columns of its own.
 
     Attributes:
         key: what tells it apart.
@@ -144,4 +144,4 @@ class SparseResult:
 
     sites: tuple[Site, ...]
     columns: Columns
-    containers: dict[Key, Sunk]
+    containers: dict[Key, EntryTarget]

@@ -34,7 +34,7 @@ class SparseSeeds:
     starts: Mapping[Key, int] = field(default_factory=dict)
     has_whole_blocks: bool = False
 
-    def is_sunk(self, container: Container, composed: Mapping[Key, int]) -> bool:
+    def has_entries(self, container: Container, composed: Mapping[Key, int]) -> bool:
         """Whether what is stored to a container are entries of sparse rows."""
         return self.keys.get(container) in self.outputs or self.keys.get(container) in composed
 
@@ -50,9 +50,9 @@ class Numbering:
         self._ranges = self.columns.ranges()
         self._owners: dict[Affine, frozenset[Key]] = {}
 
-    def is_sunk(self, container: Container) -> bool:
+    def has_entries(self, container: Container) -> bool:
         """Whether what is stored to a container are entries of sparse rows in this walk."""
-        return self.asked.is_sunk(container, self.columns.composed)
+        return self.asked.has_entries(container, self.columns.composed)
 
     def first(self, what: Local | Container) -> int | None:
         """The first column of a container or local; None where it has none."""

@@ -20,13 +20,13 @@ from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
 from taichi_ext.differentiate.forms.build import Index
-from taichi_ext.differentiate.forms.entry_sites import Sunk
+from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import Form, columns_of, numbered, settled
 from taichi_ext.differentiate.forms.keys import SumKey, is_of_sum
 from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES, DenseRowsError
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
-from taichi_ext.differentiate.sparse.sparse_sink import LAST_STEP, Sink
+from taichi_ext.differentiate.sparse.entry_writer import LAST_STEP, EntryWriter
 from taichi_ext.program import Local
 
 SHORT_ROW = 64  # columns that a row may have in any case: a few parameters that all iterations use
@@ -46,31 +46,33 @@ class LocalSum:
 
     Args:
         walk: the walk.
-        sink: where its entries go.
+        writer: where its entries go.
         declared: where the local is declared.
         number: that of the sum in the kernel.
         own: the registers of its tangents by seeds that are no columns.
     """
 
-    def __init__(self, walk: Walk, sink: Sink, declared: Declaration, number: int, own: OwnRegisters) -> None:
+    def __init__(self, walk: Walk, writer: EntryWriter, declared: Declaration, number: int, own: OwnRegisters) -> None:
         self.declared, self.own = declared, own
         self.version = 0
         self.walk = walk
-        self.sink = sink
+        self.writer = writer
         local = declared.local
         self._reads: list[Loops] = []
         self._writes: list[_Write] = []
         self._is_open = False  # whether what is added next belongs to the step before
         self._first = Affine()
         size, opened = self._count()
-        self.sunk = Sunk(SumKey(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened)
+        self.target = EntryTarget(
+            SumKey(local.name, number), local.name, size, local.dtype, is_columns=True, opened=opened
+        )
         if local not in walk.plan.columns.no_sums:
-            self.sink.numbering.require_columns(self.sunk.key, size if opened is None else OPEN_ENTRIES)
+            self.writer.numbering.require_columns(self.target.key, size if opened is None else OPEN_ENTRIES)
 
     def _count(self) -> tuple[int, int | None]:
         """How many entries there are for all iterations, or for one of the open loop; and that; sets the first one."""
         try:
-            around = self.sink.iteration(self.declared.local.name)
+            around = self.writer.iteration(self.declared.local.name)
         except DenseRowsError as error:
             self._give_up(str(error))
             return 1, None
@@ -79,7 +81,7 @@ class LocalSum:
             for axis in around.axes:
                 self._first = self._first * axis.length + Affine(((axis.variable, 1),), -axis.first)
         else:
-            number = self.walk.builder.keep(self.sink.counts.number(around), "number")
+            number = self.walk.builder.keep(self.writer.counts.number(around), "number")
             self._first = self.walk.naming.named(number)
         self._first = self._first * math.prod(self.declared.local.shape)
         return max(1, count * math.prod(self.declared.local.shape)), around.opened
@@ -100,8 +102,8 @@ class LocalSum:
         return {**self._seed(index), **self.own.form(index)}
 
     def _seed(self, index: Index) -> Form:
-        versions = self.sink.versions(self.sunk.key, (self.sink.stage, LAST_STEP))
-        return self.sink.numbering.seed(self.sunk.key, self._entry(index), self.sunk.size, versions)
+        versions = self.writer.versions(self.target.key, (self.writer.stage, LAST_STEP))
+        return self.writer.numbering.seed(self.target.key, self._entry(index), self.target.size, versions)
 
     def check(self) -> None:
         """At the end of a walk: give the local a row where steps in the order of the text are not right."""
@@ -148,20 +150,22 @@ class LocalSum:
 
     def _emit(self, forms: list[Form], indices: list[Index], *, is_sum: bool) -> None:
         step, loops = self._step(forms, is_sum=is_sum), self.walk.cursor.loops
-        self._writes.append(_Write(self.sink.stage, step, loops, is_sum))
+        self._writes.append(_Write(self.writer.stage, step, loops, is_sum))
         rows = [self._entry(index) for index in indices]
         try:
-            self.sink.write_sum(self.sunk, rows, forms, step, is_sum=is_sum, is_injective=loops == self.declared.loops)
+            self.writer.write_sum(
+                self.target, rows, forms, step, is_sum=is_sum, is_injective=loops == self.declared.loops
+            )
         except DenseRowsError as error:
             self._give_up(str(error))
         self._is_open = is_sum
 
     def _step(self, forms: list[Form], *, is_sum: bool) -> int:
         """The number of the step: that of the sum before in the stage, unless it was read, or another sum is used."""
-        owners = {self.sink.numbering.owner(s.column) for form in forms for s in columns_of(form)}
+        owners = {self.writer.numbering.owner(s.column) for form in forms for s in columns_of(form)}
         uses_sums = any(owner is None or is_of_sum(owner) for owner in owners)
-        is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.sink.stage
-        return self._writes[-1].step if is_same else self.sink.next_step()
+        is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.writer.stage
+        return self._writes[-1].step if is_same else self.writer.next_step()
 
 
 def takes_sum(

@@ -33,7 +33,7 @@ from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_facts import StorageFacts
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan
-from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import takes_sum
 from taichi_ext.program import Local, Statement
 
@@ -71,7 +71,7 @@ class Storage:
         known: what is planned for it.
         rows: its rows, if it has some.
         own: its tangents by seeds that are no columns.
-        sink: of a sparse Jacobian.
+        writer: of a sparse Jacobian.
     """
 
     def __init__(
@@ -81,38 +81,38 @@ class Storage:
         known: LocalPlan,
         rows: Rows | None,
         own: OwnRegisters,
-        sink: Sink | None,
+        writer: EntryWriter | None,
     ) -> None:
         self.walk = walk
         self.declared = declared
         self.known = known
         self.rows = rows
         self.own = own
-        self.sink = sink
+        self.writer = writer
         self.version = 0
         self._is_zero = True
         self._changed: set[int | None] = set()  # elements, by their numbers; None for one known at run time alone
         local, facts = declared.local, known.facts
-        has_all = bool(local.shape) and rows is not None and sink is None  # registers would be in memory, too
+        has_all = bool(local.shape) and rows is not None and writer is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(walk.facts.seeds.limits)
         self.registers: Registers[Seed] = Registers(walk.builder, walk.cursor, local)
         for seed in () if is_full else facts.seeds:
             self.registers.declare(seed, walk.naming.seed_name(seed))
-            if sink is not None:
-                sink.numbering.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
+            if writer is not None:
+                writer.numbering.note_owners(seed.column, facts.register_owners.get(seed, frozenset()))
             walk.naming.note_conditional(seed, declared.loops)
         owner = next(iter(facts.owners)) if len(facts.owners) == 1 else None
-        no_column = 0 if sink is None else sink.numbering.no_column(owner)
+        no_column = 0 if writer is None else writer.numbering.no_column(owner)
         self.slots = Slots(walk, local, facts.slots if rows is None else 0, no_column)
 
     # --- reading
 
     def form(self, index: Index = 0) -> Form:
         """The tangent as it is now, of one element; registers whose seeds are only named later are still zero."""
-        walk, sink, local = self.walk, self.sink, self.declared.local
+        walk, writer, local = self.walk, self.writer, self.declared.local
         form: Form = self.own.form(index)
         for seed, register in self.registers.form(index).items():
-            if walk.naming.is_visible(seed, walk.cursor.block) and not (sink and sink.is_later(seed.column)):
+            if walk.naming.is_visible(seed, walk.cursor.block) and not (writer and writer.is_later(seed.column)):
                 form[seed] = register
         if self.rows is not None:
             self.rows.terms.note_read()
@@ -120,8 +120,8 @@ class Storage:
             form[Row(local, key, self.rows, index, self.version, walk.cursor.loops)] = 1
         for column, value in self.slots.held(self._written_later()):
             named = walk.naming.named(walk.builder.keep(column, "column"), self.known)
-            if sink is not None:
-                sink.numbering.note_owners(named, self.known.facts.owners)
+            if writer is not None:
+                writer.numbering.note_owners(named, self.known.facts.owners)
             form[Seed(named)] = value
         return form
 
@@ -141,8 +141,8 @@ class Storage:
         loop, facts, limits = self._outer_loop(), self.known.facts, self.walk.facts.seeds.limits
         facts = facts.with_form(form, self._is_visible, limits, loop=loop, grows=grows)
         facts = facts.with_own(unnumbered(form))
-        if self.sink is not None:
-            facts = self._with_owners(facts, form, self.sink.numbering)
+        if self.writer is not None:
+            facts = self._with_owners(facts, form, self.writer.numbering)
         self.known.require(facts)
 
     def _with_owners(self, facts: StorageFacts, form: Form, sparse: Numbering) -> StorageFacts:
@@ -155,9 +155,9 @@ class Storage:
     def _in_rows(self, form: Form) -> list[tuple[Seed, Weight]]:
         """The seeds of a form that go to a row, and their coefficients; rows must be able to hold them."""
         seeds = self._beyond_registers(form)
-        if self.sink is None:
+        if self.writer is None:
             return seeds
-        sparse, local, loops = self.sink.numbering, self.declared.local, self.declared.loops
+        sparse, local, loops = self.writer.numbering, self.declared.local, self.declared.loops
         for seed, _ in seeds:
             if not sparse.is_in_rows(seed.column) and not takes_sum(
                 self.walk, sparse, local, loops, seed.column, len(seeds)

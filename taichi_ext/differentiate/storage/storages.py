@@ -17,7 +17,7 @@ from taichi_ext.differentiate.memory.rows import Rows
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, SCRATCH, LocalChoice, line_of
 from taichi_ext.differentiate.plan.row_terms import FILLED, Terms
 from taichi_ext.differentiate.plan.storage_plan import LocalPlan, StorageKey
-from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_sums import LocalSum
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient, EnergyPart
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
@@ -32,7 +32,7 @@ class Storages:
     Args:
         walk: the walk.
         sources: where each storage is entered, as what rows are of.
-        sink: of a sparse Jacobian.
+        writer: of a sparse Jacobian.
         matrices: the tangents of containers, in which rows may lie.
         gradient: of an energy, if that is added up.
     """
@@ -41,13 +41,13 @@ class Storages:
         self,
         walk: Walk,
         sources: RowSources,
-        sink: Sink | None,
+        writer: EntryWriter | None,
         matrices: Mapping[Container, ShadowMatrix],
         gradient: EnergyGradient | None,
     ) -> None:
         self._walk = walk
         self._sources = sources
-        self._sink = sink
+        self._writer = writer
         self._matrices = matrices
         self.gradient = gradient
         self.by_local: dict[Local, LocalStorage] = {}
@@ -69,8 +69,8 @@ class Storages:
         own = OwnRegisters(walk, declared, LocalPlan(plan, key))
         if self.gradient is not None and is_part:
             self.put(local, EnergyPart(self.gradient, declared, own))
-        elif self._sink is not None and number is not None:
-            self.put(local, LocalSum(walk, self._sink, declared, number, own))
+        elif self._writer is not None and number is not None:
+            self.put(local, LocalSum(walk, self._writer, declared, number, own))
         return self.by_local[local]
 
     def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
@@ -80,7 +80,7 @@ class Storages:
         has_rows = facts.has_row or (local.shape and facts.slots)
         rows = Rows(walk, declared, self._memory(local)) if has_rows else None
         own = OwnRegisters(walk, declared, known, before)
-        storage = Storage(walk, declared, known, rows, own, self._sink)
+        storage = Storage(walk, declared, known, rows, own, self._writer)
         self.put(local, storage)
         return storage
 
@@ -129,7 +129,7 @@ class Storages:
     def _notes(self, local: Local) -> tuple[str, ...]:
         """What else is planned for a local, with the reasons."""
         plan, notes = self._walk.plan, []
-        if local in plan.accumulated:
+        if local in plan.accumulated and local.kind != "temporary":  # those of users' functions
             notes.append(f"its tangent is computed where it is declared, since {plan.accumulated[local]}")
         if local in plan.columns.sums:
             notes.append("columns of its own in place of a row")

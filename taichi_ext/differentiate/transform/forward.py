@@ -93,10 +93,10 @@ def _report(facts: Facts, traversal: Traversal, error: UnplannedError) -> str:
 
 def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiated:
     """The result of the pass."""
-    walk, sink, coverage = traversal.walk, traversal.sink, traversal.coverage
+    walk, writer, coverage = traversal.walk, traversal.writer, traversal.coverage
     program, arguments = walk.facts.program, walk.arguments
-    if sink is not None:
-        sink.check()
+    if writer is not None:
+        writer.check()
     shadows = {c for _, c in arguments.given}
     return Differentiated(
         replace(program, name=f"{program.name}_jacobian", body=body),
@@ -113,7 +113,7 @@ def _result(traversal: Traversal, plan: StoragePlan, body: Body) -> Differentiat
             costs(body, shadows),
             edges=found_edges(program.body),
         ),
-        sparse=None if sink is None else sink.result(),
+        sparse=None if writer is None else writer.result(),
         first_columns=walk.blocks.first_columns,
         first_column=arguments.first_column,
     )

@@ -8,7 +8,6 @@ is given up once is never tried again), so this ends. What walks emit is thrown 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from taichi_ext.differentiate.facts.decisions import Role, Seeds
 from taichi_ext.differentiate.facts.facts import Facts
@@ -35,10 +34,6 @@ def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
         traversal = Traversal.of(facts, draft, blocks, discards=True)
         if _is_complete(draft, traversal):
             return draft.frozen(traversal.storages.choices(), walks), facts
-        limits = facts.seeds.limits.within(traversal.walk.builder.emitted, facts.columns)
-        if limits != facts.seeds.limits:
-            facts = replace(facts, seeds=replace(facts.seeds, limits=limits))
-            draft = _first_draft(facts)
     name = facts.program.name
     raise UnsupportedError(f"The analysis of {name} did not settle in {MOST_WALKS} walks. Split it in two.")
 
@@ -58,8 +53,8 @@ def _is_complete(draft: Draft, traversal: Traversal) -> bool:
         draft.forget_columns()
     if after != before:
         return False
-    if traversal.sink is not None:
-        traversal.sink.counts.forget_unused(traversal.sink.sites)
+    if traversal.writer is not None:
+        traversal.writer.counts.forget_unused(traversal.writer.sites)
         if draft.state() != before:
             return False
     # what is better left out, or better done, is decided last

@@ -12,7 +12,7 @@ from taichi_ext.differentiate.edges.rule_context import RuleContext
 from taichi_ext.differentiate.facts.arguments import ShadowMatrix
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import add, cast
-from taichi_ext.differentiate.forms.entry_sites import Sunk
+from taichi_ext.differentiate.forms.entry_sites import EntryTarget
 from taichi_ext.differentiate.forms.forms import (
     Form,
     accumulate,
@@ -25,7 +25,7 @@ from taichi_ext.differentiate.forms.forms import (
 )
 from taichi_ext.differentiate.forms.keys import RETURN
 from taichi_ext.differentiate.rules.decompositions import partials_of
-from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.storages import Storages
@@ -109,24 +109,24 @@ def product(walk: Walk, s: Atomic) -> None:
     walk.builder.assign(s.target, Op("mul", (Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
 
 
-def returned(ctx: RuleContext, sink: Sink | None, gradient: EnergyGradient | None, s: Return) -> None:
+def returned(ctx: RuleContext, writer: EntryWriter | None, gradient: EnergyGradient | None, s: Return) -> None:
     if gradient is not None and ctx.walk.facts.seeds.wants_return:
         gradient.add(ctx.form(*(e for group in s.values for e in entries(group))))
     elif ctx.walk.facts.seeds.wants_return:
-        _store_returned(ctx, sink, [e for group in s.values for e in entries(group)])
+        _store_returned(ctx, writer, [e for group in s.values for e in entries(group)])
     ctx.walk.builder.emit(with_values(s, ctx.primal))
 
 
-def _store_returned(ctx: RuleContext, sink: Sink | None, values: list[Value]) -> None:
+def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[Value]) -> None:
     """The tangents of what the kernel returns: one row each."""
     walk, builder, dtype = ctx.walk, ctx.walk.builder, values[0].dtype
 
     def form_of(value: Value) -> Form:
         return settled(builder, columns_only(ctx.linearizer.form(value), walk.facts.is_column))
 
-    if sink is not None:
-        sunk = Sunk(RETURN, "the return value", len(values), dtype, is_columns=False)
-        sink.store(sunk, None, [Affine((), n) for n in range(len(values))], [form_of(v) for v in values])
+    if writer is not None:
+        returned = EntryTarget(RETURN, "the return value", len(values), dtype, is_columns=False)
+        writer.store(returned, None, [Affine((), n) for n in range(len(values))], [form_of(v) for v in values])
         return
     shadow = walk.arguments.add(RETURN, "d_result", dtype)
     entry = ShadowMatrix(shadow, len(values), walk.facts.columns, walk.facts.seeds.by_column).entry

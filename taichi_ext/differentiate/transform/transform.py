@@ -9,7 +9,7 @@ import taichi_ext.program as ir
 from taichi_ext.analysis.stores import grouped
 from taichi_ext.differentiate.edges.boundaries import boundary
 from taichi_ext.differentiate.edges.rule_context import RuleContext
-from taichi_ext.differentiate.sparse.sparse_sink import Sink
+from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.storage.storages import Storages
@@ -28,7 +28,7 @@ class Transform:
         stores: the stores to containers.
         storages: the storages of locals.
         reversals: the loops whose tangents are accumulated backwards.
-        sink: of a sparse Jacobian.
+        writer: of a sparse Jacobian.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Transform:
         stores: ContainerStores,
         storages: Storages,
         reversals: Reversals,
-        sink: Sink | None,
+        writer: EntryWriter | None,
     ) -> None:
         self._context = context
         self._walk = context.walk
         self._stores = stores
         self._storages = storages
         self._reversals = reversals
-        self._sink = sink
+        self._writer = writer
 
     def body(self, body: ir.Body, variables: tuple[ir.Local, ...] = ()) -> ir.Body:
         """A block with tangents, in which these variables can be named."""
@@ -58,8 +58,8 @@ class Transform:
         with cursor.in_block(variables), builder.collecting() as collected:
             begin()
             for group in grouped(body):
-                if self._sink is not None and cursor.block.is_kernel:
-                    self._sink.stage += 1
+                if self._writer is not None and cursor.block.is_kernel:
+                    self._writer.stage += 1
                 builder.place = group[0].place
                 self._context.linearizer.begin_statement()
                 self._statement(group)
@@ -92,7 +92,7 @@ class Transform:
             case ir.For() | ir.While():
                 self._loop(s)
             case ir.Return():
-                special.returned(context, self._sink, self._storages.gradient, s)
+                special.returned(context, self._writer, self._storages.gradient, s)
             case ir.Boundary():
                 boundary(context, s)
             case ir.Call() if any(map(walk.facts.is_active, ir.values_of(s))):
@@ -119,8 +119,8 @@ class Transform:
     def _loop(self, s: ir.For | ir.While) -> None:
         """A loop that is walked forward."""
         walk, facts = self._walk, self._walk.facts
-        if self._sink is not None:
-            self._sink.counts.before(s)
+        if self._writer is not None:
+            self._writer.counts.before(s)
         variables = tuple(v for v in s.variables if v not in facts.changed) if isinstance(s, ir.For) else ()
         walk.builder.frozen.update(variables)
         with walk.cursor.in_loop(facts.loops[s]):
@@ -133,8 +133,8 @@ class Transform:
             extent = facts.seeds.extents.get(over) if isinstance(over, ir.Container) else None
             new = serialized(new, extent, is_host=facts.seeds.is_host)
         walk.builder.emit(new)
-        if self._sink is not None:
-            self._sink.counts.after(s)
+        if self._writer is not None:
+            self._writer.counts.after(s)
 
 
 def _nothing() -> None:

@@ -28,8 +28,8 @@ from taichi_ext.differentiate.forms.row_sources import RowSources
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.differentiate.plan.sparse_numbering import Numbering
 from taichi_ext.differentiate.plan.storage_plan import Plan
+from taichi_ext.differentiate.sparse.entry_writer import EntryWriter
 from taichi_ext.differentiate.sparse.sparse_counts import Counts
-from taichi_ext.differentiate.sparse.sparse_sink import Sink
 from taichi_ext.differentiate.statements.container_stores import ContainerStores
 from taichi_ext.differentiate.statements.energy_tangents import EnergyTangents, IntermediateTangents
 from taichi_ext.differentiate.statements.linearize import Linearizer
@@ -56,7 +56,7 @@ class Traversal:
     Attributes:
         walk: what all share.
         numbering: the columns of a sparse Jacobian.
-        sink: where the entries of one go.
+        writer: where the entries of one go.
         storages: those of locals.
         reversals: the loops whose tangents are accumulated backwards.
         coverage: how shadows are treated.
@@ -66,7 +66,7 @@ class Traversal:
 
     walk: Walk
     numbering: Numbering | None
-    sink: Sink | None
+    writer: EntryWriter | None
     storages: Storages
     reversals: Reversals
     coverage: Coverage
@@ -85,9 +85,9 @@ class Traversal:
         walk = _new_walk(facts, plan, blocks, roles, numbering, Builder(discards=discards))
         matrices = {c: _new_matrix(walk, c, roles[c]) for c in in_order if _has_shadow(c, facts, numbering)}
         sources, coverage = RowSources(walk.cursor), Coverage()
-        sink = None if numbering is None else Sink(walk, numbering, sources, Counts(walk))
+        writer = None if numbering is None else EntryWriter(walk, numbering, sources, Counts(walk))
         gradient = None if facts.seeds.sums is None else EnergyGradient.of(walk, facts.seeds.sums, matrices)
-        storages = Storages(walk, sources, sink, matrices, gradient)
+        storages = Storages(walk, sources, writer, matrices, gradient)
         containers: dict[Container, Tangents] = {}
         for c in in_order:
             parts = (walk, c, roles[c], matrices.get(c), storages, coverage)
@@ -96,15 +96,15 @@ class Traversal:
             elif gradient is not None and c in facts.seeds.intermediates:
                 containers[c] = IntermediateTangents(*parts, gradient)
             else:
-                containers[c] = Tangents(*parts) if sink is None else SparseTangents(*parts, sink)
+                containers[c] = Tangents(*parts) if writer is None else SparseTangents(*parts, writer)
             sources.add(c, containers[c])
         forms = LocalForms(walk, storages, sources)
         linearizer = Linearizer(walk, forms, containers, coverage)
         context = RuleContext(walk, linearizer, forms, LocalTangents(walk, storages, forms, linearizer))
         reversals = Reversals(walk, storages)
         stores = ContainerStores(walk, linearizer, containers, coverage, reversals)
-        transform = Transform(context, stores, storages, reversals, sink)
-        return cls(walk, numbering, sink, storages, reversals, coverage, forms, transform)
+        transform = Transform(context, stores, storages, reversals, writer)
+        return cls(walk, numbering, writer, storages, reversals, coverage, forms, transform)
 
     def body(self) -> Body:
         """The statements of the program with their tangents."""
@@ -137,7 +137,7 @@ def _new_walk(
 
 def _has_shadow(container: Container, facts: Facts, numbering: Numbering | None) -> bool:
     """Whether tangents of a container are in memory: those of a parameter that is only read are its columns."""
-    if container in facts.seeds.intermediates or (numbering is not None and numbering.is_sunk(container)):
+    if container in facts.seeds.intermediates or (numbering is not None and numbering.has_entries(container)):
         return False
     role = facts.seeds.roles.get(container, Role())
     return role.first_column is None or container in facts.stores.sites

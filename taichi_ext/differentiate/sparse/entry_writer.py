@@ -1,8 +1,9 @@
 """Tangents that go into a sparse Jacobian: each store or addition writes its entries instead of a row of all columns.
 
-Containers with a sink (the outputs, and what carries columns that no row can hold) have no shadow. What is read from
-them is a column of its own: the host multiplies the entries of one stage with the rows that the containers had before
-it. So a stage must not read what it has written itself, but for an entry that the same iteration stored before.
+Containers whose tangents are written as entries (the outputs, and what carries columns that no row can hold) have no
+shadow. What is read from them is a column of its own: the host multiplies the entries of one stage with the rows that
+the containers had before it. So a stage must not read what it has written itself, but for an entry that the same
+iteration stored before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.build import Coefficient, add, element, literal, multiply
 from taichi_ext.differentiate.forms.cursor import Block
-from taichi_ext.differentiate.forms.entry_sites import Entry, Group, Site, SiteLoops, SparseResult, Sunk
+from taichi_ext.differentiate.forms.entry_sites import Entry, EntryTarget, Group, Site, SiteLoops, SparseResult
 from taichi_ext.differentiate.forms.forms import (
     Form,
     Seed,
@@ -48,18 +49,17 @@ class _Stored:
     loops: tuple[Loop, ...]
 
 
-class Sink:
+class EntryWriter:
     """The entries that one walk writes."""
 
     def __init__(self, walk: Walk, numbering: Numbering, sources: RowSources, counts: Counts) -> None:
         self.walk = walk
-        self.builder = walk.builder
         self.numbering = numbering
         self.counts = counts
         self._sources = sources
         self.sites: list[Site] = []
         self._steps: dict[Key, set[tuple[int, int]]] = {}  # in which each container is written, by stage
-        self.containers: dict[Key, Sunk] = {}
+        self.containers: dict[Key, EntryTarget] = {}
         self.stage = 0  # the number of the top-level statement
         self._reads: list[Access] = []
         self._writes: list[Access] = []
@@ -94,19 +94,19 @@ class Sink:
         owners = self.numbering.owners(column)
         return any(is_of_sum(o) and o.number > self.versions(o.of, step) for o in owners)
 
-    def read(self, sunk: Sunk, row: Affine) -> Form:
-        """The tangent of an entry of a container with a sink."""
+    def read(self, target: EntryTarget, row: Affine) -> Form:
+        """The tangent of an entry of such a container."""
         loops = self.walk.cursor.loops
-        stored = self._stored.get((sunk.key, row))
+        stored = self._stored.get((target.key, row))
         self._order += 1
         if stored is not None and self._is_open(stored.block) and not self._is_stale(stored.form):
-            self._reads.append(Access(self._order, self.stage, sunk.key, row, loops, since=len(stored.loops)))
+            self._reads.append(Access(self._order, self.stage, target.key, row, loops, since=len(stored.loops)))
             return dict(stored.form)
-        self._reads.append(Access(self._order, self.stage, sunk.key, row, loops))
-        if not sunk.is_columns:
-            self.numbering.require_columns(sunk.key, sunk.size)
+        self._reads.append(Access(self._order, self.stage, target.key, row, loops))
+        if not target.is_columns:
+            self.numbering.require_columns(target.key, target.size)
             return {}
-        return self.seed(sunk.key, row, sunk.size)
+        return self.seed(target.key, row, target.size)
 
     def _block(self) -> Block:
         """The block of the statement: where an index is guarded, what is read by the same index is guarded, too."""
@@ -126,32 +126,32 @@ class Sink:
 
     # --- writing
 
-    def store(self, sunk: Sunk, site: stores.Site | None, rows: list[Affine], forms: list[Form]) -> None:
+    def store(self, target: EntryTarget, site: stores.Site | None, rows: list[Affine], forms: list[Form]) -> None:
         """``entry = value``."""
-        is_injective = self._emit(sunk, True if site is None else site, rows, forms, is_sum=False)
+        is_injective = self._emit(target, True if site is None else site, rows, forms, is_sum=False)
         for row, form in zip(rows, forms, strict=True):
-            self._forget(sunk.key, row)
-            self._stored[sunk.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
-            self._note(sunk.key, row, is_injective, is_sum=False)
+            self._forget(target.key, row)
+            self._stored[target.key, row] = _Stored(dict(form), self._block(), self.walk.cursor.loops)
+            self._note(target.key, row, is_injective, is_sum=False)
 
-    def add(self, sunk: Sunk, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
+    def add(self, target: EntryTarget, site: stores.Site, rows: list[Affine], forms: list[Form]) -> None:
         """``entry += value``."""
-        is_injective = self._emit(sunk, site, rows, forms, is_sum=True)
+        is_injective = self._emit(target, site, rows, forms, is_sum=True)
         is_private = self.walk.facts.stores.is_private(site)
         loops = self.walk.cursor.loops
         for row, form in zip(rows, forms, strict=True):
-            before = self._stored.get((sunk.key, row))
+            before = self._stored.get((target.key, row))
             base: Form | None = None
             if before is not None and before.block is self._block() and is_private:
                 base = before.form
-            elif is_private and is_injective and not self._is_written_before(sunk.key, row):
-                base = self.seed(sunk.key, row, sunk.size) if sunk.is_columns else None
-            self._forget(sunk.key, row)
+            elif is_private and is_injective and not self._is_written_before(target.key, row):
+                base = self.seed(target.key, row, target.size) if target.is_columns else None
+            self._forget(target.key, row)
             if base is not None:
                 total = dict(base)
                 accumulate(total, form)
-                self._stored[sunk.key, row] = _Stored(total, self._block(), loops)
-            self._note(sunk.key, row, is_injective, is_sum=True)
+                self._stored[target.key, row] = _Stored(total, self._block(), loops)
+            self._note(target.key, row, is_injective, is_sum=True)
 
     def next_step(self) -> int:
         """The number of the next step in which locals that have columns of their own are written."""
@@ -159,10 +159,10 @@ class Sink:
         return self._order
 
     def write_sum(
-        self, sunk: Sunk, rows: list[Affine], forms: list[Form], step: int, *, is_sum: bool, is_injective: bool
+        self, target: EntryTarget, rows: list[Affine], forms: list[Form], step: int, *, is_sum: bool, is_injective: bool
     ) -> None:
         """Store to a local that has columns of its own, or add to it."""
-        self._emit(sunk, is_injective, rows, forms, is_sum=is_sum, step=step)
+        self._emit(target, is_injective, rows, forms, is_sum=is_sum, step=step)
 
     def _is_written_before(self, key: Key, row: Affine) -> bool:
         return any(w.key == key and w.stage == self.stage and not are_apart(w.row, row) for w in self._writes)
@@ -180,7 +180,7 @@ class Sink:
 
     def _emit(
         self,
-        sunk: Sunk,
+        target: EntryTarget,
         place: stores.Site | bool,
         rows: list[Affine],
         forms: list[Form],
@@ -189,13 +189,13 @@ class Sink:
         step: int | None = None,
     ) -> bool:
         """Register an entry site, and write its entries; returns whether it writes each row once at most."""
-        around = self._around(sunk.name)
+        around = self._around(target.name)
         axes, counter, slot, is_shared = around.axes, None, None, False
         if around.counted is not None:
             counter, slot, is_shared = self.counts.slot(around)
         variables = [axis.variable for axis in axes]
         parts: dict[Affine, int] | None = None
-        if self.numbering.asked.starts and sunk.key in self.numbering.asked.outputs:
+        if self.numbering.asked.starts and target.key in self.numbering.asked.outputs:
             rows = [self.walk.facts.indices.unclamped(row) for row in rows]
             parts = self._mirror(rows, forms)
         groups = self._groups(forms)
@@ -204,7 +204,7 @@ class Sink:
         site = Site(
             number=len(self.sites),
             stage=(self.stage, LAST_STEP) if step is None else (self.stage, step),
-            key=sunk.key,
+            key=target.key,
             is_sum=is_sum,
             around=SiteLoops(self.walk.cursor.loops, axes, around.opened, counter),
             is_conditional=self._is_conditional() if counter is None else is_shared and self._is_interrupted(),
@@ -218,14 +218,14 @@ class Sink:
         self.sites.append(site)
         self._steps.setdefault(site.key, set()).add(site.stage)
         if step is not None and any(self._is_later(e.column, site.stage) for g in groups for e in g.entries):
-            raise DenseRowsError(f"the tangent of {sunk.name} is made of what is computed later in the same loop")
-        self.containers[sunk.key] = sunk
+            raise DenseRowsError(f"the tangent of {target.name} is made of what is computed later in the same loop")
+        self.containers[target.key] = target
         for size in (site.integers, *(len(group.entries) for group in groups)):
             if site.slots * size > MOST_SLOTS:
-                raise DenseRowsError(f"{sunk.name} takes {site.slots} x {size} entries, more than Taichi can index")
-        slot = self.builder.keep(self.counts.number(around), "slot") if slot is None else slot
+                raise DenseRowsError(f"{target.name} takes {site.slots} x {size} entries, more than Taichi can index")
+        slot = self.walk.builder.keep(self.counts.number(around), "slot") if slot is None else slot
         self._write_integers(site, slot)
-        self._write_values(site, sunk, slot, forms)
+        self._write_values(site, target, slot, forms)
         return site.is_injective
 
     def _mirror(self, rows: list[Affine], forms: list[Form]) -> dict[Affine, int] | None:
@@ -305,14 +305,14 @@ class Sink:
             return
         array = self.walk.arguments.add(SiteArray(site.number, "integers"), f"integers_{site.number}", I32)
         values = [*map(atom_value, site.atoms), *([literal(1, I32)] * site.is_conditional)]
-        start = self.builder.keep(multiply(slot, site.integers), "start")
+        start = self.walk.builder.keep(multiply(slot, site.integers), "start")
         for n, value in enumerate(values):
-            self.builder.assign(element(array, add(start, n)), value)
+            self.walk.builder.assign(element(array, add(start, n)), value)
 
-    def _write_values(self, site: Site, sunk: Sunk, slot: Coefficient, forms: list[Form]) -> None:
+    def _write_values(self, site: Site, target: EntryTarget, slot: Coefficient, forms: list[Form]) -> None:
         for group in site.groups:
-            array = self.walk.arguments.add(site.entries(group.owner), f"entries_{site.number}", sunk.dtype)
-            start = self.builder.keep(multiply(slot, len(group.entries)), "start")
+            array = self.walk.arguments.add(site.entries(group.owner), f"entries_{site.number}", target.dtype)
+            start = self.walk.builder.keep(multiply(slot, len(group.entries)), "start")
             places = {(e.part, e.column): n for n, e in enumerate(group.entries)}
             for part, form in enumerate(forms):
                 own = {column: n for (p, column), n in places.items() if p == part}
@@ -328,17 +328,17 @@ class Sink:
             if has_rows and self.numbering.is_in_rows(seed.column):
                 self._add_to_row(array, start, seed, places, value)
             elif seed.column in places:
-                self.builder.assign(element(array, add(start, places[seed.column])), value)
+                self.walk.builder.assign(element(array, add(start, places[seed.column])), value)
 
     def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
         """The rows of a form, column by column, to places that come one after the other."""
         first, place = places[0]
-        base = self.builder.keep(add(start, place), "start")
+        base = self.walk.builder.keep(add(start, place), "start")
 
         def body(k: Value) -> None:
-            self.builder.assign(element(array, add(base, k)), row_value(form, add(k, first), array.dtype))
+            self.walk.builder.assign(element(array, add(base, k)), row_value(form, add(k, first), array.dtype))
 
-        self.builder.loop(len(places), body)
+        self.walk.builder.loop(len(places), body)
 
     def _add_to_row(
         self, array: Container, start: Coefficient, seed: Seed, places: dict[Affine, int], value: Value
@@ -351,8 +351,8 @@ class Sink:
         if place is None:
             return  # of another group
         number = self.walk.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
-        entry = element(array, self.builder.keep(add(add(start, place), number), "place"))
-        self.builder.assign(entry, add(entry, value))
+        entry = element(array, self.walk.builder.keep(add(add(start, place), number), "place"))
+        self.walk.builder.assign(entry, add(entry, value))
 
 
 def _is_injective(site: stores.Site, variables: list[Atom]) -> bool:
