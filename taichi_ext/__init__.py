@@ -1,6 +1,6 @@
 """The Jacobian of a Taichi kernel in one launch, and custom derivatives for functions and expressions."""
 
-from taichi_ext.version import __version__  # first: a Taichi that it does not run on is refused before it is used
+from taichi_ext.version import __version__  # first: raises for releases of Taichi that are not supported
 
 # isort: split
 

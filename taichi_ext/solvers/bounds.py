@@ -1,4 +1,4 @@
-"""Bounds and scales of all parameters as vectors; what is refused: a start outside of them, numbers not finite."""
+"""Bounds and scales of all parameters as vectors; errors for a start outside of them and numbers not finite."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -386,7 +386,9 @@ class Evaluation:
         prepared.is_checked = True
         warn_of_indices(prepared.fused.values())
         both = zip(self.layout.outputs, session.request.outputs, strict=True)
-        self._log.judge((placed.target, session.tangents.is_fresh(output.key)) for placed, output in both)
+        self._log.record_independent_outputs(
+            (placed.target, session.tangents.is_fresh(output.key)) for placed, output in both
+        )
 
 
 def _apart(values: list[np.ndarray]) -> list[np.ndarray]:

@@ -54,7 +54,7 @@ class RunLog:
         self._kept |= names.keys() - overwritten
         self._overwritten |= {key: names[key] for key in overwritten}
 
-    def judge(self, outputs: Iterable[tuple[Target, bool]]) -> None:
+    def record_independent_outputs(self, outputs: Iterable[tuple[Target, bool]]) -> None:
         """Warn of outputs that depend on no parameter, as is said of each; from now on the others are watched."""
         for n, (target, is_fresh) in enumerate(outputs):
             if is_fresh and self._of_zeros:

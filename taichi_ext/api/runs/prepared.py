@@ -82,7 +82,7 @@ class Prepared:
         sizes_that_fit: the shapes of arguments for which a call has been within the memory that was free.
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
-        replay: the shortest way to repeat a launch, where there is one.
+        replay: the fast path for a repeated launch, where there is one.
         sparse: how sparse rows are computed.
     """
 

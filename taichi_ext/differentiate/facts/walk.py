@@ -60,5 +60,5 @@ class Walk:
         return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)
 
     def refuse_once_settled(self, message: str) -> None:
-        """Raise at the end of the walk, unless it has found news that may change this."""
+        """Raise at the end of the walk, unless something was found that may change this."""
         self.problems.append(message)

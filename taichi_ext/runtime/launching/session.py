@@ -226,7 +226,7 @@ class Session:
             elif isinstance(key, LaunchArray):
                 passed.append(self._target.array(fused, key))
             elif key in outer:
-                array, give_back = tangents.arrays.lend(outer[key], is_covered=is_covered)
+                array, give_back = tangents.arrays.borrow(outer[key], is_covered=is_covered)
                 passed.append(array)
                 if key in fused.facts.written:
                     after.append(give_back)

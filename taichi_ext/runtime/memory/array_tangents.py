@@ -207,11 +207,11 @@ class ArrayTangents:
             dtype = backend.named_type(region.layout.dtype)
             region.shadow = self._columns.new_shadow(region.name, region.layout.size, dtype)
         for view, column in region.seeds.items():
-            self._columns.sow(region.shadow, column, region.rows(view))
+            self._columns.seed_rows(region.shadow, column, region.rows(view))
         region.seeds.clear()
         return region.shadow
 
-    def lend(self, key: View, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
+    def borrow(self, key: View, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
         """The tangents of an array as a kernel takes them, and what is done after a launch that writes to them."""
         view, region, shadow = key, self._region(key), self.shadow(key)
         if is_covered and region.is_whole(view):

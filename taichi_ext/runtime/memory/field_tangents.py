@@ -55,7 +55,7 @@ class FieldTangents:
             self.shadows[key] = self._columns.new_shadow(info.name, info.size, info.dtype)
         shadow = self.shadows[key]
         for part, column in self._seeds.pop(key, {}).items():
-            self._columns.sow(shadow, column, rows_of(part, self.info(key)))
+            self._columns.seed_rows(shadow, column, rows_of(part, self.info(key)))
         return shadow
 
     def values(self, key: Key) -> np.ndarray:

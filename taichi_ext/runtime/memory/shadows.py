@@ -222,7 +222,7 @@ class TangentColumns:
         self.changes += 1
         return Shadow(name, rows, self.count, dtype)
 
-    def sow(self, shadow: Shadow, column: int, rows: Any) -> None:
+    def seed_rows(self, shadow: Shadow, column: int, rows: Any) -> None:
         """Give the rows of a parameter their tangents: its columns, or those that are given."""
         self.changes += 1
         if self._directions is None:
