@@ -324,7 +324,7 @@ def _dot(a: Sequence[Any], b: Sequence[Any]) -> tuple[float, float]:
 
 @functools.cache
 def moving(ti: ModuleType) -> Callable[..., None]:
-    """What sets flat arrays to ``x = start + t direction``."""
+    """A kernel that sets flat arrays to ``x = start + t direction``."""
     array: Any = ti.types.ndarray()
 
     @ti.kernel

@@ -96,7 +96,7 @@ class Recording:
 
     @property
     def library(self) -> Any:
-        """What the rewritten source calls."""
+        """The operations that the rewritten source calls."""
         return self.constants.library
 
     # --- functions and places

@@ -127,7 +127,7 @@ class Storages:
         return replace(choice, row=row, terms=decision.terms, why=why)
 
     def _notes(self, local: Local) -> tuple[str, ...]:
-        """What else is planned for a local, with the reasons."""
+        """Other decisions about a local, with their reasons."""
         plan, notes = self._walk.plan, []
         if local in plan.accumulated and local.kind != "temporary":  # those of users' functions
             notes.append(f"its tangent is computed where it is declared, since {plan.accumulated[local]}")

@@ -25,7 +25,7 @@ ROUNDING = 1000  # units in the last place of the largest entry of a diagonal th
 
 @functools.cache
 def _marking(ti: ModuleType) -> Callable[..., None]:
-    """What marks the blocks that are not positive semidefinite."""
+    """A kernel that marks the blocks that are not positive semidefinite."""
     array: Any = ti.types.ndarray(ndim=3)
 
     @ti.kernel
