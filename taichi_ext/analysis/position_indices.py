@@ -15,29 +15,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.activity import CONSTANT
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Boundary,
-    Call,
-    Const,
-    Declare,
-    For,
-    Known,
-    Local,
-    Op,
-    Read,
-    Update,
-    Value,
-    entries,
-    statements,
-    values_of,
-)
 
-Entry = tuple[Local, int | None]  # an entry of a local; None where it is not known which
-Position = frozenset[tuple[Local, int]]
+Entry = tuple[ir.Local, int | None]  # an entry of a local; None where it is not known which
+Position = frozenset[tuple[ir.Local, int]]
 _WHOLE = frozenset(
     ("add", "sub", "mul", "neg", "cast", "mod", "raw_mod", "max", "min", "abs", "select", "ifte", "bit_shl")
 )
@@ -48,17 +30,17 @@ _CHOICES = ("select", "ifte")  # of which the first argument is a condition
 class IndexInLevel:
     """A level, the index that it depends on, and where."""
 
-    use: Boundary
-    index: Local
-    read: Read
+    use: ir.Boundary
+    index: ir.Local
+    read: ir.Read
 
 
-def find_index_in_level(slices: Slices, positions: Mapping[Boundary, Position]) -> IndexInLevel | None:
+def find_index_in_level(slices: Slices, positions: Mapping[ir.Boundary, Position]) -> IndexInLevel | None:
     """The first level that depends on an index of its pixel other than by its position; None where there is none."""
     for use, position in positions.items():
         level = next((use.given[name] for name in ("level", "value") if name in use.given), None)
         indices = {e for own in position for e in slices.indices_of(own)}
-        for read in slices.reached(list(entries(level)) if level is not None and indices else [], position):
+        for read in slices.reached(list(ir.entries(level)) if level is not None and indices else [], position):
             if _entry(read) in indices:
                 return IndexInLevel(use, read.local, read)
     return None
@@ -67,33 +49,36 @@ def find_index_in_level(slices: Slices, positions: Mapping[Boundary, Position]) 
 class Slices:
     """The dependences of values, through locals, whatever the order of the statements."""
 
-    def __init__(self, body: Body) -> None:
-        self._of: dict[Local, dict[int | None, list[Value]]] = {}
-        self._indices: set[Local] = set()
-        for s in statements(body):
+    def __init__(self, body: ir.Body) -> None:
+        self._of: dict[ir.Local, dict[int | None, list[ir.Value]]] = {}
+        self._indices: set[ir.Local] = set()
+        for s in ir.statements(body):
             match s:
-                case For(variables=variables):
+                case ir.For(variables=variables):
                     self._indices.update(variables)
-                case Declare(local=local, values=values):
+                case ir.Declare(local=local, values=values):
                     for n, value in enumerate(values):
                         self._define((local, n), value)
-                case Assign(target=Read() as target, value=value) | Update(target=Read() as target, value=value):
+                case (
+                    ir.Assign(target=ir.Read() as target, value=value)
+                    | ir.Update(target=ir.Read() as target, value=value)
+                ):
                     self._define(_entry(target), value)
-                case Atomic(target=target, value=value, result=result):
-                    if isinstance(target, Read):
+                case ir.Atomic(target=target, value=value, result=result):
+                    if isinstance(target, ir.Read):
                         self._define(_entry(target), value)
                         if result is not None:
                             self._define((result, 0), target)
-                case Call(results=results):
+                case ir.Call(results=results):
                     for local in results:
-                        self._define((local, None), *values_of(s))
-                case Boundary(results=results):
+                        self._define((local, None), *ir.values_of(s))
+                case ir.Boundary(results=results):
                     for local in results:
                         self._define((local, 0), *_sources(s))
                 case _:
                     pass
 
-    def reached(self, values: list[Value], position: Position = frozenset()) -> Iterator[Read]:
+    def reached(self, values: list[ir.Value], position: Position = frozenset()) -> Iterator[ir.Read]:
         """The indices of loops that a change of values may come from, past what the position holds."""
         return (read for read in self._reads(values, position) if read.local in self._indices)
 
@@ -105,17 +90,17 @@ class Slices:
         every = ((local, m) for local, n in found for m in (range(math.prod(local.shape)) if n is None else (n,)))
         return position | frozenset(every)
 
-    def _reads(self, values: list[Value], position: Position = frozenset()) -> Iterator[Read]:
+    def _reads(self, values: list[ir.Value], position: Position = frozenset()) -> Iterator[ir.Read]:
         """Where a change of values may come from, other than from the position."""
         pending, seen = values, set[object]()
         while pending:
             value = pending.pop()
-            if isinstance(value, Known):
+            if isinstance(value, ir.Known):
                 pending.append(value.source)
-            elif isinstance(value, Op):
+            elif isinstance(value, ir.Op):
                 pending += _operands(value) if value not in seen else ()
                 seen.add(value)
-            elif isinstance(value, Read):
+            elif isinstance(value, ir.Read):
                 entry = _entry(value)
                 if value.local in self._indices:
                     yield value
@@ -129,29 +114,29 @@ class Slices:
         found = {_entry(read) for read in self.reached(self._definitions(entry))}
         return {index for index in found if self._slope(entry, index) in (1, -1, None)}
 
-    def _define(self, entry: Entry, *values: Value) -> None:
+    def _define(self, entry: Entry, *values: ir.Value) -> None:
         self._of.setdefault(entry[0], {}).setdefault(entry[1], []).extend(values)
 
-    def _definitions(self, entry: Entry) -> list[Value]:
+    def _definitions(self, entry: Entry) -> list[ir.Value]:
         local, n = entry
         known = self._of.get(local, {}).items()
         return [value for m, values in known if n is None or m is None or n == m for value in values]
 
-    def _slope(self, what: Value | Entry, index: Entry) -> float | None:
+    def _slope(self, what: ir.Value | Entry, index: Entry) -> float | None:
         """The derivative of a value by an index, where it is a number that is known."""
         if isinstance(what, tuple):
             if what[0] in self._indices:
                 return 1 if what == index else 0
             definitions = self._definitions(what)
             return self._slope(definitions[0], index) if len(definitions) == 1 else None
-        if isinstance(what, Read):
+        if isinstance(what, ir.Read):
             return self._slope(_entry(what), index)
         if not any(_entry(read) == index for read in self.reached([what])):
             return 0
-        if not isinstance(what, Op):
+        if not isinstance(what, ir.Op):
             return None
         slopes = [self._slope(arg, index) for arg in what.args]
-        numbers = [arg.value if isinstance(arg, Const) else None for arg in what.args]
+        numbers = [arg.value if isinstance(arg, ir.Const) else None for arg in what.args]
         match what.name, slopes, numbers:
             case "cast", [float() | int() as a], _:
                 return a
@@ -170,7 +155,7 @@ class Slices:
         return None
 
 
-def _operands(value: Op) -> tuple[Value, ...]:
+def _operands(value: ir.Op) -> tuple[ir.Value, ...]:
     """The arguments whose small changes change an operation."""
     if value.name in CONSTANT or not (value.dtype.is_real or (value.dtype.is_integer and value.name in _WHOLE)):
         return ()
@@ -179,16 +164,16 @@ def _operands(value: Op) -> tuple[Value, ...]:
     return value.args[1:] if value.name in _CHOICES else value.args
 
 
-def _sources(s: Boundary) -> list[Value]:
+def _sources(s: ir.Boundary) -> list[ir.Value]:
     """The sources of the tangents of a boundary's results."""
     if s.kind in ("stop_gradient", "gradient"):
         return []
     if s.kind == "replace_gradient":
         return s.sources("surrogate")
-    return [e for name, group in s.given.items() if name != "at" for e in entries(group)]
+    return [e for name, group in s.given.items() if name != "at" for e in ir.entries(group)]
 
 
-def _entry(read: Read) -> Entry:
+def _entry(read: ir.Read) -> Entry:
     flat = 0
     for i, n in zip(read.index, read.local.shape, strict=True):
         if not isinstance(i, int):

@@ -11,132 +11,113 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import taichi_ext.program as ir
 from taichi_ext import backend
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.backend import ti
 from taichi_ext.differentiate.forms.build import add, literal, multiply
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    Assign,
-    Body,
-    Const,
-    Container,
-    Declare,
-    Effect,
-    For,
-    Load,
-    Local,
-    Program,
-    Read,
-    Statement,
-    Struct,
-    Tensor,
-    Value,
-    bodies,
-    entries,
-    mapped,
-    regrouped,
-    statements,
-)
 from taichi_ext.program.types import I32
 
-Lost = list[tuple[Statement, Value]]  # values that are appended to fields that are not known
+Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to fields that are not known
 
 
-def changed_nodes(body: Body) -> tuple[Any, ...]:
+def changed_nodes(body: ir.Body) -> tuple[Any, ...]:
     """The nodes of the layout cells of which are activated, appended to or deactivated by name."""
     kinds = ("append", "deactivate")
-    calls = [s for s in statements(body) if _kind(s) in kinds or (isinstance(s, Effect) and s.function is ti.activate)]
+    calls = [
+        s for s in ir.statements(body) if _kind(s) in kinds or (isinstance(s, ir.Effect) and s.function is ti.activate)
+    ]
     return tuple(_node_of(s) for s in calls)  # type: ignore[arg-type]
 
 
-def has_node_calls(body: Body) -> bool:
+def has_node_calls(body: ir.Body) -> bool:
     """Whether a program appends or deactivates."""
-    return any(_kind(s) for s in statements(body))
+    return any(_kind(s) for s in ir.statements(body))
 
 
-def _kind(s: Statement) -> str:
+def _kind(s: ir.Statement) -> str:
     """``append`` or ``deactivate``, and whether the call is a method's: empty for any other statement."""
-    name = s.function if isinstance(s, Effect) else ""
+    name = s.function if isinstance(s, ir.Effect) else ""
     if name in (".append", ".deactivate"):
         return name[1:]
     return {ti.append: "append", ti.deactivate: "deactivate"}.get(name, "") if callable(name) else ""
 
 
-def _node_of(s: Effect) -> Any:
+def _node_of(s: ir.Effect) -> Any:
     """The node that a call appends to or deactivates a cell of."""
-    what = s.args[0].object if isinstance(s.args[0], Container) else s.args[0]
+    what = s.args[0].object if isinstance(s.args[0], ir.Container) else s.args[0]
     return what.parent() if isinstance(s.function, str) else backend.layout_node(what)
 
 
-def _indices_of(s: Effect) -> tuple[Value, ...]:
+def _indices_of(s: ir.Effect) -> tuple[ir.Value, ...]:
     return tuple(_scalars(s.args[1]))
 
 
-def _scalars(x: Any) -> Iterator[Value]:
+def _scalars(x: Any) -> Iterator[ir.Value]:
     """The numbers that a value consists of, in the order in which Taichi stores them."""
     if isinstance(x, (tuple, list)):
         for e in x:
             yield from _scalars(e)
-    elif isinstance(x, (Value, Tensor, Struct)):
-        yield from entries(x)
+    elif isinstance(x, (ir.Value, ir.Tensor, ir.Struct)):
+        yield from ir.entries(x)
     else:
-        yield Const(x, I32)
+        yield ir.Const(x, I32)
 
 
 # --- lists ------------------------------------------------------------------------------------------------------------
 
 
-def with_appends(program: Program, known: Iterable[Container]) -> tuple[Program, Lost]:
+def with_appends(program: ir.Program, known: Iterable[ir.Container]) -> tuple[ir.Program, Lost]:
     """The program with a store for each number that is appended to one of the ``known`` fields."""
     lost: Lost = []
     fields = tuple(known)
 
-    def change(s: Statement) -> Statement | Body:
-        if not isinstance(s, Effect) or _kind(s) != "append":
+    def change(s: ir.Statement) -> ir.Statement | ir.Body:
+        if not isinstance(s, ir.Effect) or _kind(s) != "append":
             return s
         return _appended(s, fields, lost)
 
-    return replace(program, body=mapped(program.body, change)), lost
+    return replace(program, body=ir.mapped(program.body, change)), lost
 
 
-def _appended(s: Effect, known: tuple[Container, ...], lost: Lost) -> Body:
-    before: list[Statement] = []
+def _appended(s: ir.Effect, known: tuple[ir.Container, ...], lost: Lost) -> ir.Body:
+    before: list[ir.Statement] = []
 
-    def kept(value: Value, name: str) -> Value:
-        if isinstance(value, Const):
+    def kept(value: ir.Value, name: str) -> ir.Value:
+        if isinstance(value, ir.Const):
             return value
-        local = Local(name, value.dtype, (), "temporary")
-        before.append(Declare(local, (value,), place=s.place))
-        return Read(local)
+        local = ir.Local(name, value.dtype, (), "temporary")
+        before.append(ir.Declare(local, (value,), place=s.place))
+        return ir.Read(local)
 
     indices = tuple(kept(i, "index") for i in _indices_of(s))
     given = s.args[2:] if len(s.args) == 3 else (s.args[2:],)
     scalars = [kept(v, "appended") for v in _scalars(given)]
-    place = s.results[0] if s.results else Local("place", I32, (), "temporary")
+    place = s.results[0] if s.results else ir.Local("place", I32, (), "temporary")
     call = replace(s, args=(s.args[0], indices, _regrouped(given[0], scalars)), results=(place,))
     node = _node_of(s)
     parts = dict(zip(backend.child_numbers(node), scalars, strict=False))
-    stores: list[Statement] = []
+    stores: list[ir.Statement] = []
     for c in known:
         numbers = backend.component_numbers(c.object)
         if not all(n in parts for n in numbers):
             continue
         for number, component in zip(numbers, _components(c), strict=True):
-            target = Load(c, (*indices, Read(place)), component, place=s.place)
-            stores.append(Assign(target, parts.pop(number), place=s.place))
+            target = ir.Load(c, (*indices, ir.Read(place)), component, place=s.place)
+            stores.append(ir.Assign(target, parts.pop(number), place=s.place))
     lost.extend((s, v) for v in parts.values() if v.dtype.is_real)
     return (*before, call, *stores)
 
 
-def _regrouped(given: Any, scalars: list[Value]) -> Any:
+def _regrouped(given: Any, scalars: list[ir.Value]) -> Any:
     if isinstance(given, (tuple, list)):
         return tuple(scalars)
-    return regrouped(given, tuple(scalars)) if isinstance(given, (Tensor, Struct)) else scalars[0]
+    return ir.regrouped(given, tuple(scalars)) if isinstance(given, (ir.Tensor, ir.Struct)) else scalars[0]
 
 
-def _components(c: Container) -> list[tuple[int, ...]]:
+def _components(c: ir.Container) -> list[tuple[int, ...]]:
     return list(itertools.product(*map(range, c.element_shape)))
 
 
@@ -150,31 +131,33 @@ def refuse_lost(lost: Lost, activity: Activity) -> None:
             )
 
 
-def _text(s: Statement) -> str:
+def _text(s: ir.Statement) -> str:
     return "" if s.place is None else s.place.message() + "\n"
 
 
 # --- deactivation -----------------------------------------------------------------------------------------------------
 
 
-def with_clears(program: Program, known: Iterable[Container], activity: Activity) -> Program:
+def with_clears(program: ir.Program, known: Iterable[ir.Container], activity: Activity) -> ir.Program:
     """The program with zeros stored to what carries tangents in a cell, before the cell is deactivated."""
     fields = list(known)
-    outside = [s for s in program.body if not bodies(s)]
-    body: list[Statement] = []
+    outside = [s for s in program.body if not ir.bodies(s)]
+    body: list[ir.Statement] = []
     for top in program.body:
-        written = written_containers((top,) if bodies(top) else outside, with_effects=False)
-        body += mapped((top,), lambda s, written=written: _cleared(s, fields, activity, written))
+        written = written_containers((top,) if ir.bodies(top) else outside, with_effects=False)
+        body += ir.mapped((top,), lambda s, written=written: _cleared(s, fields, activity, written))
     return replace(program, body=tuple(body))
 
 
-def _cleared(s: Statement, known: list[Container], activity: Activity, written: set[Container]) -> Statement | Body:
-    if not isinstance(s, Effect) or _kind(s) != "deactivate":
+def _cleared(
+    s: ir.Statement, known: list[ir.Container], activity: Activity, written: set[ir.Container]
+) -> ir.Statement | ir.Body:
+    if not isinstance(s, ir.Effect) or _kind(s) != "deactivate":
         return s
     node = _node_of(s)
     if backend.node_kind(node) == "bitmasked":
         return s  # its memory, and what is read from it, stays as it was
-    before: list[Statement] = []
+    before: list[ir.Statement] = []
     inside = [c for c in known if backend.is_under(c.object, node)]
     for c in inside:
         if c in activity.containers:
@@ -183,7 +166,7 @@ def _cleared(s: Statement, known: list[Container], activity: Activity, written: 
     return (*before, replace(s, writes=tuple(dict.fromkeys((*s.writes, *inside)))))
 
 
-def _refuse_deactivation(s: Effect, node: Any, c: Container, written: set[Container]) -> None:
+def _refuse_deactivation(s: ir.Effect, node: Any, c: ir.Container, written: set[ir.Container]) -> None:
     kind = backend.node_kind(node)
     if kind not in ("dynamic", "pointer") or not backend.has_leading_axes(c.object, node):
         raise UnsupportedError(
@@ -197,27 +180,27 @@ def _refuse_deactivation(s: Effect, node: Any, c: Container, written: set[Contai
         )
 
 
-def _zeros(s: Effect, node: Any, c: Container) -> Body:
+def _zeros(s: ir.Effect, node: Any, c: ir.Container) -> ir.Body:
     """Zeros for all entries of a field in the cell that is deactivated."""
     indices, shape = _indices_of(s), c.shape or ()
     cells = backend.node_shape(node)
     sizes = [n // m for n, m in zip(shape, cells, strict=False)]
     sizes += shape[len(sizes) :]
     counts: list[Any] = [literal(n, I32) for n in sizes]
-    before: list[Statement] = []
+    before: list[ir.Statement] = []
     if backend.node_kind(node) == "dynamic":
-        length = Local("length", I32, (), "temporary")
-        before.append(Effect(ti.length, (node, indices), (length,), place=s.place))
-        counts[len(indices)] = multiply(sizes[len(indices)], Read(length))
-    variables = [Local(f"n_{axis}", I32, (), "loop") for axis in range(len(sizes))]
+        length = ir.Local("length", I32, (), "temporary")
+        before.append(ir.Effect(ti.length, (node, indices), (length,), place=s.place))
+        counts[len(indices)] = multiply(sizes[len(indices)], ir.Read(length))
+    variables = [ir.Local(f"n_{axis}", I32, (), "loop") for axis in range(len(sizes))]
     place: list[Any] = []
     for axis, (n, offset) in enumerate(zip(variables, c.offset or (0,) * len(sizes), strict=True)):
         first = multiply(indices[axis], sizes[axis]) if axis < len(indices) else 0
-        place.append(add(add(Read(n), first), offset))
+        place.append(add(add(ir.Read(n), first), offset))
     zero = literal(0, c.dtype)
     components = _components(c)
     inside = [components[number] for number in backend.components_under(c.object, node)]
-    body: Body = tuple(Assign(Load(c, tuple(place), m), zero, place=s.place) for m in inside)
+    body: ir.Body = tuple(ir.Assign(ir.Load(c, tuple(place), m), zero, place=s.place) for m in inside)
     for n, count in reversed(list(zip(variables, counts, strict=True))):
-        body = (For("range", (n,), (count,), body, place=s.place),)
+        body = (ir.For("range", (n,), (count,), body, place=s.place),)
     return (*before, *body)

@@ -5,56 +5,44 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import cast, literal, operation, select
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    F16,
-    F32,
-    F64,
-    Op,
-    Program,
-    Statement,
-    Type,
-    Value,
-    mapped,
-    rebuilt,
-    with_values,
-)
 
 # By type: the factor of a number before it is rounded, and from where on all numbers are whole
-_SCALES: dict[Type, tuple[float, float]] = {F64: (2.0**512, 2.0**53), F32: (2.0**64, 2.0**24)}
+_SCALES: dict[ir.Type, tuple[float, float]] = {ir.F64: (2.0**512, 2.0**53), ir.F32: (2.0**64, 2.0**24)}
 
 
-def as_constant(x: Value) -> Value:
+def as_constant(x: ir.Value) -> ir.Value:
     """The same number without its derivative: Taichi does not differentiate floor.
 
     It is exact from 2**-460 on in float64, and from 2**-41 on in float32; below, the error is at most 1 / scale.
     """
-    if x.dtype == F16:  # too small for the scale
-        return cast(as_constant(cast(x, F32)), F16)
+    if x.dtype == ir.F16:  # too small for the scale
+        return cast(as_constant(cast(x, ir.F32)), ir.F16)
     scale, whole = _SCALES[x.dtype]
     rounded = operation("floor", operation("mul", x, literal(scale, x.dtype)))
     small = operation("mul", rounded, literal(1 / scale, x.dtype))
     is_whole = operation("ge", operation("abs", x), literal(whole, x.dtype))
-    return Op("select", (is_whole, operation("floor", x), small), x.dtype)
+    return ir.Op("select", (is_whole, operation("floor", x), small), x.dtype)
 
 
-def with_known_operations(program: Program) -> Program:
+def with_known_operations(program: ir.Program) -> ir.Program:
     """The program without the operations that Taichi's reverse mode does not take.
 
     Raises:
         UnsupportedError: there are no others for one of them.
     """
 
-    def change(s: Statement) -> Statement:
-        memo: dict[Value, Value] = {}
-        return with_values(s, lambda v: rebuilt(v, lambda node: _with_others(node, s), memo))
+    def change(s: ir.Statement) -> ir.Statement:
+        memo: dict[ir.Value, ir.Value] = {}
+        return ir.with_values(s, lambda v: ir.rebuilt(v, lambda node: _with_others(node, s), memo))
 
-    return replace(program, body=mapped(program.body, change))
+    return replace(program, body=ir.mapped(program.body, change))
 
 
-def _with_others(value: Value, s: Statement) -> Value:
-    if not isinstance(value, Op):
+def _with_others(value: ir.Value, s: ir.Statement) -> ir.Value:
+    if not isinstance(value, ir.Op):
         return value
     if value.name in _OTHERS:
         return _OTHERS[value.name](*value.args)
@@ -68,7 +56,7 @@ def _with_others(value: Value, s: Statement) -> Value:
     return value
 
 
-def _rounded(x: Value) -> Value:
+def _rounded(x: ir.Value) -> ir.Value:
     """The nearest whole number; of two, the one that is farther from 0."""
     size = operation("abs", x)
     below = operation("floor", size)
@@ -77,14 +65,14 @@ def _rounded(x: Value) -> Value:
     return select(operation("lt", x, 0.0), operation("neg", nearest), nearest)
 
 
-def _tangent(x: Value) -> Value:
+def _tangent(x: ir.Value) -> ir.Value:
     return operation("truediv", operation("sin", x), operation("cos", x))
 
 
-def _inverted(n: Value) -> Value:
+def _inverted(n: ir.Value) -> ir.Value:
     """The bits of a whole number, each inverted."""
     return operation("bit_xor", n, literal(-1 if n.dtype.is_signed else 2**n.dtype.bits - 1, n.dtype))
 
 
-_OTHERS: dict[str, Callable[[Value], Value]] = {"round": _rounded, "tan": _tangent, "invert": _inverted}
+_OTHERS: dict[str, Callable[[ir.Value], ir.Value]] = {"round": _rounded, "tan": _tangent, "invert": _inverted}
 _UNKNOWN = frozenset(("random", "bit_cast", "popcnt", "clz"))

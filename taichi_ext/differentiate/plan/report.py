@@ -6,29 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.bounds import Access
 from taichi_ext.differentiate.forms.build import is_over_columns
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.plan.row_terms import ADDED, WORDS
-from taichi_ext.program import (
-    Assign,
-    Body,
-    Boundary,
-    Const,
-    Container,
-    Declare,
-    For,
-    Load,
-    Op,
-    Place,
-    Read,
-    Statement,
-    Update,
-    Value,
-    bodies,
-    children,
-    statements,
-)
 
 LOCAL_ARRAY, SCRATCH = "local array", "scratch memory"
 BACKWARDS = "is gone over a second time, backwards, to accumulate tangents"
@@ -58,7 +40,7 @@ class LocalChoice:
     line: Line
     registers: int = 0
     slots: int = 0
-    row: Container | Key | str | None = None
+    row: ir.Container | Key | str | None = None
     terms: int = ADDED  # how terms go to the row
     why: str = ""  # it is so
     notes: tuple[str, ...] = ()  # what else was decided, each with its reason
@@ -81,14 +63,14 @@ class Report:
     in_rows: tuple[tuple[Key, str], ...] = ()  # parameters whose columns rows of a sparse Jacobian hold, and for what
     operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
     accesses: tuple[Access, ...] = ()  # by indices that are not known to lie within
-    edges: tuple[Place, ...] = ()  # conditions that ``pixel`` has found
+    edges: tuple[ir.Place, ...] = ()  # conditions that ``pixel`` has found
 
-    def placed(self, key_of: Callable[[Container], Key]) -> Report:
+    def placed(self, key_of: Callable[[ir.Container], Key]) -> Report:
         """The same with the keys of containers in their place."""
-        rows = (replace(c, row=key_of(c.row)) if isinstance(c.row, Container) else c for c in self.locals)
+        rows = (replace(c, row=key_of(c.row)) if isinstance(c.row, ir.Container) else c for c in self.locals)
         return replace(self, locals=tuple(rows))
 
-    def lines(self, columns: int, name_of: Callable[[Container | Key], str]) -> list[str]:
+    def lines(self, columns: int, name_of: Callable[[ir.Container | Key], str]) -> list[str]:
         """The decisions in words; ``name_of`` gives what the user calls a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
@@ -106,7 +88,7 @@ class Report:
         ]
 
 
-def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Container | Key], str]) -> str:
+def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[ir.Container | Key], str]) -> str:
     parts = [f"{choice.registers} registers"] if choice.registers else []
     if choice.row is not None:
         is_shared = choice.row not in (LOCAL_ARRAY, SCRATCH)
@@ -123,29 +105,31 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[Container | 
 # --- what has been planned
 
 
-def found_edges(body: Body) -> tuple[Place, ...]:
+def found_edges(body: ir.Body) -> tuple[ir.Place, ...]:
     """Where the conditions stand that ``pixel`` looks for edges at."""
-    found = (s for s in statements(body) if isinstance(s, Boundary) and s.options.get("is_found"))
+    found = (s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.options.get("is_found"))
     return tuple(s.place for s in found if s.place is not None)
 
 
-def loop_choices(body: Body, serial: Mapping[Statement, str], inner: Mapping[Statement, str]) -> tuple[LoopChoice, ...]:
+def loop_choices(
+    body: ir.Body, serial: Mapping[ir.Statement, str], inner: Mapping[ir.Statement, str]
+) -> tuple[LoopChoice, ...]:
     """How loops run: those in ``serial`` keep their order; ``inner`` says how loops in them are differentiated."""
     found: list[LoopChoice] = []
     for n, loop in enumerate(parallel_loops(body), 1):
         if loop in serial:
             found.append(LoopChoice(n, f"runs serially: {serial[loop]}"))
-        said = (s for s in statements(loop.body) if s in inner)
+        said = (s for s in ir.statements(loop.body) if s in inner)
         found += [LoopChoice(n, f"has a loop, {line_of(s.place)}, that {inner[s]}") for s in said]
     return tuple(found)
 
 
-def parallel_loops(body: Body) -> list[For]:
+def parallel_loops(body: ir.Body) -> list[ir.For]:
     """The loops that a kernel runs in parallel, or could, in the order in which they are counted."""
-    return [s for s in body if isinstance(s, For)]
+    return [s for s in body if isinstance(s, ir.For)]
 
 
-def line_of(place: Place | None) -> Line:
+def line_of(place: ir.Place | None) -> Line:
     """The line of a place in the source."""
     if place is None:
         return Line(0)
@@ -155,45 +139,45 @@ def line_of(place: Place | None) -> Line:
 # --- costs
 
 
-def costs(body: Body, shadows: set[Container]) -> dict[Line, int]:
+def costs(body: ir.Body, shadows: set[ir.Container]) -> dict[Line, int]:
     """The products and sums on tangents by line, for all columns; partial derivatives are not counted."""
     found: Counter[Line] = Counter()
     _count(body, shadows, found, 1)
     return dict(found)
 
 
-def _count(body: Body, shadows: set[Container], found: Counter[Line], times: int) -> None:
+def _count(body: ir.Body, shadows: set[ir.Container], found: Counter[Line], times: int) -> None:
     for s in body:
         count = _operations(s, shadows)
         if count:
             found[line_of(s.place)] += times * count
-        for inner in bodies(s):
+        for inner in ir.bodies(s):
             _count(inner, shadows, found, times * _length(s) if is_over_columns(s) else times)
 
 
-def _length(loop: For) -> int:
+def _length(loop: ir.For) -> int:
     """How often a loop over columns runs."""
-    bounds = [d.value for d in loop.domain if isinstance(d, Const)]
+    bounds = [d.value for d in loop.domain if isinstance(d, ir.Const)]
     return int(bounds[-1] - (bounds[0] if len(bounds) > 1 else 0)) if bounds else 1
 
 
-def _operations(s: Statement, shadows: set[Container]) -> int:
-    if isinstance(s, Declare):
+def _operations(s: ir.Statement, shadows: set[ir.Container]) -> int:
+    if isinstance(s, ir.Declare):
         is_tangent = s.local.kind in ("tangent", "weight")
         return sum(map(_size, s.values)) if is_tangent else 0
-    if isinstance(s, (Assign, Update)) and _is_tangent(s.target, shadows):
-        return _size(s.value) + isinstance(s, Update)
+    if isinstance(s, (ir.Assign, ir.Update)) and _is_tangent(s.target, shadows):
+        return _size(s.value) + isinstance(s, ir.Update)
     return 0
 
 
-def _is_tangent(target: Read | Load, shadows: set[Container]) -> bool:
-    if isinstance(target, Read):
+def _is_tangent(target: ir.Read | ir.Load, shadows: set[ir.Container]) -> bool:
+    if isinstance(target, ir.Read):
         return target.local.kind == "tangent"
     return target.container in shadows
 
 
-def _size(value: Value) -> int:
+def _size(value: ir.Value) -> int:
     """The products and sums of real numbers in an expression; indices are not looked into."""
-    if not isinstance(value, Op) or not value.dtype.is_real:
+    if not isinstance(value, ir.Op) or not value.dtype.is_real:
         return 0
-    return (value.name in _COUNTED) + sum(map(_size, children(value)))
+    return (value.name in _COUNTED) + sum(map(_size, ir.children(value)))

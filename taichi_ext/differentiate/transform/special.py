@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.activity import Activity
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.analysis.bits import escaping_bits
@@ -30,98 +31,78 @@ from taichi_ext.differentiate.statements.container_stores import ContainerStores
 from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient
 from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.program import (
-    Assign,
-    Atomic,
-    Body,
-    Call,
-    Declare,
-    Effect,
-    Load,
-    Local,
-    Op,
-    Read,
-    Return,
-    Statement,
-    Tensor,
-    Update,
-    Value,
-    entries,
-    regrouped,
-    with_values,
-)
 
 ATOMIC = "order of iterations matters to an atomic"
 
 
-def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: Atomic) -> None:
+def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: ir.Atomic) -> None:
     """An atomic operation whose result is used, or that selects: value and tangent change one after the other."""
     walk = ctx.walk
     name = s.function.removeprefix("atomic_")
     target = s.target
     if name in ("add", "sub") and s.result is None:
-        update = Update(target, name, s.value, place=s.place)
-        if isinstance(target, Load):
+        update = ir.Update(target, name, s.value, place=s.place)
+        if isinstance(target, ir.Load):
             stores.add(walk.facts.stores.of[s], (update,), 1 if name == "add" else -1)
         else:
             ctx.locals.assign(update)
         return
-    if isinstance(target, Load):
+    if isinstance(target, ir.Load):
         stores.note_read(target.container)
         if not walk.facts.stores.is_private(walk.facts.stores.of[s]):
             walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
     elif walk.cursor.parallel_loop is not None and storages.by_local[target.local].declared.block.is_kernel:
         walk.plan.keep_order(walk.cursor.parallel_loop, ATOMIC)
     old = _old(walk, s)
-    declaration = Declare(old, (target,), place=s.place)
+    declaration = ir.Declare(old, (target,), place=s.place)
     declare = ctx.locals.declare_stored if old in walk.plan.own_rows else ctx.locals.declare_fixed
     declare(declaration, target)
-    was: Value = Read(old)
+    was: ir.Value = ir.Read(old)
     given = cast(s.value, target.dtype)  # as Taichi does before it combines
     # the right-hand operand wins a tie: here what was there before
-    value = Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
+    value = ir.Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
     ctx.linearizer.begin_statement()
-    if isinstance(target, Load):
+    if isinstance(target, ir.Load):
         site = walk.facts.stores.of[s]
-        stores.assign(site, (Assign(target, value, place=s.place),))
+        stores.assign(site, (ir.Assign(target, value, place=s.place),))
     else:
-        ctx.locals.assign(Assign(target, value, place=s.place))
+        ctx.locals.assign(ir.Assign(target, value, place=s.place))
 
 
-def _old(walk: Walk, s: Atomic) -> Local:
+def _old(walk: Walk, s: ir.Atomic) -> ir.Local:
     """The old value at the place of an atomic operation."""
     old = walk.facts.olds[s]
     walk.builder.frozen.add(old)
     return old
 
 
-def is_serial_product(walk: Walk, s: Atomic) -> bool:
+def is_serial_product(walk: Walk, s: ir.Atomic) -> bool:
     """Whether this is a product in memory where one thread runs: Taichi 1.7.4 aborts on ``ti.atomic_mul`` there."""
     loop = walk.cursor.parallel_loop
     is_serial = loop is None or loop.statement in walk.plan.serial
-    return s.function == "atomic_mul" and isinstance(s.target, Load) and is_serial
+    return s.function == "atomic_mul" and isinstance(s.target, ir.Load) and is_serial
 
 
-def product(walk: Walk, s: Atomic) -> None:
+def product(walk: Walk, s: ir.Atomic) -> None:
     """A product without tangents, in two steps."""
     old = _old(walk, s)
-    walk.builder.emit(Declare(old, (s.target,), place=s.place))
-    walk.builder.assign(s.target, Op("mul", (Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
+    walk.builder.emit(ir.Declare(old, (s.target,), place=s.place))
+    walk.builder.assign(s.target, ir.Op("mul", (ir.Read(old), cast(s.value, s.target.dtype)), s.target.dtype))
 
 
-def returned(ctx: RuleContext, writer: EntryWriter | None, gradient: EnergyGradient | None, s: Return) -> None:
+def returned(ctx: RuleContext, writer: EntryWriter | None, gradient: EnergyGradient | None, s: ir.Return) -> None:
     if gradient is not None and ctx.walk.facts.seeds.wants_return:
-        gradient.add(ctx.form(*(e for group in s.values for e in entries(group))))
+        gradient.add(ctx.form(*(e for group in s.values for e in ir.entries(group))))
     elif ctx.walk.facts.seeds.wants_return:
-        _store_returned(ctx, writer, [e for group in s.values for e in entries(group)])
-    ctx.walk.builder.emit(with_values(s, ctx.primal))
+        _store_returned(ctx, writer, [e for group in s.values for e in ir.entries(group)])
+    ctx.walk.builder.emit(ir.with_values(s, ctx.primal))
 
 
-def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[Value]) -> None:
+def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[ir.Value]) -> None:
     """The tangents of what the kernel returns: one row each."""
     walk, builder, dtype = ctx.walk, ctx.walk.builder, values[0].dtype
 
-    def form_of(value: Value) -> Form:
+    def form_of(value: ir.Value) -> Form:
         return settled(builder, columns_only(ctx.linearizer.form(value), walk.facts.is_column))
 
     if writer is not None:
@@ -141,13 +122,13 @@ def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[V
             builder.assign(target, add(target, coefficient(c, value.dtype)))
 
 
-def call(ctx: RuleContext, s: Call) -> None:
+def call(ctx: RuleContext, s: ir.Call) -> None:
     """A function of Taichi's library: its results have the tangents that its equations give."""
-    args = [entries(a) for a in s.args if isinstance(a, (Value, Tensor))]
+    args = [ir.entries(a) for a in s.args if isinstance(a, (ir.Value, ir.Tensor))]
     kept = [tuple(ctx.walk.expressions.keep(e) for e in group) for group in args]
     forms = [ctx.form(e) for group in args for e in group]
     rest = iter(kept)
-    given = tuple(regrouped(a, next(rest)) if isinstance(a, (Value, Tensor)) else a for a in s.args)
+    given = tuple(ir.regrouped(a, next(rest)) if isinstance(a, (ir.Value, ir.Tensor)) else a for a in s.args)
     ctx.walk.builder.emit(replace(s, args=given))
     partials = partials_of(ctx.walk.builder, s, kept)
     if partials is None:
@@ -165,7 +146,7 @@ def call(ctx: RuleContext, s: Call) -> None:
         ctx.forms.set_entries(result, [settled(ctx.walk.builder, form) for form in own])
 
 
-def refuse_effect(s: Effect) -> None:
+def refuse_effect(s: ir.Effect) -> None:
     """Raise: a call that is passed on as it is gets a value with a tangent."""
     name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
     raise UnsupportedError(
@@ -174,7 +155,7 @@ def refuse_effect(s: Effect) -> None:
     )
 
 
-def refuse_bits(body: Body, activity: Activity) -> None:
+def refuse_bits(body: ir.Body, activity: Activity) -> None:
     """Raise: the bits of a number with a tangent are used for more than a comparison."""
     found = escaping_bits(body, activity)
     if found is not None:
@@ -185,6 +166,6 @@ def refuse_bits(body: Body, activity: Activity) -> None:
         )
 
 
-def _text(s: Statement | Value) -> str:
+def _text(s: ir.Statement | ir.Value) -> str:
     """The place of a statement or value as the first lines of a message."""
     return "" if s.place is None else s.place.message() + "\n"
