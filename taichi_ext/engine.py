@@ -15,7 +15,7 @@ from taichi_ext.analysis.linearity import check_rules
 from taichi_ext.analysis.order import free_loops
 from taichi_ext.boundary.registry import RulesInUse, registry
 from taichi_ext.differentiate.facts.arguments import first_column_argument, shadow_argument
-from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
 from taichi_ext.differentiate.forms.keys import RETURN, Key
 from taichi_ext.differentiate.forms.taichi_reverse import with_known_operations
 from taichi_ext.differentiate.transform.forward import differentiate
@@ -154,7 +154,7 @@ def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:
     if is_reverse and len(registry):
         _check_rules_of(kernel, args, rules)
     program = simplify(without_unused_draws(record(kernel, args, rules, captures, is_reverse=is_reverse)))
-    seeds = Seeds(0, {}, {}, is_host=backend.is_host_arch(), is_reverse=is_reverse)
+    seeds = Seeds(0, {}, {}, device=Device(backend.is_host_arch()), is_reverse=is_reverse)
     program = simplify(differentiate(program, seeds).program)
     emitted = build(with_known_operations(program) if is_reverse else program)
     rules.count_uses()
@@ -211,13 +211,13 @@ def with_schedule(
     result: Program, program: Program, differentiated: Differentiated, launch: Launch, seeds: Seeds
 ) -> Scheduled:
     """The differentiated program with its parallel loops as they run fastest on this machine."""
-    if not seeds.is_host or seeds.by_column or not seeds.columns:
+    if not seeds.device.is_host or seeds.device.by_column or not seeds.columns:
         return Scheduled(result)
     fields = [c for c in program.containers if not c.is_argument]
     shapes = {c: e.shape for c, e in seeds.extents.items() if c.is_argument}
     shapes |= {c: tuple(c.object.shape) for c in fields if backend.is_flat(c.object)}
     machine = Machine(
-        seeds.threads,
+        seeds.device.threads,
         backend.is_debug() or launch.watch is not None or launch.sparse is not None,
         shapes,
         seeds.extents,

@@ -9,7 +9,7 @@ from taichi_ext.analysis.accesses import read_containers
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
+from taichi_ext.differentiate.facts.decisions import Device, Differentiated, Seeds
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.differentiate.plan.sparse_numbering import SparseSeeds
 from taichi_ext.differentiate.plan.storage_facts import SPARSE, STRATEGIES
@@ -50,11 +50,8 @@ def seeds_of(
         arguments={local: first - launch.block.first for local, (_, first) in numbers.items()},
         limits=limits,
         wants_return=launch.wants_return,
-        by_column=backend.stores_by_column(),
-        is_host=backend.is_host_arch(),
+        device=Device(backend.is_host_arch(), backend.stores_by_column(), backend.thread_count()),
         values=None if launch.numbers.shadow is None else (type_of(launch.numbers.shadow[0]), launch.numbers.shadow[1]),
-        is_debug=backend.is_debug(),
-        threads=backend.thread_count(),
         sparse=sparse,
         first_column=launch.block.first if launch.block.is_part else None,
     )

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 
 from taichi_ext.analysis.loops import Extent
-from taichi_ext.differentiate.facts.decisions import Role, Seeds
+from taichi_ext.differentiate.facts.decisions import Device, Role, Seeds
 from taichi_ext.differentiate.forms.keys import VALUES
 from taichi_ext.differentiate.plan.report import LOCAL_ARRAY, Line
 from taichi_ext.differentiate.transform.forward import differentiate
@@ -86,7 +86,7 @@ def test_a_number_that_is_no_parameter_of_the_run_is_a_constant():
 def test_given_tangents(by_column):
     rows, columns = 2, 4
     given = np.arange(8.0).reshape(rows, columns)
-    seeds = {"arguments": {rate: 1}, "values": (F64, rows), "by_column": by_column}
+    seeds = {"arguments": {rate: 1}, "values": (F64, rows), "device": Device(by_column=by_column)}
     made = differentiate(
         Program("k", (), (), tuple(with_a_number()), (x, y)), Seeds(columns, {y: Role()}, EXTENTS, **seeds)
     )

@@ -101,4 +101,4 @@ def given_tangents(facts: Facts, arguments: Arguments) -> ShadowMatrix | None:
     if facts.seeds.values is None or not facts.seeds.arguments:
         return None
     dtype, rows = facts.seeds.values
-    return ShadowMatrix(arguments.add(VALUES, "d_values", dtype), rows, facts.columns, facts.seeds.by_column)
+    return ShadowMatrix(arguments.add(VALUES, "d_values", dtype), rows, facts.columns, facts.seeds.device.by_column)

@@ -26,6 +26,21 @@ class Role:
 
 
 @dataclass(frozen=True)
+class Device:
+    """The machine that a program is differentiated for.
+
+    Attributes:
+        is_host: whether it is a CPU.
+        by_column: whether columns of shadows lie together in memory.
+        threads: how many run iterations of a parallel loop at the same time; 0 where they have no number.
+    """
+
+    is_host: bool = True
+    by_column: bool = False
+    threads: int = 0
+
+
+@dataclass(frozen=True)
 class Seeds:
     """The request: roles of containers, first columns of arguments, the number of columns."""
 
@@ -35,12 +50,9 @@ class Seeds:
     arguments: dict[Local, int] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     wants_return: bool = False
-    by_column: bool = False  # columns of shadows lie together in memory
-    is_host: bool = True  # a CPU
+    device: Device = field(default_factory=Device)
     values: tuple[Type, int] | None = None  # ``arguments`` are rows of a shadow: its type and how many there are
     is_reverse: bool = False  # for Taichi's reverse mode, which takes the derivative itself
-    is_debug: bool = False  # the kernel checks what it computes
-    threads: int = 0  # that run iterations of a parallel loop at the same time; 0 where they have no number
     sparse: SparseSeeds | None = None  # of a sparse Jacobian
     first_column: int | None = None  # of a block of columns, from which all columns here are counted; None: of all
     is_again: bool = False  # the result is differentiated again

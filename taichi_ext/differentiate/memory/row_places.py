@@ -64,15 +64,17 @@ def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Coeffic
     loop, seeds = cursor.parallel_loop, facts.seeds
     if loop is None:
         return 1, 0
-    is_numbered = not seeds.is_host and all(not isinstance(a, Local) or a not in facts.changed for a in loop.atoms)
+    is_numbered = not seeds.device.is_host and all(
+        not isinstance(a, Local) or a not in facts.changed for a in loop.atoms
+    )
     iterations = loop.iterations if is_numbered else None
-    if iterations is not None and (not seeds.threads or iterations < seeds.threads):
+    if iterations is not None and (not seeds.device.threads or iterations < seeds.device.threads):
         assert loop.bounds is not None
         number: Coefficient = 0
         for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
             number = add(multiply(number, end - first), add(cast(atom_value(atom), I32), -first))
         return iterations, number
-    if not seeds.threads:
+    if not seeds.device.threads:
         plan.keep_order(loop, "rows are too long for local arrays, and threads have no numbers here")
         return 1, 0
-    return seeds.threads, Op("global_thread_idx", (), I32)
+    return seeds.device.threads, Op("global_thread_idx", (), I32)

@@ -197,7 +197,7 @@ class Reversals:
         assert iterations is not None  # a loop that is counted
         size = iterations * width
         longest = walk.facts.seeds.limits.local_array
-        if size > longest and walk.facts.seeds.is_host:
+        if size > longest and walk.facts.seeds.device.is_host:
             part = scratch_part(walk.facts, walk.cursor, walk.plan)
             return scratch_row(self.builder, walk.arguments, size, dtype, part, is_filled=True)
         if size > longest:

@@ -50,7 +50,7 @@ class EnergyGradient:
         if sums.container is not None and not walk.facts.seeds.intermediates:
             return None
         array = walk.arguments.add(RETURN, "d_result", sums.dtype)
-        return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.by_column))
+        return EnergyGradient(walk, sums, ShadowMatrix(array, 1, walk.facts.columns, walk.facts.seeds.device.by_column))
 
     def add(self, form: Form) -> None:
         """``gradient += form``, atomically."""

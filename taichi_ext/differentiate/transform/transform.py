@@ -131,7 +131,7 @@ class Transform:
         if isinstance(new, ir.For) and s in walk.plan.serial:
             over = new.domain[0] if new.domain else None
             extent = facts.seeds.extents.get(over) if isinstance(over, ir.Container) else None
-            new = serialized(new, extent, is_host=facts.seeds.is_host)
+            new = serialized(new, extent, is_host=facts.seeds.device.is_host)
         walk.builder.emit(new)
         if self._writer is not None:
             self._writer.counts.after(s)
