@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # .ci/releases.sh WHEEL FOLDER: installs the wheel under each Python that is here, with the releases of Taichi that it
-# runs on, two at a time, and runs its demonstration and a quick part of the tests.
+# runs on, two at a time, and runs its demonstration and a quick part of the tests;
+# the tutorials, too, on the oldest.
 set -euo pipefail
 wheel=$1 folder=$2
 
@@ -28,15 +29,20 @@ try_release() {
     if ! {
         "$interpreter" -m venv "$folder/venv" &&
             "$folder/venv/bin/python" -m pip install --quiet "taichi==$4" "$wheel[test]" &&
-            cp -r tests pyproject.toml CITATION.cff "$folder" && cd "$folder" && # not the checkout's package, the wheel's
+            cp -r tests docs/tutorials pyproject.toml CITATION.cff "$folder" && cd "$folder" && # not the checkout's package, the wheel's
             venv/bin/python -m taichi_ext --output picture.png &&
-            venv/bin/python -m pytest -q -n 0 -p no:cacheprovider tests/api/test_{version,jacobian}.py tests/language/test_layouts.py tests/pipelines/test_destroyed_trees.py
+            venv/bin/python -m pytest -q -n 0 -p no:cacheprovider tests/api/test_{version,jacobian,notebooks}.py \
+                tests/language/test_layouts.py tests/pipelines/test_destroyed_trees.py &&
+            if [ "$3" = 3.10 ]; then # the site runs the tutorials on a later one
+                venv/bin/python -m pip install --quiet nbclient ipykernel matplotlib &&
+                    venv/bin/jupyter execute tutorials/*.ipynb
+            fi
     } >"$folder/log.txt" 2>&1; then
         cat "$folder/log.txt"
         echo "Python $3 with Taichi $4 failed" >&2
         return 255
     fi
-    echo "Python $3, Taichi $4: $(tail -n 1 "$folder/log.txt")"
+    echo "Python $3, Taichi $4: $(grep -E "^[0-9]+ passed" "$folder/log.txt")"
     rm -rf "$folder/venv"
 }
 

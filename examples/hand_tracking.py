@@ -1,4 +1,4 @@
-"""Tracking a hand: where measured points lie on its surface, by those places and the pose of 22 bones.
+"""Tracking a hand: the pose of 22 bones, and where measured points lie on its surface.
 
 Each residual depends on the place of its point (2 numbers of its own) and on the pose (26 numbers). Rows of 26 columns
 go through the bones, which each turn with the bone before; the places have columns of their own. Both come from one

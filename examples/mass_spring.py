@@ -1,4 +1,4 @@
-"""A mass-spring net, stepped 1000 times in place: where it ends up, by 6 parameters of the simulation.
+"""A mass-spring net, stepped 1000 times in place: where it ends up, with respect to 6 parameters.
 
 The net hangs from two corners and swings.  Positions and velocities are overwritten at every step; there is no tape, so
 the memory for the derivative does not depend on the number of steps.  The parameters are stiffness, damping, mass, the

@@ -1,4 +1,4 @@
-"""The volume rendering kernel of a neural radiance field, every array an argument, by densities and colours.
+"""The volume rendering kernel of a neural radiance field, every array an argument, differentiated by name.
 
 Rays have different numbers of samples, found through an integer table.  Along a ray the transmittance falls by
 ``T[s + 1] = T[s] (1 - alpha)``, each sample adds ``T alpha`` times its colour, and samples behind the point where T

@@ -1,4 +1,4 @@
-"""A volume renderer: the image by the volume's densities, and by the camera's position and rotation.
+"""A volume renderer: the image with respect to the volume's densities and the camera's pose.
 
 Each ray steps through a volume of colours and densities, interpolates them trilinearly, and accumulates them until the
 ray is opaque.  The accumulated opacity is read back in the very loop that writes it, which Taichi's reverse mode does

@@ -1,4 +1,4 @@
-"""A triangle's area by its corners: levels joined by a minimum, and sides that are clipped to the pixel.
+"""A triangle's area with respect to its corners: levels joined by a minimum, and sides that are clipped to the pixel.
 
 The derivative of a triangle's area by a corner is half the opposite side, turned.  With the minimum of three half-plane
 levels the pixels at the corners are divided, right to a few hundredths; with ``segment_edge`` all of them are exact.

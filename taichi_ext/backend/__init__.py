@@ -39,7 +39,7 @@ from taichi_ext.backend.calling import (
     sealed,
     thread_functions,
 )
-from taichi_ext.backend.captures import Captures, first_captures, frozen, read_member
+from taichi_ext.backend.captures import Captures, first_captures, frozen, has_changed, read_member
 from taichi_ext.backend.compiling import NeedsEngine, compile_with, compiled_again
 from taichi_ext.backend.components import component_index, field_identity, whole_field
 from taichi_ext.backend.contexts import make_context, walk
@@ -273,6 +273,7 @@ __all__ = [
     "given_name",
     "global_variables",
     "gradient_of",
+    "has_changed",
     "has_leading_axes",
     "has_one_offset",
     "host_values",

@@ -285,3 +285,11 @@ def first_captures(kernel: Kernel, features: Any, captures: Captures) -> Capture
     if known is None or known[0]() is not program:
         known = _first[kernel] = (weakref.ref(program), {})
     return known[1].setdefault(features, captures)
+
+
+def has_changed(kernel: Any) -> bool:
+    """Whether a kernel was compiled in another Taichi program, or with Python values that are others now."""
+    known = _first.get(kernel._primal)
+    if known is None:
+        return False
+    return known[0]() is not RUNTIME.state().prog or any(c.changed() is not None for c in known[1].values())

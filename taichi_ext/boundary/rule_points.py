@@ -5,9 +5,10 @@ The kernels take NumPy arrays with one entry per point; the text is kept where P
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +16,12 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.backend import ti
+from taichi_ext.boundary.registry import GradientRule, registry
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.program import Tensor, Value
 from taichi_ext.record.handles import Cell, Cells
 
+_MOST_KEPT = 16  # kernels for one rule
 _numbers = itertools.count()
 
 
@@ -94,14 +97,25 @@ def _array(name: str, value: Any) -> Any:
 # --- the kernels ------------------------------------------------------------------------------------------------------
 
 
-class PointKernel:
-    """A kernel ``result = <call>`` at each point, written as text; its arguments are NumPy arrays."""
+@dataclass(frozen=True)
+class Built:
+    """A compiled kernel, and what Taichi calls ``note`` with in it while it compiles it."""
 
-    def __init__(self, points: int, dtype: Any) -> None:
-        self.points = points
-        self.dtype = dtype
-        self.scope: dict[str, Any] = {"points": points, "ti": ti}
+    kernel: Any
+    noted: list[Any]
+
+
+class PointKernel:
+    """A kernel ``result = <call>`` at each point, written as text; its arguments are NumPy arrays.
+
+    The latest kernels stay with the rule, so that another check with such arguments compiles nothing.
+    """
+
+    def __init__(self, rule: GradientRule) -> None:
+        self.rule = rule
+        self.scope: dict[str, Any] = {"ti": ti}
         self.arguments: dict[str, np.ndarray] = {}
+        self._given: list[Hashable] = []
 
     def array(self, values: np.ndarray, index: str = "i") -> str:
         """The text that reads an array at a point."""
@@ -110,28 +124,61 @@ class PointKernel:
         return f"{name}[{index}]"
 
     def value(self, values: Any) -> str:
-        """The text for an object that is passed as it is."""
+        """The text for something that belongs to the rule."""
         name = f"o{len(self.scope)}"
         self.scope[name] = values
         return name
 
-    def build(self, call: str, results: list[str], is_tuple: bool) -> Any:
-        """Compile it; ``results`` are the texts of the arrays that take the result."""
+    def given(self, values: Any) -> str:
+        """The text for a user's object, which is passed as it is."""
+        self._given.append(values if isinstance(values, (bool, str)) else id(values))
+        return self.value(values)
+
+    def build(self, call: str, results: list[str], is_tuple: bool) -> Built:
+        """Compile it, unless that was done before; ``results`` are the texts of the arrays that take the result."""
+        types = tuple((a.dtype.str, a.shape[1:]) for a in self.arguments.values())
+        functions = [getattr(self.rule.target, "func", None), self.rule.function]
+        applied = registry.rule_for(self.rule.target) is self.rule
+        key = (call, types, *self._given, *_with_named(functions), applied)
+        kernels = self.rule.kernels
+        if key in kernels and not backend.has_changed(kernels[key].kernel):
+            return kernels[key]
+        if len(kernels) >= _MOST_KEPT:
+            del kernels[next(iter(kernels))]
+        kernels[key] = self._compiled(call, results, is_tuple)
+        return kernels[key]
+
+    def _compiled(self, call: str, results: list[str], is_tuple: bool) -> Built:
         annotations = {f"t{n}": _annotation(a) for n, a in enumerate(self.arguments.values())}
         parameters = ", ".join(f"{a}: t{n}" for n, a in enumerate(self.arguments))
         stores = [f"{place} = result{f'[{m}]' if is_tuple else ''}" for m, place in enumerate(results)]
-        lines = [f"def kernel({parameters}):", "    for i in range(points):", f"        result = {call}"]
+        points = f"{results[0].removesuffix('[i]')}.shape[0]"
+        lines = [f"def kernel({parameters}):", f"    for i in range({points}):", f"        result = {call}"]
         lines += [f"        {store}" for store in stores]
         text = "\n".join(lines) + "\n"
         file = f"<check_rule {next(_numbers)}>"
         linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        scope = {**self.scope, **annotations, "__name__": __name__}
+        noted: list[Any] = []
+        scope = {**self.scope, **annotations, "note": _noting(noted), "__name__": __name__}
         exec(compile(text, file, "exec", dont_inherit=True), scope)
-        return ti.kernel(scope["kernel"])
+        return Built(ti.kernel(scope["kernel"]), noted)
 
     @property
     def args(self) -> tuple[np.ndarray, ...]:
         return tuple(self.arguments.values())
+
+
+def _with_named(functions: list[Any]) -> list[Any]:
+    """Functions, and those that they name, directly or through others: as they are now."""
+    found = [f for f in functions if f is not None]
+    for function in found:  # grows
+        names = inspect.getclosurevars(function)
+        for value in (*names.nonlocals.values(), *names.globals.values()):
+            func = backend.taichi_func(value)
+            inner = value if func is None else func.func
+            if inspect.isfunction(inner) and inner not in found:
+                found.append(inner)
+    return found
 
 
 def _annotation(array: np.ndarray) -> Any:
@@ -144,28 +191,33 @@ def _annotation(array: np.ndarray) -> Any:
     return ti.types.ndarray(dtype=dtype, ndim=1)
 
 
-def result_shapes(call: Callable[[PointKernel], str], points: int, dtype: Any) -> tuple[list[tuple[int, ...]], bool]:
-    """Shapes of what a call returns, and whether it is a tuple: found by tracing it once."""
-    noted: list[Any] = []
-
-    def note(value: Any) -> float:
-        noted.append(value)
-        return 0.0
-
-    note._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
-    kernel = PointKernel(points, dtype)
-    text = f"{kernel.value(note)}({call(kernel)})"
-    place = kernel.array(np.zeros(points, dtype))
-    kernel.build(text, [place], False)(*kernel.args)
-    result = noted[0]
-    is_tuple = isinstance(result, (tuple, list))
-    parts = list(result) if is_tuple else [result]
-    shapes = list(map(_shape, parts))
+def result_shapes(
+    rule: GradientRule, call: Callable[[PointKernel], str], points: int, dtype: Any
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Shapes of what a call returns, and whether it is a tuple: found when it is compiled."""
+    kernel = PointKernel(rule)
+    text = f"note({call(kernel)})"
+    built = kernel.build(text, [kernel.array(np.zeros(points, dtype))], False)
+    if not built.noted:
+        built.kernel(*kernel.args)
+    shapes, is_tuple = built.noted[0]
     if None in shapes:
         raise InvalidArgumentError(
             "check_rule takes functions that return numbers, vectors, matrices or tuples of them."
         )
-    return [s for s in shapes if s is not None], is_tuple
+    return shapes, is_tuple
+
+
+def _noting(noted: list[Any]) -> Callable[[Any], float]:
+    """A function that notes the shapes of what it is called with."""
+
+    def note(value: Any) -> float:
+        is_tuple = isinstance(value, (tuple, list))
+        noted.append((list(map(_shape, value if is_tuple else [value])), is_tuple))
+        return 0.0
+
+    note._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+    return note
 
 
 def _shape(x: Any) -> tuple[int, ...] | None:

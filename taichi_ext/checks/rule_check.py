@@ -197,22 +197,22 @@ class _Subject:
             raise InvalidArgumentError("inputs has no real numbers; give at least one argument as an array of floats.")
         if self.is_mark and not (self.slots[0].tangent is not None):
             raise InvalidArgumentError('inputs["out"], the value of the mark, is not an array of real numbers.')
-        self.shapes, self.is_tuple = result_shapes(self._call, self.points, dtype)
+        self.shapes, self.is_tuple = result_shapes(rule, self._call, self.points, dtype)
         self.results = [np.zeros((self.points, *s), dtype) for s in self.shapes]
         self.outs = [np.zeros_like(r) for r in self.results]
         self.autos = [np.zeros_like(r) for r in self.results]
         self.tangents = [np.zeros_like(r) for r in self.results]
-        kernel = PointKernel(self.points, dtype)
-        call = self._call(kernel)
-        self.function_kernel = kernel.build(call, [kernel.array(r) for r in self.results], self.is_tuple), kernel
-        kernel = PointKernel(self.points, dtype)
-        call = self._rule_call(kernel)
-        self.rule_kernel = kernel.build(call, [kernel.array(r) for r in self.tangents], self.is_tuple), kernel
-        returned, _ = result_shapes(self._rule_call, self.points, dtype)
+        returned, _ = result_shapes(rule, self._rule_call, self.points, dtype)
         check_shapes(rule, self.shapes, returned)
         self.primal()
         for out, result in zip(self.outs, self.results, strict=True):
             out[...] = result
+
+    def _kernel(self, call: Callable[[PointKernel], str], results: list[np.ndarray]) -> tuple[Any, PointKernel]:
+        """The kernel that stores what a call gives at each point, as it is with the rules that are applied now."""
+        points = PointKernel(self.rule)
+        text = call(points)
+        return points.build(text, [points.array(r) for r in results], self.is_tuple).kernel, points
 
     def _call(self, kernel: PointKernel) -> str:
         texts = {}
@@ -221,7 +221,7 @@ class _Subject:
                 texts[slot.name] = f"{kernel.array(slot.values)} + {kernel.array(slot.shift, '0')}"
             else:
                 is_array = isinstance(slot.values, np.ndarray)
-                texts[slot.name] = kernel.array(slot.values) if is_array else kernel.value(slot.values)
+                texts[slot.name] = kernel.array(slot.values) if is_array else kernel.given(slot.values)
         if self.is_mark:
             along = "".join(f", {n}={t}" for n, t in texts.items() if n != "out")
             return f"{kernel.value(mark)}({self.rule.target!r}, {texts['out']}{along})"
@@ -236,7 +236,7 @@ class _Subject:
                 texts.append(f"({', '.join(parts)})" if self.is_tuple else parts[0])
             elif parameter in slots:
                 values = slots[parameter].values
-                texts.append(kernel.array(values) if isinstance(values, np.ndarray) else kernel.value(values))
+                texts.append(kernel.array(values) if isinstance(values, np.ndarray) else kernel.given(values))
             else:
                 tangent = slots[parameter[2:]].tangent
                 texts.append("0.0" if tangent is None else kernel.array(tangent))
@@ -250,13 +250,13 @@ class _Subject:
         return [(slot, index) for slot in self.real for index in np.ndindex(slot.shape)]
 
     def primal(self) -> np.ndarray:
-        kernel, arguments = self.function_kernel
+        kernel, arguments = self._kernel(self._call, self.results)
         kernel(*arguments.args)
         return self._flat(self.results)
 
     def partials(self) -> np.ndarray:
         """The result of ``jacobian``: shape (points, results, arguments)."""
-        kernel, arguments = self.function_kernel
+        kernel, arguments = self._kernel(self._call, self.results)
         J = jacobian(kernel, [s.shift for s in self.real], self.results, args=arguments.args)
         rows = []
         for result, blocks in zip(self.results, J, strict=True):
@@ -277,7 +277,7 @@ class _Subject:
             size = math.prod(auto.shape[1:])
             auto[...] = automatic[:, at : at + size].reshape(auto.shape)
             at += size
-        kernel, arguments = self.rule_kernel
+        kernel, arguments = self._kernel(self._rule_call, self.tangents)
         kernel(*arguments.args)
         return self._flat(self.tangents)
 

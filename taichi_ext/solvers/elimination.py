@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ _MOST_WIDE = 32  # numbers on the side of a block
 _MOST_FILLED = 2.0  # numbers in blocks for each entry of J
 _DENSE = 0.1  # of the entries of a matrix, from which on it is decomposed as a dense one
 _FEW = 256  # rows of a matrix that is decomposed as a dense one whatever its entries
+_LEAST_BLOCKS = 64  # of a param that is eliminated unasked
+_MOST_KEPT = 4096  # numbers that are left by such params: the matrix of these may be dense
 
 
 class Layout:
@@ -31,14 +34,14 @@ class Layout:
     Args:
         rows: the outputs, and how many numbers an element of each has; none of them for JtJ, whose rows are the params.
         columns: the same of the params.
-        eliminated: which params are eliminated, in this order.
+        eliminated: which params are eliminated, in this order; None chooses them.
     """
 
-    def __init__(self, rows: list[tuple[Part, int]], columns: list[tuple[Part, int]], eliminated: list[int]) -> None:
+    def __init__(
+        self, rows: list[tuple[Part, int]], columns: list[tuple[Part, int]], eliminated: Sequence[int] | None
+    ) -> None:
         self.rows, self.columns = [part for part, _ in rows], [part for part, _ in columns]
-        self.eliminated = eliminated
-        self.kept = [n for n in range(len(columns)) if n not in eliminated]
-        self.order = [*eliminated, *self.kept]
+        self.is_chosen, self.eliminated = eliminated is None, list(eliminated or ())
         self.heights = [_widths(*row)[-1] for row in rows]
         self._candidates = [_widths(*column) for column in columns]
         self.widths = [found[-1] for found in self._candidates]
@@ -46,14 +49,26 @@ class Layout:
         self._is_fixed = False
         self.plain: dict[tuple[int, int], Any] = {}
 
+    @property
+    def kept(self) -> list[int]:
+        """The other params."""
+        return [n for n in range(len(self.columns)) if n not in self.eliminated]
+
+    @property
+    def order(self) -> list[int]:
+        """All params, those that are eliminated first."""
+        return [*self.eliminated, *self.kept]
+
     def fix(self, J: list[list[Any]]) -> None:
         """Find the blocks of a J or JtJ: no larger than needed where params are eliminated, mostly full elsewhere."""
         if self._is_fixed:
             return
         self._is_fixed = True
+        if self.is_chosen:
+            self.eliminated = self._chosen(J)
         for n in self.eliminated:
             rows = J if self.rows else [J[n]]
-            self.widths[n] = next((w for w in self._candidates[n] if not any(_crossing(row[n], w) for row in rows)), 0)
+            self.widths[n] = self._diagonal_width(rows, n)
             if not self.widths[n]:
                 self._refuse(rows, n)
         if not self.rows:
@@ -64,6 +79,21 @@ class Layout:
         for n in self.kept:
             if any(_filled(row[n], h, self.widths[n]) > _MOST_FILLED for row, h in zip(J, self.heights, strict=True)):
                 self.widths[n] = 1
+
+    def _diagonal_width(self, J: list[list[Any]], n: int) -> int:
+        """How wide the blocks of a param are of which no row of J has two; 0 where there are no such blocks."""
+        return next((w for w in self._candidates[n] if not any(_crossing(row[n], w) for row in J)), 0)
+
+    def _chosen(self, J: list[list[Any]]) -> list[int]:
+        """One or two params that are eliminated unasked, the larger first: of many blocks, so that little is left."""
+        sizes, found = [math.prod(part.shape) for part in self.columns], dict[int, int]()
+        for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+            width = self._diagonal_width(J, n)
+            is_apart = width and all(_meets_one(J, (m, w), (n, width)) for m, w in found.items())
+            if is_apart and len(found) < 2 and sizes[n] >= _LEAST_BLOCKS * width:
+                found[n] = width
+        is_worth_it = sum(sizes) > _FEW and sum(sizes) - sum(sizes[n] for n in found) <= _MOST_KEPT
+        return list(found) if is_worth_it else []
 
     def _filling(self, row: list[Any], m: int) -> float:
         numbers = sum(_filled(b, self.heights[m], w) * b.nnz for b, w in zip(row, self.widths, strict=True))
@@ -198,7 +228,13 @@ class SparseSystem:
             right -= self.JtJ @ fixed
         matrix, eliminations = dict(self._matrix), list[_Elimination]()
         for n in layout.eliminated:
-            found = self._eliminated(matrix, n, damping[places[n]])
+            try:
+                found = self._eliminated(matrix, n, damping[places[n]])
+            except InvalidArgumentError:
+                if not layout.is_chosen:
+                    raise
+                layout.eliminated = []  # J has another pattern than at the first point
+                return self.solve(damping, fixed)
             if found is None:
                 return None
             right[places[n]] = _times_blocks(found.roots, right[places[n]])
@@ -306,6 +342,18 @@ def _crossing(block: Any, width: int) -> tuple[int, int, int] | None:
     row = np.flatnonzero(np.diff(block.indptr))[np.argmax(least != most)]
     columns = block.indices[block.indptr[row] : block.indptr[row + 1]]
     return int(row), int(columns.min()), int(columns.max())
+
+
+def _meets_one(J: list[list[Any]], a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether each block of a param meets one of another at most, in rows that have one of each; numbers and widths."""
+    pairs: list[np.ndarray] = []
+    for row in J:
+        first, second = row[a[0]], row[b[0]]
+        has_both = (np.diff(first.indptr) > 0) & (np.diff(second.indptr) > 0)
+        of_first, of_second = (x.indices[x.indptr[:-1][has_both]] // w for x, w in ((first, a[1]), (second, b[1])))
+        pairs.append(of_first.astype(np.int64) * second.shape[1] + of_second)
+    keys = np.unique(np.concatenate(pairs))
+    return len(np.unique(keys // J[0][b[0]].shape[1])) == len(keys)
 
 
 def _filled(block: Any, height: int, width: int) -> float:

@@ -96,7 +96,8 @@ def least_squares(
             a bundle adjustment: no residual depends on two of their elements (or, in arrays of numbers, on numbers with
             other first indices).  They are eliminated one after the other, so a param may be block diagonal thanks to
             those before it.  Steps are the same, in less time.  For ``method="lm"``; J is sparse then.  With
-            ``shards``, arrays of ``start``.
+            ``shards``, arrays of ``start``.  By default, with ``format="csr"`` and without ``shards``, params whose
+            blocks leave up to 4096 numbers are found and eliminated; ``[]`` eliminates none.
         retract: a ``Manifold`` for a single param whose elements are points of it, such as ``manifolds.so3`` for
             rotation matrices, or a structure like ``params`` (with ``shards``, like ``start``) of those and of None.
             Steps, J, the gradient and covariances are then in local coordinates of these points.  For ``method="lm"``.
@@ -162,7 +163,7 @@ def least_squares(
         format = "csr"
     if shards is None:
         prepared = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
-        problem = Problem(*prepared, eliminated, retract)
+        problem = Problem(*prepared, None if eliminate is None else eliminated, retract)
         shapes = [part.shape for part in problem.rows]
         points = Weighted(
             problem, Robust(loss, f_scale, loss_over, residuals, shapes), weights_of(weights, residuals, shapes)

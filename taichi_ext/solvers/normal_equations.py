@@ -22,7 +22,7 @@ from taichi_ext.api.products import block_size, matrices
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory.shadows import available_memory
-from taichi_ext.solvers.bounds import pieces_of
+from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.residuals import residual_vector
@@ -101,8 +101,8 @@ def normal_equations(
 
     Raises:
         InvalidArgumentError: an argument is invalid, or ``format`` is given and SciPy is not installed; or J^T J does
-            not fit into memory.
-        ShardError: a shard could not be computed, or has a residual that is not finite.
+            not fit into memory; or a residual or an entry of J is not finite.
+        ShardError: the same in a shard, or it could not be computed.
         UnsupportedError: the derivative of a construct is not known.
 
     Example:
@@ -141,8 +141,9 @@ def normal_equations(
         JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
     else:
         JtJ, Jtr, r = _sparse(evaluation, w, kind)
-    rtr = float(r @ r if w is None else r @ (w * r))
     parameter_shapes = evaluation.parameter_shapes()
+    _refuse_not_finite(evaluation, JtJ, r)
+    rtr = float(r @ r if w is None else r @ (w * r))
 
     def split(vector: np.ndarray) -> Any:
         return plan.prepared.question.rebuild_params(pieces_of(vector, parameter_shapes))
@@ -181,6 +182,17 @@ def _refuse_too_large(columns: int, kind: np.dtype) -> None:
             "that are free. If its rows are sparse, use format='csr'; else linear_operator with "
             "scipy.sparse.linalg.lsqr."
         )
+
+
+def _refuse_not_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:
+    """Raise for a residual, or a column of J, that is not finite."""
+    names = [str(evaluation.call.current(t).name) for t in evaluation.prepared.outputs]
+    rows = [Part(name, *shape) for name, shape in zip(names, evaluation.output_shapes(), strict=True)]
+    refuse_not_finite(r, rows, "; check_jacobian names the line where it arises.")
+    names = [f"the diagonal of J^T J, of {evaluation.call.current(t).name}," for t in evaluation.prepared.params]
+    columns = [Part(name, s, JtJ.dtype) for name, s in zip(names, evaluation.parameter_shapes(), strict=True)]
+    advice = "; check_jacobian names the line of a NaN in J, and dtype=np.float64 holds larger sums."
+    refuse_not_finite(JtJ.diagonal(), columns, advice)
 
 
 def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class Problem:
         self,
         plan: Plan,
         call: KernelCall,
-        eliminated: list[int] | None = None,
+        eliminated: Sequence[int] | None = (),
         retract: Any = None,
         user: str = "least_squares",
     ) -> None:
@@ -95,7 +95,7 @@ class Problem:
             if self.charts is not None:
                 widths = self.charts.sizes(widths)
             rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.local_parts, widths, strict=True))
-            self._layout = Layout(rows, columns, eliminated or [])
+            self._layout = Layout(rows, columns, eliminated)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

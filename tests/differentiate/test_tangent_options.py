@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from numpy.testing import assert_allclose
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian
 from taichi_ext.analysis.affine import Affine
 from taichi_ext.differentiate.forms.forms import Seed
-from taichi_ext.differentiate.plan.storage_facts import STRATEGIES, StorageFacts
+from taichi_ext.differentiate.plan.storage_facts import SHORTEST_ROW, STRATEGIES, Limits, StorageFacts
 from taichi_ext.program import I32, Local
 
 pytestmark = pytest.mark.usefixtures("ti64")
@@ -175,6 +176,30 @@ def test_what_was_chosen_is_told():
         plan = Jacobian(k, x, y, tangents=tangents)
         plan()
         assert text in plan.explain()
+
+
+@pytest.mark.chosen_only("columns are few enough for registers", "--chunk-size")
+@pytest.mark.parametrize("statements", (1, 1 << 20))
+def test_long_kernels_have_rows_for_registers(monkeypatch, statements):
+    """What Taichi compiles for minutes with a line for each coefficient, it compiles in seconds with loops."""
+    monkeypatch.setitem(STRATEGIES, "auto", replace(Limits(), statements=statements))
+    x, y = scalars(np.linspace(0.2, 1.1, SHORTEST_ROW)), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            state = ti.Vector([x[n] for n in range(SHORTEST_ROW)])
+            for _ in range(3):
+                for n in ti.static(range(SHORTEST_ROW)):
+                    state[n] += 0.1 * state[(n + 1) % SHORTEST_ROW] * state[(n + 2) % SHORTEST_ROW]
+                if state[0] > 0.25 + 0.1 * i:
+                    state *= state.norm()
+            y[i] = state.sum() + state[1]
+
+    plan = Jacobian(k, x, y)
+    ((expected,),) = central_differences(k, [x], [y])
+    assert_allclose(plan(), expected, rtol=1e-6)
+    assert (f"a row of {SHORTEST_ROW} columns" in plan.explain()) == (statements == 1)
 
 
 def test_slots_that_grow_with_each_walk_become_a_row():

@@ -23,7 +23,10 @@ np.linalg.eigh(np.outer(Y, Y)).eigenvalues.max(); np.concatenate([np.zeros(1), Y
 Y.sum(axis=0, keepdims=True); Z[0] / 3; np.exp(Z); np.sin(y[0]); {"a": Y[0]}; Y.astype(np.float32); Y @ Y; 1 - Z[1]; Y.tolist()
 math.sin(y[0]); float(Y[0]); np.array([y[0], y[1]]); np.float64(y[0]); (y[0] * 1j).imag; list(Y.flat); np.clip(y[0], 0, 1); sum([y[0], 1.0])
 np.sum([y[0], 1.0]); np.linalg.norm([y[0], 1.0]); np.interp(y[0], [0, 1], [0, 1]); max(map(math.sqrt, Y)); [a * b for a, b in zip(Y, Z)]; (lambda v: -v)(y[0])
-divmod(y[0], 0.1)[1]; np.asarray(Y)[0]; {k: v for k, v in enumerate(Y)}[1]; functools.reduce(max, [y[0], y[1]]); eval("y[0]"); [*Y][1]; f(*Y[:2]); y[0] if Y.any() else 0.0"""
+divmod(y[0], 0.1)[1]; np.asarray(Y)[0]; {k: v for k, v in enumerate(Y)}[1]; functools.reduce(max, [y[0], y[1]]); eval("y[0]"); [*Y][1]; f(*Y[:2]); y[0] if Y.any() else 0.0
+float(f"{Y[0]:.{8 + 9}f}"); float(str(Y[0])); float("%r" % y[0]); json.loads(json.dumps(Y.sum())); eval(f"[{y[0]!r}]")[0]; float("{:.17g}".format(y[0])[:30])
+np.frombuffer(Y.tobytes()); pickle.loads(pickle.dumps(Y)); struct.unpack("d", struct.pack("d", y[0]))[0]; float(" ".join(["1", repr(y[0])]).split()[1])
+saved(np.save, Y, np.load); saved(np.savetxt, Y, np.loadtxt)"""
 OTHERS = """round(y[0]); hash(Y.sum()); json.dumps(Y.sum()); {Y.max(): 1}; Y.astype(int); Y > 0; (Y > 0).sum(); Y.argmax()
 f"{Y[0]:.3f} {Y.sum():.2f} {y[0]:.3e}"; int(Y[0] * 10); bool(Y.any()); Y.dtype; Z.sum().dtype; np.exp(Z[0]).dtype; np.allclose(Y, Y)
 np.shape(Y); np.argsort(Y); np.isnan(Y[0]); np.searchsorted(Y, 0.2); max(y[0], 100.0); [y[0], 0.5][1]; 0.1 * Y.size; Y.shape[0] / 3; 0.5 if y[0] > 0 else 0.25
@@ -37,7 +40,14 @@ def expressions(text):
 
 def functions_of(texts, folder):
     """A Python function of a file for each expression."""
-    lines = ["import functools, json, math", "import numpy as np", "def f(a, b):", "    return a * b"]
+    lines = [
+        "import functools, io, json, math, pickle, struct",
+        "import numpy as np",
+        "def f(a, b):",
+        "    return a * b",
+    ]
+    lines += ["def saved(save, value, load):", "    file = io.BytesIO()", "    save(file, value)", "    file.seek(0)"]
+    lines += ["    return load(file)"]
     lines += [line for n, text in enumerate(texts) for line in (f"def f{n}(y, Y, Z):", f"    return {text}")]
     path = folder / "expressions.py"
     path.write_text("\n".join(lines))

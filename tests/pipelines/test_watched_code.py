@@ -241,6 +241,7 @@ def order_of_evaluation():
     values[0] += changing()
     total = values[0]
     total += note(5) - note(6) * note(7)
+    note(f"{seen} {note(8)!r:>{note(4)}} {seen!s}{{}} {note(9)=} {'é'!a}{seen[-1]:03d}")
     return seen, box, values, total, note(1) < note(3) < note(2) < note(9)
 
 

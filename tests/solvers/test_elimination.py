@@ -7,6 +7,7 @@ from differences import outputs, scalars, vectors
 from numpy.testing import assert_allclose
 
 from taichi_ext import InvalidArgumentError, least_squares
+from taichi_ext.solvers import elimination
 from taichi_ext.solvers.bounds import Part
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem
 
@@ -157,6 +158,43 @@ def test_system(factors, density, width):
     assert_allclose(system.solve(damping, fixed), wanted, rtol=1e-9)
     damping[9] = -A[9, 9] - 1.0
     assert system.solve(damping, fixed) is None
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Params of few numbers are chosen, too."""
+    monkeypatch.setattr(elimination, "_LEAST_BLOCKS", 2)
+    monkeypatch.setattr(elimination, "_FEW", 8)
+
+
+def test_params_that_are_chosen(scene, small, monkeypatch):
+    """Weights, then points, which meet one point each; cameras are block diagonal, but meet several points."""
+    layouts = []
+    fix = Layout.fix
+    monkeypatch.setattr(Layout, "fix", lambda layout, J: layouts.append(layout) or fix(layout, J))
+    found = scene.solve(format="csr", **EXACT)
+    assert layouts[-1].eliminated == [2, 1]
+    same_steps(found, scene.solve(format="csr", eliminate=[], **EXACT))
+    assert layouts[-1].eliminated == []
+    same_steps(found, scene.solve(**EXACT))
+    monkeypatch.setattr(elimination, "_MOST_KEPT", 15)  # the cameras have 16
+    scene.solve(format="csr", max_nfev=1)
+    assert layouts[-1].eliminated == []
+
+
+def test_a_pattern_that_changes(small):
+    """A param that was chosen for the first J is not block diagonal in the next: it is eliminated no more."""
+    parts = [(Part("a", (10,), np.dtype(float)), 1), (Part("b", (2,), np.dtype(float)), 1)]
+    layout = Layout([(Part("r", (20,), np.dtype(float)), 1)], parts, None)
+    dense, damping = RNG.standard_normal((20, 12)), np.full(12, 0.1)
+    dense[:, :10] *= np.arange(20)[:, None] // 2 == np.arange(10)
+    for change, eliminated in ((0.0, [0]), (1.0, []), (0.0, [])):
+        dense[3, 7] = change
+        r = RNG.standard_normal(20)
+        J = SparseJacobian([[sparse.csr_array(part) for part in np.split(dense, [10], axis=1)]], layout)
+        step = SparseSystem.of(J, r, None).solve(damping, np.zeros(12))
+        assert layout.eliminated == eliminated
+        assert_allclose(step, np.linalg.solve(dense.T @ dense + np.diag(damping), -dense.T @ r), rtol=1e-9)
 
 
 def test_parts_that_are_not_block_diagonal(scene):

@@ -127,6 +127,24 @@ class TestNormalEquations:
                 assert found.JtJ.dtype == found.Jtr.dtype == np.float64
 
     @pytest.mark.parametrize("format", [None, "csr"])
+    def test_what_is_not_finite(self, format):
+        """A residual, also one of weight 0, or an entry of J where the residual is finite: sqrt at 0."""
+        p, r = scalars([1.0, 4.0]), outputs(2)
+
+        @ti.kernel
+        def k():
+            for i in r:
+                r[i] = ti.sqrt(p[i])
+
+        for value, message in (
+            (-1.0, r"entry \[1\] of outputs .field r .* is nan"),
+            (0.0, r"entry \[1\] of .*J\^T J, of params .field p .* is inf"),
+        ):
+            p[1] = value
+            with pytest.raises(InvalidArgumentError, match=message):
+                normal_equations(k, p, r, [1.0, 0.0] if value else None, format=format)
+
+    @pytest.mark.parametrize("format", [None, "csr"])
     def test_sums_in_double_precision(self, format):
         """What kernels compute in float32 is exact here; its squares are not, in float32."""
         size = 3000

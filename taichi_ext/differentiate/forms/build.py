@@ -218,12 +218,14 @@ class Builder:
 
     def __init__(self, *, discards: bool = False) -> None:
         self.discards = discards
+        self.emitted = 0  # statements, those included that nobody wants
         self.body: list[Statement] = []
         self.place: Place | None = None  # in the user's source
         self.frozen: set[Local] = set()  # locals that are never assigned to
         self.evaluated: ChainMap[Hashable, Value] = ChainMap()  # what a local of this block, or one around it, holds
 
     def emit(self, statement: Statement) -> None:
+        self.emitted += 1
         if not self.discards:
             self.body.append(statement)
 

@@ -11,6 +11,7 @@ from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.program import Local, Statement
 
 MAX_LOCAL_ARRAY = 512
+SHORTEST_ROW = 8  # columns from which on rows are worth their loops in kernels of many statements
 MOST_GROWTHS = 8  # walks that find more slots than the one before: where each adds some, there is no end to it
 
 
@@ -22,10 +23,22 @@ class Limits:
     next_to_row: int = 8  # registers: what has a row as well is a loop over all columns, and a line for each register
     slots: int = 8
     local_array: int = MAX_LOCAL_ARRAY  # of longer ones, rows are in scratch memory
+    statements: int = 1500  # of a kernel with its tangents: each register is one more wherever its local occurs
+
+    def within(self, statements: int, columns: int) -> Limits:
+        """The limits for a kernel of so many statements: if they are too many, rows take the place of registers."""
+        if statements <= self.statements or columns < SHORTEST_ROW:
+            return self
+        return replace(self, registers=min(self.registers, columns // 2), next_to_row=0)
 
 
-SPARSE = Limits(registers=256, next_to_row=256, slots=64)  # of sparse Jacobians: only few columns can be in rows
-STRATEGIES = {"auto": Limits(), "sparse": Limits(1 << 30, 1 << 30, slots=64), "dense": Limits(0, 0, 0)}
+MANY = 1 << 30
+SPARSE = Limits(256, 256, slots=64, statements=MANY)  # of sparse Jacobians: only few columns can be in rows
+STRATEGIES = {
+    "auto": Limits(),
+    "sparse": Limits(MANY, MANY, slots=64, statements=MANY),
+    "dense": Limits(0, 0, 0),
+}
 
 
 @dataclass(frozen=True)

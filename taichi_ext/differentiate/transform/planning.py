@@ -8,6 +8,7 @@ is given up once is never tried again), so this ends. What walks emit is thrown 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from taichi_ext.differentiate.facts.decisions import Role, Seeds
 from taichi_ext.differentiate.facts.facts import Facts
@@ -34,6 +35,10 @@ def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
         traversal = Traversal.of(facts, draft, blocks, discards=True)
         if _is_complete(draft, traversal):
             return draft.frozen(traversal.storages.choices(), walks), facts
+        limits = facts.seeds.limits.within(traversal.walk.builder.emitted, facts.columns)
+        if limits != facts.seeds.limits:
+            facts = replace(facts, seeds=replace(facts.seeds, limits=limits))
+            draft = _first_draft(facts)
     name = facts.program.name
     raise UnsupportedError(f"The analysis of {name} did not settle in {MOST_WALKS} walks. Split it in two.")
 

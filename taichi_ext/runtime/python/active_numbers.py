@@ -21,9 +21,10 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.runtime.memory.array_stores import is_memory, memory_of
 
-_NEVER = (bool, int, str, bytes, type(None), slice, range, type, np.integer, np.bool_, np.dtype)
+_NEVER = (bool, int, type(None), slice, range, type, np.integer, np.bool_, np.dtype)
+_TEXTS = (str, bytes)  # that are written from numbers, and read as numbers
 _HOLDERS = (backend.Field, backend.Ndarray)  # kernels read what they hold
-_NO_NUMBERS = (*_NEVER, *_HOLDERS)
+_NO_NUMBERS = (*_NEVER, *_TEXTS, *_HOLDERS)
 _SIMPLE = (float, *_NO_NUMBERS)  # objects without parts
 _SEQUENCES = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
 KEEPING = (*_SEQUENCES, dict)  # their items are the objects that were put into them
@@ -62,7 +63,7 @@ class ActiveNumbers:
 
     def mark(self, value: Any) -> None:
         """An object depends on numbers with tangents."""
-        if isinstance(value, float):
+        if isinstance(value, float) or (isinstance(value, _TEXTS) and len(value) > 1):  # shorter ones are shared
             self._keep(value)
         elif isinstance(value, _NO_NUMBERS) or _is_no_value(value):
             return

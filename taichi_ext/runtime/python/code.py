@@ -127,6 +127,14 @@ class _Rewriter(ast.NodeTransformer):
         new = self._watched("augment", node, self._text(type(node.op).__name__, node), old, value)
         return [*before, ast.copy_location(ast.Assign(targets=[target], value=new), node)]
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+        return self._watched("text", node, *map(self.visit, node.values))
+
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
+        conversion = self._text("" if node.conversion < 0 else chr(node.conversion), node)
+        form = self._text("", node) if node.format_spec is None else self.visit(node.format_spec)
+        return self._watched("formatted", node, self.visit(node.value), conversion, form)
+
     # --- parts, and stores to them
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:

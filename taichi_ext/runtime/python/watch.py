@@ -31,8 +31,9 @@ _STRUCTURE = (
     *(list, tuple, set, frozenset, dict, zip, enumerate, iter, sorted, min, max),
     *(chain, islice, cycle, product),
 )
+_CONVERSIONS = {"": lambda value: value, "s": str, "r": repr, "a": ascii}  # of f-strings
 _LOOKED_UP = ("__getattribute__", "__class__")  # which looking at an object runs
-_ITSELF = (*KEEPING, backend.Struct, range, str, bytes)
+_ITSELF = (*KEEPING, backend.Struct, range)
 
 
 class Watch:
@@ -62,6 +63,20 @@ class Watch:
         if run is not None:
             run.numbers.derive(result, base)
         return result
+
+    def formatted(self, value: Any, conversion: str, form: str) -> str:
+        """The text of a value in an f-string."""
+        return self._derived(format(_CONVERSIONS[conversion](value), form), value)
+
+    def text(self, *parts: str) -> str:
+        """The text of an f-string."""
+        return self._derived("".join(parts), *parts)
+
+    def _derived(self, text: str, *operands: Any) -> str:
+        run = current_run()
+        if run is not None:
+            run.numbers.derive(text, *operands)
+        return text
 
     def slice(self, start: Any, stop: Any, step: Any) -> Any:
         return slice(start, stop, step)
@@ -190,8 +205,10 @@ class PythonRun:
             numbers.mark(result)
         else:
             numbers.derive(result, owner, *given)
-        if result is None and owner is not None and numbers.depends(given):
-            numbers.mark(owner)  # which may give them back as other objects
+        if isinstance(result, (int, types.NoneType)) and numbers.depends(given):
+            for holder in (owner, *(given if result is None else ())):  # which may give them back as other objects
+                if not isinstance(holder, (*KEEPING, float)) and memory_of(holder) is None:
+                    numbers.mark(holder)
         return result
 
     def items(self, values: Any) -> Any:
