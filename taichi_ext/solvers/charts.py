@@ -27,7 +27,7 @@ class Charts:
     """Local coordinates of all parameters; those without a manifold are their own.
 
     Args:
-        given: a manifold for a single param, or for each param one or None.
+        given: a manifold for a single param, or for each param one or None; None for no manifolds.
         parts: the params as parts of a vector.
 
     Attributes:
@@ -35,7 +35,9 @@ class Charts:
     """
 
     def __init__(self, given: Any, parts: list[Part]) -> None:
-        self._points, self._manifolds = parts, [leaf for _, leaf in flatten(given, "retract")[0]]
+        self._points, self._manifolds = parts, [None] * len(parts)
+        if given is not None:
+            self._manifolds = [leaf for _, leaf in flatten(given, "retract")[0]]
         if len(self._manifolds) != len(parts) or not all(isinstance(m, Manifold | None) for m in self._manifolds):
             raise InvalidArgumentError(
                 f"retract is {shown(given)}; expected a Manifold or None for each of the {len(parts)} params, "
@@ -105,13 +107,16 @@ class Charts:
 
     def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
         """J by local coordinates: blocks of J times the derivatives of the points by them."""
+        derivatives = self._derivatives(x)
+        if not derivatives:
+            return J
         if isinstance(J, SparseJacobian):
             blocks = [list(row) for row in J.blocks]
-            for n, P in self._derivatives(x).items():
+            for n, P in derivatives.items():
                 for row in blocks:
                     row[n] = _times_blocks(row[n], P)
             return J._replace(blocks=blocks)
-        derivatives, parts = self._derivatives(x), list[np.ndarray]()
+        parts: list[np.ndarray] = []
         for n, (_, point, _) in enumerate(self._triples):
             part = J[:, point]
             if n in derivatives:
@@ -122,10 +127,13 @@ class Charts:
 
     def local_products(self, JtJ: Any, Jtr: np.ndarray, x: np.ndarray) -> tuple[Any, np.ndarray]:
         """JtJ, dense or CSR, and Jtr by local coordinates."""
+        found = self._derivatives(x)
+        if not found:
+            return JtJ, Jtr
         if isinstance(JtJ, np.ndarray):
             P: Any = self.local_jacobian(np.eye(len(Jtr)), x)
         else:
-            sparse, found = require_scipy("sparse", "format='csr'"), self._derivatives(x)
+            sparse = require_scipy("sparse", "format='csr'")
             blocks = [
                 sparse.block_diag(found[n]) if n in found else sparse.eye_array(local.stop - local.start)
                 for n, (_, _, local) in enumerate(self._triples)

@@ -225,8 +225,6 @@ def _space(
 ) -> tuple[Space, np.ndarray]:
     """How steps are added, and the start, on the manifolds of the params."""
     charts = problem.charts
-    if charts is None:
-        return Space(low, high, lambda x, step: np.clip(rounded(x + step, problem.parts), low, high)), start
     charts.refuse_bounds(low, high)
     space = Space(
         charts.of_points(low, -np.inf),
@@ -234,7 +232,7 @@ def _space(
         lambda x, step: np.clip(rounded(charts.plus(x, step), problem.parts), low, high),
         lambda x: charts.of_points(x, 1.0),
     )
-    return space, rounded(charts.projected(start), problem.parts)
+    return space, np.clip(rounded(charts.projected(start), problem.parts), low, high)
 
 
 def _eliminated(eliminate: Any, params: Any) -> list[int]:

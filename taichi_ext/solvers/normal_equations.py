@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,9 +139,11 @@ def normal_equations(
     kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
     if format is None:
         _refuse_too_large(evaluation.column_count(), kind)
-        JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
-    else:
-        JtJ, Jtr, r = _sparse(evaluation, w, kind)
+    with np.errstate(invalid="ignore", over="ignore"):  # numbers that are not finite raise an error below
+        if format is None:
+            JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
+        else:
+            JtJ, Jtr, r = _sparse(evaluation, w, kind)
     parameter_shapes = evaluation.parameter_shapes()
     _refuse_not_finite(evaluation, JtJ, r)
     rtr = float(r @ r if w is None else r @ (w * r))
@@ -219,8 +222,8 @@ def _dense(
     if width < total:
         width = block_size(evaluation, memory / 2)  # two at a time
     starts = list(range(0, total, width))
-    columns = _Blocks(evaluation, width)
-    held = columns.compute(starts[0]) if starts else None
+    columns = partial(_columns, evaluation, width)
+    held = columns(starts[0]) if starts else None
     r = residual_vector(evaluation)
     wr = (r if w is None else w * r).astype(kind)
     done: set[int] = set()
@@ -232,7 +235,7 @@ def _dense(
             done.add(first)
             _add(JtJ, Jtr, (first, parts), (first, parts), w, wr)
         for n, start in enumerate(pending):
-            other = columns.compute(start)
+            other = columns(start)
             _add(JtJ, Jtr, (first, parts), other, w, wr)
             if start not in done:
                 done.add(start)
@@ -244,23 +247,15 @@ def _dense(
     return JtJ, Jtr, r
 
 
-class _Blocks:
-    """Blocks of columns of J, each computed by a run of its own."""
-
-    def __init__(self, evaluation: Evaluation, width: int) -> None:
-        self._evaluation = evaluation
-        self._width = width
-
-    def compute(self, first: int) -> tuple[int, list[np.ndarray]]:
-        """The columns from one on: for each output its rows."""
-        total = self._evaluation.column_count()
-        count = min(self._width, total - first)
-        parts: list[list[np.ndarray]] = []
-        while count:
-            found = self._evaluation.columns_within_memory(first + sum(p[0].shape[1] for p in parts), count)
-            parts.append(found)
-            count -= found[0].shape[1]
-        return first, parts[0] if len(parts) == 1 else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
+def _columns(evaluation: Evaluation, width: int, first: int) -> tuple[int, list[np.ndarray]]:
+    """So many columns of J from one on, by a run of their own: for each output its rows."""
+    count = min(width, evaluation.column_count() - first)
+    parts: list[list[np.ndarray]] = []
+    while count:
+        found = evaluation.columns_within_memory(first + sum(p[0].shape[1] for p in parts), count)
+        parts.append(found)
+        count -= found[0].shape[1]
+    return first, parts[0] if len(parts) == 1 else [np.concatenate(v, axis=1) for v in zip(*parts, strict=True)]
 
 
 def _add(

@@ -50,7 +50,7 @@ class Problem:
     Attributes:
         parts: the parameters as parts of a vector.
         rows: the residuals as parts of a vector.
-        charts: the local coordinates of the parameters, if some are points of manifolds.
+        charts: the local coordinates of the parameters.
         start: what the parameters hold, as one vector.
         best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
     """
@@ -87,13 +87,12 @@ class Problem:
         self.start = np.concatenate([v.astype(np.float64).reshape(-1) for v in values])
         self.best: np.ndarray | None = None
         self._x = self.start
-        self.charts = None if retract is None else Charts(retract, self.parts)
+        self.charts = Charts(retract, self.parts)
         self._layout: Layout | None = None
         if plan.prepared.format is not None:
             layout = evaluation.layout
             heights, widths = ([p.element for p in placed] for placed in (layout.outputs, layout.params))
-            if self.charts is not None:
-                widths = self.charts.sizes(widths)
+            widths = self.charts.sizes(widths)
             rows, columns = list(zip(self.rows, heights, strict=True)), list(zip(self.local_parts, widths, strict=True))
             self._layout = Layout(rows, columns, eliminated)
 
@@ -105,7 +104,7 @@ class Problem:
     @property
     def local_parts(self) -> list[Part]:
         """The parts of a vector of local coordinates."""
-        return self.parts if self.charts is None else self.charts.parts
+        return self.charts.parts
 
     @property
     def noise(self) -> float:
@@ -125,7 +124,7 @@ class Problem:
 
     def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
         """J of a point by local coordinates."""
-        return J if self.charts is None else self.charts.local_jacobian(J, x)
+        return self.charts.local_jacobian(J, x)
 
     def start_at(self, x: np.ndarray, plan: Plan | None = None) -> Evaluation:
         """An evaluation at a point, also of another plan of the same kernel."""

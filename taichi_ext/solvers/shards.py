@@ -111,11 +111,10 @@ class ShardedProblem:
             raise
         self.parts = [part._replace(dtype=t) for part, t in zip(shards.parts, found.param_types, strict=True)]
         self.start, self.noise = rounded(shards.x, self.parts), found.noise
-        self.charts = None
         if retract is not None:
             start_taichi(shards.options)  # which moves the points, in this process
-            self.charts = Charts(retract, self.parts)
-        self.local_parts = self.parts if self.charts is None else self.charts.parts
+        self.charts = Charts(retract, self.parts)
+        self.local_parts = self.charts.parts
         self._layout = Layout([], [(part, 1) for part in self.local_parts], eliminated) if eliminated else None
         self._known = [self._point(self.start, found)]
 
@@ -140,9 +139,7 @@ class ShardedProblem:
 
     def _point(self, x: np.ndarray, found: Sums) -> Point:
         def system() -> System:
-            JtJ, Jtr = found.JtJ, found.Jtr
-            if self.charts is not None:
-                JtJ, Jtr = self.charts.local_products(JtJ, Jtr, x)
+            JtJ, Jtr = self.charts.local_products(found.JtJ, found.Jtr, x)
             return NormalSystem(JtJ, Jtr) if self._layout is None else SparseSystem.of_products(JtJ, Jtr, self._layout)
 
         return Point(x, found.cost, system, (None, None, found.residuals))
