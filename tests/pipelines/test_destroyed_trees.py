@@ -480,3 +480,28 @@ class TestPrograms:
 
         refused(lambda: jacobian(pipeline, x, y), "ti.init or ti.reset was called")
         initialise(default_fp=ti.f64)
+
+
+@pytest.mark.parametrize("launch", ["plain", "argument", "torch"])
+def test_plain_kernels_that_would_end_the_process(launch):
+    torch = pytest.importorskip("torch")
+    field, x, y = ti.field(ti.f64), ti.field(ti.f64, N), ti.field(ti.f64, N)
+    own = tree(field)
+
+    @ti.kernel
+    def double():
+        for i in x:
+            field[i] = x[i]
+            y[i] = 2.0 * field[i]
+
+    function = torch_function(double, x, y)
+    double()
+    square(field, y)
+    own.destroy()
+    with pytest.raises(InvalidArgumentError, match=ENDED):
+        if launch == "plain":
+            double()
+        elif launch == "argument":
+            square(field, y)
+        else:
+            function(torch.ones(N, dtype=torch.float64))
