@@ -7,11 +7,10 @@ import pytest
 import taichi as ti
 from conftest import initialise
 from differences import check_jacobian, integers, outputs, scalars, vector_outputs, vectors
+from forced_lanes import force_lanes
 
-from taichi_ext import Jacobian, backend
+from taichi_ext import Jacobian
 from taichi_ext.schedule import lanes as schedule_lanes
-from taichi_ext.schedule import loops
-from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -23,26 +22,8 @@ X = [0.3, 0.8, 0.5]
 
 @pytest.fixture(autouse=True)
 def lanes(monkeypatch):
-    """Loops of tests are short and do little: all that can run in lanes does, four iterations at a time."""
-    if backend.stores_by_column():
-        pytest.skip("loops run in lanes where the rows of J come one after the other in memory, not on a GPU")
-    found = []
-
-    def noted(*args):
-        try:
-            found.append(find_lanes(*args))
-        except CannotError as reason:
-            found.append(str(reason))
-            raise
-        return found[-1]
-
-    monkeypatch.setattr(schedule_lanes, "LANES_OF_FLOAT64", 4)
-    monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
-    monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
-    monkeypatch.setattr(schedule_lanes, "LEAST_TOTAL", 0)
-    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", False)
-    monkeypatch.setattr(loops, "find_lanes", noted)
-    return found
+    """Four iterations at a time."""
+    return force_lanes(monkeypatch, LANES_OF_FLOAT64=4)
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (4,), (5,), (8,), (11,), (513,), (2, 4), (3, 7), (2, 2, 5)])
@@ -229,7 +210,7 @@ def test_bodies(name, lanes):
     kernels = kernels_in_lanes(x, y, z, p)
     assert set(kernels) == set(IN_LANES)
     check_jacobian(kernels[name], x, [y, z] if "z[i" in inspect.getsource(kernels[name]) else y)
-    assert isinstance(lanes[-1], Lanes), lanes
+    assert lanes[-1], lanes.reasons
 
 
 def kernels_that_stay(x, y, p):
@@ -265,7 +246,7 @@ def test_loops_that_stay(name, lanes):
     kernels = kernels_that_stay(x, y, p)
     assert set(kernels) == set(STAY)
     check_jacobian(kernels[name], x, y)
-    assert name.replace("_", " ") in lanes[-1]
+    assert name.replace("_", " ") in lanes.reasons[-1]
 
 
 def test_arrays_and_other_numbers_of_columns(lanes):
@@ -281,7 +262,7 @@ def test_arrays_and_other_numbers_of_columns(lanes):
             y[i, j] = s
 
     check_jacobian(k, v, y, args=(y, w))
-    assert isinstance(lanes[-1], Lanes), lanes
+    assert lanes[-1], lanes.reasons
     whole = Jacobian(k, v, y, args=(y, w))()
     np.testing.assert_allclose(Jacobian(k, v, y, args=(y, w), chunk_size=4)(), whole, rtol=1e-12)
 
@@ -299,7 +280,7 @@ def test_long_bodies_stay(lanes, monkeypatch):
             y[i, j] = s
 
     check_jacobian(k, x, y)
-    assert "takes LLVM too long" in lanes[-1]
+    assert "takes LLVM too long" in lanes.reasons[-1]
 
 
 def test_float64_in_parts_stays(lanes, monkeypatch):
@@ -324,8 +305,8 @@ def test_float64_in_parts_stays(lanes, monkeypatch):
 
     check_jacobian(added, x, y)
     check_jacobian(chosen, x, z)
-    assert "rows of float64 that are no multiple of 4" in lanes[-2]
-    assert "some lanes only" in lanes[-1]
+    assert "rows of float64 that are no multiple of 4" in lanes.reasons[-2]
+    assert "some lanes only" in lanes.reasons[-1]
 
 
 def test_explain_and_threads(monkeypatch):
@@ -391,5 +372,5 @@ def test_inverses_of_divisors(is_fast, lanes):
     check_jacobian(k, x, y)
     plan = Jacobian(k, x, y)
     plan()
-    assert isinstance(lanes[-1], Lanes), lanes
+    assert lanes[-1], lanes.reasons
     assert ("inverse" in plan.source) == is_fast

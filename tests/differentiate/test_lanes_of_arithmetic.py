@@ -7,15 +7,15 @@ import pytest
 import taichi as ti
 from conftest import initialise
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
+from forced_lanes import force_lanes
 from numpy.testing import assert_allclose, assert_array_equal
 
-from taichi_ext import Jacobian, backend
+from taichi_ext import Jacobian
 from taichi_ext.analysis.loops import Extent
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 from taichi_ext.program import F64, I32, Assign, Const, Container, For, Load, Local, Op, Program, Read, text
-from taichi_ext.schedule import Machine, loops, machine, schedule
+from taichi_ext.schedule import Machine, machine, schedule
 from taichi_ext.schedule import lanes as schedule_lanes
-from taichi_ext.schedule.lanes import find_lanes
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -30,23 +30,9 @@ BRANCHES_IN_LANES = STRATEGIES["auto"] is not STRATEGIES["dense"]  # rows that b
 
 @pytest.fixture(autouse=True)
 def lanes(monkeypatch):
-    """Loops of tests are short and do little: all that can run in lanes does, and what was decided is kept."""
-    if backend.stores_by_column():
-        pytest.skip("loops run in lanes where the rows of J come one after the other in memory, not on a GPU")
-    found = []
-
-    def noted(*args):
-        found.append(None)
-        found[-1] = find_lanes(*args)
-        return found[-1]
-
+    """All threads take part."""
     monkeypatch.setattr(machine, "LEAST_ITERATIONS", 0)
-    monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
-    monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
-    monkeypatch.setattr(schedule_lanes, "LEAST_TOTAL", 0)
-    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", False)
-    monkeypatch.setattr(loops, "find_lanes", noted)
-    return found
+    return force_lanes(monkeypatch)
 
 
 def test_text():

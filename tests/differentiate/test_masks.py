@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import taichi as ti
 from differences import check_jacobian, integers, outputs, scalars
+from forced_lanes import force_lanes
 
-from taichi_ext import Jacobian, backend
-from taichi_ext.schedule import lanes as schedule_lanes
-from taichi_ext.schedule import loops, masks
-from taichi_ext.schedule.lanes import Lanes, find_lanes
+from taichi_ext import Jacobian
+from taichi_ext.schedule import masks
 
 pytestmark = [
     pytest.mark.usefixtures("ti64"),
@@ -20,18 +19,9 @@ X = [0.3, 0.8, 0.5]
 
 @pytest.fixture(autouse=True)
 def lanes(monkeypatch):
-    """All loops run in lanes, four iterations at a time, and branches are skipped where no lane takes them."""
-    if backend.stores_by_column():
-        pytest.skip("loops run in lanes where the rows of J come one after the other in memory, not on a GPU")
-    found = []
-    monkeypatch.setattr(schedule_lanes, "LANES_OF_FLOAT64", 4)
-    monkeypatch.setattr(schedule_lanes, "MOST_REPEATED", 1.0)
-    monkeypatch.setattr(schedule_lanes, "LEAST_WORK", 0)
-    monkeypatch.setattr(schedule_lanes, "LEAST_TOTAL", 0)
-    monkeypatch.setattr(schedule_lanes, "WHOLE_FLOAT64", False)
+    """Four iterations at a time; branches are skipped where no lane takes them."""
     monkeypatch.setattr(masks, "LEAST_GUARDED", 2)
-    monkeypatch.setattr(loops, "find_lanes", lambda *args: found.append(find_lanes(*args)) or found[-1])
-    return found
+    return force_lanes(monkeypatch, LANES_OF_FLOAT64=4)
 
 
 def kernels_with_masks(x, y, z, q, p):
@@ -213,7 +203,7 @@ def test_bodies(name, lanes):
     assert set(kernels) == set(NAMES)
     check_jacobian(kernels[name], x, [y, z] if name == "stores_in_branches" else y, state=[q])
     assert lanes
-    assert all(isinstance(found, Lanes) for found in lanes)
+    assert all(lanes)
 
 
 def test_text():

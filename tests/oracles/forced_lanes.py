@@ -1,0 +1,39 @@
+"""Lets the loops of tests, which are short and do little, run in lanes."""
+
+from __future__ import annotations
+
+import pytest
+
+from taichi_ext import backend
+from taichi_ext.schedule import lanes, loops
+from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
+
+
+class Decisions(list[Lanes | None]):
+    """How each loop that was looked at runs in lanes, None of one that does not; and why not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: list[str] = []
+
+
+def force_lanes(monkeypatch: pytest.MonkeyPatch, **limits: object) -> Decisions:
+    """Let all loops that can run in lanes do so, in this test; ``limits`` of ``schedule.lanes``."""
+    if backend.stores_by_column():
+        pytest.skip("loops run in lanes where the rows of J come one after the other in memory, not on a GPU")
+    found = Decisions()
+
+    def noted(*args: object) -> Lanes:
+        found.append(None)
+        try:
+            found[-1] = find_lanes(*args)  # type: ignore[arg-type]
+        except CannotError as reason:
+            found.reasons.append(str(reason))
+            raise
+        return found[-1]
+
+    changed = {"MOST_REPEATED": 1.0, "LEAST_WORK": 0, "LEAST_TOTAL": 0, "WHOLE_FLOAT64": False, **limits}
+    for name, value in changed.items():
+        monkeypatch.setattr(lanes, name, value)
+    monkeypatch.setattr(loops, "find_lanes", noted)
+    return found
