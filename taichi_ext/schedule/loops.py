@@ -25,6 +25,7 @@ from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.stretches import in_lanes, indices_of
 
 SHORTEST = 8  # part of a row that is worth a loop
+UNKNOWN = "it ends early, or its indices are not all from 0 to sizes that are known, in the order of memory"
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ def schedule(
     choices: list[LoopChoice] = []
     body: list[ir.Statement] = []
     for s in program.body:
-        domain = _domain(s, machine) if isinstance(s, ir.For) else None
-        if domain is None:
+        if not isinstance(s, ir.For):
             body.append(s)
             continue
-        assert isinstance(s, ir.For)
-        number = numbers.get(s.variables[0], 0)
+        domain, number = _domain(s, machine), numbers.get(s.variables[0], 0)
+        if domain is None:
+            body.append(s)
+            if number and not s.config.get("serialize", False):
+                choices.append(LoopChoice(number, f"does not run in lanes: {UNKNOWN}"))
+            continue
         lanes = _lanes(s, domain, shadows, machine)
         if isinstance(lanes, str):
             choices.append(LoopChoice(number, f"does not run in lanes: {lanes}"))

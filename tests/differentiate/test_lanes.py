@@ -327,6 +327,23 @@ def test_explain_and_threads(monkeypatch):
     assert "parallel loop 1 runs in lanes, 8 iterations at a time in vectors" in plan.explain()
 
 
+def test_each_loop_has_a_line_on_lanes(lanes):
+    x, y, z, n = scalars(X), outputs(20), outputs(20), integers([20])
+
+    @ti.kernel
+    def k():
+        for i in y:
+            y[i] = x[0] * i
+        for i in range(n[0]):
+            z[i] = x[1] * i
+
+    plan = Jacobian(k, x, [y, z])
+    plan()
+    said = plan.explain()
+    assert "parallel loop 1 runs in lanes, 4 iterations at a time" in said
+    assert "parallel loop 2 does not run in lanes: it ends early, or its indices" in said
+
+
 def test_entries_side_by_side():
     """Up to four numbers next to each other in a row of J are kept side by side: the fifth is by itself."""
     x, y = scalars(np.linspace(0.2, 0.9, 10)), outputs(2, 11)
