@@ -67,8 +67,13 @@ def _loop(s: For | While, extents: Extents, is_top: bool) -> Loop:
     changes, is_interrupted = frozenset(written(s.body)), _has_jump(s.body)
     if isinstance(s, While):
         return Loop(s, False, is_interrupted=is_interrupted, changes=changes)
-    is_parallel = is_top and not s.config.get("serialize", False) and s.config.get("parallelize") != 1
+    is_parallel = is_top and not is_serialized(s)
     return Loop(s, is_parallel, loop_atoms(s), _bounds(s, extents), is_interrupted, changes)
+
+
+def is_serialized(s: For) -> bool:
+    """Whether the configuration of a loop says that it is not parallel."""
+    return bool(s.config.get("serialize", False)) or s.config.get("parallelize") == 1
 
 
 def _bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
+from taichi_ext.analysis.loops import is_serialized
 from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, literal, multiply, operation
 from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
@@ -57,7 +58,7 @@ def schedule(
         domain, number = _domain(s, machine), numbers.get(s.variables[0], 0)
         if domain is None:
             body.append(s)
-            if number and not s.config.get("serialize", False):
+            if number and not is_serialized(s):
                 choices.append(LoopChoice(number, f"does not run in lanes: {UNKNOWN}"))
             continue
         lanes = _lanes(s, domain, shadows, machine)

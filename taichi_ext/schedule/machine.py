@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from taichi_ext.analysis.loops import Extent, number
+from taichi_ext.analysis.loops import Extent, is_serialized, number
 from taichi_ext.program import Container, For, Local
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -40,7 +40,7 @@ class Machine:
 
     def domain(self, loop: For) -> tuple[int, ...] | None:
         """The shape that a parallel loop visits from zero on, in the order of memory; None where it is not known."""
-        if loop.config.get("serialize", False) or loop.config.get("parallelize") == 1:
+        if is_serialized(loop):
             return None
         if any(v.shape for v in loop.variables) or set(loop.variables) & assigned_locals(loop.body):
             return None
