@@ -24,6 +24,7 @@ from taichi_ext.launches import (
     ContainerInfo,
     Flow,
     Fused,
+    KernelColumns,
     KernelFacts,
     KernelMemory,
     Launch,
@@ -90,7 +91,8 @@ def fuse(launch: Launch) -> Fused:
     differentiated = replace(differentiated, report=report)
     facts = _facts(recorded, differentiated, infos, launch, constants)
     returns = returns_active(program, differentiated.active)
-    facts = replace(facts, rules=tuple(rules.found.items()), returns_active=returns)
+    left_out = frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out)
+    facts = replace(facts, rules=tuple(rules.found.items()), returns_active=returns, left_out=left_out)
     assumed = None
     if launch.sparse is None:
         assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
@@ -100,16 +102,16 @@ def fuse(launch: Launch) -> Fused:
         kernel=kernel,
         shadows=keys,
         facts=facts,
-        text=emitted.text,
         scratch_sizes=differentiated.scratch_sizes,
-        columns=launch.block.count if entries is None else entries.columns.width,
+        columns=KernelColumns(
+            launch.block.count if entries is None else entries.columns.width,
+            differentiated.first_columns,
+            differentiated.first_column is not None,
+        ),
         entries=entries,
         program=scheduled.program,
         arrays=launch.arrays,
-        first_columns=differentiated.first_columns,
-        takes_first_column=differentiated.first_column is not None,
         first_order=() if gradient is None else tuple(gradient.arrays.values()),
-        left_out=frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out),
         assumed=assumed,
         memory=KernelMemory(registry.version),
     )

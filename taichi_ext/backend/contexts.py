@@ -28,6 +28,10 @@ class _Context(ASTTransformerContext):
         refuse_ended(value, f"The field {name}")
         return value
 
+    def value_named(self, name: str) -> Any:
+        """The value that a name stands for."""
+        return self.get_var_by_name(name)
+
     def get_pos_info(self, node: Any) -> str:
         body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
         key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)

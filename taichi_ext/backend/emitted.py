@@ -34,12 +34,12 @@ class EmittedKernel(FusedKernel):
         if like is not None:  # the user's kernel, in place of which Taichi launches this one
             self.autodiff_mode = like.autodiff_mode
         self.positions = positions
-        tree, text, places = source
+        tree, self.text, places = source
         definition = tree.body[0]
         self.lines = (definition.end_lineno or 0) - definition.lineno + 2  # with the decorator's
         context = make_context(
             kernel.func,
-            (kernel.func.__code__.co_filename, text.split("\n"), 1),
+            (kernel.func.__code__.co_filename, self.text.split("\n"), 1),
             dict(global_variables(kernel.func)),
             kernel=self,
             arguments=given,

@@ -388,6 +388,17 @@ def numpy_dtype_of_annotation(annotation: Any) -> Any:
     return np.dtype(to_numpy_type(cook_dtype(annotation.dtype if isinstance(annotation, MatrixType) else annotation)))
 
 
+def known_in_kernels(function: Any) -> Any:
+    """A Python function that kernels may call: Taichi takes it for one of its own."""
+    function._is_wrapped_kernel = True
+    return function
+
+
+def is_known_in_kernels(function: Any) -> bool:
+    """Whether a function is a kernel, a ``ti.func`` or one that kernels may call."""
+    return hasattr(function, "_is_wrapped_kernel") or hasattr(function, "_is_taichi_function")
+
+
 def as_function(func: Func) -> Any:
     """A ``Func`` as something that is called in a kernel by its name: a ti.func again."""
 

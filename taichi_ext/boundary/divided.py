@@ -14,7 +14,7 @@ from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import FINEST, coarsest_square, middle_of_square
 
 _POINTS = 5  # of a square, at which a level is taken: the centre, and the corners in their order
@@ -29,8 +29,7 @@ def level_at(level: Any, x: Any, y: Any) -> Any:
     leave_to_engine("level_at", level)
 
 
-level_at.boundary_kind = "level_at"  # type: ignore[attr-defined]  # for the recorder
-level_at._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+recorded(level_at)
 
 
 @ti.func

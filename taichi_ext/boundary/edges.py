@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext.boundary.divided import divided_pixel  # pyright: ignore[reportUnknownVariableType]
-from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 
 
 def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bool = False, jump: Any = None) -> Any:
@@ -192,6 +192,4 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
 for _function in (edge, step, coverage, sqrt_edge):
     _function.boundary_body = divided_pixel  # type: ignore[attr-defined]  # what the recorder walks where it is needed
 PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
-for _function in PUBLIC:
-    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
-    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+recorded(*PUBLIC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.boundary.kernel_scope import require_kernel
+from taichi_ext.boundary.kernel_scope import recorded, require_kernel
 from taichi_ext.boundary.registry import registry
 from taichi_ext.errors import InvalidRuleError
 
@@ -114,6 +114,4 @@ def check_mark_name(name: Any) -> None:
         raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
 
 
-for _function in (mark, stop_gradient, replace_gradient):
-    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
-    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+recorded(mark, stop_gradient, replace_gradient)

@@ -1,7 +1,8 @@
-"""Functions that only have a meaning in kernels: the error that they raise elsewhere."""
+"""Functions that only have a meaning in kernels: how kernels know them, and the error that they raise elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from taichi_ext import backend
@@ -18,6 +19,13 @@ def require_kernel(name: str, given: Any) -> None:
         f"{place}{name} is called from Python, with a value of type {type(given).__name__}. It can only be called in "
         "a kernel: call it in a @ti.kernel, or in a @ti.func that a kernel calls."
     )
+
+
+def recorded(*functions: Callable[..., Any]) -> None:
+    """Let kernels call functions whose meaning the recorder knows by their names."""
+    for function in functions:
+        function.boundary_kind = function.__name__  # type: ignore[attr-defined]
+        backend.known_in_kernels(function)
 
 
 def leave_to_engine(name: str, given: Any) -> NoReturn:

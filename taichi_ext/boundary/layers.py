@@ -18,7 +18,7 @@ from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
     BULGE,
     ENTRIES,
@@ -139,9 +139,7 @@ def level_gradient(shape: Any, name: str, value: Any, *, at: Any) -> Any:
 
 
 PUBLIC = (layers, nearest)
-for _function in (*PUBLIC, shape_at, level_gradient):
-    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
-    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+recorded(*PUBLIC, shape_at, level_gradient)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------

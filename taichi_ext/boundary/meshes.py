@@ -15,7 +15,7 @@ from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 
 _PARTS = 4  # of an edge of length 1 within a pixel, each of which is seen or hidden
 _MARGIN = 1e-3  # pixels: rounding of the places where an edge enters a column of pixels
@@ -117,9 +117,7 @@ def add_visible_edge(image: Any, points: Any, edge: Any, seen: Any, *, beside: A
     leave_to_engine("add_visible_edge", edge)
 
 
-for _function in (visible_edge, add_visible_edge):
-    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
-    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+recorded(visible_edge, add_visible_edge)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------

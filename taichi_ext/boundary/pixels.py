@@ -17,7 +17,7 @@ from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
     BULGE,
     ENTRIES,
@@ -90,9 +90,7 @@ def probe(shade: Any, x: Any, y: Any, which: Any, mode: str) -> Any:
     leave_to_engine("probe", x)
 
 
-for _function in (pixel, probe):
-    _function.boundary_kind = _function.__name__  # type: ignore[attr-defined]  # for the recorder
-    _function._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+recorded(pixel, probe)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------

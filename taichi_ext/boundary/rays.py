@@ -9,7 +9,7 @@ from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
-from taichi_ext.boundary.kernel_scope import leave_to_engine
+from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 
 _STEPS = 96
 _SHORTEST = 1 / 512  # of the way, for a step
@@ -63,8 +63,7 @@ def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any, *
     leave_to_engine("ray_level", near)
 
 
-ray_level.boundary_kind = "ray_level"  # type: ignore[attr-defined]  # for the recorder
-ray_level._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+recorded(ray_level)
 
 
 @ti.func

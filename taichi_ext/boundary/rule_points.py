@@ -216,8 +216,7 @@ def _noting(noted: list[Any]) -> Callable[[Any], float]:
         noted.append((list(map(_shape, value if is_tuple else [value])), is_tuple))
         return 0.0
 
-    note._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
-    return note
+    return backend.known_in_kernels(note)
 
 
 def _shape(x: Any) -> tuple[int, ...] | None:

@@ -179,6 +179,26 @@ class KernelFacts:
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
     report: Report = field(default_factory=Report)  # the decisions, for people
     namesakes: dict[Key, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
+    left_out: frozenset[Key] = frozenset()  # containers whose tangents it does not keep, since it reads none of them
+
+
+@dataclass(frozen=True)
+class KernelColumns:
+    """The columns that a kernel computes: a block of so many.
+
+    Attributes:
+        count: how many there are.
+        firsts: the first columns of the blocks that it can compute; None: it computes all columns.
+        takes_first: whether the first column is its last argument.
+    """
+
+    count: int
+    firsts: range | None
+    takes_first: bool
+
+    def has_block(self, first: int) -> bool:
+        """Whether the kernel can compute the block that begins there."""
+        return self.firsts is None or first in self.firsts
 
 
 @dataclass
@@ -205,16 +225,12 @@ class Fused:
         kernel: that with tangents.
         shadows: what the arrays behind the user's arguments are for, in order.
         facts: what a session has to know of the kernel.
-        text: its text.
         scratch_sizes: of its memory for rows.
-        columns: how many rows have.
+        columns: that its rows have.
         entries: of a sparse Jacobian, where they are written.
         program: what the kernel was emitted from, as long as the Taichi program lives.
         arrays: the arrays among the leaf arguments, by position.
-        first_columns: of the blocks of columns that it can compute; None: of all columns.
-        takes_first_column: whether that is its last argument.
         first_order: its arrays of tangents of the first order, where it has those of the second.
-        left_out: the containers whose tangents it does not keep, since it reads none of them.
         assumed: what the containers that it uses may carry; None: as at its first launch.
         memory: what it keeps from launch to launch.
     """
@@ -223,16 +239,12 @@ class Fused:
     kernel: Any
     shadows: tuple[Key, ...]
     facts: KernelFacts
-    text: str
     scratch_sizes: Mapping[Scratch, int]
-    columns: int
+    columns: KernelColumns
     entries: SparseResult | None
     program: Program | None
     arrays: Mapping[int, ContainerInfo]
-    first_columns: range | None
-    takes_first_column: bool
     first_order: tuple[Any, ...]
-    left_out: frozenset[Key]
     assumed: Mapping[Key, Role] | None
     memory: KernelMemory
 
@@ -244,10 +256,6 @@ class Fused:
     def refuse_changed(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""
         refuse_changed(self.primal, self.kernel.captures.changed_number())
-
-    def has_block(self, first: int) -> bool:
-        """Whether the kernel can compute the block of columns that begins there."""
-        return self.first_columns is None or first in self.first_columns
 
     def suits(self, roles: dict[Key, Role]) -> bool:
         """Whether the kernel is valid for these roles; expected tangents may be zero."""

@@ -21,7 +21,7 @@ def bind_arguments(r: Recording) -> None:
         if isinstance(annotation, ti.template):
             made.append(Argument(name, annotation))
             continue
-        place = _parameter(r, name, r.context.get_var_by_name(name), annotation)
+        place = _parameter(r, name, r.context.value_named(name), annotation)
         if isinstance(place, backend.AnyArray):
             container = r.containers.arrays[id(place)]
             made.append(Argument(name, array_annotation(container), container))

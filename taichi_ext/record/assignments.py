@@ -88,7 +88,7 @@ def let(r: Recording, name: str, value: Any) -> None:
     """``name = value``."""
     if r.context.is_var_declared(name):
         _require_mutable(r, name)
-        assign_to(r, r.context.get_var_by_name(name), value)
+        assign_to(r, r.context.value_named(name), value)
     else:
         r.context.create_variable(name, declare(r, name, value))
 
@@ -212,7 +212,7 @@ def store(r: Recording, base: Any, index: Any, value: Any) -> None:
 def update_local(r: Recording, name: str, op: str, value: Any) -> None:
     """``name += value`` and the like."""
     _require_mutable(r, name)
-    update_place(r, r.context.get_var_by_name(name), op, value)
+    update_place(r, r.context.value_named(name), op, value)
 
 
 def update_place(r: Recording, target: Any, op: str, value: Any) -> None:

@@ -39,7 +39,7 @@ _OF_PLAIN_VALUES = (isinstance, type, print, repr, str, hasattr, issubclass)
 def is_python(function: Any) -> bool:
     """Whether a callable is plain Python, with a source that can be rewritten."""
     if isinstance(function, types.FunctionType):
-        is_marked = hasattr(function, "_is_wrapped_kernel") or hasattr(function, "_is_taichi_function")
+        is_marked = backend.is_known_in_kernels(function)
         return not is_marked and not backend.is_library(function)
     if isinstance(function, type):
         return type(function) is type and function.__module__ != "builtins" and not backend.is_library(function)

@@ -108,7 +108,7 @@ class Recorder:
         """``(name := value)``, a number of scopes inside its statement."""
         with assignments.outside(self.recording, scopes):
             assignments.let(self.recording, name, value)
-        return self.recording.context.get_var_by_name(name)
+        return self.recording.context.value_named(name)
 
     def bind_static(self, names: Any, value: Any) -> None:
         assignments.bind_static(self.recording, names, value)
@@ -229,7 +229,7 @@ for _name in _OPERATORS:
     setattr(Recorder, _name, _operator(_name))
 for _method in vars(Recorder).values():
     if callable(_method) and hasattr(_method, "__dict__"):
-        _method._is_wrapped_kernel = True  # type: ignore[attr-defined]  # Taichi: not a foreign function
+        backend.known_in_kernels(_method)
 
 
 @backend.deep_recursion()

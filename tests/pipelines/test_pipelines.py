@@ -913,7 +913,9 @@ def test_one_kernel_takes_seeds_and_tangents_of_what_it_writes(order):
     plan = Jacobian(run, [x, v], y)
     plan()
     names = [fused.primal.func.__name__ for fused in plan._prepared.fused.values()]
-    assert len({(name, fused.first_columns) for name, fused in zip(names, plan._prepared.fused.values())}) == len(names)
+    assert len({(name, fused.columns.firsts) for name, fused in zip(names, plan._prepared.fused.values())}) == len(
+        names
+    )
     assert set(names) == {"step", "change"}
 
 

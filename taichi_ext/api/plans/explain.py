@@ -26,10 +26,10 @@ def explain(fused: Fused, fields: FieldTable) -> str:
     """
     function = fused.primal.func
     lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
-    lines.append(f"  columns: {fused.columns}{_blocks(fused.first_columns)}")
+    lines.append(f"  columns: {fused.columns.count}{_blocks(fused.columns.firsts)}")
     lines += [f"  tangents of {line}" for line in _shadows(fused, fields)]
     lines += [f"  entries of {line}" for line in _entries(fused, fields)]
-    lines += [f"  {line}" for line in fused.facts.report.lines(fused.columns, lambda key: _name(key, fields))]
+    lines += [f"  {line}" for line in fused.facts.report.lines(fused.columns.count, lambda key: _name(key, fields))]
     return "\n".join(lines)
 
 
@@ -57,9 +57,9 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
             yield f"array argument {key.position}"
         elif key in fields.infos:
             info = fields.infos[key]
-            size = info.size * fused.columns * numpy_dtype(info.dtype).itemsize
+            size = info.size * fused.columns.count * numpy_dtype(info.dtype).itemsize
             written = ", every entry written" if key in fused.facts.covered else ""
-            yield f"{info.name}: {info.size} x {fused.columns}, {size} bytes{written}"
+            yield f"{info.name}: {info.size} x {fused.columns.count}, {size} bytes{written}"
 
 
 def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:

@@ -32,7 +32,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     if prepared.format is not None:
         raise UnsupportedError("A sparse Jacobian is put together by taichi_ext. Export one without format=.")
     kernels = list(prepared.fused.values())
-    if len(kernels) != 1 or kernels[0].first_columns is not None:
+    if len(kernels) != 1 or kernels[0].columns.firsts is not None:
         state = (
             "has not been called yet, so that its kernel does not exist"
             if not kernels
@@ -104,7 +104,7 @@ def _tangents(
     assert fused.program is not None
     key = fused.shadows[number]
     container: Any = fused.program.arguments[number - len(fused.shadows)].value
-    shape = (_rows(prepared, call, fused, key), fused.columns)
+    shape = (_rows(prepared, call, fused, key), fused.columns.count)
     if isinstance(key, Scratch):
         shape = (fused.scratch_sizes[key], 1)
     is_covered = key in fused.facts.covered or isinstance(key, Scratch)

@@ -294,7 +294,7 @@ class Jacobian:
     @property
     def source(self) -> str:
         """The kernels with tangents as the text that runs, after the first call; lines name those of your source."""
-        return Text("\n\n".join(dict.fromkeys(f.text for f in list(self._prepared.fused.values()))))
+        return Text("\n\n".join(dict.fromkeys(f.kernel.text for f in list(self._prepared.fused.values()))))
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the kernel with tangents as a Python module that needs Taichi alone, after the first call.

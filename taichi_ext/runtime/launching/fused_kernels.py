@@ -33,7 +33,7 @@ class KernelTable:
                 continue
             if not _is_current(fused):
                 del table[key]
-            elif not fused.has_block(first):
+            elif not fused.columns.has_block(first):
                 continue
             elif key[-1] == exact[-1]:
                 return fused

@@ -238,7 +238,7 @@ class Session:
                 else:
                     shadow.clean()
                 passed.append(shadow.array)
-        if fused.takes_first_column:
+        if fused.columns.takes_first:
             passed.append(self.request.block.first)
         return passed, after
 

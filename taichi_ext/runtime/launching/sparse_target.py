@@ -153,7 +153,7 @@ class SparseEntries(DenseRows):
             if key in self._left_out:
                 reason = FROM_INTERMEDIATES.format(self._left_out[key], "another kernel")
                 raise IntermediatesError(reason, {key: tangents.info(key).size})
-        for key in (outer.get(k, k) for k in fused.left_out):
+        for key in (outer.get(k, k) for k in fused.facts.left_out):
             if isinstance(key, View):
                 raise DenseRowsError("a kernel of the pipeline computes an array from params")
             self._left_out[key] = tangents.info(key).name
