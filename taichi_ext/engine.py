@@ -145,7 +145,7 @@ def _differentiated(program: Program, seeds: Seeds) -> Differentiated:
 
 
 @backend.deep_recursion()
-def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:
+def plain_kernel(kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
     """A kernel that Taichi cannot compile by itself, without a Jacobian.
 
     It has antialiased edges, or Taichi compiles it for its reverse mode and it has derivatives of the user's own.
@@ -165,7 +165,7 @@ def plain_kernel(kernel: Any, args: tuple[Any, ...]) -> Any:
     return plain
 
 
-def _check_rules_of(kernel: Any, args: tuple[Any, ...], rules: RulesInUse) -> None:
+def _check_rules_of(kernel: backend.Kernel, args: tuple[Any, ...], rules: RulesInUse) -> None:
     """Raise where a Jacobian of the kernel would, because of a user's rule.
 
     Taichi transposes what a rule computes from its tangents. Where that is not linear, the gradient is wrong.
@@ -176,7 +176,7 @@ def _check_rules_of(kernel: Any, args: tuple[Any, ...], rules: RulesInUse) -> No
 
 
 def compiled(
-    kernel: Any, args: tuple[Any, ...], emitted: Emitted, extra: tuple[Any, ...] = (), like: Any = None
+    kernel: backend.Kernel, args: tuple[Any, ...], emitted: Emitted, extra: tuple[Any, ...] = (), like: Any = None
 ) -> backend.EmittedKernel:
     """The emitted kernel, traced once: it takes the arguments of the user's kernel and ``extra`` arrays behind them."""
     positions = [n for n, a in enumerate(kernel.arguments) if not isinstance(a.annotation, backend.ti.template)]

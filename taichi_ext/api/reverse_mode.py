@@ -19,7 +19,7 @@ from taichi_ext.record.recorder import record
 from taichi_ext.simplify import simplify
 
 
-def add_gradient(kernel: Any, args: tuple[Any, ...]) -> None:
+def add_gradient(kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
     """For all that a kernel reads and writes: ``x.grad += y.grad * dy/dx``, as Taichi's kernel for its gradient does.
 
     Gradients of what is stored to, not added to, are then 0.

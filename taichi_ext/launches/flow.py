@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.changes import written_containers
+from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.launches.launch import ContainerInfo
 from taichi_ext.program import Container, Local, Program
 
@@ -18,14 +18,14 @@ class Flow:
     program: Program
     infos: dict[Container, ContainerInfo]
     numbers: frozenset[Local]  # arguments and Python numbers that are parameters
-    _found: dict[frozenset[Any], frozenset[Any]] = field(default_factory=dict)
+    _found: dict[frozenset[Key], frozenset[Key]] = field(default_factory=dict)
 
     @property
-    def written(self) -> set[Any]:
+    def written(self) -> set[Key]:
         """The containers that it writes."""
         return {self.infos[c].key for c in written_containers(self.program.body) if c in self.infos}
 
-    def active_after(self, before: set[Any]) -> frozenset[Any]:
+    def active_after(self, before: set[Key]) -> frozenset[Key]:
         """Its containers that have tangents after it, where these have some before."""
         start = frozenset(before & {info.key for info in self.infos.values()})
         if start not in self._found:

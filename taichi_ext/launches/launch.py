@@ -149,7 +149,7 @@ class Launch:
         is_repeated: whether the same kernel may be launched again, on tangents that it has left behind.
     """
 
-    kernel: Any
+    kernel: backend.Kernel
     args: tuple[Any, ...]
     block: ColumnBlock
     fields: Any
@@ -235,8 +235,8 @@ class Fused:
         memory: what it keeps from launch to launch.
     """
 
-    primal: Any
-    kernel: Any
+    primal: backend.Kernel
+    kernel: backend.EmittedKernel
     shadows: tuple[Key, ...]
     facts: KernelFacts
     scratch_sizes: Mapping[Scratch, int]
@@ -273,7 +273,7 @@ class Fused:
         return self.kernel.launch(*args, *given)
 
 
-def refuse_buffers(kernel: Any, program: Program, *, is_sparse: bool) -> None:
+def refuse_buffers(kernel: backend.Kernel, program: Program, *, is_sparse: bool) -> None:
     """Raise where a loop uses more arrays and fields than the device may have buffers."""
     most = backend.most_buffers()
     if most is None:
@@ -295,7 +295,7 @@ def _buffers(stage: Body) -> int:
     return len(trees) + sum(c.is_argument for c in used)
 
 
-def refuse_changed(kernel: Any, changed: Any) -> None:
+def refuse_changed(kernel: backend.Kernel, changed: Any) -> None:
     """Raise where a Python value is another one than when the kernel was first compiled."""
     if changed is not None:
         values = f" from {changed.value!r} to {changed.current()!r}" if changed.is_number else ""

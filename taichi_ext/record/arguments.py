@@ -82,5 +82,5 @@ def array_annotation(array: Container) -> str:
     return f"ti.types.ndarray(dtype={dtype}, ndim={array.ndim})"
 
 
-def returned_annotations(kernel: Any) -> tuple[Any, ...]:
+def returned_annotations(kernel: backend.Kernel) -> tuple[Any, ...]:
     return tuple(map(annotation_text, backend.returned_types(kernel)))

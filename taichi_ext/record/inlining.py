@@ -22,7 +22,7 @@ from taichi_ext.record.rules import find_rule, ruled_call, stop_arguments
 MAX_DEPTH = 100
 
 
-def inline_call(r: Recording, func: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+def inline_call(r: Recording, func: backend.Func, args: list[Any], keywords: dict[str, Any]) -> Any:
     """A call of a ti.func or real function."""
     given = backend.process_args(func, tuple(args), keywords)
     bound = [_bind(r, func, a, v) for a, v in zip(func.arguments, given, strict=True)]
@@ -34,12 +34,12 @@ def inline_call(r: Recording, func: Any, args: list[Any], keywords: dict[str, An
     return walk_typed(r, func, bound)
 
 
-def walk_typed(r: Recording, func: Any, bound: list[Any]) -> Any:
+def walk_typed(r: Recording, func: backend.Func, bound: list[Any]) -> Any:
     """Record a function in place; what it returns has the types that it says."""
     return _returned(r, func, walk_function(r, func, bound))
 
 
-def _bind(r: Recording, func: Any, argument: Any, value: Any) -> Any:
+def _bind(r: Recording, func: backend.Func, argument: Any, value: Any) -> Any:
     """An argument: templates and references as they are, others as copies of the given type."""
     annotation = argument.annotation
     if isinstance(annotation, ti.template) or backend.is_reference(annotation):
@@ -53,7 +53,7 @@ def _bind(r: Recording, func: Any, argument: Any, value: Any) -> Any:
     return declare(r, argument.name, value, "argument")
 
 
-def _returned(r: Recording, func: Any, result: Any) -> Any:
+def _returned(r: Recording, func: backend.Func, result: Any) -> Any:
     kinds = func.return_type
     if kinds is None or result is None:
         return result
@@ -67,7 +67,7 @@ def _typed_result(r: Recording, value: Any, kind: Any) -> Any:
     return cast(r, value, kind) if backend.is_scalar_type(kind) else value
 
 
-def walk_function(r: Recording, func: Any, bound: list[Any]) -> Any:
+def walk_function(r: Recording, func: backend.Func, bound: list[Any]) -> Any:
     """Record a function in place."""
     function = func.func
     scope = {**backend.global_variables(function), **r.library.names}

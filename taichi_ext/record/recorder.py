@@ -37,7 +37,7 @@ _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n
 class Recorder:
     """The library that one recording calls; ``names``: what each name in a rewritten source stands for."""
 
-    def __init__(self, kernel: Any, rules: Rules, constants: Constants | None, is_reverse: bool) -> None:
+    def __init__(self, kernel: backend.Kernel, rules: Rules, constants: Constants | None, is_reverse: bool) -> None:
         methods = (name for name in dir(type(self)) if not name.startswith("__"))
         self.names = {f"{RECORDER}.{name}": getattr(self, name) for name in methods}
         self.recording = Recording(kernel, self, rules, constants, is_reverse)
@@ -234,7 +234,7 @@ for _method in vars(Recorder).values():
 
 @backend.deep_recursion()
 def record(
-    kernel: Any,
+    kernel: backend.Kernel,
     args: tuple[Any, ...],
     rules: Rules | None = None,
     captures: backend.Captures | None = None,

@@ -73,7 +73,7 @@ class Recording:
 
     def __init__(
         self,
-        kernel: Any,
+        kernel: backend.Kernel,
         library: Any,
         rules: Any,
         constants: Constants | None,

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from taichi_ext.backend import ti
+from taichi_ext.backend import Func, ti
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import (
     F32,
@@ -82,7 +82,7 @@ def find_rule(r: Recording, target: Any) -> Rule | None:
     return None if target in r.stopped else rule
 
 
-def ruled_call(r: Recording, rule: Rule, func: Any, bound: list[Any], walk: Walk) -> Any:
+def ruled_call(r: Recording, rule: Rule, func: Func, bound: list[Any], walk: Walk) -> Any:
     """A call of a function that has a rule: its body sees copies of the arguments."""
     inputs: dict[str, Any] = {}
     passed: list[Any] = []

@@ -16,7 +16,7 @@ STORED = (
 )
 
 
-def refuse_replaced_gradient(kernel: Any) -> None:
+def refuse_replaced_gradient(kernel: backend.Kernel) -> None:
     """Raise in a function with ``ti.ad.no_grad`` or ``ti.ad.grad_replaced``."""
     if backend.is_gradient_replaced():
         raise UnsupportedError(
@@ -35,7 +35,7 @@ def refuse_restart(program: Any) -> None:
         )
 
 
-def refuse_arguments(kernel: Any, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
+def refuse_arguments(kernel: backend.Kernel, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
     """Raise for a field or array of a program that has ended, and for a struct that holds a parameter."""
     keys = {variable.key for variable in parameters}
     for position, value in enumerate(args):
@@ -58,7 +58,7 @@ def _parameter_in(value: Any, keys: set[Any]) -> str:
     return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
 
 
-def warn_of_lost_tangents(kernel: Any, args: tuple[Any, ...], is_lost: Callable[[Any], bool]) -> None:
+def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[Any, ...], is_lost: Callable[[Any], bool]) -> None:
     """Warn where a number that Python has read from something with a tangent is passed to a kernel."""
     if not any(map(is_lost, args)):
         return

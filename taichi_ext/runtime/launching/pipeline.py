@@ -61,7 +61,7 @@ class Pipeline:
 
     # --- launches
 
-    def launch(self, kernel: Any, args: tuple[Any, ...]) -> Any:
+    def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
         """Run a kernel and its tangents."""
         with backend.exclusive:
             if self._record is not None:
@@ -95,14 +95,14 @@ class Pipeline:
         repetition = Repetition(fused, dict(zip(fused.shadows, passed, strict=False)), passed)
         self._repetitions[name] = launched.changes, repetition, launched.args
 
-    def _is_repeatable(self, kernel: Any, fused: Fused) -> bool:
+    def _is_repeatable(self, kernel: backend.Kernel, fused: Fused) -> bool:
         """Whether what it writes has been saved, and nothing of it depends on the call."""
         is_simple = not len(self._tangents.arrays.regions) and backend.is_plain_call(kernel)
         is_simple = is_simple and not any(array.is_scratch for array in fused.first_order)  # new in each launch
         params = set(map(container_key, self._session.accesses.params))
         return is_simple and not fused.sites and not fused.facts.written & params
 
-    def _runs_plainly(self, kernel: Any, args: tuple[Any, ...]) -> bool:
+    def _runs_plainly(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> bool:
         """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
         if backend.is_reading_kernel(kernel):
             for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):

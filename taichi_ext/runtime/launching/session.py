@@ -112,7 +112,7 @@ class Session:
 
     def launch(
         self,
-        kernel: Any,
+        kernel: backend.Kernel,
         args: tuple[Any, ...],
         check: Check | None = None,
         lookahead: Lookahead | None = None,
@@ -167,7 +167,7 @@ class Session:
 
     def _fused_kernel(
         self,
-        kernel: Any,
+        kernel: backend.Kernel,
         args: tuple[Any, ...],
         binding: Binding,
         numbers: NumberSeeds,

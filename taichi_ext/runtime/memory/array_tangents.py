@@ -94,7 +94,7 @@ class ArrayTangents:
                 )
         region.seeds[key] = column
 
-    def bind(self, kernel: Any, args: tuple[Any, ...]) -> Binding:
+    def bind(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Binding:
         """The arrays that a kernel is given among its leaf arguments, each in its region."""
         places = backend.array_positions(kernel)
         name = (id(kernel), *(id(args[position]) for position in places))
@@ -271,7 +271,9 @@ class ArrayTangents:
                 yield region.name, region.layout, region.changed_rows(changed)
 
 
-def array_arguments(kernel: Any, args: tuple[Any, ...], known: Mapping[int, Given] = MappingProxyType({})) -> Binding:
+def array_arguments(
+    kernel: backend.Kernel, args: tuple[Any, ...], known: Mapping[int, Given] = MappingProxyType({})
+) -> Binding:
     """The arrays among the arguments of a kernel, some known by identity; one given twice is one container."""
     binding = Binding([], {}, {})
     first: dict[Any, Any] = {}

@@ -26,7 +26,7 @@ _PLAIN = (types.FunctionType, staticmethod, classmethod, types.MemberDescriptorT
 class Coming:
     """A launch that is named in the code, with its arguments; numbers among them may be any."""
 
-    kernel: Any
+    kernel: backend.Kernel
     args: tuple[Any, ...]
     features: Any  # what tells its arguments from others for which the kernel is compiled again
 
@@ -200,7 +200,7 @@ def _attribute(owner: Any, name: str) -> Any:
     return getattr(owner, name)
 
 
-def _launch(kernel: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Coming]:
+def _launch(kernel: backend.Kernel, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Coming]:
     """A launch, with any number in the place of unknown ones; none where the arguments are wrong or say too little."""
     try:
         given = backend.process_args(kernel, args, keywords)

@@ -95,7 +95,7 @@ def _matrix(rows: list[Tangent], directions: np.ndarray | None, first: int, colu
 
 
 def taken_out(
-    kernel: Any, args: tuple[Any, ...], run: PipelineRun | None
+    kernel: backend.Kernel, args: tuple[Any, ...], run: PipelineRun | None
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, list[Tangent]]]:
     """The arguments of a launch as plain values, and its leaf arguments; the tangents of entries of these, by name."""
     values = backend.leaf_values(kernel, args)
@@ -121,7 +121,7 @@ def taken_out(
     return backend.with_leaf_values(kernel, tuple(plain)), tuple(plain), tangents
 
 
-def _check_passed(kernel: Any, leaf: Any, names: frozenset[str]) -> None:
+def _check_passed(kernel: backend.Kernel, leaf: Any, names: frozenset[str]) -> None:
     """Raise where a kernel takes numbers with tangents as something that carries none."""
     kind = leaf.annotation
     if isinstance(kind, backend.ti.template):

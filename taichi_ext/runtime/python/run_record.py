@@ -67,12 +67,12 @@ class RunRecord:
         """Python reads numbers that kernels have written: sums of parallel loops can differ in rounding."""
         self._has_read = True
 
-    def launch(self, kernel: Any, args: tuple[Any, ...]) -> None:
+    def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
         """A kernel is about to be launched."""
         args = backend.leaf_values(kernel, args)
         self._add(_Event(_use(kernel), (_named(kernel), *(p for a in args for p in _parts(a)))))
 
-    def arrays(self, kernel: Any, read: Set[str], args: tuple[Any, ...]) -> None:
+    def arrays(self, kernel: backend.Kernel, read: Set[str], args: tuple[Any, ...]) -> None:
         """The same launch: the numbers of the NumPy arrays and tensors that it reads, by leaf arguments."""
         host = [n for n in backend.array_positions(kernel) if not isinstance(args[n], backend.Ndarray)]
         numbers = tuple(_numbers(args[n]) for n in host if backend.leaf_arguments(kernel)[n].name in read)
@@ -177,7 +177,7 @@ def _named(obj: Any) -> _Object:
     return _Object(backend.field_identity(obj) if is_field else id(obj), obj)
 
 
-def _use(kernel: Any) -> str:
+def _use(kernel: backend.Kernel) -> str:
     return "stores" if backend.is_library_kernel(kernel) else f"launches {kernel.func.__qualname__} and passes"
 
 
