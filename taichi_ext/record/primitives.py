@@ -31,7 +31,9 @@ def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[
             func, args = func.function, (*args, *func.args)
         if inspect.ismethod(func):
             func, args = func.__func__, (func.__self__, *args)
-        return inline_call(r, backend.taichi_func(func), list(args), {})
+        known = backend.taichi_func(func)
+        assert known is not None
+        return inline_call(r, known, list(args), {})
 
     if r.is_reverse and kind not in _IN_REVERSE:
         raise backend.NeedsTranspose(kind)
