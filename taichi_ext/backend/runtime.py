@@ -40,7 +40,7 @@ from taichi.types.primitive_types import all_types, integer_types, real_types
 
 @dataclass(frozen=True)
 class Runtime:
-    """The runtime that kernels run on; there is one in a process.
+    """The system that compiles and runs kernels; there is one in a process.
 
     Attributes:
         module: its public names, which generated text calls ``ti``.

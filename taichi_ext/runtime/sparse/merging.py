@@ -15,7 +15,7 @@ from taichi_ext import backend
 
 @functools.cache
 def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
-    """Kernels that gather numbers, add up stretches of them, and stretches of vectors."""
+    """Kernels that gather numbers, add up stretches of them, and add up stretches of vectors."""
     array: Any = ti.types.ndarray(ndim=1)
 
     @ti.kernel
