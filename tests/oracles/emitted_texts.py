@@ -78,7 +78,7 @@ class Texts:
 
     def write(self, name: str) -> None:
         """A file of what came since the last one."""
-        text = "".join(self.parts).replace(str(HERE.parent), ".")
+        text = "".join(self.parts).replace(str(HERE.parents[1]), ".")
         numbers: dict[str, str] = {}  # of Python's objects, in the order in which they occur
         text = re.sub(
             r"\b(0x[0-9a-f]{8,}|\d{12,})\b", lambda m: numbers.setdefault(m[0], f"object {len(numbers)}"), text
@@ -117,7 +117,7 @@ def start() -> None:
 
 def benchmarks(texts: Texts) -> None:
     """The programs that are timed, of their full size."""
-    sys.path.insert(0, str(HERE.parent / "bench"))
+    sys.path.insert(0, str(HERE.parents[1] / "bench"))
     from programs import CASES
     from sparse_programs import make_bundle_adjustment, make_fluid, make_springs
 
