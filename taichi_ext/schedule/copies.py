@@ -1,4 +1,4 @@
-"""What lanes store to memory: kept in local arrays, and copied to memory behind the loop over the lanes.
+"""Stores of lanes to memory: kept in local arrays, and copied to memory behind the loop over the lanes.
 
 Where an inner loop stores entries of J, all its iterations are copied together behind it, row by row: an entry of each
 row in turn took 0.75 times as long as the whole kernel of a volume, since neighbours in memory were written far apart.
@@ -110,7 +110,7 @@ class Copies:
         return found
 
     def declare_again(self, s: Declare) -> None:
-        """What is the same for all lanes, in the loop that copies."""
+        """Declare a local that is the same for all lanes once more, in the loop that copies."""
         local = self.renamed[s.local] = replace(s.local)
         self.before.append(replace(with_values(s, self._again), local=local))
 
