@@ -1,8 +1,13 @@
-"""Pixels in which an edge bends, or that it crosses more than once: divided into squares in which it is straight.
+"""What an edge covers of a pixel, and how that moves with it.
 
 ``edge`` and the like know the level at the pixel's centre alone.  The engine notes the code that computes it, so that
-it can be computed at other positions (``record/levels.py``).  Its values at the corners of a square show whether it is
-linear there.  Where it is not, and may be 0, the square is divided into four.
+it can be computed at other positions (``record/levels.py``).  Near an edge it is taken at the centre and the corners
+of the pixel.  These span four triangles, and in each the edge is a straight chord.  Where the level is far from linear,
+the pixel is divided into four squares, and these again.
+
+Of a triangle of area T with the levels u, v and w at its corners, u of another sign than v and w, the chord cuts off
+the area ``T u^2 / ((u - v) (u - w))``.  Its derivative with respect to the level, ``2 T u / ((u - v) (u - w))``, is the
+length of the chord divided by the gradient of the level.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
@@ -15,12 +20,16 @@ from typing import Any
 from taichi_ext.backend import ti
 from taichi_ext.boundary.gradients import stop_gradient
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
-from taichi_ext.boundary.polygons import FINEST, coarsest_square, middle_of_square
+from taichi_ext.boundary.polygons import WHOLE, middle_of_square, side_of_square
 
 _POINTS = 5  # of a square, at which a level is taken: the centre, and the corners in their order
-_BENT = 0.0215  # of a square: from where on an edge is not straight; what a kink cuts off is then below 0.001
+_BENT = 0.003  # of a pixel: from where on an edge is not straight
+_BENT_INSIDE = 0.0215  # the same for squares that pixels are divided into
 _AWAY = 4.0  # squares: edges that are farther away are not looked for
+_SMOOTH = 8.0  # the same, from where on a root is as at the centre
 _ASIDE = (0.5, 0.2)  # where a level is taken that may be flat at the centre; thin lines have other directions
+_TIE = 1e-15  # of the level at the centre
+_LEAST = 1e-20
 _NARROW = 1e-2  # a normal along an axis counts as turned by this much, where a formula divides by its component
 
 
@@ -33,108 +42,112 @@ recorded(level_at)
 
 
 @ti.func
-def divided_pixel(level: ti.template(), centre, slope_there, is_root: ti.template(), has_motion: ti.template()):
-    """Whether the pixel has to be divided; what is covered of it; and 0, with the tangent of that.
+def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.template()):
+    """What is covered of the pixel; and 0, with the tangent of that, or with ``is_root`` of the mean root of the level.
 
-    With ``is_root`` the last is that of the mean of the level's root.
+    ``centre`` is the level at the pixel's centre, and ``zero`` a 0 of its type.
     """
-    area = 0.0 * centre
-    motion = 0.0 * centre
-    is_divided = False
-    depth = 0
-    place = ti.select(is_far(level, centre, slope_there), 4**FINEST, 0)
+    value = stop_gradient(centre)
+    area = zero
+    motion = zero
+    side = WHOLE
+    place = 0
+    away = ti.static(_SMOOTH if is_root else _AWAY)
+    if is_far(level, value, slope, away):
+        place = WHOLE**2
+        if value > 0:
+            area = zero + 1.0
+            if ti.static(is_root):
+                motion = 0.5 / ti.sqrt(value) * (centre - value)
     here = ti.Vector([0.0] * _POINTS)
-    while place < 4**FINEST:
-        size = 0.5**depth
-        middle = middle_of_square(place, depth)
-        for k in range(_POINTS):
-            corner = corner_of(k)
-            here[k] = stop_gradient(level_at(level, middle[0] + size * corner[0], middle[1] + size * corner[1]))
+    while place < WHOLE**2:
+        size = side / WHOLE
+        middle = middle_of_square(place, size)
+        put_levels(level, middle, size, here)
         gx = 0.5 * (here[1] + here[2] - here[3] - here[4])
         gy = 0.5 * (here[1] - here[2] - here[3] + here[4])
-        g = ti.sqrt(gx * gx + gy * gy)
         mean = 0.25 * (here[1] + here[2] + here[3] + here[4])
         off = abs(mean - here[0]) + 0.25 * abs(here[1] - here[2] + here[3] - here[4])
         reach = 0.5 * (abs(gx) + abs(gy)) + 2.0 * off
-        if depth < FINEST and off > _BENT * g and abs(here[0]) <= reach:
-            depth += 1
-        elif depth == 0:
-            place = 4**FINEST
+        g = ti.sqrt(gx * gx + gy * gy)
+        bent = ti.select(side == WHOLE, _BENT, _BENT_INSIDE) * g
+        if side > 1 and off > bent and abs(here[0]) <= reach:
+            side = side // 2
         else:
-            is_divided = True
-            chords = ti.Matrix([[0.0] * 4] * 2)
-            covered = put_chords(here, chords)
-            for c in range(2):
-                weight = 0.0 * centre
-                dx = 0.5 * (chords[c, 0] + chords[c, 2])
-                dy = 0.5 * (chords[c, 1] + chords[c, 3])
-                if ti.static(is_root):
-                    average = (mean + 2.0 * here[0]) / 3.0  # of a quadratic level
-                    if c == 0 and average > -reach:
-                        weight = mean_of_inverse_root(average, gx, gy, average > 4.0 * reach)
-                    dx = 0.0
-                    dy = 0.0
-                elif g > 0:
-                    weight = ti.sqrt((chords[c, 2] - chords[c, 0]) ** 2 + (chords[c, 3] - chords[c, 1]) ** 2) / g
-                if weight > 0:
-                    there = level_at(level, middle[0] + size * dx, middle[1] + size * dy)
-                    covered += 2.0 / 3.0 * weight * stop_gradient(there)  # the edge bulges out between its ends
+            if ti.static(is_root):
+                average = (mean + 2.0 * here[0]) / 3.0  # of a quadratic level
+                if average > -reach:
+                    weight = mean_of_inverse_root(average, gx, gy, average > _SMOOTH * reach)
+                    there = level_at(level, middle[0], middle[1])
                     motion += size * size * weight * (there - stop_gradient(there))
-            area += size * size * ti.max(0.0, ti.min(1.0, covered))
-            place += 4 ** (FINEST - depth)
-            depth = coarsest_square(place)
-    return is_divided, area, motion
+            else:
+                covered = zero
+                slope_within = ti.select(off > bent, 0.0, g)
+                x = 0.5
+                y = 0.5
+                for k in range(_POINTS - 1):
+                    chord = chord_of(here[0], here[1 + k], here[1 + (k + 1) % 4], slope_within)
+                    covered += chord[0]
+                    if chord[1] > 0:
+                        dx = chord[2] * x + chord[3] * y
+                        dy = chord[2] * y - chord[3] * x
+                        there = level_at(level, middle[0] + size * dx, middle[1] + size * dy)
+                        covered += 2.0 / 3.0 * chord[1] * stop_gradient(there)  # the edge bulges out between its ends
+                        motion += size * size * chord[1] * (there - stop_gradient(there))
+                    x, y = y, -x
+                area += size * size * ti.max(0.0, ti.min(1.0, covered))
+            place += side * side
+            side = side_of_square(place)
+    return area, motion
 
 
 @ti.func
-def is_far(level: ti.template(), centre, slope):
+def put_levels(level: ti.template(), middle, size, here: ti.template()):
+    """Put the levels at the centre and the corners of a square into the table.
+
+    A corner of level 0 has the other sign than the centre, so two squares see an edge on the side between them.
+    """
+    x = 0.0
+    y = 0.0
+    for k in range(_POINTS):
+        there = stop_gradient(level_at(level, middle[0] + size * x, middle[1] + size * y))
+        nearly = ti.select(k == 0 or here[0] == -_LEAST, -_LEAST, -_TIE * here[0])
+        here[k] = ti.select(there == 0, nearly, there)
+        x, y = ti.select(k == 0, 0.5, y), ti.select(k == 0, 0.5, -x)
+
+
+@ti.func
+def chord_of(m, p, q, g):
+    """The chord in a triangle of the centre of a square of size 1, and of two corners, from the levels there.
+
+    Returns the area inside, the length of the chord divided by the gradient, and the weights of both corners in its
+    middle.  The gradient is g, or that in the triangle if g is 0.
+    """
+    by_first = (m > 0) != (p > 0)
+    by_second = (m > 0) != (q > 0)
+    by_side = (p > 0) != (q > 0)
+    chord = ti.Vector([ti.select(m > 0, 0.25, 0.0), 0.0, 0.0, 0.0])
+    if by_first or by_second:
+        tip = ti.select(by_side, ti.select(by_first, p, q), m)
+        across = abs(
+            ti.select(by_first, m - p, 1.0) * ti.select(by_second, m - q, 1.0) * ti.select(by_side, p - q, 1.0)
+        )
+        part = 0.25 * tip * tip / across
+        is_shared = p == -_TIE * m and q == -_TIE * m
+        chord[0] = ti.select(tip > 0, part, 0.25 - part)
+        own = ti.sqrt((q - p) ** 2 + (p + q - 2.0 * m) ** 2)
+        chord[1] = ti.select(is_shared, 0.25, 0.5) * abs(tip) / across * ti.select(g > 0, own / g, 1.0)
+        chord[2] = 0.5 * (ti.select(by_first, m / (m - p), 0.0) + ti.select(by_side, q / (q - p), 0.0))
+        chord[3] = 0.5 * (ti.select(by_second, m / (m - q), 0.0) + ti.select(by_side, p / (p - q), 0.0))
+    return chord
+
+
+@ti.func
+def is_far(level: ti.template(), centre, slope, away):
     """Whether no edge can be in the pixel, by the slope at the centre, and by how it changes in one direction."""
     there = stop_gradient(level_at(level, _ASIDE[0], _ASIDE[1]))
     bend = abs(there - centre - _ASIDE[0] * slope[0] - _ASIDE[1] * slope[1])
-    return abs(centre) > _AWAY * (0.5 * (abs(slope[0]) + abs(slope[1])) + 2.0 * bend)
-
-
-@ti.func
-def corner_of(k):
-    """The centre of a square of size 1, and its corners."""
-    dx = ti.select(k == 0, 0.0, ti.select(k <= 2, 0.5, -0.5))
-    dy = ti.select(k == 0, 0.0, ti.select(k == 1 or k == 4, 0.5, -0.5))
-    return ti.Vector([dx, dy])
-
-
-@ti.func
-def put_chords(here, chords: ti.template()):
-    """Put the ends of the edges in a square of size 1 into the table; returns the area of the polygon inside of them.
-
-    They go through the places on its sides where the level is 0, which neighbours see at the same place.
-    """
-    doubled = 0.0
-    count = 0
-    is_open = False
-    for k in range(8):  # twice around: an edge may end on a side that comes before that on which it starts
-        a = here[1 + k % 4]
-        b = here[1 + (k + 1) % 4]
-        start = corner_of(1 + k % 4)
-        end = corner_of(1 + (k + 1) % 4)
-        if a > 0 and b > 0:
-            if k < 4:
-                doubled += end[0] * start[1] - end[1] * start[0]
-        elif a > 0 or b > 0:
-            x = start[0] + a / (a - b) * (end[0] - start[0])
-            y = start[1] + a / (a - b) * (end[1] - start[1])
-            if k < 4:
-                doubled += ti.select(a > 0, x * start[1] - y * start[0], end[0] * y - end[1] * x)
-            if a > 0 and k < 4:
-                chords[count, 0] = x
-                chords[count, 1] = y
-                count += 1
-                is_open = True
-            elif b > 0 and is_open:
-                chords[count - 1, 2] = x
-                chords[count - 1, 3] = y
-                doubled += x * chords[count - 1, 1] - y * chords[count - 1, 0]
-                is_open = False
-    return 0.5 * doubled
+    return abs(centre) > away * (0.5 * (abs(slope[0]) + abs(slope[1])) + 2.0 * bend)
 
 
 @ti.func

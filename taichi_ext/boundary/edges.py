@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taichi_ext.boundary.divided import divided_pixel  # pyright: ignore[reportUnknownVariableType]
+from taichi_ext.boundary.divided import area_of_pixel  # pyright: ignore[reportUnknownVariableType]
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 
 
@@ -190,6 +190,6 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
 
 
 for _function in (edge, step, coverage, sqrt_edge):
-    _function.boundary_body = divided_pixel  # type: ignore[attr-defined]  # what the recorder walks where it is needed
+    _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # what the recorder walks where it is needed
 PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
 recorded(*PUBLIC)

@@ -22,18 +22,18 @@ from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
     BULGE,
     ENTRIES,
-    FINEST,
     KIND,
     NX,
     NY,
     OTHER,
     SIDES,
+    WHOLE,
     S,
-    coarsest_square,
     middle_of_square,
     middle_within,
     part_of_line,
     put_sides,
+    side_of_square,
 )
 
 MOST = 6  # shapes of which parts can be seen in one square
@@ -150,21 +150,21 @@ def mean_of_shapes(shape: ti.template(), count, background, x, y, has_depth: ti.
     """The mean of the pixel at (x, y), square by square."""
     total = background * 0.0
     place = 0
-    depth = 0
-    while place < 4**FINEST:
-        size = 0.5**depth
-        middle = middle_of_square(place, depth)
+    side = WHOLE
+    while place < WHOLE**2:
+        size = side / WHOLE
+        middle = middle_of_square(place, size)
         cx = x + middle[0]
         cy = y + middle[1]
         seen = ti.Matrix([[0.0] * COLUMNS] * MOST)
         found = collect(shape, count, cx, cy, size, seen)
-        if found > MOST and depth < FINEST:
-            depth += 1
+        if found > MOST and side > 1:
+            side = side // 2
         else:
             found -= ti.select(found > MOST, MOST + 1, 0)
             total += size * size * mean_of_square(shape, background, cx, cy, size, has_depth, found, seen)
-            place += 4 ** (FINEST - depth)
-            depth = coarsest_square(place)
+            place += side * side
+            side = side_of_square(place)
     return total
 
 

@@ -21,15 +21,15 @@ from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
 from taichi_ext.boundary.polygons import (
     BULGE,
     ENTRIES,
-    FINEST,
     NX,
     NY,
     SIDES,
+    WHOLE,
     S,
-    coarsest_square,
     middle_of_square,
     middle_within,
     put_sides,
+    side_of_square,
 )
 
 VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # what a probe returns
@@ -103,18 +103,18 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, antialias: ti.template()):
     if ti.static(not antialias):
         total += probe(shade, x, y, 0, "value")[VALUE]
     place = 0
-    depth = coarsest_square(place)
-    while place < 4**FINEST:
-        size = 0.5**depth
-        middle = middle_of_square(place, depth)
+    side = WHOLE
+    while place < WHOLE**2:
+        size = side / WHOLE
+        middle = middle_of_square(place, size)
         cx = x + middle[0]
         cy = y + middle[1]
         crossed = ti.Matrix([[0.0] * COLUMNS] * SIDES)
         jumps = ti.Matrix([[0.0] * zeros.n] * SIDES)
         lines = ti.Matrix([[0.0] * ENTRIES] * (SIDES + 1))
         kind = find_crossings(shade, zeros, cx, cy, size, crossed, jumps, lines)
-        if kind == 2 and depth < FINEST:
-            depth += 1
+        if kind == 2 and side > 1:
+            side = side // 2
         else:
             for s in range(SIDES):
                 if crossed[s, WEIGHT] > 0:
@@ -124,8 +124,8 @@ def value_of_pixel(shade: ti.template(), zeros, x, y, antialias: ti.template()):
                         total[e] += moved * jumps[s, e]
             if ti.static(antialias):
                 total += mean_of_sides(shade, zeros, cx, cy, size, kind, lines)
-            place += 4 ** (FINEST - depth)
-            depth = coarsest_square(place)
+            place += side * side
+            side = side_of_square(place)
     return total
 
 

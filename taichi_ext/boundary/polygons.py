@@ -16,27 +16,30 @@ from taichi_ext.backend import ti
 
 S, NX, NY, BULGE, KIND, OTHER, ENTRIES = range(7)  # the columns of the table of lines
 FINEST = 5  # how often a pixel can be halved
+WHOLE = 2**FINEST  # the side of a pixel, in smallest squares
 SIDES = 4  # of the square: the first lines
 _TINY = 1e-4  # of the square: parts so small are seen where the centre is
 _PARALLEL = 1e-6  # a few roundings of float32: edges that coincide differ by them
 
 
 @ti.func
-def coarsest_square(place):
-    """How often the pixel is halved for the largest square that starts at a place."""
-    depth = 0
-    while place % 4 ** (FINEST - depth) > 0:
-        depth += 1
-    return depth
+def side_of_square(place):
+    """The side, in smallest squares, of the largest square that starts at a place."""
+    side = WHOLE
+    while place % (side * side) > 0:
+        side = side // 2
+    return side
 
 
 @ti.func
-def middle_of_square(place, depth):
-    """Where the middle of a square is, relative to the pixel's centre."""
-    middle = ti.Vector([0.5, 0.5]) * (0.5**depth - 1.0)
-    for k in range(depth):
+def middle_of_square(place, size):
+    """Where the middle of a square of a size is, relative to the pixel's centre."""
+    middle = ti.Vector([0.5, 0.5]) * (size - 1.0)
+    half = 0.5
+    for k in range(FINEST):
         quarter = place >> 2 * (FINEST - 1 - k)
-        middle += 0.5 ** (k + 1) * ti.Vector([quarter & 1, quarter >> 1 & 1])
+        middle += half * ti.Vector([quarter & 1, quarter >> 1 & 1])
+        half *= 0.5
     return middle
 
 

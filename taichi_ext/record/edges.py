@@ -12,7 +12,7 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import Const, Read, Tensor, Value
 from taichi_ext.record.assignments import frozen
-from taichi_ext.record.boundaries import statement, stopped
+from taichi_ext.record.boundaries import statement
 from taichi_ext.record.handles import Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.operations import operate, typed_tensor
@@ -24,10 +24,11 @@ Call = Callable[..., Any]  # of a ti.func, by its arguments
 
 @dataclass(frozen=True)
 class Level:
-    """A level that is computed at other positions: the local that holds it, and its position."""
+    """A level that is computed at other positions: the local that holds it, its position, and its slope there."""
 
     local: Read
     at: Tensor
+    slope: Any
 
 
 def edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
@@ -49,8 +50,8 @@ def edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     inside, outside = (_as_real(r, x) for x in (inside, outside))
     value = operate(r, "select", operate(r, "gt", level, 0), inside, outside)
     at = _pixel(r, kind, given["at"])
-    level, divided = _divided(r, call, function, level, at, antialias=bool(antialias))
-    kept = {"level": level, "inside": inside, "outside": outside, "jump": jump, "at": at, **divided}
+    level, crossed = _crossed(r, call, function, level, at, antialias=bool(antialias))
+    kept = {"level": level, "inside": inside, "outside": outside, "jump": jump, "at": at, **crossed}
     return statement(r, kind, kept, value, antialias=bool(antialias))
 
 
@@ -58,32 +59,32 @@ def sqrt_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) ->
     """``sqrt_edge``: the root."""
     level, at = real_level("sqrt_edge", given["level"]), _pixel(r, "sqrt_edge", given["at"])
     root = operate(r, "sqrt", operate(r, "max", level, Const(0.0, level.dtype)))
-    level, divided = _divided(r, call, function, level, at, antialias=False)
-    return statement(r, "sqrt_edge", {"level": level, "at": at, **divided}, root)
+    level, crossed = _crossed(r, call, function, level, at, antialias=False)
+    return statement(r, "sqrt_edge", {"level": level, "at": at, **crossed}, root)
 
 
-def _divided(
+def _crossed(
     r: Recording, call: Call, function: Any, level: Value, at: Tensor | None, *, antialias: bool
 ) -> tuple[Value, dict[str, Any]]:
-    """The level in a local of its own, and what is known of the pixel where it has to be divided."""
-    has_motion = r.rules.takes_derivative
-    if at is None or not (has_motion or antialias):
+    """The level in a local of its own; what it covers of the pixel, and 0 with the tangent of that."""
+    if at is None or not (r.rules.takes_derivative or antialias):
         return level, {}
     level = frozen(r, level, "level")
     if not isinstance(level, Read):
         return level, {}
-    is_root = function.boundary_kind == "sqrt_edge"
-    slope = _gradient(r, function.boundary_kind, level, at, may_be_flat=True)
-    found = call(function.boundary_body, Level(level, at), stopped(r, level), slope, is_root, has_motion)
-    is_divided, area, motion = (as_value(value_of(v)) for v in found)
-    return level, {"is_divided": is_divided, "area": area, "motion": motion}
+    kind = function.boundary_kind
+    slope = _gradient(r, kind, level, at, may_be_flat=False)
+    zero = Const(0.0, level.dtype)
+    found = call(function.boundary_body, Level(level, at, slope), level, slope, zero, kind == "sqrt_edge")
+    area, motion = (as_value(value_of(v)) for v in found)
+    return level, {"area": area, "motion": motion}
 
 
 def level_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     """A level at another position; ``with_levels`` puts the code that computes it in the place of this statement."""
     level = given["level"]
     by = {name: frozen(r, given[name], name) for name in ("x", "y")}
-    return statement(r, "level_at", {"value": level.local, "at": level.at, **by}, level.local)
+    return statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
 
 
 def segment_edge(r: Recording, given: dict[str, Any]) -> Any:

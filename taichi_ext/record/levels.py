@@ -52,7 +52,7 @@ class _Lost(Exception):
 def with_levels(body: Body) -> Body:
     """The block with each ``level_at`` replaced by the code that computes the level there.
 
-    Where that is not possible, the level of the pixel's centre takes its place, and a ``DerivativeWarning`` says so.
+    Where that is not possible, a level that is linear in the pixel takes its place; a ``DerivativeWarning`` says so.
     """
     found = [s for s in statements(body) if isinstance(s, Boundary) and s.kind == "level_at"]
     if not found:
@@ -63,7 +63,7 @@ def with_levels(body: Body) -> Body:
     for s in found:
         level = s.given["value"]
         if not all(isinstance(value, Read) for value in (level, *entries(s.given["at"]))):  # the latter: raises later
-            instead[s] = (_at_centre(s),)
+            instead[s] = (_linear(s),)
             continue
         local = _read(level).local
         if local not in slices:
@@ -101,10 +101,13 @@ def _slice(body: Body, local: Local, s: Boundary) -> _Slice:
     return slice_
 
 
-def _at_centre(s: Boundary) -> Declare:
-    """The level of the pixel's centre as the result of a ``level_at``."""
-    (result,) = s.results
-    return Declare(result, (s.given["value"],), place=s.place)  # type: ignore[arg-type]
+def _linear(s: Boundary) -> Declare:
+    """The result of a ``level_at`` from the level and its slope at the pixel's centre."""
+    (result,), (level,) = s.results, entries(s.given["value"])
+    offsets = [*entries(s.given["x"]), *entries(s.given["y"])]
+    for offset, slope in zip(offsets, entries(s.given["slope"]), strict=True):
+        level = Op("add", (level, Op("mul", (offset, slope), level.dtype)), level.dtype)
+    return Declare(result, (level,), place=s.place)
 
 
 @dataclass
@@ -166,7 +169,7 @@ class _Slice:
     def at(self, s: Boundary) -> Iterator[Statement]:
         """The code at the position of a ``level_at``, and its result."""
         if not self.parts:
-            yield _at_centre(s)
+            yield _linear(s)
             return
         (result,) = s.results
         names: dict[Local, Local] = {}

@@ -93,7 +93,7 @@ def test_half_plane(antialias):
         assert_allclose(J[..., 0].sum(), length, rtol=1e-12)
         lengths = line_in_pixels(normal, offset, W, H)
         assert_allclose(J[..., 0], lengths, rtol=1e-9, atol=1e-9)
-        turning = lengths * (x * np.sin(angle) - y * np.cos(angle))  # of the pixel centre: level is linear there
+        turning = line_in_pixels(normal, offset, W, H, lambda x, y, a=angle: x * np.sin(a) - y * np.cos(a))
         assert_allclose(J[..., 1], turning, rtol=1e-9, atol=1e-8)
         if antialias:
             exact = half_plane_in_pixels(-normal, -offset, W, H)
@@ -128,13 +128,12 @@ def test_an_edge_on_the_border_of_pixels_is_shared(antialias):
         write(p, np.array([7.5]))
         by_offset = jacobian(k, p, image)[..., 0]
         by_offset = by_offset if normal[0] else by_offset.T
-        assert_array_equal(by_offset[7], 0.5)
-        assert_array_equal(by_offset[8], 0.5)
-        assert by_offset.sum() == rows
+        assert_allclose(by_offset[7:9], 0.5, rtol=1e-15)
+        assert by_offset.sum() == pytest.approx(rows, rel=1e-14)
         write(p, np.array([7.0]))  # through the middle of pixels it is theirs alone
         by_offset = jacobian(k, p, image)[..., 0]
-        assert_array_equal(by_offset[7] if normal[0] else by_offset[:, 7], 1)
-        assert by_offset.sum() == rows
+        assert_allclose(by_offset[7] if normal[0] else by_offset[:, 7], 1, rtol=1e-15)
+        assert by_offset.sum() == pytest.approx(rows, rel=1e-14)
 
 
 def test_many_edges_one_over_the_other():
@@ -474,8 +473,8 @@ SPHERE = np.array([40.0, 10.0, 10.0, 100.0])  # r, cx, cy, cz
 TOTALS = {  # derivatives of the sum of the depth image by r, cx and cz
     "exact": (330001.413, 18092.290, -66869.220),
     "autodiff": (-204408.90, 7207.58, 149061.94),
-    "chord": (331369.27, 17658.26, -67344.39),
-    "sqrt": (330041.95, 18096.69, -66889.43),
+    "chord": (331345.44, 17659.33, -67329.37),
+    "sqrt": (330019.68, 18097.68, -66875.45),
 }
 SPHERE_ANTIALIAS = {"autodiff": False, "chord": False, "sqrt": True}  # that of the reference values
 
@@ -509,7 +508,7 @@ def test_sphere_reference_values(kind):
     J = jacobian(sphere_kernel(p, depth, kind, SPHERE_ANTIALIAS[kind]), p, depth)
     by_r, by_x, by_y, by_z = J.sum((0, 1))
     assert_allclose([by_r, by_x, by_z], TOTALS[kind], rtol=0, atol=0.02)
-    assert by_y == pytest.approx(by_x, rel=1e-9)
+    assert by_y == pytest.approx(by_x, rel=1e-7)  # rounding decides whether a pixel is divided
     exact = np.array(TOTALS["exact"])
     if kind == "autodiff":
         assert by_r < 0 < exact[0]
@@ -537,7 +536,7 @@ def test_gauss_newton_from_near():
     k = sphere_kernel(p, depth, "sqrt", True)
     k()
     errors = gauss_newton(k, p, depth, read(depth), start, 8)
-    assert_allclose(errors[:2], [0.25, 1.7e-2], rtol=0.05)
+    assert_allclose(errors[:2], [0.151, 8.2e-3], rtol=0.05)
     assert errors[2] < 1.5e-4
     assert errors[3] < 1e-6
     assert errors[7] < 3e-12

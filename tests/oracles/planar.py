@@ -11,15 +11,16 @@ from unittest import mock
 
 import numpy as np
 
-from taichi_ext.boundary import divided
+from taichi_ext.record import levels
 
 Points = np.ndarray  # (n, 2)
+Weight = Callable[[float, float], float]
 
 
 @contextlib.contextmanager
 def undivided_pixels() -> Iterator[None]:
     """Edges in kernels that are compiled now are straight in each pixel, so that central differences are exact."""
-    with mock.patch.object(divided, "FINEST", 0):
+    with mock.patch.object(levels, "_slice", lambda body, local, s: levels._Slice(set(), local)):
         yield
 
 
@@ -71,8 +72,10 @@ def half_plane_in_pixels(normal: np.ndarray, offset: float, width: int, height: 
     return result
 
 
-def line_in_box(normal: np.ndarray, offset: float, low: np.ndarray, high: np.ndarray) -> float:
-    """The length of the line ``normal . x = offset`` in a box; ``normal`` has length 1."""
+def line_in_box(
+    normal: np.ndarray, offset: float, low: np.ndarray, high: np.ndarray, weight: Weight = lambda x, y: 1.0
+) -> float:
+    """The integral of a linear weight along ``normal . x = offset`` in a box; ``normal`` has length 1."""
     point, along = normal * offset, np.array([-normal[1], normal[0]])
     first, last = -np.inf, np.inf
     for k in range(2):
@@ -82,15 +85,17 @@ def line_in_box(normal: np.ndarray, offset: float, low: np.ndarray, high: np.nda
             continue
         ends = sorted([(low[k] - point[k]) / along[k], (high[k] - point[k]) / along[k]])
         first, last = max(first, ends[0]), min(last, ends[1])
-    return max(0.0, last - first)
+    return max(0.0, last - first) * weight(*(point + 0.5 * (first + last) * along))
 
 
-def line_in_pixels(normal: np.ndarray, offset: float, width: int, height: int) -> np.ndarray:
-    """The length of a line in every pixel."""
+def line_in_pixels(
+    normal: np.ndarray, offset: float, width: int, height: int, weight: Weight = lambda x, y: 1.0
+) -> np.ndarray:
+    """The integral of a linear weight along a line in every pixel, or its length."""
     result = np.zeros((width, height))
     for i, j in np.ndindex(width, height):
         at = np.array([i, j], float)
-        result[i, j] = line_in_box(normal, offset, at - 0.5, at + 0.5)
+        result[i, j] = line_in_box(normal, offset, at - 0.5, at + 0.5, weight)
     return result
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
-from taichi_ext.differentiate.edges.pixel import Pixel, segment_partials
+from taichi_ext.differentiate.edges.pixel import segment_partials
 from taichi_ext.differentiate.edges.rule_context import RuleContext
 from taichi_ext.differentiate.facts.facts import OwnSeeds
 from taichi_ext.differentiate.forms.build import Coefficient, cast, is_number
@@ -23,6 +23,8 @@ from taichi_ext.differentiate.forms.forms import Form, OwnSeed, Weight, accumula
 from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Body, Boundary, Local, Read, Statement, Value, entries, statements
+
+_LEVELS = ("edge", "step", "coverage", "sqrt_edge")
 
 
 class Argument:
@@ -33,27 +35,6 @@ class Argument:
         self.value = ctx.walk.expressions.keep(value)
 
 
-@dataclass(frozen=True)
-class _Divided:
-    """Facts about a divided pixel; ``motion`` is 0 with the tangent of the area that its edges cover."""
-
-    is_so: Term | None = None
-    area: Coefficient = 0
-    motion: tuple[Argument, ...] = ()
-
-    @classmethod
-    def of(cls, ctx: RuleContext, s: Boundary, pixel: Pixel) -> _Divided:
-        if "is_divided" not in s.given:
-            return cls()
-        is_so, area, motion = (entries(s.given[name])[0] for name in ("is_divided", "area", "motion"))
-        keep = ctx.walk.expressions.keep
-        return cls(pixel.formula.term(keep(is_so)), keep(area), (Argument(ctx, motion),))
-
-    def instead_of(self, straight: Term, divided: Coefficient) -> Term:
-        """A number of the whole pixel, or what takes its place."""
-        return straight if self.is_so is None else straight.formula.select(self.is_so, divided, straight)
-
-
 def edge(ctx: RuleContext, s: Boundary) -> None:
     """``edge``, ``step`` and ``coverage``."""
     antialias = s.options["antialias"]
@@ -62,11 +43,11 @@ def edge(ctx: RuleContext, s: Boundary) -> None:
         for result, value in zip(s.results, s.numbers, strict=True):
             ctx.declare(s, result, ctx.primal(value), {})
         return
-    level, pixel = _pixel(ctx, s)
-    divided = _Divided.of(ctx, s, pixel)
-    chord = divided.instead_of(pixel.chord(), 0).kept("chord")
-    is_inside = (pixel.level > 0).kept("is_inside")
-    area = divided.instead_of(pixel.area(), divided.area).kept("area") if antialias else None
+    motion, level = _motion(ctx, s), _kept_level(ctx, s)
+    is_inside = (level > 0).kept("is_inside")
+    area = None
+    if antialias and motion:
+        area = level.formula.term(ctx.walk.expressions.keep(entries(s.given["area"])[0]))
     jump = s.given.get("jump")
     count = len(s.results)
     jumps = [None] * count if jump is None else list(entries(jump)) * (count // len(entries(jump)))
@@ -82,40 +63,30 @@ def edge(ctx: RuleContext, s: Boundary) -> None:
             value = area * a + (1 - area) * b
             weights = area, (1 - area).kept("weight")
         rim, parts = height, []
-        roots = [_roots_within(ctx, side.form, pixel) for side in sides]
+        roots = [_roots_within(ctx, side.form, level) for side in sides]
         if any(roots):
             # the mean of a root of this level is one over the whole pixel already, and the root is 0 on the edge
-            root = formula.sqrt(formula.max(pixel.level, 0)).kept("root")
-            inner, outer = (sum((weight * r.factor for weight, r in found), formula.term(0)) for found in roots)
-            beyond = ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond")
-            parts.append((level, divided.instead_of(beyond * pixel.half_inverse_root(), 0).kept("w")))
-            for rest, found in zip((1 - weights[0], 1 - weights[1]), roots, strict=True):
-                parts += [(m, (rest * weight * r.factor).kept("w")) for weight, r in found for m in r.motion]
+            root = formula.sqrt(formula.max(level, 0)).kept("root")
+            inner, outer = (sum((r.factor for r in found), formula.term(0)) for found in roots)
+            for weight, found in zip(weights, roots, strict=True):
+                parts += [(m, ((1 - weight) * r.factor).kept("w")) for r in found for m in r.motion]
             if own_jump is None:
                 rim = (height - (inner - outer) * root).kept("rim")
-            if all(not isinstance(r.factor.value, Value) for found in roots for _, r in found):
-                value = value + beyond * root
-        parts += [(level, (rim * chord).kept("w")), (sides[0], weights[0]), (sides[1], weights[1])]
-        _declare(ctx, s, result, value, [*parts, *((motion, rim) for motion in divided.motion)])
+            if all(r.is_constant for found in roots for r in found):
+                value = value + ((1 - weights[0]) * inner + (1 - weights[1]) * outer).kept("beyond") * root
+        parts += [*((m, rim) for m in motion), (sides[0], weights[0]), (sides[1], weights[1])]
+        _declare(ctx, s, result, value, parts)
 
 
 def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
     """``sqrt(max(level, 0))``, whose derivative is a mean over the pixel; its result is a seed that edges look for."""
     (result,) = s.results
     seed = ctx.walk.facts.own_seeds[result][0]
-    if not ctx.walk.facts.seeds.takes_derivative:
-        level_value = s.given["level"]
-        assert isinstance(level_value, Value)
-        ctx.forms.roots[seed] = (ctx.walk.expressions.keep(level_value), ctx.walk.cursor.block, ())
-        ctx.declare(s, result, ctx.primal(s.numbers[0]), {})
-        return
-    level, pixel = _pixel(ctx, s)
-    value = pixel.formula.sqrt(pixel.formula.max(pixel.level, 0)).kept("root")
-    divided = _Divided.of(ctx, s, pixel)
-    ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block, divided.motion)
-    weight = divided.instead_of(pixel.half_inverse_root(), 0).kept("mean")
-    one = pixel.formula.term(1.0)
-    _declare(ctx, s, result, value, [(level, weight), *((motion, one) for motion in divided.motion)])
+    motion = _motion(ctx, s) if ctx.walk.facts.seeds.takes_derivative else ()
+    level = _kept_level(ctx, s)
+    ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block, motion)
+    value = level.formula.sqrt(level.formula.max(level, 0)).kept("root")
+    _declare(ctx, s, result, value, [(m, level.formula.term(1.0)) for m in motion])
 
 
 def segment_edge(ctx: RuleContext, s: Boundary) -> None:
@@ -142,9 +113,7 @@ def gradient(ctx: RuleContext, s: Boundary) -> None:
     form = ctx.form(value)
     found = _by_position(ctx, s, form)
     if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
-        ctx.walk.refuse_once_settled(
-            f"{_place(s)}{s.options['what']}: level does not depend on x and y; compute it from them in the shape."
-        )
+        _refuse_flat(ctx, s, s.options["what"])
     for result, c in zip(s.results, found, strict=True):
         ctx.declare(s, result, cast(coefficient(c, result.dtype), result.dtype), {})
 
@@ -241,22 +210,28 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
     return found
 
 
-def _pixel(ctx: RuleContext, s: Boundary) -> tuple[Argument, Pixel]:
-    """The level, and how it crosses the pixel."""
+def _kept_level(ctx: RuleContext, s: Boundary) -> Term:
+    (value,) = entries(s.given["level"])
+    return Formula(ctx.walk.builder, value.dtype).term(ctx.walk.expressions.keep(value))
+
+
+def _motion(ctx: RuleContext, s: Boundary) -> tuple[Argument, ...]:
+    """0, with the tangent of what the level covers of the pixel."""
     if "at" not in s.given:
         raise UnsupportedError(
             f"{_place(s)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
         )
-    value = s.given["level"]
-    assert isinstance(value, Value)
-    level = Argument(ctx, value)
-    found = _by_position(ctx, s, level.form)
-    if not any(map(_is_not_zero, found)):
-        ctx.walk.refuse_once_settled(
-            f"{_place(s)}{s.kind}: level does not depend on at=(px, py); compute it in the same kernel from the same "
-            "variables."
-        )
-    return level, Pixel(Formula(ctx.walk.builder, value.dtype), level.value, found)
+    if "motion" not in s.given:  # a constant level
+        _refuse_flat(ctx, s, s.kind)
+        return ()
+    return (Argument(ctx, entries(s.given["motion"])[0]),)
+
+
+def _refuse_flat(ctx: RuleContext, s: Boundary, kind: str) -> None:
+    names, remedy = ("x and y", "compute it from them in the shape")
+    if kind in _LEVELS:
+        names, remedy = "at=(px, py)", "compute it in the same kernel from the same variables"
+    ctx.walk.refuse_once_settled(f"{_place(s)}{kind}: level does not depend on {names}; {remedy}.")
 
 
 def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:
@@ -266,20 +241,21 @@ def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient
 
 @dataclass(frozen=True)
 class _Root:
-    """A ``sqrt_edge`` in a value: its factor, and its motion where the pixel had to be divided."""
+    """A ``sqrt_edge`` in a value: its factor, 0 where it is one of another level, and the tangent of its mean."""
 
     factor: Term
+    is_constant: bool
     motion: tuple[Argument, ...]
 
 
-def _roots_within(ctx: RuleContext, form: Form, pixel: Pixel) -> list[tuple[Term, _Root]]:
-    """The roots that a value holds, each with 1 where it is one of the level of this pixel, else 0."""
-    formula, found = pixel.formula, []
+def _roots_within(ctx: RuleContext, form: Form, own_level: Term) -> list[_Root]:
+    """The roots that a value holds."""
+    formula, found = own_level.formula, []
     for seed, (level, block, motion) in ctx.forms.roots.items():
-        factor = form.get(seed, 0)
+        factor = bare(form.get(seed, 0))
         if ctx.walk.cursor.block.is_within(block) and _is_not_zero(factor):
-            is_same = formula.select(formula.term(level).equals(pixel.level), 1, 0).kept("is_same")
-            found.append((is_same, _Root(formula.term(bare(factor)), motion)))
+            own = formula.select(formula.term(level).equals(own_level), factor, 0).kept("factor")
+            found.append(_Root(own, not isinstance(factor, Value), motion))
     return found
 
 
