@@ -14,6 +14,7 @@ from typing import Any
 
 from taichi_ext.boundary.divided import area_of_pixel  # pyright: ignore[reportUnknownVariableType]
 from taichi_ext.boundary.kernel_scope import leave_to_engine, recorded
+from taichi_ext.boundary.meshes import term_of_side  # pyright: ignore[reportUnknownVariableType]
 
 
 def edge(level: Any, inside: Any, outside: Any, *, at: Any = None, antialias: bool = False, jump: Any = None) -> Any:
@@ -157,7 +158,7 @@ def sqrt_edge(level: Any, *, at: Any = None) -> Any:
     leave_to_engine("sqrt_edge", level)
 
 
-def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
+def segment_edge(start: Any, end: Any, jump: Any, *, at: Any, antialias: bool = False) -> Any:
     """The boundary term of one side of a polygon, clipped exactly to the pixel: 0, with a tangent.
 
     Add it to the value of the pixel once for every side.  The side moves with its ends, linearly in between.  Only the
@@ -168,9 +169,11 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
         end: second end.  The inside lies to the left when you go from start to end, with x to the right and y up.
         jump: value inside minus value outside: scalar, vector or matrix.
         at: pixel centre, ``(px, py)``.
+        antialias: True gives what the side adds to the mean of the pixel: over all sides of a polygon it is the jump
+            times the covered area.  Add it to the value outside, instead of to a point sample.
 
     Returns:
-        0, of the shape of jump.
+        0, or what the side adds, of the shape of jump.
 
     Example:
         >>> import taichi as ti
@@ -191,5 +194,6 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any) -> Any:
 
 for _function in (edge, step, coverage, sqrt_edge):
     _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # what the recorder walks where it is needed
+segment_edge.boundary_body = term_of_side  # type: ignore[attr-defined]
 PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
 recorded(*PUBLIC)

@@ -23,7 +23,7 @@ _FAR = 1e9
 _FARTHEST = 1e15  # pixels: ends beyond do not count
 
 
-def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None) -> Any:
+def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None, antialias: bool = False) -> Any:
     """The boundary term of a straight edge in the image, where it is visible: 0, with a tangent.
 
     Like ``segment_edge``, but the jump is the difference of what is seen on both sides: 0 where the edge is hidden.
@@ -39,10 +39,11 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None
         at: the pixel centre, ``(px, py)``.
         beside: how far from the edge its sides are looked at, in pixels; by default 1e-6, or 1e-3 where ``seen``
             computes in float32.  If the image shows a curve and the edges are its chords, they must lie nearer to it.
+        antialias: True gives what the edge adds to the value at the pixel's centre: the jump, times the area of the
+            pixel that is behind the edge, seen from the centre.  With all visible edges it is the mean of the pixel.
 
     Returns:
-        0, of the shape of what is seen; also its tangent is 0 if an end is not finite.  Taichi's reverse mode is not
-        supported.
+        0, or what the edge adds, of the shape of what is seen; nothing if an end is not finite.
 
     Raises:
         UnsupportedError: ``seen`` is no ti.func, or an end is no vector of 2 or 3.
@@ -67,7 +68,9 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None
     leave_to_engine("visible_edge", start)
 
 
-def add_visible_edge(image: Any, points: Any, edge: Any, seen: Any, *, beside: Any = None) -> None:
+def add_visible_edge(
+    image: Any, points: Any, edge: Any, seen: Any, *, beside: Any = None, antialias: bool = False
+) -> None:
     """Add the boundary term of an edge of a mesh to all pixels that it crosses.
 
     Call it once for each row of ``mesh_edges``, after the image is drawn.  It costs as much as the pixels that the
@@ -76,13 +79,14 @@ def add_visible_edge(image: Any, points: Any, edge: Any, seen: Any, *, beside: A
 
     Args:
         image: a field or array of two dimensions, of what ``seen`` returns; entry (i, j) is the pixel with the
-            centre (i, j).  The values do not change.
+            centre (i, j).  Without ``antialias`` the values do not change.
         points: a field or array of the corners in the image, vectors of 2 in pixels or of 3, homogeneous:
             ``(x w, y w, w)`` for the position (x, y), with w > 0 in front of the camera.
         edge: a row of ``mesh_edges``: a vector of integers, both ends and the opposite corners.  Only the ends, if
             the faces do not matter.
         seen: a ti.func ``seen(x, y)``, see ``visible_edge``.
         beside: see ``visible_edge``.
+        antialias: True makes the values of the image means over their pixels, see ``visible_edge``.
 
     Returns:
         Nothing.
@@ -117,16 +121,84 @@ def add_visible_edge(image: Any, points: Any, edge: Any, seen: Any, *, beside: A
     leave_to_engine("add_visible_edge", edge)
 
 
-recorded(visible_edge, add_visible_edge)
+def boundary_term(name: str, moved: Any) -> Any:
+    """0, with the tangent of a value, which is not differentiated again; traced by the engine."""
+    leave_to_engine("boundary_term", moved)
+
+
+recorded(visible_edge, add_visible_edge, boundary_term)
 
 
 # --- in the kernel ----------------------------------------------------------------------------------------------------
 
 
 @ti.func
-def term_of_edge(seen: ti.template(), start, end, zeros, beside, x, y):
-    """The boundary term of an edge in the pixel at (x, y): 0, with a tangent."""
-    found = zeros
+def term_of_side(start, end, jump, x, y, antialias: ti.template()):
+    """The boundary term of a side of a polygon in the pixel at (x, y), and what it adds to the value."""
+    moved = 0.0 * jump
+    added = 0.0 * jump
+    a = centred(homogeneous(start), x, y)
+    b = centred(homogeneous(end), x, y)
+    first, last, share = part_within(stop_gradient(a), stop_gradient(b), 0.5, 0.5)
+    length = (last - first).norm()
+    if share > 0 and length > 0:
+        line = stop_gradient(a.cross(b))
+        weight = share * length / ti.sqrt(line[0] * line[0] + line[1] * line[1])
+        m = 0.5 * weight * (first + last)
+        moved += stop_gradient(jump) * moved_line(a, b, m[0], m[1], weight)
+    if ti.static(antialias):
+        added += stop_gradient(area_to_the_left(a, b)) * jump
+    return boundary_term("segment_edge", moved) + added
+
+
+@ti.func
+def area_to_the_left(a, b):
+    """The integral of ``x - left`` of the pixel dy along a side, x within the pixel: the sum over sides is the area."""
+    area = 0.0 * a[0]
+    rise = b[1] - a[1]
+    if rise != 0:
+        first = ti.max(0.0, ti.min(1.0, (-0.5 - a[1]) / rise))
+        last = ti.max(0.0, ti.min(1.0, (0.5 - a[1]) / rise))
+        p = a[0] + 0.5 + first * (b[0] - a[0])
+        q = a[0] + 0.5 + last * (b[0] - a[0])
+        low = ti.min(p, q)
+        high = ti.max(p, q)
+        within = ti.max(0.0, ti.min(1.0, high)) - ti.max(0.0, ti.min(1.0, low))
+        mean = 0.5 * (ti.max(0.0, ti.min(1.0, high)) + ti.max(0.0, ti.min(1.0, low)))
+        if high > low:
+            mean = (within * mean + ti.max(0.0, high - ti.max(low, 1.0))) / (high - low)
+        area = (last - first) * abs(rise) * mean
+    return area
+
+
+@ti.func
+def area_behind(p, q):
+    """The area of the pixel behind the way from p to q, seen from the centre; negative if that is to its right."""
+    level = p.cross(q)
+    turn = along_border(q) - along_border(p)
+    turn -= 4.0 * ti.round(0.25 * turn)
+    if level > 0 and turn < -1:
+        turn += 4.0
+    if not level > 0 and turn > 1:
+        turn -= 4.0
+    return ti.select(level == 0 and p.dot(q) >= 0, 0.0, 0.25 * turn - 0.5 * level)
+
+
+@ti.func
+def along_border(p):
+    """How far it is along the border of the pixel, to the left, to the place in the direction of a point."""
+    across = ti.max(abs(p[0]), abs(p[1]), 1e-30)
+    x = p[0] / across
+    y = p[1] / across
+    on_upright = ti.select(x > 0, 0.5 * y, 2.0 - 0.5 * y)
+    return ti.select(abs(p[0]) >= abs(p[1]), on_upright, ti.select(y > 0, 1.0 - 0.5 * x, 3.0 + 0.5 * x))
+
+
+@ti.func
+def term_of_edge(seen: ti.template(), start, end, zeros, beside, x, y, antialias: ti.template()):
+    """The same of an edge whose jump is seen."""
+    moved = zeros
+    added = zeros
     a = centred(start, x, y)
     b = centred(end, x, y)
     a0 = stop_gradient(a)
@@ -135,14 +207,22 @@ def term_of_edge(seen: ti.template(), start, end, zeros, beside, x, y):
     if share > 0:
         p = on_image(first)
         q = on_image(last)
-        mx, my, m1 = moments(seen, None, None, 0, a0, b0, p, q, share, zeros, beside, 0.0, x, y)
-        found += moved_line(a, b, mx, my, m1)
-    return found
+        mx, my, m1, added0 = moments(seen, None, None, 0, a0, b0, p, q, share, zeros, beside, 0.0, x, y, antialias)
+        moved += moved_line(a, b, mx, my, m1)
+        added += added0
+    return boundary_term("visible_edge", moved) + added
 
 
 @ti.func
 def add_term_of_edge(
-    image: ti.template(), points: ti.template(), edge: ti.template(), seen: ti.template(), zeros, beside, thin
+    image: ti.template(),
+    points: ti.template(),
+    edge: ti.template(),
+    seen: ti.template(),
+    zeros,
+    beside,
+    thin,
+    antialias: ti.template(),
 ):
     """The boundary terms of an edge in all pixels that it crosses."""
     width, height = image.shape[0], image.shape[1]
@@ -177,10 +257,10 @@ def add_term_of_edge(
                 if share > 0:
                     p1 = on_image(first_point)
                     q1 = on_image(last_point)
-                    mx, my, m1 = moments(
-                        seen, points, edge, edge.n - 2, a0, b0, p1, q1, share, zeros, beside, thin, i, j
+                    mx, my, m1, added = moments(
+                        seen, points, edge, edge.n - 2, a0, b0, p1, q1, share, zeros, beside, thin, i, j, antialias
                     )
-                    image[i, j] += moved_line(a, b, mx, my, m1)
+                    image[i, j] += boundary_term("add_visible_edge", moved_line(a, b, mx, my, m1)) + added
 
 
 @ti.func
@@ -256,8 +336,13 @@ def moments(
     thin,
     x,
     y,
+    antialias: ti.template(),
 ):
-    """The integrals of the jump times x, y and 1 along an edge a b from p to q, over the slope of its level."""
+    """The integrals of the jump times x, y and 1 along an edge a b from p to q, over the slope of its level.
+
+    With ``antialias`` also what the edge adds to the value at the pixel's centre.
+    """
+    added = zeros
     mx = zeros
     my = zeros
     m1 = zeros
@@ -281,15 +366,18 @@ def moments(
                     left = ti.min(left, 0.5 * away)
                 else:
                     right = ti.min(right, -0.5 * away)
-        jump = zeros
+        step = zeros
         for s in range(2):
             to = m + (left if s == 0 else -right) * n
-            jump += (1 - 2 * s) * stop_gradient(seen(x + to[0], y + to[1]))
-        jump *= part * length / (count * slope)
+            step += (1 - 2 * s) * seen(x + to[0], y + to[1])
+        jump = part * length / (count * slope) * stop_gradient(step)
         mx += jump * m[0]
         my += jump * m[1]
         m1 += jump
-    return mx, my, m1
+        if ti.static(antialias):
+            half = 0.5 / count * (q - p)
+            added -= part / share * area_behind(m - half, m + half) * step
+    return mx, my, m1, added
 
 
 @ti.func

@@ -12,7 +12,7 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidRuleError, UnsupportedError
 from taichi_ext.program import Const, Read, Tensor, Value
 from taichi_ext.record.assignments import frozen
-from taichi_ext.record.boundaries import statement
+from taichi_ext.record.boundaries import by_number, statement
 from taichi_ext.record.handles import Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.operations import operate, typed_tensor
@@ -35,12 +35,7 @@ def edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     """``edge``, ``step`` and ``coverage``."""
     kind = function.boundary_kind
     level = real_level(kind, given["level"])
-    antialias = kind == "coverage" or given.get("antialias", False)
-    if not isinstance(antialias, (bool, np.bool_)):
-        shown = "a value of the kernel" if isinstance(antialias, (Value, Tensor)) else repr(antialias)
-        raise InvalidRuleError(
-            f"{kind}: antialias is {shown}; expected True or False, a constant when the kernel is compiled."
-        )
+    antialias = kind == "coverage" or is_antialiased(kind, given)
     inside, outside = _alike(kind, given.get("inside", 1.0), given.get("outside", 0.0))
     jump = given.get("jump")
     if jump is not None and shape_of(jump) not in ((), shape_of(inside)):
@@ -50,9 +45,9 @@ def edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     inside, outside = (_as_real(r, x) for x in (inside, outside))
     value = operate(r, "select", operate(r, "gt", level, 0), inside, outside)
     at = _pixel(r, kind, given["at"])
-    level, crossed = _crossed(r, call, function, level, at, antialias=bool(antialias))
+    level, crossed = _crossed(r, call, function, level, at, antialias=antialias)
     kept = {"level": level, "inside": inside, "outside": outside, "jump": jump, "at": at, **crossed}
-    return statement(r, kind, kept, value, antialias=bool(antialias))
+    return statement(r, kind, kept, value, antialias=antialias)
 
 
 def sqrt_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
@@ -87,14 +82,6 @@ def level_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
     return statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
 
 
-def segment_edge(r: Recording, given: dict[str, Any]) -> Any:
-    """``segment_edge``: 0."""
-    require_ends("segment_edge", given)
-    centre = Tensor(tuple(position("segment_edge", given["at"])), (2,))
-    kept = {"start": given["start"], "end": given["end"], "jump": given["jump"], "centre": centre}
-    return statement(r, "segment_edge", kept, operate(r, "mul", given["jump"], 0.0))
-
-
 def gradient(r: Recording, kind: str, value: Any, at: tuple[Any, Any], *, may_be_flat: bool) -> Any:
     """The gradient of a value by a position, without a tangent of its own."""
     return _gradient(r, kind, as_value(value), _pixel(r, kind, at), may_be_flat=may_be_flat)
@@ -105,7 +92,24 @@ def _gradient(r: Recording, kind: str, value: Value, at: Tensor | None, *, may_b
     return statement(r, "gradient", {"value": value, "at": at}, zeros, what=kind, may_be_flat=may_be_flat)
 
 
+def boundary_term(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+    """0, with the tangent of a value, which is not differentiated again."""
+    zeros = by_number(lambda x: Const(0.0, x.dtype), given["moved"])
+    return statement(r, "replace_gradient", {"surrogate": given["moved"]}, zeros, what=given["name"])
+
+
 # --- what they are given ----------------------------------------------------------------------------------------------
+
+
+def is_antialiased(kind: str, given: dict[str, Any]) -> bool:
+    """The argument ``antialias``, False where there is none."""
+    antialias = given.get("antialias", False)
+    if not isinstance(antialias, (bool, np.bool_)):
+        shown = "a value of the kernel" if isinstance(antialias, (Value, Tensor)) else repr(antialias)
+        raise InvalidRuleError(
+            f"{kind}: antialias is {shown}; expected True or False, a constant when the kernel is compiled."
+        )
+    return bool(antialias)
 
 
 def real_level(kind: str, level: Any) -> Value:
@@ -116,16 +120,6 @@ def real_level(kind: str, level: Any) -> Value:
             "given. Compute it from real variables, for example px = float(i)."
         )
     return level
-
-
-def require_ends(kind: str, given: dict[str, Any]) -> None:
-    """Raise unless both ends of a side are vectors of 2."""
-    for name in ("start", "end"):
-        if shape_of(given[name]) != (2,):
-            raise UnsupportedError(
-                f"{kind}: {name} must be a vector of 2, x and y in pixels; {shown_value(given[name])} is given. "
-                "Write ti.Vector([x, y])."
-            )
 
 
 def position(kind: str, at: Any) -> list[Value]:

@@ -49,6 +49,4 @@ def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[
             return replaced(r, given["value"], given["surrogate"])
         case "sqrt_edge":
             return edges.sqrt_edge(r, call, function, given)
-        case "segment_edge":
-            return edges.segment_edge(r, given)
     return edges.edge(r, call, function, given)

@@ -9,7 +9,17 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import F64, I32, Const, Tensor, Value, entries, statements, values_of, walk
 from taichi_ext.record.assignments import declare, frozen
 from taichi_ext.record.conditions import Probe
-from taichi_ext.record.edges import Call, gradient, level_at, position, real_level, require_function, shown_value
+from taichi_ext.record.edges import (
+    Call,
+    boundary_term,
+    gradient,
+    is_antialiased,
+    level_at,
+    position,
+    real_level,
+    require_function,
+    shown_value,
+)
 from taichi_ext.record.handles import Callback, Record, shape_of, value_of
 from taichi_ext.record.literals import as_value, convert
 from taichi_ext.record.operations import operate, typed_tensor
@@ -85,10 +95,25 @@ def visible_edge(r: Recording, call: Call, function: Any, given: dict[str, Any])
     seen = seen_values(r, call, kind, given["seen"])
     ends = [_homogeneous(kind, name, given[name]) for name in ("start", "end")]
     x, y = position(kind, given["at"])
-    beside = _beside(kind, given["beside"], seen)
-    if not r.rules.takes_derivative:
+    beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
+    if not (r.rules.takes_derivative or antialias):
         return seen.zeros
-    return call(function.boundary_body, given["seen"], *ends, seen.zeros, beside, x, y)
+    return call(function.boundary_body, given["seen"], *ends, seen.zeros, beside, x, y, antialias)
+
+
+def segment_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+    kind, jump = function.boundary_kind, given["jump"]
+    for name in ("start", "end"):
+        if shape_of(given[name]) != (2,):
+            raise UnsupportedError(
+                f"{kind}: {name} must be a vector of 2, x and y in pixels; {shown_value(given[name])} is given. "
+                "Write ti.Vector([x, y])."
+            )
+    x, y = position(kind, given["at"])
+    antialias = is_antialiased(kind, given)
+    if not (r.rules.takes_derivative or antialias):
+        return operate(r, "mul", jump, 0.0)
+    return call(function.boundary_body, given["start"], given["end"], operate(r, "mul", jump, 1.0), x, y, antialias)
 
 
 def _homogeneous(kind: str, name: str, end: Any) -> Tensor:
@@ -109,10 +134,10 @@ def add_visible_edge(r: Recording, call: Call, function: Any, given: dict[str, A
             f"{kind}: edge must be a row of mesh_edges, a vector of integers; {shown_value(edge)} is given. Write "
             "edges[e], where edges is a ti.Vector.field(n, ti.i32, shape=...) that holds the table."
         )
-    beside = _beside(kind, given["beside"], seen)
-    if r.rules.takes_derivative:
-        thin = as_value(_THIN[seen.is_fine])
-        call(function.boundary_body, given["image"], given["points"], edge, given["seen"], seen.zeros, beside, thin)
+    beside, antialias = _beside(kind, given["beside"], seen), is_antialiased(kind, given)
+    if r.rules.takes_derivative or antialias:
+        thin, image, points = as_value(_THIN[seen.is_fine]), given["image"], given["points"]
+        call(function.boundary_body, image, points, edge, given["seen"], seen.zeros, beside, thin, antialias)
 
 
 def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
@@ -153,15 +178,14 @@ def level_gradient(r: Recording, call: Call, function: Any, given: dict[str, Any
 
 def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     shade = given["shade"]
-    if not isinstance(given["antialias"], bool):
-        raise UnsupportedError(f"pixel: antialias is {shown_value(given['antialias'])}; expected True or False.")
+    antialias = is_antialiased("pixel", given)
     seen = seen_values(r, call, "pixel", shade, name="shade")
     zeros = seen.zeros
     x, y = position("pixel", given["at"])
-    if not r.rules.takes_derivative and not given["antialias"]:
+    if not r.rules.takes_derivative and not antialias:
         return call(shade, x, y)
     flat = typed_tensor(list(entries(zeros)), (len(entries(zeros)),))
-    found = value_of(call(function.boundary_body, shade, flat, x, y, given["antialias"]))
+    found = value_of(call(function.boundary_body, shade, flat, x, y, antialias))
     return Tensor(found.entries, zeros.shape) if isinstance(zeros, Tensor) else found.entries[0]
 
 
@@ -196,11 +220,13 @@ def probe(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> tup
 
 
 HANDLERS = {
+    "boundary_term": boundary_term,
     "level_at": level_at,
     "pixel": pixel,
     "probe": probe,
     "layers": mean_of_shapes,
     "nearest": mean_of_shapes,
+    "segment_edge": segment_edge,
     "visible_edge": visible_edge,
     "add_visible_edge": add_visible_edge,
     "ray_level": ray_level,

@@ -304,7 +304,7 @@ def test_triangle_as_a_minimum_of_half_planes():
     assert errors.max() < 0.05
 
 
-def polygon_kernel(p, image, sides):
+def polygon_kernel(p, image, sides, antialias=False):
     @ti.kernel
     def k():
         for i, j in image:
@@ -312,7 +312,7 @@ def polygon_kernel(p, image, sides):
             py = float(j)
             total = 0.0
             for n in range(sides):
-                total += segment_edge(p[n], p[(n + 1) % sides], 1.0, at=(px, py))
+                total += segment_edge(p[n], p[(n + 1) % sides], 1.0, at=(px, py), antialias=antialias)
             image[i, j] = total
 
     return k
@@ -340,6 +340,22 @@ def test_segments_are_exact_in_every_pixel():
         moved[1][index] -= h
         high, low = (area_in_pixels(m, width, height) for m in moved)
         assert_allclose(J[(..., *index)], (high - low) / (2 * h), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("whole", MODES)
+def test_antialiased_segments_are_covered_areas(whole):
+    """Also where sides lie on the borders of pixels, run through their centres, or are short."""
+    corners = np.array([[2.2, 1.4], [12.6, 3.3], [12.6, 9.7], [7.1, 5.2], [7.1, 5.9], [4.6, 13.7]])
+    corners = np.round(2 * corners) / 2 if whole else corners
+    width, height = 14, 11
+    p, image = gradient_field(corners, 1), gradient_field(np.zeros((width, height)))
+    k = polygon_kernel(p, image, len(corners), antialias=True)
+    J = check_transpose(k, p, image)
+    assert_allclose(read(image), area_in_pixels(corners, width, height), rtol=0, atol=1e-13)
+    [[differences]] = central_differences(k, [p], [image])
+    if not whole:
+        assert_allclose(J, differences, rtol=1e-5, atol=1e-6)
+    assert_allclose(J.sum((0, 1)), jacobian(polygon_kernel(p, image, len(corners)), p, image).sum((0, 1)), atol=1e-13)
 
 
 def test_segments_with_a_jump_of_colours():

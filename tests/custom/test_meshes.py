@@ -3,13 +3,21 @@
 import numpy as np
 import pytest
 import taichi as ti
-from differences import outputs, scalars, vector_outputs
+from differences import central_differences, outputs, read, scalars, vector_outputs
 from mesh_scenes import cube
 from numpy.testing import assert_allclose, assert_array_equal
-from planar import line_in_pixels
+from planar import area_in_pixels, clip, line_in_pixels
 from reverse_mode import check_transpose, gradient_field
 
-from taichi_ext import InvalidArgumentError, UnsupportedError, jacobian, mesh_edges, value_and_jacobian, visible_edge
+from taichi_ext import (
+    InvalidArgumentError,
+    UnsupportedError,
+    add_visible_edge,
+    jacobian,
+    mesh_edges,
+    value_and_jacobian,
+    visible_edge,
+)
 
 W, H = 14, 11
 
@@ -167,3 +175,53 @@ def test_reverse_mode(ti64):
             image[i, j] = visible_edge(start, end, seen, at=(float(i), float(j)))
 
     check_transpose(k, x, image)
+
+
+def test_antialiased_edges_of_a_mesh(ti64):
+    """One triangle partly over another one: the mean of each pixel, but where an edge is hidden in part."""
+    corners = np.array([[1.3, 0.8], [11.9, 2.4], [4.6, 9.7], [6.2, 4.4], [12.7, 5.1], [8.3, 9.9]])
+    triangles, colours = np.array([[0, 1, 2], [3, 4, 5]]), np.array([0.3, 0.8, 0.1])  # the last is the background
+    p, image = gradient_field(corners, 1), gradient_field(np.zeros((W, H)))
+    table = mesh_edges(triangles)
+    edges = ti.Vector.field(4, ti.i32, shape=len(table))
+    edges.from_numpy(table)
+
+    @ti.func
+    def side(a, b, x, y):
+        return (p[b].x - p[a].x) * (y - p[a].y) - (p[b].y - p[a].y) * (x - p[a].x)
+
+    @ti.func
+    def seen(x, y):
+        value = colours[2]
+        for t in ti.static(range(2)):
+            a, b, c = ti.static(3 * t, 3 * t + 1, 3 * t + 2)
+            if ti.min(side(a, b, x, y), side(b, c, x, y), side(c, a, x, y)) > 0:
+                value = colours[t]
+        return value
+
+    @ti.kernel
+    def k():
+        for i, j in image:
+            image[i, j] = seen(float(i), float(j))
+        for e in range(edges.shape[0]):
+            add_visible_edge(image, p, edges[e], seen, antialias=True)
+
+    J = check_transpose(k, p, image)
+    value = read(image)
+    back, front = corners[:3], corners[3:]
+    both = back
+    for n in range(3):
+        along = front[(n + 1) % 3] - front[n]
+        normal = np.array([-along[1], along[0]])
+        both = clip(both, normal, float(normal @ front[n]))
+    areas = [area_in_pixels(q, W, H) for q in (back, front, both)]
+    expected = 0.1 + 0.2 * areas[0] + 0.7 * areas[1] - 0.2 * areas[2]
+    crossed = np.zeros((W, H), bool)  # where an edge of one triangle goes below the other
+    for q in both:
+        if min(np.linalg.norm(corners - q, axis=1)) > 1e-9:
+            crossed[tuple(np.floor(q + 0.5).astype(int))] = True
+    assert 2 <= crossed.sum() <= 4
+    assert_allclose(value[~crossed], expected[~crossed], rtol=0, atol=1e-9)
+    assert_allclose(value, expected, rtol=0, atol=0.05)
+    [[differences]] = central_differences(k, [p], [image])
+    assert_allclose(J[~crossed], differences[~crossed], rtol=1e-4, atol=1e-5)

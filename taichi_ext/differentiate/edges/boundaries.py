@@ -12,10 +12,11 @@ from taichi_ext.program import Boundary, with_values
 
 def boundary(ctx: RuleContext, s: Boundary) -> None:
     """Declare the results of a boundary."""
-    if ctx.walk.facts.seeds.is_again and s.kind not in ("stop_gradient", "replace_gradient"):
+    name = s.options.get("what") or _NAMES.get(s.kind, s.kind)
+    if ctx.walk.facts.seeds.is_again and ("what" in s.options or s.kind not in ("stop_gradient", "replace_gradient")):
         place = "" if s.place is None else s.place.message() + "\n"
         raise UnsupportedError(
-            f"{place}The second derivative of {_NAMES.get(s.kind, s.kind)} is not known: what is given for it is its "
+            f"{place}The second derivative of {name} is not known: what is given for it is its "
             "first derivative. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
         )
     _KINDS[s.kind](ctx, s)
@@ -45,7 +46,7 @@ def _replace(ctx: RuleContext, s: Boundary) -> None:
         ctx.declare(s, result, ctx.primal(value), ctx.linearizer.form(source))
 
 
-_NAMES = {"rule": "a function with a rule of its own", "gradient": "a gradient by the position of a pixel"}
+_NAMES = {"rule": "a function with a rule of its own"}
 _KINDS = {
     "stop_gradient": _stop,
     "replace_gradient": _replace,
@@ -54,6 +55,5 @@ _KINDS = {
     "step": edges.edge,
     "coverage": edges.edge,
     "sqrt_edge": edges.sqrt_edge,
-    "segment_edge": edges.segment_edge,
     "gradient": edges.gradient,
 }

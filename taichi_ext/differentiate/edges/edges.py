@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from taichi_ext.analysis.position_indices import IndexInLevel, Slices, find_index_in_level
 from taichi_ext.analysis.stored_positions import find_stored_position
-from taichi_ext.differentiate.edges.pixel import segment_partials
 from taichi_ext.differentiate.edges.rule_context import RuleContext
 from taichi_ext.differentiate.facts.facts import OwnSeeds
 from taichi_ext.differentiate.forms.build import Coefficient, cast, is_number
@@ -87,23 +86,6 @@ def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
     ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block, motion)
     value = level.formula.sqrt(level.formula.max(level, 0)).kept("root")
     _declare(ctx, s, result, value, [(m, level.formula.term(1.0)) for m in motion])
-
-
-def segment_edge(ctx: RuleContext, s: Boundary) -> None:
-    """The boundary term of one side of a polygon."""
-    ends = (
-        [Argument(ctx, e) for name in ("start", "end") for e in entries(s.given[name])]
-        if ctx.walk.facts.seeds.takes_derivative
-        else []
-    )
-    formula = Formula(ctx.walk.builder, s.results[0].dtype)
-    at = [formula.term(ctx.walk.expressions.keep(e)) for e in entries(s.given["centre"])]
-    values = [e.value for e in ends]
-    partials = segment_partials(formula, values[:2], values[2:], at) if ends else []
-    for result, zero, jump in zip(s.results, s.numbers, entries(s.given["jump"]), strict=True):
-        height = formula.term(ctx.walk.expressions.keep(jump))
-        parts = [(end, (height * partial).kept("w")) for end, partial in zip(ends, partials, strict=True)]
-        _declare(ctx, s, result, formula.term(ctx.primal(zero)), parts)
 
 
 def gradient(ctx: RuleContext, s: Boundary) -> None:
