@@ -21,7 +21,7 @@ ARGUMENTS = {
     "signed_distance": ["--samples", "12"],
     "picture_fits": [],
 }
-CHECKS = {"silhouette": 15, "occlusion": 8, "triangle": 4, "meshes": 2, "signed_distance": 2, "picture_fits": 4}
+CHECKS = {"silhouette": 16, "occlusion": 8, "triangle": 4, "meshes": 2, "signed_distance": 2, "picture_fits": 4}
 
 
 @pytest.fixture
@@ -49,6 +49,11 @@ def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, 
     assert width >= 1500
     assert height >= 600
     assert len(data) > 40_000  # a page with nothing on it takes less
+
+
+def test_a_block_that_sticks_and_slips(capsys, monkeypatch, tmp_path):
+    printed = example_programs.run("stick_slip", capsys, monkeypatch, ["--output", str(tmp_path / "picture.png")])
+    assert printed.count("  ok  ") == 3
 
 
 def test_without_matplotlib_the_figures_are_printed(without_matplotlib, capsys, monkeypatch, tmp_path):
