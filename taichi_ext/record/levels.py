@@ -175,9 +175,15 @@ class _Slice:
         names: dict[Local, Local] = {}
         position = [(e.local, e.index) for e in map(_read, entries(s.given["at"]))]
         offsets = dict(zip(position, [*entries(s.given["x"]), *entries(s.given["y"])], strict=False))  # at=x is one
+        moved: dict[_Entry, Value] = {}
         for part, held in zip(self.parts, self.held, strict=True):
             names.update((local, replace(local, kind="temporary")) for local in _declared(part))
-            yield _copied(part, names, {e: Op("add", (Read(x), offsets[e]), x.dtype) for e, x in held.items()})
+            moved.update((e, Op("add", (Read(x), offsets[e]), x.dtype)) for e, x in held.items())
+            if isinstance(part, Declare) and isinstance(part.values[0], Read) and not part.local.dtype.is_real:
+                copied = names.get(part.values[0].local, part.values[0].local), part.values[0].index
+                if copied in moved:  # a copy of an index: what is computed from it moves, too
+                    moved[names[part.local], ()] = moved[copied]
+            yield _copied(part, names, moved)
         yield Declare(result, (Read(names[self.level]),), place=s.place)
 
 
