@@ -83,6 +83,7 @@ def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
     seed = ctx.walk.facts.own_seeds[result][0]
     motion = _motion(ctx, s) if ctx.walk.facts.seeds.takes_derivative else ()
     level = _kept_level(ctx, s)
+    assert isinstance(level.value, Value)
     ctx.forms.roots[seed] = (level.value, ctx.walk.cursor.block, motion)
     value = level.formula.sqrt(level.formula.max(level, 0)).kept("root")
     _declare(ctx, s, result, value, [(m, level.formula.term(1.0)) for m in motion])
