@@ -47,7 +47,7 @@ from taichi_ext.program import (
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
-from taichi_ext.schedule import Machine, Scheduled, schedule
+from taichi_ext.schedule import Machine, Scheduled, schedule, with_private_sums
 from taichi_ext.simplify import simplify
 
 
@@ -72,9 +72,14 @@ def fuse(launch: Launch) -> Fused:
     differentiated = _differentiated(program, seeds)
     if gradient is not None:
         differentiated = gradient.completed(differentiated)
+    machine = _machine(program, launch, seeds)
+    if machine is not None and not (backend.is_debug() or launch.watch):
+        differentiated = with_private_sums(differentiated, machine)
     if launch.watch is not None:
         differentiated = replace(differentiated, program=launch.watch.program(differentiated))
-    scheduled = with_schedule(simplify(with_arguments(differentiated)), program, differentiated, launch, seeds)
+    result = simplify(with_arguments(differentiated))
+    shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
+    scheduled = Scheduled(result) if machine is None else schedule(program, result, shadows, machine)
     refuse_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
     extra = own_features(differentiated)
@@ -209,16 +214,14 @@ def with_arguments(differentiated: Differentiated) -> Program:
     return replace(program, arguments=(*program.arguments, *own))
 
 
-def with_schedule(
-    result: Program, program: Program, differentiated: Differentiated, launch: Launch, seeds: Seeds
-) -> Scheduled:
-    """The differentiated program with its parallel loops as they run fastest on this machine."""
+def _machine(program: Program, launch: Launch, seeds: Seeds) -> Machine | None:
+    """The machine that the loops of a differentiated program are scheduled for; None where they stay as they are."""
     if not seeds.device.is_host or seeds.device.by_column or not seeds.columns:
-        return Scheduled(result)
+        return None
     fields = [c for c in program.containers if not c.is_argument]
     shapes = {c: e.shape for c, e in seeds.extents.items() if c.is_argument}
     shapes |= {c: tuple(c.object.shape) for c in fields if backend.is_flat(c.object)}
-    machine = Machine(
+    return Machine(
         seeds.device.threads,
         backend.is_debug() or launch.watch is not None or launch.sparse is not None,
         shapes,
@@ -226,8 +229,6 @@ def with_schedule(
         free_loops(program, seeds.extents),
         backend.is_fast(),
     )
-    shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
-    return schedule(program, result, shadows, machine)
 
 
 def _facts(

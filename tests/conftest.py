@@ -172,7 +172,7 @@ def initialise(**options) -> None:
     """Start Taichi afresh: two threads, nothing cached on disk, errors only."""
     end_program()
     started.update(options=options)
-    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=2, **options)
+    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, **{"cpu_max_num_threads": 2, **options})
     if arch != ti.cpu and ti.cfg.arch != arch:
         pytest.exit(f"Taichi finds no {arch} device here", returncode=2)
 

@@ -2,5 +2,6 @@
 
 from taichi_ext.schedule.loops import Scheduled, schedule
 from taichi_ext.schedule.machine import Machine
+from taichi_ext.schedule.private_sums import with_private_sums
 
-__all__ = ["Machine", "Scheduled", "schedule"]
+__all__ = ["Machine", "Scheduled", "schedule", "with_private_sums"]

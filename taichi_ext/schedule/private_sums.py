@@ -1,0 +1,207 @@
+"""Sums that all iterations of a parallel loop add to: each thread adds to numbers of its own, added up at the end.
+
+An energy that all iterations add to has a gradient, and a dense Hessian, whose entries all iterations add to. An atomic
+addition takes ten times as long as one to memory of a thread's own. One thread alone needs no atomic ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+
+from taichi_ext.analysis.interval_arithmetic import Interval, interval_of
+from taichi_ext.differentiate.facts.decisions import Differentiated
+from taichi_ext.differentiate.forms.build import add, element, literal, multiply, subtract
+from taichi_ext.differentiate.forms.keys import Scratch
+from taichi_ext.program import (
+    I32,
+    Assign,
+    Atomic,
+    Body,
+    Const,
+    Container,
+    Declare,
+    For,
+    Load,
+    Local,
+    Op,
+    Read,
+    Statement,
+    Update,
+    Value,
+    bodies,
+    mapped,
+)
+from taichi_ext.schedule.machine import Machine
+from taichi_ext.simplify.usage import assigned_locals
+
+LEAST_ADDED = 8  # additions of one iteration
+LEAST_TIMES = 2  # that a thread adds to a sum, which has to be cleared and added up
+MOST_SUMS = 1 << 15  # of one thread
+APART = 16  # numbers, so that threads do not write to the same cache line
+SIGNS = ("add", "sub")
+
+
+def with_private_sums(differentiated: Differentiated, machine: Machine) -> Differentiated:
+    """The program with tangents that each thread adds up by itself, where a loop adds often to the same few of them."""
+    found, body, threads = differentiated, [], machine.threads
+    own = {c for what, c in differentiated.shadows if not isinstance(what, Scratch)}
+    if threads == 1:
+        alone = mapped(found.program.body, lambda s: _added(s, own, lambda entry: entry))
+        return replace(found, program=replace(found.program, body=alone))
+    if machine.is_checked:
+        return found
+    for s in found.program.body:
+        domain = machine.domain(s) if isinstance(s, For) else None
+        if domain is None:
+            body.append(s)
+            continue
+        assert isinstance(s, For)
+        before, after = [], []
+        for array, (first, end) in _shared_sums(s, own, math.prod(domain) / threads).items():
+            size = threads * _width(first, end)
+            found, memory, start = _reserved(found, array, size)
+            before.append(_cleared(memory, start, size))
+            after.append(_added_up(array, memory, start, (first, end), threads))
+            s = _with_own_sums(s, array, memory, start, (first, end))
+        body += [*before, s, *after]
+    return replace(found, program=replace(found.program, body=tuple(body)))
+
+
+def _width(first: int, end: int) -> int:
+    return -(-(end - first) // APART) * APART
+
+
+def _reserved(d: Differentiated, array: Container, size: int) -> tuple[Differentiated, Container, int]:
+    """Scratch memory for so many numbers of a type: the array, and where they begin."""
+    key, sizes = Scratch(array.dtype.name), d.scratch_sizes
+    memory = next((c for what, c in d.shadows if what == key), None)
+    if memory is None:
+        memory = Container(f"sums_{array.dtype.name}_of_threads", array.dtype, 1, is_argument=True)
+        d = replace(d, shadows=(*d.shadows, (key, memory)))
+    start = sizes.get(key, 0)
+    return replace(d, scratch_sizes={**sizes, key: start + size}), memory, start
+
+
+def _shared_sums(loop: For, own: Set[Container], iterations: float) -> dict[Container, tuple[int, int]]:
+    """The arrays to whose entries each iteration only adds, to any of the same ones: the first entry and the end.
+
+    Args:
+        loop: a parallel loop.
+        own: the arrays of tangents.
+        iterations: of one thread.
+    """
+    additions = _Additions(assigned_locals(loop.body))
+    additions.visit(loop.body, 1)
+    found = {}
+    for array, sums in additions.of.items():
+        count, intervals = sum(times for times, _ in sums), [i for _, i in sums if i is not None]
+        if array not in own or array in additions.others or len(intervals) < len(sums):
+            continue
+        first, end = min(i[0] for i in intervals), 1 + max(i[1] for i in intervals)
+        is_often = count >= LEAST_ADDED and iterations * count >= LEAST_TIMES * (end - first)
+        if first >= 0 and end - first <= MOST_SUMS and is_often:
+            found[array] = (first, end)
+    return found
+
+
+class _Additions:
+    """What a loop adds to arrays: how often an iteration does at most, and between which entries.
+
+    Args:
+        assigned: locals that change in the loop.
+
+    Attributes:
+        of: those to each array.
+        others: containers that are read or stored to.
+    """
+
+    def __init__(self, assigned: Set[Local]) -> None:
+        self.of: dict[Container, list[tuple[int, Interval | None]]] = {}
+        self.others: set[Container] = set()
+        self._assigned = assigned
+        self._ranges: dict[Local, Interval] = {}
+
+    def visit(self, body: Body, times: int) -> None:
+        for s in body:
+            self.others |= s.contents.containers
+            if isinstance(s, Update) and isinstance(s.target, Load) and s.op in SIGNS and s.group is None:
+                entry = _interval(s.target.indices[0], self._ranges) if len(s.target.indices) == 1 else None
+                self.of.setdefault(s.target.container, []).append((times, entry))
+            elif isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load):
+                self.others.add(s.target.container)
+            count = self._enter(s) if isinstance(s, For) else 1
+            for block in bodies(s):
+                self.visit(block, times * count)
+
+    def _enter(self, loop: For) -> int:
+        """The iterations of a loop, 1 where they are not known."""
+        ends = [int(e.value) for e in loop.domain if isinstance(e, Const)]
+        if (
+            loop.kind != "range"
+            or len(ends) != len(loop.domain)
+            or len(ends) > 2
+            or loop.variables[0] in self._assigned
+        ):
+            return 1
+        first, end = (0, *ends) if len(ends) == 1 else ends
+        self._ranges[loop.variables[0]] = (first, max(first, end - 1))
+        return max(0, end - first)
+
+
+def _interval(value: Value, ranges: Mapping[Local, Interval]) -> Interval | None:
+    """Between which numbers an index lies that no iteration of the parallel loop changes."""
+    if isinstance(value, Const):
+        return int(value.value), int(value.value)
+    if isinstance(value, Read) and not value.index:
+        return ranges.get(value.local)
+    if not isinstance(value, Op):
+        return None
+    args = [_interval(a, ranges) for a in value.args]
+    known = [a for a in args if a is not None]
+    if not known or len(known) < len(args):
+        return None
+    if value.name == "add":
+        return sum(a[0] for a in known), sum(a[1] for a in known)
+    return interval_of(value.name, known)
+
+
+def _with_own_sums(loop: For, array: Container, memory: Container, start: int, span: tuple[int, int]) -> For:
+    """The loop, which adds to the thread's own numbers."""
+    own = Local("own_sums", I32, (), "temporary")
+    place = add(multiply(Op("global_thread_idx", (), I32), _width(*span)), start - span[0])
+
+    def change(s: Statement) -> Statement:
+        return _added(s, {array}, lambda entry: element(memory, add(Read(own), entry.indices[0])))
+
+    assert isinstance(place, Value)
+    return replace(loop, body=(Declare(own, (place,), place=loop.place), *mapped(loop.body, change)))
+
+
+def _added(s: Statement, arrays: Set[Container], entry: Callable[[Load], Load]) -> Statement:
+    """An addition to an array, as one that is not atomic, to an entry in place of its own; other statements stay."""
+    if not isinstance(s, Update) or not isinstance(s.target, Load) or s.target.container not in arrays:
+        return s
+    if s.op not in SIGNS:
+        return s
+    to = entry(s.target)
+    made = add(to, s.value) if s.op == "add" else subtract(to, s.value)
+    assert isinstance(made, Value)
+    return Assign(to, made, place=s.place)
+
+
+def _cleared(memory: Container, start: int, count: int) -> For:
+    k = Local("k", I32, (), "column")
+    body = (Assign(element(memory, add(Read(k), start)), literal(0, memory.dtype)),)
+    return For("range", (k,), (literal(count, I32),), body)
+
+
+def _added_up(array: Container, memory: Container, start: int, span: tuple[int, int], threads: int) -> For:
+    k, thread = Local("k", I32, (), "column"), Local("thread", I32, (), "column")
+    entry = element(array, add(Read(k), span[0]))
+    part = element(memory, add(add(multiply(Read(thread), _width(*span)), start), Read(k)))
+    total = add(entry, part)
+    assert isinstance(total, Value)
+    inner = For("range", (thread,), (literal(threads, I32),), (Assign(entry, total),))
+    return For("range", (k,), (literal(span[1] - span[0], I32),), (inner,))
