@@ -107,6 +107,9 @@ def export(
     arrays = [c.name for c in program.containers if c.is_argument and c.name in arguments]
     checks = [*_checks_of_fields(program, names), *_checks_of_arguments(program, arguments, labels)]
     checks += _checks_of_memory(program, tangents, arrays)
+    threads = backend.thread_count()
+    if backend.is_host_arch() and (threads == 1 or "global_thread_idx" in text):
+        checks.append(f"_threads({threads})")
     texts = dict(_texts(program, names, labels))
     module = _Module(tangents, given, arguments, texts, checks, arrays, by_column, names)
     constants = [f"{name} = {_written(name, obj)}\n" for name, obj in objects.items() if name not in module.given]

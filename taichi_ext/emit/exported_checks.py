@@ -32,6 +32,14 @@ CHECKS = textwrap.dedent('''\
         return type(given).__module__.split(".")[0] == "torch" and hasattr(given, "data_ptr")
 
 
+    def _threads(most):
+        """Raise where more threads add up tangents than the kernel was made for."""
+        count = ti.cfg.cpu_max_num_threads
+        if count > most:
+            advice = f"use ti.init(cpu_max_num_threads={most}), or export it in a program like this one"
+            raise ValueError(f"Taichi has {count} threads; the kernel was made for {most}: {advice}.")
+
+
     def _compare(name, what, own, expected):
         if own != expected:
             raise ValueError(f"{name} has the {what} {own}; the kernel was made for {expected}.")
