@@ -58,7 +58,7 @@ def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any, *
         ...         level = ray_level(ball, origin, ti.Vector([0.0, 0.0, 1.0]), 0.0, 100.0)
         ...         image[i, j] = coverage(level, at=(px, py))
         >>> print(f"{jacobian(draw, radius, image).sum():.1f} of {2 * 3.14159265 * 12.0:.1f}")  # the circumference
-        75.6 of 75.4
+        75.4 of 75.4
     """
     leave_to_engine("ray_level", near)
 
