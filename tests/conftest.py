@@ -4,22 +4,20 @@ import dataclasses
 import gc
 import re
 import traceback
-import weakref
 from pathlib import Path
 
 import devices
 import pytest
 import taichi as ti
+import taichi_program
 from field_pool import pool
-from taichi.lang import impl
+from taichi_program import end_program, initialise, started
 
 from taichi_ext import backend, engine
 from taichi_ext.api.runs.prepared import Prepared
 from taichi_ext.differentiate.plan.storage_facts import STRATEGIES
 
 NOT_RUN_AGAIN = "computed in several runs .* draws random numbers"
-arch = ti.cpu
-started: dict = {}  # the options of the current program
 shared: dict = {}  # fixtures that several tests share, in the order of their setup, and what asked for them
 is_unusable = pytest.StashKey[bool]()
 
@@ -60,8 +58,7 @@ def pytest_configure(config):
         split_columns(config.getoption("--chunk-size"))
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
     devices.start(config.getoption("--arch"), config.getoption("--record"))
-    global arch
-    arch = getattr(ti, config.getoption("--arch"))
+    taichi_program.arch = getattr(ti, config.getoption("--arch"))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -70,7 +67,7 @@ def pytest_collection_modifyitems(config, items):
     told |= {option: bool(config.getoption(option)) for option in ("--by-column", "--chunk-size")}
     for item in items:
         for mark in item.iter_markers("cpu_only"):
-            if arch != ti.cpu:
+            if taichi_program.arch != ti.cpu:
                 item.add_marker(pytest.mark.skip(reason=f"CPU only: {mark.args[0]}"))
         for mark in item.iter_markers("chosen_only"):
             reason, *options = mark.args
@@ -166,33 +163,6 @@ def split_columns(chunk_size: int) -> None:
         self.question = dataclasses.replace(self.question, options=options)
 
     Prepared.__init__ = prepare
-
-
-def initialise(**options) -> None:
-    """Start Taichi afresh: two threads, nothing cached on disk, errors only."""
-    end_program()
-    started.update(options=options)
-    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, **{"cpu_max_num_threads": 2, **options})
-    if arch != ti.cpu and ti.cfg.arch != arch:
-        pytest.exit(f"Taichi finds no {arch} device here", returncode=2)
-
-
-def end_program() -> None:
-    """End the Taichi program, and before it all that belongs to it.
-
-    Taichi 1.7.4 frees by address: a ti.ndarray that is collected after the next ti.init may take an array of the next
-    program with it, and a program that is still referred to then takes fields of the next one when it goes.
-    """
-    pool.forget()
-    program = impl.get_runtime().prog
-    if program is None:
-        ti.reset()
-        return
-    gc.collect()
-    ended = weakref.ref(program)
-    del program
-    ti.reset()
-    assert ended() is None, "something refers to the Taichi program, which has to go with ti.reset()"
 
 
 @pytest.fixture(autouse=True)

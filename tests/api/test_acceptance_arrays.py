@@ -4,9 +4,9 @@ import devices
 import example_programs
 import numpy as np
 import pytest
-from conftest import initialise
 from differences import check_jacobian
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import initialise
 
 from taichi_ext import Jacobian, jacobian
 

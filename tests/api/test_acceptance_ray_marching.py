@@ -4,8 +4,8 @@ import example_programs
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, jacobian, value_and_jacobian
 

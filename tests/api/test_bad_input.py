@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program, initialise
 from devices import real
 from differences import integers, outputs, read, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang.kernel_impl import Kernel
+from taichi_program import end_program, initialise
 
 from taichi_ext import DerivativeWarning, InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
 

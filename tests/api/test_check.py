@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from conftest import initialise
 from devices import real
 from differences import matrices, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import initialise
 
 from taichi_ext import (
     InvalidArgumentError,

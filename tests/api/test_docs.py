@@ -7,8 +7,8 @@ import runpy
 from pathlib import Path
 
 import pytest
-from conftest import end_program
 from numpy.testing import assert_allclose
+from taichi_program import end_program
 
 import taichi_ext
 

@@ -7,7 +7,7 @@ import pkgutil
 import re
 
 import pytest
-from conftest import end_program
+from taichi_program import end_program
 
 import taichi_ext
 

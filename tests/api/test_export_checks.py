@@ -5,8 +5,8 @@ import runpy
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from numpy.testing import assert_array_equal
+from taichi_program import initialise
 
 from taichi_ext import Jacobian
 

@@ -10,10 +10,10 @@ import weakref
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import outputs, scalars
 from many_threads import in_threads
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 from taichi_ext import (
     DerivativeWarning,

@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import end_program
 
 from taichi_ext import InvalidArgumentError, Jacobian, least_squares, plot_fit, plot_jacobian, plot_sparsity
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from devices import real
 from differences import outputs, scalars
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.lang import impl
 from taichi.lang.kernel_impl import Kernel
 from taichi.profiler.kernel_profiler import get_default_kernel_profiler
+from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, registry, value_and_jacobian
 from taichi_ext.backend import kernels

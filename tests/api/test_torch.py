@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import outputs, scalars, vectors
+from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, UnsupportedError, torch_function
 

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from conftest import initialise
 from field_pool import pool
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi import _kernels
@@ -43,6 +42,7 @@ from taichi.lang.struct import Struct, StructField, StructType
 from taichi.lang.util import cook_dtype, to_numpy_type, to_taichi_type
 from taichi.types import ndarray_type, primitive_types
 from taichi.types.annotations import template
+from taichi_program import initialise
 
 from taichi_ext import backend
 from taichi_ext.backend.trees import tree_of

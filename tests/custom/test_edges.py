@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from conftest import initialise
 from differences import central_differences, outputs, read, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import (
@@ -16,6 +15,7 @@ from planar import (
     pixels,
 )
 from reverse_mode import check_transpose, gradient_field
+from taichi_program import initialise
 
 from taichi_ext import (
     InvalidArgumentError,

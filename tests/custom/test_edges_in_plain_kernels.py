@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from devices import real
 from differences import outputs, read
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 from taichi_ext import coverage, edge, jacobian
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import central_differences, outputs, read, scalars, vector_outputs, write
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import area, clip, square
 from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
+from taichi_program import initialise
 
 from taichi_ext import UnsupportedError, coverage, jacobian, layers, nearest, value_and_jacobian
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import outputs, scalars
 from mesh_scenes import FOCAL, H, Scene, W, cube
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 from taichi_ext import add_visible_edge, jacobian, mesh_edges, visible_edge, vjp
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import outputs, read, scalars, vector_outputs
 from numpy.testing import assert_allclose
 from reverse_mode import check_transpose, gradient_field
 from supersampled import errors_by_column, sampler
+from taichi_program import initialise
 
 from taichi_ext import Jacobian, UnsupportedError, edge, jacobian, pixel, ray_level, stop_gradient, value_and_jacobian
 

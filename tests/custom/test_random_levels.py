@@ -7,11 +7,11 @@ here; ``python tests/oracles/program_batches.py 2000 --generator levels --vary``
 import numpy as np
 import program_check
 import pytest
-from conftest import end_program
 from program_batches import drawn_ways
 from program_level_check import LevelWorkshop, Placed, Reference, covered_area, describe_level, level_verdict, values_of
 from program_levels import LevelProgram, generate
 from program_verdict import RIGHT
+from taichi_program import end_program
 
 from taichi_ext import backend
 

@@ -5,9 +5,9 @@ import inspect
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import check_jacobian, integers, outputs, scalars, vector_outputs, vectors
 from forced_lanes import force_lanes
+from taichi_program import initialise
 
 from taichi_ext import Jacobian
 from taichi_ext.schedule import lanes as schedule_lanes

@@ -5,10 +5,10 @@ import textwrap
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import check_jacobian, matrix_outputs, outputs, scalars, vector_outputs, vectors
 from forced_lanes import force_lanes
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import initialise
 
 from taichi_ext import Jacobian
 from taichi_ext.analysis.loops import Extent

@@ -10,10 +10,10 @@ import linecache
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import central_differences, integers, outputs, scalars, write
 from numpy.testing import assert_allclose, assert_array_equal
 from planar import undivided_pixels
+from taichi_program import initialise
 
 import taichi_ext
 from taichi_ext import Jacobian, boundary_gradient, coverage, edge, jacobian, registry

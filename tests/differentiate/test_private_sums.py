@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import outputs, read, scalars
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 from taichi_ext import Hessian, Jacobian, hessian, jacobian
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import taichi as ti
 import taichi.math as tm
-from conftest import end_program, initialise
 from differences import read, write
 from reemission import Reemission
+from taichi_program import end_program, initialise
 
 from taichi_ext import UnsupportedError, backend, mark, replace_gradient, step, stop_gradient
 from taichi_ext.emit import build, emit

@@ -8,9 +8,9 @@ import linecache
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import central_differences, integers, outputs, scalars, vector_outputs, write
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 import taichi_ext
 from taichi_ext import UnsupportedError, boundary_gradient, jacobian, registry

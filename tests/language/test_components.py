@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import check_jacobian, matrices, outputs, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import initialise
 
 from taichi_ext import (
     InvalidArgumentError,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program, initialise
 from devices import real
 from differences import check_jacobian, read
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import end_program, initialise
 
 from taichi_ext import UnsupportedError, jacobian
 

@@ -5,8 +5,8 @@ import textwrap
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program, initialise
 from numpy.testing import assert_allclose
+from taichi_program import end_program, initialise
 
 from taichi_ext import Jacobian, UnsupportedError, backend, jacobian
 from taichi_ext.analysis.loops import Extent

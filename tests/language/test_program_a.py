@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from devices import real
 from differences import Snapshot, central_differences
 from numpy.testing import assert_allclose, assert_array_equal
 from taichi.math import vec3
+from taichi_program import initialise
 
 from taichi_ext import jacobian, value_and_jacobian
 

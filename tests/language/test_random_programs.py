@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import program_check
 import pytest
-from conftest import end_program
 from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 from program_check import Loaded, judge, values_of
 from program_grammar import generate
 from program_model import Argument, Field, Program
 from program_verdict import BY_ITSELF, REJECTED, RIGHT, Workshop, describe, reduced, verdict
+from taichi_program import end_program
 
 pytestmark = pytest.mark.cpu_only("the reference is in float64")
 

@@ -10,9 +10,9 @@ import random
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program, initialise
 from differences import outputs, scalars
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import end_program, initialise
 
 from taichi_ext import jacobian
 from taichi_ext.analysis.affine import Affine, Indices

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import program_check
 import taichi as ti
-from conftest import initialise
 from differences import integers, outputs, read, scalars, write
 from planar import undivided_pixels
 from program_levels import LevelProgram
 from program_verdict import PER_START, REFUSED, REJECTED, RIGHT
+from taichi_program import initialise
 
 import taichi_ext
 from taichi_ext import DerivativeWarning, Jacobian, UnsupportedError, boundary_gradient, registry

@@ -11,13 +11,13 @@ import numpy as np
 import program_check
 import taichi as ti
 import taichi.math as tm
-from conftest import initialise
 from differences import read, write
 from program_check import MismatchError, require_close
 from program_containers import ELEMENTS, SPARSE, Container
 from program_pipeline_reference import PipelineReference, columns_of, owner
 from program_pipelines import Pipeline
 from program_reference import RejectedError
+from taichi_program import initialise
 
 from taichi_ext import Jacobian, UnsupportedError, value_and_jacobian
 from taichi_ext.errors import DerivativeWarning, InvalidArgumentError

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import taichi as ti
-from conftest import initialise
 from program_check import Fields, MismatchError, check
 from program_model import Program
 from program_reducer import reduce_program
 from program_reference import RejectedError
+from taichi_program import initialise
 
 from taichi_ext import UnsupportedError
 

@@ -6,8 +6,8 @@ import pickle
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program, initialise
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import end_program, initialise
 
 from taichi_ext import (
     InvalidArgumentError,

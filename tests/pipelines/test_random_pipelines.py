@@ -10,11 +10,11 @@ A fixed set of seeds runs here; ``python tests/oracles/program_batches.py 2000 -
 import devices
 import program_pipeline_check
 import pytest
-from conftest import end_program
 from program_containers import Container, at_step, views
 from program_pipeline_check import TOLERANCE, PipelineWorkshop, describe_pipeline, pipeline_verdict
 from program_pipelines import Pipeline, generate
 from program_verdict import BY_ITSELF, REJECTED, RIGHT, reduced
+from taichi_program import end_program
 
 SEEDS = (16, 37, 58, 28)  # the last two have float32, the very last long loops
 REAL = "f32" if devices.is_single() else "f64"

@@ -389,7 +389,7 @@ def test_shadows_are_freed_after_the_call():
 
 def test_program_that_starts_again():
     """ti.init in between: what was prepared for the old program is not used for the new one."""
-    from conftest import initialise
+    from taichi_program import initialise
 
     for factor in (2.0, 3.0):
         x, y = scalars(X), outputs(4)
@@ -404,7 +404,7 @@ def test_program_that_starts_again():
 
 
 def test_kernel_defined_once_and_used_over_several_programs():
-    from conftest import initialise
+    from taichi_program import initialise
 
     @ti.kernel
     def double(a: ti.template(), b: ti.template()):
@@ -421,7 +421,7 @@ def test_kernel_defined_once_and_used_over_several_programs():
 
 def test_program_ends_with_init_although_jacobians_are_kept():
     """Its threads, memory and arrays are not held, nor freed in the midst of what the next program does."""
-    from conftest import initialise
+    from taichi_program import initialise
 
     x, y = scalars(X), outputs(4)
     a, b = ti.ndarray(ti.f64, 4), ti.ndarray(ti.f64, 4)

@@ -8,11 +8,11 @@ import devices
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program, initialise
 from differences import outputs, scalars
 from many_threads import in_threads
 from numpy.testing import assert_allclose
 from taichi.lang import impl
+from taichi_program import end_program, initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, jacobian, value_and_jacobian
 

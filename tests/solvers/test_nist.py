@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from nist_models import PROBLEMS, digits, problem
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 from taichi_ext import least_squares
 

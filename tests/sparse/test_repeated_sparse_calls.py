@@ -6,10 +6,10 @@ import weakref
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import central_differences, outputs, scalars
 from many_threads import in_threads
 from numpy.testing import assert_allclose
+from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, UnsupportedError, backend, boundary_gradient, registry
 from taichi_ext.api.runs.replay import SparseReplay

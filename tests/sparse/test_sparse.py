@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import scipy.sparse
 import taichi as ti
-from conftest import initialise
 from differences import central_differences, outputs, scalars, vector_outputs, vectors, write
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import initialise
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian
 from taichi_ext.api.inputs.sparse_results import in_format

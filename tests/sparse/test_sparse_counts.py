@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import initialise
 from differences import outputs, scalars, vector_outputs, vectors, write
+from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
 from taichi_ext import InvalidArgumentError, Jacobian, jacobian, value_and_jacobian

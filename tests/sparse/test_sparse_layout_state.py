@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import taichi as ti
-from conftest import end_program, initialise
 from numpy.testing import assert_allclose, assert_array_equal
+from taichi_program import end_program, initialise
 
 from taichi_ext import check_jacobian, jacobian, least_squares, linear_operator
 from taichi_ext.backend import storage_parts

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 import taichi as ti
-from conftest import initialise
 from differences import outputs, scalars
+from taichi_program import initialise
 from test_sparse import integers, random, require_equal
 
 from taichi_ext import Jacobian

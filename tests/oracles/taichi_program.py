@@ -1,0 +1,39 @@
+"""The Taichi program that tests and random programs run in: started afresh, and ended with all that belongs to it."""
+
+import gc
+import weakref
+
+import pytest
+import taichi as ti
+from field_pool import pool
+from taichi.lang import impl
+
+arch = ti.cpu
+started: dict = {}  # the options of the current program
+
+
+def initialise(**options) -> None:
+    """Start Taichi afresh: two threads, nothing cached on disk, errors only."""
+    end_program()
+    started.update(options=options)
+    ti.init(arch=arch, offline_cache=False, log_level=ti.ERROR, **{"cpu_max_num_threads": 2, **options})
+    if arch != ti.cpu and ti.cfg.arch != arch:
+        pytest.exit(f"Taichi finds no {arch} device here", returncode=2)
+
+
+def end_program() -> None:
+    """End the Taichi program, and before it all that belongs to it.
+
+    Taichi 1.7.4 frees by address: a ti.ndarray that is collected after the next ti.init may take an array of the next
+    program with it, and a program that is still referred to then takes fields of the next one when it goes.
+    """
+    pool.forget()
+    program = impl.get_runtime().prog
+    if program is None:
+        ti.reset()
+        return
+    gc.collect()
+    ended = weakref.ref(program)
+    del program
+    ti.reset()
+    assert ended() is None, "something refers to the Taichi program, which has to go with ti.reset()"
