@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
-from taichi_ext.analysis.interval_arithmetic import Interval, interval_of
+from taichi_ext.analysis.interval_arithmetic import Interval, fits, interval_of
 from taichi_ext.differentiate.facts.decisions import Differentiated
-from taichi_ext.differentiate.forms.build import add, element, literal, multiply, subtract
+from taichi_ext.differentiate.forms.build import add, element, literal, multiply, operation, subtract
 from taichi_ext.differentiate.forms.keys import Scratch
 from taichi_ext.program import (
     I32,
@@ -27,6 +27,7 @@ from taichi_ext.program import (
     Local,
     Op,
     Read,
+    Size,
     Statement,
     Update,
     Value,
@@ -162,9 +163,10 @@ def _interval(value: Value, ranges: Mapping[Local, Interval]) -> Interval | None
     known = [a for a in args if a is not None]
     if not known or len(known) < len(args):
         return None
-    if value.name == "add":
-        return sum(a[0] for a in known), sum(a[1] for a in known)
-    return interval_of(value.name, known)
+    found = (
+        (sum(a[0] for a in known), sum(a[1] for a in known)) if value.name == "add" else interval_of(value.name, known)
+    )
+    return found if found is not None and fits(found, value.dtype) else None
 
 
 def _with_own_sums(loop: For, array: Container, memory: Container, start: int, span: tuple[int, int]) -> For:
@@ -204,4 +206,6 @@ def _added_up(array: Container, memory: Container, start: int, span: tuple[int, 
     total = add(entry, part)
     assert isinstance(total, Value)
     inner = For("range", (thread,), (literal(threads, I32),), (Assign(entry, total),))
-    return For("range", (k,), (literal(span[1] - span[0], I32),), (inner,))
+    # entries behind the end of the array are within the span where conditions keep the loop from them
+    count = operation("min", literal(span[1] - span[0], I32), subtract(Size(array, 0), span[0]))
+    return For("range", (k,), (count,), (inner,))

@@ -83,6 +83,26 @@ def test_short_loops_stay_atomic():
     assert_allclose(hessian(run, x, energy, format="csr").toarray(), plan(), rtol=1e-12)
 
 
+def test_conditions_keep_a_loop_within_the_gradient():
+    """Where the sums are added up, nothing behind the end of J is read or written."""
+    x, weights, energy = scalars(rng.uniform(0.5, 1, 6)), scalars(rng.uniform(0.5, 1, COUNT)), scalars(0.0)
+
+    @ti.kernel
+    def run():
+        for n in range(COUNT):
+            for k in range(10):
+                if k < 6:
+                    energy[None] += ti.sin(x[k] * weights[n])
+
+    plan, memory = Jacobian(run, x, energy), np.full(16, 7.0)
+    plan(out=memory[:6])
+    assert "global_thread_idx" in plan.source
+    assert "d_energy.shape[0]" in plan.source
+    w = read(weights)[:, None]
+    assert_allclose(memory[:6], (w * np.cos(w * read(x))).sum(0), rtol=1e-12)
+    assert_allclose(memory[6:], 7.0, rtol=0)
+
+
 def test_one_thread_alone():
     """It needs no atomic additions, wherever they go to; last here, since it is another program."""
     initialise(default_fp=ti.f64, cpu_max_num_threads=1)
