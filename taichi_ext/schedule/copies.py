@@ -11,28 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.affine import Affine, Atom, atom_value
 from taichi_ext.differentiate.forms.build import Coefficient, add, cast, multiply
-from taichi_ext.program import (
-    I32,
-    U1,
-    Assign,
-    Body,
-    Const,
-    Container,
-    Declare,
-    For,
-    Load,
-    Local,
-    Read,
-    Statement,
-    Update,
-    Value,
-    rebuilt,
-    statements,
-    walk,
-    with_values,
-)
 from taichi_ext.schedule.lanes import Around, Lanes, Run
 from taichi_ext.simplify.usage import all_values
 
@@ -45,22 +26,22 @@ class Stretch:
     """The text of one stretch: arrays, declared before all else, and the index of its first lane."""
 
     lanes: Lanes
-    first: Read
-    width: Value  # how many lanes there are
-    arrays: dict[Local, Local] = field(default_factory=dict)
+    first: ir.Read
+    width: ir.Value  # how many lanes there are
+    arrays: dict[ir.Local, ir.Local] = field(default_factory=dict)
 
-    def array(self, local: Local) -> Local:
+    def array(self, local: ir.Local) -> ir.Local:
         """Where the numbers of a local lie, those of all lanes next to each other."""
         size = math.prod(local.shape) * self.lanes.count
-        dtype = I32 if local.dtype == U1 else local.dtype  # arrays of truth values are nothing that Taichi knows
-        return self.arrays.setdefault(local, Local(local.name, dtype, (size,), "tangent"))
+        dtype = ir.I32 if local.dtype == ir.U1 else local.dtype  # arrays of truth values are nothing that Taichi knows
+        return self.arrays.setdefault(local, ir.Local(local.name, dtype, (size,), "tangent"))
 
 
 @dataclass(frozen=True)
 class _Kept:
     """Where a number is kept until it is copied: in an array of so many for each lane, of which it is one."""
 
-    array: Local
+    array: ir.Local
     size: int
     number: int = 0
 
@@ -74,29 +55,29 @@ class Copies:
         loop: around them.
     """
 
-    def __init__(self, stretch: Stretch, body: Iterable[Statement], loop: For | None = None) -> None:
+    def __init__(self, stretch: Stretch, body: Iterable[ir.Statement], loop: ir.For | None = None) -> None:
         self.stretch, self.loop = stretch, loop
-        self.lane = Local("lane", I32, (), "loop")
-        self.again = Local("number", I32, (), "loop")  # the variable of the loop, when it copies
-        self.renamed: dict[Local, Local] = {} if loop is None else {loop.variables[0]: self.again}
-        self.memo: dict[Value, Value] = {}
-        self.before: list[Statement] = []
-        self.stores: list[Statement] = []
-        self.starts: dict[tuple[tuple[Atom, int], ...], Read] = {}
+        self.lane = ir.Local("lane", ir.I32, (), "loop")
+        self.again = ir.Local("number", ir.I32, (), "loop")  # the variable of the loop, when it copies
+        self.renamed: dict[ir.Local, ir.Local] = {} if loop is None else {loop.variables[0]: self.again}
+        self.memo: dict[ir.Value, ir.Value] = {}
+        self.before: list[ir.Statement] = []
+        self.stores: list[ir.Statement] = []
+        self.starts: dict[tuple[tuple[Atom, int], ...], ir.Read] = {}
         self.kept = _neighbours(body, stretch.lanes.places, _iterations(loop))
 
     @staticmethod
     def behind(stretch: Stretch, part: Around) -> Copies | None:
         """Copies of what a loop stores to J, where it stores that in each iteration and does not read it."""
         loop, places = part.statement, stretch.lanes.places
-        if not isinstance(loop, For) or len(loop.domain) != 1 or not isinstance(loop.domain[0], Const):
+        if not isinstance(loop, ir.For) or len(loop.domain) != 1 or not isinstance(loop.domain[0], ir.Const):
             return None
         (parts,) = part.blocks
         runs = [p for p in parts if isinstance(p, Run)]
         stores = {s for run in runs for s in run.statements if s in places}
-        inner = list(statements(loop.body))
-        read = {v.container for s in inner for v in _read(s) if isinstance(v, Load)}
-        is_simple = all(isinstance(p, (Run, Declare)) for p in parts) and stores == {s for s in inner if s in places}
+        inner = list(ir.statements(loop.body))
+        read = {v.container for s in inner for v in _read(s) if isinstance(v, ir.Load)}
+        is_simple = all(isinstance(p, (Run, ir.Declare)) for p in parts) and stores == {s for s in inner if s in places}
         if not stores or not is_simple or any(s.target.container in read for s in stores):  # type: ignore[attr-defined]
             return None
         if len(stores) * _iterations(loop) * stretch.lanes.count > MOST_TOGETHER:
@@ -105,86 +86,88 @@ class Copies:
         if any(kept.size == SIDE_BY_SIDE for kept in found.kept.values()):
             return None  # whole vectors, which are best stored at once
         for p in parts:
-            if isinstance(p, Declare):
+            if isinstance(p, ir.Declare):
                 found.declare_again(p)
         return found
 
-    def declare_again(self, s: Declare) -> None:
+    def declare_again(self, s: ir.Declare) -> None:
         """Declare a local that is the same for all lanes once more, in the loop that copies."""
         local = self.renamed[s.local] = replace(s.local)
-        self.before.append(replace(with_values(s, self._again), local=local))
+        self.before.append(replace(ir.with_values(s, self._again), local=local))
 
-    def _again(self, value: Value) -> Value:
-        def read(v: Value) -> Value:
-            return replace(v, local=self.renamed[v.local]) if isinstance(v, Read) and v.local in self.renamed else v
+    def _again(self, value: ir.Value) -> ir.Value:
+        def read(v: ir.Value) -> ir.Value:
+            return replace(v, local=self.renamed[v.local]) if isinstance(v, ir.Read) and v.local in self.renamed else v
 
-        return rebuilt(value, read, self.memo)
+        return ir.rebuilt(value, read, self.memo)
 
-    def keep(self, s: Assign | Update, value: Value, lane: Local) -> Assign:
+    def keep(self, s: ir.Assign | ir.Update, value: ir.Value, lane: ir.Local) -> ir.Assign:
         """A store as one to an array."""
         target, lanes = s.target, self.stretch.lanes
-        assert isinstance(target, Load)
+        assert isinstance(target, ir.Load)
         name = f"{target.container.name}_of"
-        kept = self.kept.setdefault(s, _Kept(Local(name, target.dtype, (_iterations(self.loop),), "temporary"), 1))
+        kept = self.kept.setdefault(s, _Kept(ir.Local(name, target.dtype, (_iterations(self.loop),), "temporary"), 1))
         array = self.stretch.array(kept.array)
 
-        def entry(lane: Local, iteration: Local | None) -> Read:
-            place = add(multiply(0 if iteration is None else Read(iteration), lanes.count), Read(lane))
-            return Read(array, (cast(add(multiply(place, kept.size), kept.number), I32),))
+        def entry(lane: ir.Local, iteration: ir.Local | None) -> ir.Read:
+            place = add(multiply(0 if iteration is None else ir.Read(iteration), lanes.count), ir.Read(lane))
+            return ir.Read(array, (cast(add(multiply(place, kept.size), kept.number), ir.I32),))
 
         if s in lanes.places:
             place = lanes.places[s]
-            along = multiply(Read(self.lane), dict(place.terms)[lanes.last])
-            to = Load(target.container, (cast(add(add(self._start(place), along), place.constant), I32),))
+            along = multiply(ir.Read(self.lane), dict(place.terms)[lanes.last])
+            to = ir.Load(target.container, (cast(add(add(self._start(place), along), place.constant), ir.I32),))
         else:
-            own = cast(add(self.stretch.first, Read(self.lane)), I32)
-            to = Load(target.container, (*target.indices[:-1], own), target.component)
+            own = cast(add(self.stretch.first, ir.Read(self.lane)), ir.I32)
+            to = ir.Load(target.container, (*target.indices[:-1], own), target.component)
         number = None if self.loop is None else self.again
         self.stores.append(replace(s, target=to, value=entry(self.lane, number)))
         here = None if self.loop is None else self.loop.variables[0]
-        return Assign(entry(lane, here), cast(value, array.dtype), place=s.place)
+        return ir.Assign(entry(lane, here), cast(value, array.dtype), place=s.place)
 
-    def _start(self, place: Affine) -> Read:
+    def _start(self, place: Affine) -> ir.Read:
         """Where the first lane stores, without the constant."""
         if place.terms not in self.starts:
             total: Coefficient = 0
             for atom, factor in place.terms:
                 at = self.stretch.first if atom is self.stretch.lanes.last else self._again(atom_value(atom))
                 total = add(total, multiply(at, factor))
-            start = Local("start", I32, (), "temporary")
-            self.before.append(Declare(start, (cast(total, I32),)))
-            self.starts[place.terms] = Read(start)
+            start = ir.Local("start", ir.I32, (), "temporary")
+            self.before.append(ir.Declare(start, (cast(total, ir.I32),)))
+            self.starts[place.terms] = ir.Read(start)
         return self.starts[place.terms]
 
-    def written(self) -> Body:
+    def written(self) -> ir.Body:
         """The loops that copy."""
         if not self.stores:
             return ()
         body, width = tuple(self.stores), self.stretch.width
         if self.loop is None:
-            return (*self.before, For("range", (self.lane,), (width,), body, place=body[-1].place))
-        inner = For("range", (self.again,), self.loop.domain, (*self.before, *body), place=self.loop.place)
-        return (For("range", (self.lane,), (width,), (inner,), place=self.loop.place),)
+            return (*self.before, ir.For("range", (self.lane,), (width,), body, place=body[-1].place))
+        inner = ir.For("range", (self.again,), self.loop.domain, (*self.before, *body), place=self.loop.place)
+        return (ir.For("range", (self.lane,), (width,), (inner,), place=self.loop.place),)
 
 
-def _iterations(loop: For | None) -> int:
+def _iterations(loop: ir.For | None) -> int:
     return 1 if loop is None else int(loop.domain[0].value)  # type: ignore[union-attr]
 
 
-def _read(s: Statement) -> Iterable[Value]:
-    return walk(s.value) if isinstance(s, (Assign, Update)) else all_values(s)
+def _read(s: ir.Statement) -> Iterable[ir.Value]:
+    return ir.walk(s.value) if isinstance(s, (ir.Assign, ir.Update)) else all_values(s)
 
 
-def _neighbours(body: Iterable[Statement], places: Mapping[Statement, Affine], times: int) -> dict[Statement, _Kept]:
+def _neighbours(
+    body: Iterable[ir.Statement], places: Mapping[ir.Statement, Affine], times: int
+) -> dict[ir.Statement, _Kept]:
     """Stores to entries of J next to each other, in arrays that keep them side by side.
 
     LLVM makes whole vectors of what is stored side by side, and reads them in the order in which they go to memory.
     """
-    rows: dict[tuple[Container, tuple[tuple[Atom, int], ...]], list[tuple[int, Statement]]] = defaultdict(list)
+    rows: dict[tuple[ir.Container, tuple[tuple[Atom, int], ...]], list[tuple[int, ir.Statement]]] = defaultdict(list)
     for s in body:
-        if isinstance(s, (Assign, Update)) and isinstance(s.target, Load) and s in places:
+        if isinstance(s, (ir.Assign, ir.Update)) and isinstance(s.target, ir.Load) and s in places:
             rows[s.target.container, places[s].terms].append((places[s].constant, s))
-    found: dict[Statement, _Kept] = {}
+    found: dict[ir.Statement, _Kept] = {}
     for (c, _), stores in rows.items():
         stores.sort(key=lambda store: store[0])
         while stores:
@@ -192,7 +175,7 @@ def _neighbours(body: Iterable[Statement], places: Mapping[Statement, Affine], t
             n = 1
             while n < min(SIDE_BY_SIDE, len(stores)) and stores[n][0] == start + n:
                 n += 1
-            array = Local(f"{c.name}_of", c.dtype, (n * times,), "temporary")
+            array = ir.Local(f"{c.name}_of", c.dtype, (n * times,), "temporary")
             found |= {s: _Kept(array, n, number) for number, (_, s) in enumerate(stores[:n])}
             del stores[:n]
     return found

@@ -10,30 +10,11 @@ import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
+import taichi_ext.program as ir
 from taichi_ext.analysis.interval_arithmetic import Interval, fits, interval_of
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.differentiate.forms.build import add, element, literal, multiply, operation, subtract
 from taichi_ext.differentiate.forms.keys import Scratch
-from taichi_ext.program import (
-    I32,
-    Assign,
-    Atomic,
-    Body,
-    Const,
-    Container,
-    Declare,
-    For,
-    Load,
-    Local,
-    Op,
-    Read,
-    Size,
-    Statement,
-    Update,
-    Value,
-    bodies,
-    mapped,
-)
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.simplify.usage import assigned_locals
 
@@ -49,16 +30,16 @@ def with_private_sums(differentiated: Differentiated, machine: Machine) -> Diffe
     found, body, threads = differentiated, [], machine.threads
     own = {c for what, c in differentiated.shadows if not isinstance(what, Scratch)}
     if threads == 1:
-        alone = mapped(found.program.body, lambda s: _added(s, own, lambda entry: entry))
+        alone = ir.mapped(found.program.body, lambda s: _added(s, own, lambda entry: entry))
         return replace(found, program=replace(found.program, body=alone))
     if machine.is_checked:
         return found
     for s in found.program.body:
-        domain = machine.domain(s) if isinstance(s, For) else None
+        domain = machine.domain(s) if isinstance(s, ir.For) else None
         if domain is None:
             body.append(s)
             continue
-        assert isinstance(s, For)
+        assert isinstance(s, ir.For)
         before, after = [], []
         for array, (first, end) in _shared_sums(s, own, math.prod(domain) / threads).items():
             size = threads * _width(first, end)
@@ -74,18 +55,18 @@ def _width(first: int, end: int) -> int:
     return -(-(end - first) // APART) * APART
 
 
-def _reserved(d: Differentiated, array: Container, size: int) -> tuple[Differentiated, Container, int]:
+def _reserved(d: Differentiated, array: ir.Container, size: int) -> tuple[Differentiated, ir.Container, int]:
     """Scratch memory for so many numbers of a type: the array, and where they begin."""
     key, sizes = Scratch(array.dtype.name), d.scratch_sizes
     memory = next((c for what, c in d.shadows if what == key), None)
     if memory is None:
-        memory = Container(f"sums_{array.dtype.name}_of_threads", array.dtype, 1, is_argument=True)
+        memory = ir.Container(f"sums_{array.dtype.name}_of_threads", array.dtype, 1, is_argument=True)
         d = replace(d, shadows=(*d.shadows, (key, memory)))
     start = sizes.get(key, 0)
     return replace(d, scratch_sizes={**sizes, key: start + size}), memory, start
 
 
-def _shared_sums(loop: For, own: Set[Container], iterations: float) -> dict[Container, tuple[int, int]]:
+def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dict[ir.Container, tuple[int, int]]:
     """The arrays to whose entries each iteration only adds, to any of the same ones: the first entry and the end.
 
     Args:
@@ -118,27 +99,27 @@ class _Additions:
         others: containers that are read or stored to.
     """
 
-    def __init__(self, assigned: Set[Local]) -> None:
-        self.of: dict[Container, list[tuple[int, Interval | None]]] = {}
-        self.others: set[Container] = set()
+    def __init__(self, assigned: Set[ir.Local]) -> None:
+        self.of: dict[ir.Container, list[tuple[int, Interval | None]]] = {}
+        self.others: set[ir.Container] = set()
         self._assigned = assigned
-        self._ranges: dict[Local, Interval] = {}
+        self._ranges: dict[ir.Local, Interval] = {}
 
-    def visit(self, body: Body, times: int) -> None:
+    def visit(self, body: ir.Body, times: int) -> None:
         for s in body:
             self.others |= s.contents.containers
-            if isinstance(s, Update) and isinstance(s.target, Load) and s.op in SIGNS and s.group is None:
+            if isinstance(s, ir.Update) and isinstance(s.target, ir.Load) and s.op in SIGNS and s.group is None:
                 entry = _interval(s.target.indices[0], self._ranges) if len(s.target.indices) == 1 else None
                 self.of.setdefault(s.target.container, []).append((times, entry))
-            elif isinstance(s, (Assign, Update, Atomic)) and isinstance(s.target, Load):
+            elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load):
                 self.others.add(s.target.container)
-            count = self._enter(s) if isinstance(s, For) else 1
-            for block in bodies(s):
+            count = self._enter(s) if isinstance(s, ir.For) else 1
+            for block in ir.bodies(s):
                 self.visit(block, times * count)
 
-    def _enter(self, loop: For) -> int:
+    def _enter(self, loop: ir.For) -> int:
         """The iterations of a loop, 1 where they are not known."""
-        ends = [int(e.value) for e in loop.domain if isinstance(e, Const)]
+        ends = [int(e.value) for e in loop.domain if isinstance(e, ir.Const)]
         if (
             loop.kind != "range"
             or len(ends) != len(loop.domain)
@@ -151,13 +132,13 @@ class _Additions:
         return max(0, end - first)
 
 
-def _interval(value: Value, ranges: Mapping[Local, Interval]) -> Interval | None:
+def _interval(value: ir.Value, ranges: Mapping[ir.Local, Interval]) -> Interval | None:
     """Between which numbers an index lies that no iteration of the parallel loop changes."""
-    if isinstance(value, Const):
+    if isinstance(value, ir.Const):
         return int(value.value), int(value.value)
-    if isinstance(value, Read) and not value.index:
+    if isinstance(value, ir.Read) and not value.index:
         return ranges.get(value.local)
-    if not isinstance(value, Op):
+    if not isinstance(value, ir.Op):
         return None
     args = [_interval(a, ranges) for a in value.args]
     known = [a for a in args if a is not None]
@@ -169,43 +150,45 @@ def _interval(value: Value, ranges: Mapping[Local, Interval]) -> Interval | None
     return found if found is not None and fits(found, value.dtype) else None
 
 
-def _with_own_sums(loop: For, array: Container, memory: Container, start: int, span: tuple[int, int]) -> For:
+def _with_own_sums(
+    loop: ir.For, array: ir.Container, memory: ir.Container, start: int, span: tuple[int, int]
+) -> ir.For:
     """The loop, which adds to the thread's own numbers."""
-    own = Local("own_sums", I32, (), "temporary")
-    place = add(multiply(Op("global_thread_idx", (), I32), _width(*span)), start - span[0])
+    own = ir.Local("own_sums", ir.I32, (), "temporary")
+    place = add(multiply(ir.Op("global_thread_idx", (), ir.I32), _width(*span)), start - span[0])
 
-    def change(s: Statement) -> Statement:
-        return _added(s, {array}, lambda entry: element(memory, add(Read(own), entry.indices[0])))
+    def change(s: ir.Statement) -> ir.Statement:
+        return _added(s, {array}, lambda entry: element(memory, add(ir.Read(own), entry.indices[0])))
 
-    assert isinstance(place, Value)
-    return replace(loop, body=(Declare(own, (place,), place=loop.place), *mapped(loop.body, change)))
+    assert isinstance(place, ir.Value)
+    return replace(loop, body=(ir.Declare(own, (place,), place=loop.place), *ir.mapped(loop.body, change)))
 
 
-def _added(s: Statement, arrays: Set[Container], entry: Callable[[Load], Load]) -> Statement:
+def _added(s: ir.Statement, arrays: Set[ir.Container], entry: Callable[[ir.Load], ir.Load]) -> ir.Statement:
     """An addition to an array, as one that is not atomic, to an entry in place of its own; other statements stay."""
-    if not isinstance(s, Update) or not isinstance(s.target, Load) or s.target.container not in arrays:
+    if not isinstance(s, ir.Update) or not isinstance(s.target, ir.Load) or s.target.container not in arrays:
         return s
     if s.op not in SIGNS:
         return s
     to = entry(s.target)
     made = add(to, s.value) if s.op == "add" else subtract(to, s.value)
-    assert isinstance(made, Value)
-    return Assign(to, made, place=s.place)
+    assert isinstance(made, ir.Value)
+    return ir.Assign(to, made, place=s.place)
 
 
-def _cleared(memory: Container, start: int, count: int) -> For:
-    k = Local("k", I32, (), "column")
-    body = (Assign(element(memory, add(Read(k), start)), literal(0, memory.dtype)),)
-    return For("range", (k,), (literal(count, I32),), body)
+def _cleared(memory: ir.Container, start: int, count: int) -> ir.For:
+    k = ir.Local("k", ir.I32, (), "column")
+    body = (ir.Assign(element(memory, add(ir.Read(k), start)), literal(0, memory.dtype)),)
+    return ir.For("range", (k,), (literal(count, ir.I32),), body)
 
 
-def _added_up(array: Container, memory: Container, start: int, span: tuple[int, int], threads: int) -> For:
-    k, thread = Local("k", I32, (), "column"), Local("thread", I32, (), "column")
-    entry = element(array, add(Read(k), span[0]))
-    part = element(memory, add(add(multiply(Read(thread), _width(*span)), start), Read(k)))
+def _added_up(array: ir.Container, memory: ir.Container, start: int, span: tuple[int, int], threads: int) -> ir.For:
+    k, thread = ir.Local("k", ir.I32, (), "column"), ir.Local("thread", ir.I32, (), "column")
+    entry = element(array, add(ir.Read(k), span[0]))
+    part = element(memory, add(add(multiply(ir.Read(thread), _width(*span)), start), ir.Read(k)))
     total = add(entry, part)
-    assert isinstance(total, Value)
-    inner = For("range", (thread,), (literal(threads, I32),), (Assign(entry, total),))
+    assert isinstance(total, ir.Value)
+    inner = ir.For("range", (thread,), (literal(threads, ir.I32),), (ir.Assign(entry, total),))
     # entries behind the end of the array are within the span where conditions keep the loop from them
-    count = operation("min", literal(span[1] - span[0], I32), subtract(Size(array, 0), span[0]))
-    return For("range", (k,), (count,), (inner,))
+    count = operation("min", literal(span[1] - span[0], ir.I32), subtract(ir.Size(array, 0), span[0]))
+    return ir.For("range", (k,), (count,), (inner,))
