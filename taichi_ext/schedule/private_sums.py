@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 
 import taichi_ext.program as ir
+from taichi_ext.analysis.affine import Atom
 from taichi_ext.analysis.interval_arithmetic import Interval, fits, interval_of
+from taichi_ext.analysis.loops import Loop, find_loops
 from taichi_ext.differentiate.facts.decisions import Differentiated
 from taichi_ext.differentiate.forms.build import add, element, literal, multiply, operation, subtract
 from taichi_ext.differentiate.forms.keys import Scratch
@@ -74,7 +76,7 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
         own: the arrays of tangents.
         iterations: of one thread.
     """
-    additions = _Additions(assigned_locals(loop.body))
+    additions = _Additions(loop.body)
     additions.visit(loop.body, 1)
     found = {}
     for array, sums in additions.of.items():
@@ -92,18 +94,19 @@ class _Additions:
     """What a loop adds to arrays: how often an iteration does at most, and between which entries.
 
     Args:
-        assigned: locals that change in the loop.
+        body: of the loop.
 
     Attributes:
         of: those to each array.
         others: containers that are read or stored to.
     """
 
-    def __init__(self, assigned: Set[ir.Local]) -> None:
+    def __init__(self, body: ir.Body) -> None:
         self.of: dict[ir.Container, list[tuple[int, Interval | None]]] = {}
         self.others: set[ir.Container] = set()
-        self._assigned = assigned
-        self._ranges: dict[ir.Local, Interval] = {}
+        self._assigned = assigned_locals(body)
+        self._loops = find_loops(body, {})
+        self._ranges: dict[Atom, Interval] = {}
 
     def visit(self, body: ir.Body, times: int) -> None:
         for s in body:
@@ -113,26 +116,22 @@ class _Additions:
                 self.of.setdefault(s.target.container, []).append((times, entry))
             elif isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load):
                 self.others.add(s.target.container)
-            count = self._enter(s) if isinstance(s, ir.For) else 1
+            count = self._enter(self._loops[s]) if s in self._loops else 1
             for block in ir.bodies(s):
                 self.visit(block, times * count)
 
-    def _enter(self, loop: ir.For) -> int:
+    def _enter(self, loop: Loop) -> int:
         """The iterations of a loop, 1 where they are not known."""
-        ends = [int(e.value) for e in loop.domain if isinstance(e, ir.Const)]
-        if (
-            loop.kind != "range"
-            or len(ends) != len(loop.domain)
-            or len(ends) > 2
-            or loop.variables[0] in self._assigned
-        ):
+        for atom in loop.atoms:
+            self._ranges.pop(atom, None)
+        if loop.bounds is None or not self._assigned.isdisjoint(loop.atoms):
             return 1
-        first, end = (0, *ends) if len(ends) == 1 else ends
-        self._ranges[loop.variables[0]] = (first, max(first, end - 1))
-        return max(0, end - first)
+        for atom, (first, end) in zip(loop.atoms, loop.bounds, strict=True):
+            self._ranges[atom] = (first, max(first, end - 1))
+        return loop.iterations or 0
 
 
-def _interval(value: ir.Value, ranges: Mapping[ir.Local, Interval]) -> Interval | None:
+def _interval(value: ir.Value, ranges: Mapping[Atom, Interval]) -> Interval | None:
     """Between which numbers an index lies that no iteration of the parallel loop changes."""
     if isinstance(value, ir.Const):
         return int(value.value), int(value.value)
