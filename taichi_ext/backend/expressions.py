@@ -232,8 +232,11 @@ _MOST_BLOCKS = 1 << 13  # Taichi takes 32 for each multiprocessor, of which no d
 _MOST_THREADS = 1 << 10
 
 
+_NAMED_TYPES = {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64, "i32": ti.i32, "u64": ti.u64}
+
+
 def named_type(name: str) -> Any:
-    return {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64, "i32": ti.i32, "u64": ti.u64}[name]
+    return _NAMED_TYPES[name]
 
 
 def type_names(kinds: Any) -> str:
