@@ -30,11 +30,11 @@ from taichi_ext.launches import (
     Launch,
     NumberArgument,
     assumed_role,
+    check_buffers,
+    check_unchanged,
     constants_of,
     gradient_program,
     number_locals,
-    refuse_buffers,
-    refuse_changed,
     seeds_of,
     with_node_calls,
     with_own_tangents,
@@ -80,7 +80,7 @@ def fuse(launch: Launch) -> Fused:
     result = simplify(with_arguments(differentiated))
     shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
     scheduled = Scheduled(result) if machine is None else schedule(program, result, shadows, machine)
-    refuse_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
+    check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
     extra = own_features(differentiated)
     kernel = compiled(launch.kernel, launch.args, emitted, extra)
@@ -88,7 +88,7 @@ def fuse(launch: Launch) -> Fused:
     fields = {c.name: c.object for c in recorded.containers if not c.is_argument}
     kernel.uses = backend.Uses(backend.short_name(launch.kernel), fields)
     features = backend.argument_features(launch.kernel, launch.args)
-    refuse_changed(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+    check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
     stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} walks", start)
     rules.count_uses()
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)

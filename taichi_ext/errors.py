@@ -103,7 +103,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {lower[close[0]]!r}?" if close else ""
 
 
-def refuse_baked(what: str) -> NoReturn:
+def raise_baked(what: str) -> NoReturn:
     """Raise where a Python number that is a parameter decides what is compiled."""
     raise UnsupportedError(
         f"{what} is computed here from a Python number that is a parameter. What is compiled depends on it, as a whole "

@@ -20,7 +20,7 @@ def _own_version() -> str:
         return re.findall(r'^version = "(.+)"$', text, re.MULTILINE)[0]
 
 
-def refuse_older_taichi(version: tuple[int, int, int]) -> None:
+def check_taichi_version(version: tuple[int, int, int]) -> None:
     """Raise an ImportError for releases of Taichi that compute wrong numbers."""
     if tuple(version) < OLDEST_TAICHI:
         text, oldest = (".".join(map(str, v)) for v in (version, OLDEST_TAICHI))
@@ -31,5 +31,5 @@ def refuse_older_taichi(version: tuple[int, int, int]) -> None:
         )
 
 
-refuse_older_taichi(ti.__version__)
+check_taichi_version(ti.__version__)
 __version__ = _own_version()

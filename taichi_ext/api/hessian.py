@@ -97,7 +97,7 @@ class Hessian(Jacobian):
 
     def value(self) -> Any:
         """The energy as it is now; a return value is of this thread's last call."""
-        self._plan.refuse_ended()
+        self._plan.check_not_ended()
         return values_of(self._prepared, self._last_call(), getattr(self._last, "returned", None))[0]
 
 

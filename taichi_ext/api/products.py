@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import flatten, refuse_ended
+from taichi_ext.api.inputs.arguments import check_not_ended, flatten
 from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.results import as_torch
 from taichi_ext.api.jacobian import prepared_form
@@ -272,7 +272,7 @@ def _is_structure(tree: Any) -> bool:
 
 def real_array(value: Any, place: str) -> np.ndarray:
     """A value as an array; raises for what is no array of real numbers."""
-    refuse_ended(place, value)
+    check_not_ended(place, value)
     try:
         found = np.asarray(backend.as_numpy(value))
         is_real = found.dtype.kind in "fiu"

@@ -155,13 +155,13 @@ from taichi_ext.backend.leaf_arguments import (
 from taichi_ext.backend.lifetime import (
     Moment,
     Uses,
+    check_not_ended,
     ended_problem,
     is_made_since,
     is_tree_alive,
     layout_version,
     lost_since,
     moment,
-    refuse_ended,
     tree_serial,
 )
 from taichi_ext.backend.reverse_mode import (
@@ -245,6 +245,7 @@ __all__ = [
     "builder_room",
     "careful_compilation",
     "cast",
+    "check_not_ended",
     "child_numbers",
     "compile_with",
     "compiled_again",
@@ -354,7 +355,6 @@ __all__ = [
     "put_back",
     "randn_function",
     "read_member",
-    "refuse_ended",
     "resolves_to_static_call",
     "return_dtype",
     "return_shape",

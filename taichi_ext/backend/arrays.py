@@ -10,7 +10,7 @@ import numpy as np
 from taichi_ext.backend.field_memory import memory_of_field
 from taichi_ext.backend.kernels import is_scalar_type
 from taichi_ext.backend.leaf_arguments import COMPOUND, compound_problem, is_array_annotation
-from taichi_ext.backend.lifetime import ended_problem, is_field_alive, refuse_ended
+from taichi_ext.backend.lifetime import check_not_ended, ended_problem, is_field_alive
 from taichi_ext.backend.runtime import (
     RUNTIME,
     Expr,
@@ -308,7 +308,7 @@ def _array_problem(annotation: Any, value: Any) -> str:
 
 def copy_of(obj: Any) -> Any:
     """The values of a field or array, which has to exist."""
-    refuse_ended(obj)
+    check_not_ended(obj)
     if is_torch_tensor(obj):
         return obj.detach().clone()
     if isinstance(obj, np.ndarray):
@@ -319,14 +319,14 @@ def copy_of(obj: Any) -> Any:
 
 def as_numpy(value: Any) -> Any:
     """The numbers of a field, array, tensor, vector or matrix, as a NumPy array; anything else as it is."""
-    refuse_ended(value)
+    check_not_ended(value)
     values = value.detach().cpu().numpy() if is_torch_tensor(value) else value
     return values.to_numpy() if hasattr(values, "to_numpy") else values
 
 
 def put_back(obj: Any, copy: Any) -> None:
     """Store values to a field or array, which has to exist."""
-    refuse_ended(obj)
+    check_not_ended(obj)
     if isinstance(obj, np.ndarray):
         if obj.flags.writeable:  # others are only read
             obj[...] = copy

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from taichi_ext.backend.lifetime import refuse_ended
+from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Kernel, ti
 
 _NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
@@ -117,7 +117,7 @@ class Captures:
         key = (id(owner), names)
         if key in self._all or frozen(value) is None:
             return
-        refuse_ended(value, f"The field {_text(node, names)}")  # of plain kernels too, which would die
+        check_not_ended(value, f"The field {_text(node, names)}")  # of plain kernels too, which would die
         place = (context.file, node.lineno + context.lineno_offset, context.func.func.__name__)
         read = _reader(owner, names, is_global)
         self._all[key] = capture = Capture(read, _text(node, names), place, value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from taichi_ext.backend.captures import Captures, first_captures, follow_captures, noting
 from taichi_ext.backend.kernels import FusedKernel, is_reverse
-from taichi_ext.backend.lifetime import refuse_ended
+from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.reverse_mode import NeedsTranspose, is_gradient_kernel, transpose
 from taichi_ext.backend.runtime import RUNTIME, Func, Kernel, impl, ti
 from taichi_ext.backend.threads import exclusive, skip_empty_layout
@@ -77,7 +77,7 @@ def compile_with(
                 return
             captures = Captures()
             for given in args or ():
-                refuse_ended(given, "A field that is passed here")
+                check_not_ended(given, "A field that is passed here")
             try:
                 with noting(captures):
                     compile_kernel(self, key, args, arg_features)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from taichi_ext.backend.expressions import builder
-from taichi_ext.backend.lifetime import refuse_ended
+from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.runtime import ASTTransformerContext, KernelArgument, ti, transform_tree
 
 
@@ -25,7 +25,7 @@ class _Context(ASTTransformerContext):
 
     def get_var_by_name(self, name: str) -> Any:
         value = super().get_var_by_name(name)
-        refuse_ended(value, f"The field {name}")
+        check_not_ended(value, f"The field {name}")
         return value
 
     def value_named(self, name: str) -> Any:

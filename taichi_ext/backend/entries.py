@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.backend.lifetime import InTree, refuse_ended, tree_serial
+from taichi_ext.backend.lifetime import InTree, check_not_ended, tree_serial
 from taichi_ext.backend.sparse_layouts import SparsePart, sparse_part
 
 
@@ -33,11 +33,11 @@ class FieldEntry(InTree):
         return sparse_part(_node(self.accessor))
 
     def read(self) -> Any:
-        refuse_ended(self)
+        check_not_ended(self)
         return self.accessor.getter(*self.index)
 
     def write(self, value: Any) -> None:
-        refuse_ended(self)
+        check_not_ended(self)
         self.accessor.setter(value, *self.index)
 
 

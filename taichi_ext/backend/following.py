@@ -11,7 +11,7 @@ from typing import Any
 
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.kernels import is_library_kernel, is_reading_kernel, process_args
-from taichi_ext.backend.lifetime import refuse_ended
+from taichi_ext.backend.lifetime import check_not_ended
 from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, SNodeHostAccess, matrix, mesh, ti
 from taichi_ext.errors import INNER, InvalidArgumentError, UnsupportedError
 
@@ -78,11 +78,11 @@ def _followed_call(self: Kernel, *args: Any, **kwargs: Any) -> Any:
     follower = _follower()
     if follower is None:
         return _originals["call"](self, *args, **kwargs)
-    _refuse_gradient(self)
+    _check_no_gradient(self)
     return follower.launch(self, process_args(self, args, kwargs))
 
 
-def _refuse_gradient(kernel: Kernel) -> None:
+def _check_no_gradient(kernel: Kernel) -> None:
     """Raise for a kernel that computes a gradient, or clears those of ``ti.ad.Tape`` and ``ti.ad.FwdMode``."""
     is_clearing = is_library_kernel(kernel) and kernel.func.__name__ == "clear_gradients"
     if is_clearing or kernel.autodiff_mode != AutodiffMode.NONE:
@@ -94,7 +94,7 @@ def _refuse_gradient(kernel: Kernel) -> None:
 
 
 def _entry(field: Any, key: Any) -> FieldEntry:
-    refuse_ended(field)
+    check_not_ended(field)
     field._initialize_host_accessors()
     accessors: Any = field.host_accessors
     return FieldEntry.of(accessors[0], tuple(field._pad_key(key)))
@@ -120,7 +120,7 @@ def _followed_field_set(self: ti.ScalarField, key: Any, value: Any) -> None:
 
 
 def _followed_field_get(self: ti.ScalarField, key: Any) -> Any:
-    refuse_ended(self)
+    check_not_ended(self)
     value = _originals["field get"](self, key)
     return _get_entry(_entry(self, key), value)
 
@@ -129,7 +129,7 @@ def _existing(name: str) -> Callable[..., Any]:
     """Access to entries of a vector, matrix or struct field, which has to exist: what is got reads and writes them."""
 
     def access(self: Any, *args: Any) -> Any:
-        refuse_ended(self)
+        check_not_ended(self)
         return _originals[name](self, *args)
 
     return access
@@ -206,7 +206,7 @@ def _followed_fill(self: Any, value: Any) -> None:
 
 def _followed_to_numpy(name: str) -> Callable[..., Any]:
     def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        refuse_ended(self)
+        check_not_ended(self)
         values = _originals[name](self, *args, **kwargs)
         follower = _follower()
         return values if follower is None else follower.host_read(self, values)
@@ -216,7 +216,7 @@ def _followed_to_numpy(name: str) -> Callable[..., Any]:
 
 def _followed_from_numpy(name: str) -> Callable[..., Any]:
     def from_numpy(self: Any, arr: Any) -> None:
-        refuse_ended(self)
+        check_not_ended(self)
         follower = _follower()
         if follower is not None:
             follower.before_host_write(self, arr)

@@ -214,7 +214,7 @@ class FusedKernel(Kernel):
         return self.compiled
 
     def launch(self, *args: Any) -> Any:
-        self.uses.refuse_ended()
+        self.uses.check_not_ended()
         self.compile()
         return _launch_kernel(self, self.cpp, *args)
 
@@ -260,7 +260,7 @@ class RepeatedLaunch:
         self._set(given)
 
     def __call__(self, given: Iterable[Any] = ()) -> None:
-        self._uses.refuse_ended()
+        self._uses.check_not_ended()
         self._set(given)
         self._runtime.prog.launch_kernel(self._compiled, self._context)
 

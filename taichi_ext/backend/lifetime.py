@@ -138,7 +138,7 @@ class Uses:
         }
         self._version = layout_version()
 
-    def refuse_ended(self) -> None:
+    def check_not_ended(self) -> None:
         """Raise where one of them no longer exists; this is quick where none has been destroyed since."""
         version = layout_version()
         if version == self._version:
@@ -205,7 +205,7 @@ def ended_problem(obj: Any) -> str:
     return _GONE if isinstance(obj, InTree) and not is_tree_alive(obj.tree_serial) else ""
 
 
-def refuse_ended(obj: Any, what: str = "") -> None:
+def check_not_ended(obj: Any, what: str = "") -> None:
     """Raise for a field or array that no longer exists, before Taichi reads or writes freed memory."""
     problem = ended_problem(obj)
     if problem:

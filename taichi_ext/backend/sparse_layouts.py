@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from taichi_ext.backend.lifetime import InTree, layout_version, refuse_ended, tree_serial
+from taichi_ext.backend.lifetime import InTree, check_not_ended, layout_version, tree_serial
 from taichi_ext.backend.runtime import RUNTIME, Expr, all_types, core, ti
 
 # Taichi's stubs of kernels differ from the arguments that it takes.
@@ -193,7 +193,7 @@ class SparsePart(InTree):
 
     def copy(self) -> "PartCopy":
         """Which cells are active now, and what they hold."""
-        refuse_ended(self)
+        check_not_ended(self)
         return PartCopy(self, [node.active() for node in self.nodes], [fields.read() for fields in self.fields])
 
 
@@ -207,7 +207,7 @@ class PartCopy:
 
     def put_back(self) -> None:
         """Make the same cells active as then, with what they held; others are not touched."""
-        refuse_ended(self.part)
+        check_not_ended(self.part)
         for fields, held in zip(self.part.fields, self.fields, strict=True):
             fields.clear(_without(fields.read().cells, held.cells))  # a bitmasked cell is read where it is not active
         nodes = [(node, saved, node.active()) for node, saved in zip(self.part.nodes, self.nodes, strict=True)]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.kernel_checks import refuse_uninitialised
+from taichi_ext.api.inputs.kernel_checks import check_initialised
 from taichi_ext.api.inputs.options import check_number
 from taichi_ext.api.jacobian import jacobian
 from taichi_ext.backend import ti
@@ -143,7 +143,7 @@ def check_rule(
         (1,)
         >>> registry.remove("clamped")
     """
-    refuse_uninitialised()
+    check_initialised()
     check_number("rtol", rtol, "a relative tolerance", least=0)
     if expected not in ("autodiff", "boundary"):
         raise InvalidArgumentError(f"expected is {shown(expected)}; it can be 'autodiff' or 'boundary'.")

@@ -209,7 +209,7 @@ class _Module:
             *(f"    _copy_{t.name} = _copier(ti.{t.dtype})" for t in self.outputs if t.name in own),
             "",
             f"    def _run({', '.join([*names, *(['*', *numbers] if numbers else [])])}):",
-            "        _refuse_ended(_program)",
+            "        _check_not_ended(_program)",
             *(f"        {check}" for check in self.checks if check.startswith(("_number(", "_vector("))),
             *(f"        {name} = {self.jacobian(name, t, part)}" for name, t, part in self.jacobians),
             f"        _apart({_by_name(names)}, {_by_name(self.arrays)})",

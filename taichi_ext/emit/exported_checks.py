@@ -141,7 +141,7 @@ CHECKS = textwrap.dedent('''\
         return array.reshape(-1)
 
 
-    def _refuse_ended(program):
+    def _check_not_ended(program):
         if program() is None or ti.lang.impl.get_runtime().prog is not program():
             raise RuntimeError("ti.init or ti.reset was called since bind, which ended all fields; call bind again.")
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import flatten, refuse_ended
+from taichi_ext.api.inputs.arguments import check_not_ended, flatten
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.interop.plot_axes import Block, Side, blocks_of
 
@@ -219,7 +219,7 @@ def _dense(block: Block) -> np.ndarray:
         raise InvalidArgumentError(
             f"J{path} has shape {tuple(values.shape)}, too large to be drawn entry by entry; use plot_sparsity."
         )
-    refuse_ended(f"J{path}", values)
+    check_not_ended(f"J{path}", values)
     values = values.toarray() if _is_sparse(values) else values
     values = values.to_dense() if hasattr(values, "to_dense") else values
     values = backend.as_numpy(values)

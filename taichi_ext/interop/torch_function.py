@@ -11,15 +11,15 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import flatten, refuse_ended
-from taichi_ext.api.inputs.kernel_checks import check_kernel, refuse_uninitialised
+from taichi_ext.api.inputs.arguments import check_not_ended, flatten
+from taichi_ext.api.inputs.kernel_checks import check_initialised, check_kernel
 from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.jacobian import value_and_jacobian
 from taichi_ext.errors import InvalidArgumentError, shown, suggestion
 from taichi_ext.interop.torch_products import (
     Call,
+    check_first_order,
     moving,
-    refuse_second_derivative,
     require_torch,
     wants_derivative,
     with_jacobian,
@@ -162,7 +162,7 @@ class TorchFunction:
     def _check_field(self, what: str, field: Any) -> None:
         if what == "shapes" or not isinstance(field, backend.Field):
             raise InvalidArgumentError(f"{what} has {shown(field)}; expected the name of an argument or a ti.field.")
-        refuse_ended(what, field)
+        check_not_ended(what, field)
         if not backend.is_real(field.dtype):
             raise InvalidArgumentError(
                 f"{what} has {self._labels.field(field)}, of type {field.dtype.to_string()}; only real numbers "
@@ -194,11 +194,11 @@ class TorchFunction:
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         torch = require_torch()
-        refuse_uninitialised()
-        refuse_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
+        check_initialised()
+        check_not_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
         inputs, constants = self._bind(args, kwargs)
         wanted = tuple(wants_derivative(x) for x in inputs)
-        refuse_second_derivative(inputs, _name(self._kernel))
+        check_first_order(inputs, _name(self._kernel))
         names = [n for n, value in constants.items() if isinstance(value, torch.Tensor)]
         for name in names:
             if wants_derivative(constants[name]):
@@ -279,7 +279,7 @@ class TorchFunction:
                 raise InvalidArgumentError(f"{name!r} of {self.__name__} {problem}.")
         for field, tensor in zip(self._inputs, tensors, strict=False):
             if isinstance(field, backend.Field):
-                backend.refuse_ended(field)
+                backend.check_not_ended(field)
                 field.from_torch(tensor.detach())
         return {name: arguments[name] for name in self._names}
 

@@ -68,7 +68,7 @@ def wants_derivative(x: Any) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(plain).tangent is not None
 
 
-def refuse_second_derivative(inputs: Sequence[Any], name: str) -> None:
+def check_first_order(inputs: Sequence[Any], name: str) -> None:
     if len({level for x in inputs for level in _layers(x)[1]}) > 1:
         raise _second_derivative(name)
 
@@ -92,7 +92,7 @@ def _note_results(ctx: Any, call: Call, tensors: Sequence[Any], results: Sequenc
     ctx.set_materialize_grads(False)
 
 
-def _refuse_reverse_in_forward(ctx: Any) -> None:
+def _check_no_forward_mode(ctx: Any) -> None:
     if ctx.has_tangents and require_torch().autograd.forward_ad._current_level >= 0:
         raise _second_derivative(ctx.call.function.__name__)
 
@@ -147,7 +147,7 @@ def with_jacobian() -> Any:
             count = len(ctx.shapes)
             if any(g is not None for g in gradients[count:]):
                 raise _second_derivative(ctx.call.function.__name__)
-            _refuse_reverse_in_forward(ctx)
+            _check_no_forward_mode(ctx)
             wanted = ctx.call.wanted_inputs
             real = [g for g, is_real in zip(gradients[:count], ctx.is_real, strict=True) if is_real]
             found: list[Any] = [None] * len(ctx.inputs)
@@ -206,7 +206,7 @@ def without_jacobian() -> Any:
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            _refuse_reverse_in_forward(ctx)
+            _check_no_forward_mode(ctx)
             results = zip(gradients, ctx.shapes, ctx.options, ctx.is_real, strict=True)
             given = [torch.zeros(s, **options) if g is None else g for g, s, options, is_real in results if is_real]
             found = _product(_transposed).apply(ctx.call, *ctx.saved_tensors, *given)

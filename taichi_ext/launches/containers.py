@@ -11,7 +11,7 @@ from taichi_ext.launches.launch import ContainerInfo, Launch
 from taichi_ext.launches.seeds import seeds_of
 from taichi_ext.program import Assign, Atomic, Container, Effect, Load, Program, Update, mapped, rebuilt, with_values
 from taichi_ext.record.constants import Constants
-from taichi_ext.record.node_calls import refuse_lost, with_appends, with_clears
+from taichi_ext.record.node_calls import check_appended, with_appends, with_clears
 from taichi_ext.record.recording import field_container
 
 
@@ -79,5 +79,5 @@ def with_node_calls(
     program, lost = with_appends(replace(program, containers=(*program.containers, *others)), fields)
     seeds = seeds_of(program, launch, infos, constants)
     activity = find_activity(program, seeds.start, seeds.arguments)
-    refuse_lost(lost, activity)
+    check_appended(lost, activity)
     return with_clears(program, fields, activity), infos

@@ -120,7 +120,7 @@ def gradient_program(
     found, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
         read = read_containers(program.body)
-        left_out = _refuse_rows(found, energy, {c: infos[c] for c in read if c in infos})
+        left_out = _check_rows(found, energy, {c: infos[c] for c in read if c in infos})
         if any(info.key in target.carried for c, info in infos.items() if c in read):
             raise DenseRowsError("a kernel reads the energy that another one has added to")
         if left_out:
@@ -160,7 +160,7 @@ def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
     )
 
 
-def _refuse_rows(
+def _check_rows(
     found: Differentiated, energy: Container | None, read: Mapping[Container, ContainerInfo]
 ) -> frozenset[Container]:
     """Raise where the gradient takes tangents of intermediates that have a column for each entry of the parameters.

@@ -253,9 +253,9 @@ class Fused:
         """Where entries of a sparse Jacobian are written."""
         return () if self.entries is None else self.entries.sites
 
-    def refuse_changed(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise where a Python number that the kernel was compiled with has changed."""
-        refuse_changed(self.primal, self.kernel.captures.changed_number())
+        check_unchanged(self.primal, self.kernel.captures.changed_number())
 
     def suits(self, roles: dict[Key, Role]) -> bool:
         """Whether the kernel is valid for these roles; expected tangents may be zero."""
@@ -273,7 +273,7 @@ class Fused:
         return self.kernel.launch(*args, *given)
 
 
-def refuse_buffers(kernel: backend.Kernel, program: Program, *, is_sparse: bool) -> None:
+def check_buffers(kernel: backend.Kernel, program: Program, *, is_sparse: bool) -> None:
     """Raise where a loop uses more arrays and fields than the device may have buffers."""
     most = backend.most_buffers()
     if most is None:
@@ -295,7 +295,7 @@ def _buffers(stage: Body) -> int:
     return len(trees) + sum(c.is_argument for c in used)
 
 
-def refuse_changed(kernel: backend.Kernel, changed: Any) -> None:
+def check_unchanged(kernel: backend.Kernel, changed: Any) -> None:
     """Raise where a Python value is another one than when the kernel was first compiled."""
     if changed is not None:
         values = f" from {changed.value!r} to {changed.current()!r}" if changed.is_number else ""

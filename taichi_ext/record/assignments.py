@@ -11,7 +11,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.backend import ti
-from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Assign, Declare, Known, Load, Local, Read, Tensor, Type, Update, Value, walk
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Format, Record, value_of
 from taichi_ext.record.literals import as_value, convert, described
@@ -53,7 +53,7 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
 def _kept(value: Value, kind: Type | None = None) -> Value:
     """A value that is given a name, or stored to a place of a type: no whole number depends on parameters."""
     if isinstance(value, Known) and not (kind or value.dtype).is_real:
-        refuse_baked("A whole number")
+        raise_baked("A whole number")
     return value
 
 

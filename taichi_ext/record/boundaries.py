@@ -105,17 +105,17 @@ def replaced(r: Recording, value: Any, surrogate: Any) -> Any:
         raise InvalidRuleError(
             f"replace_gradient: the value has shape {shapes[0]}, the surrogate {shapes[1]}; give both the same shape."
         )
-    _refuse_whole_numbers(as_groups(value), as_groups(surrogate))
+    _check_real(as_groups(value), as_groups(surrogate))
     if not r.is_reverse:
         return statement(r, "replace_gradient", {"surrogate": surrogate}, value)
     return by_number(total, stopped(r, value), by_number(difference, surrogate, stopped(r, surrogate)))
 
 
-def _refuse_whole_numbers(value: Any, surrogate: Any) -> None:
+def _check_real(value: Any, surrogate: Any) -> None:
     """Raise where the derivative of a real number would be that of an integer, which has none."""
     if isinstance(value, tuple):
         for parts in zip(value, surrogate, strict=True):
-            _refuse_whole_numbers(*parts)
+            _check_real(*parts)
         return
     for own, other in zip(entries(value), entries(surrogate), strict=True):
         if other.dtype.is_real and not own.dtype.is_real:

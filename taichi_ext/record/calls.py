@@ -39,7 +39,7 @@ def method(r: Recording, base: Any, name: str, args: list[Any], keywords: dict[s
     if isinstance(base, Record):
         function = attribute(r, base, name)
         return call(r, function, args if name in base.members else [base, *args], keywords, is_statement)
-    backend.refuse_ended(base, "The field whose method is called here")
+    backend.check_not_ended(base, "The field whose method is called here")
     if isinstance(base, backend.Field) and name in ("append", "length", "deactivate"):
         container = r.container(backend.leaf_fields(base)[0])
         if backend.is_dynamic_cell(base, 0):

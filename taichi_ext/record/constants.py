@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Known, Local, Read, Tensor
 from taichi_ext.record.literals import as_value
 from taichi_ext.record.taichi_types import type_of
@@ -43,13 +43,13 @@ class PythonNumber(Known):
     """A number that depends on parameters, as Python code meets it: it decides nothing that is compiled."""
 
     def __bool__(self) -> NoReturn:
-        refuse_baked("A choice")
+        raise_baked("A choice")
 
     def __index__(self) -> NoReturn:
-        refuse_baked("A whole number")
+        raise_baked("A whole number")
 
     def __int__(self) -> NoReturn:
-        refuse_baked("A whole number")
+        raise_baked("A whole number")
 
 
 def known(value: Any, source: Any) -> PythonNumber:

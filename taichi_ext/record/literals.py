@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import F16, F32, U1, Const, Known, Op, Tensor, Type, Value
 from taichi_ext.program.values import Format
 from taichi_ext.record.taichi_types import promoted, rounded, type_of
@@ -59,7 +59,7 @@ def _is_rounded_once(x: Const) -> bool:
 def known_in(x: Known, kind: Type, *, is_exact: bool = False) -> Known:
     """A number that depends on parameters, in another type; ``is_exact``: not rounded to its own type before."""
     if not kind.is_real:
-        refuse_baked("A whole number")
+        raise_baked("A whole number")
     is_rounded = x.dtype == F32 and kind != F32 and not is_exact
     return replace(x, value=rounded(x.value, F32) if is_rounded else float(x.value), dtype=kind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import For, Known, Local, Read, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.record.handles import Cell, Cells, flattened, value_of
@@ -18,7 +18,7 @@ def before_loop(r: Recording, kind: str, domain: tuple[Any, ...]) -> None:
     """The domain of a loop, and the one that Taichi walks in its place."""
     given = tuple(value_of(d) for d in domain)
     if any(isinstance(x, Known) for x in flattened(given)):
-        refuse_baked("The bound of a loop")
+        raise_baked("The bound of a loop")
     if given and backend.is_mesh_domain(given[0]):
         raise UnsupportedError(
             "A loop over the elements of a mesh reads and stores attributes in a way that is not differentiated. "

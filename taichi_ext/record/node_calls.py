@@ -121,7 +121,7 @@ def _components(c: ir.Container) -> list[tuple[int, ...]]:
     return list(itertools.product(*map(range, c.element_shape)))
 
 
-def refuse_lost(lost: Lost, activity: Activity) -> None:
+def check_appended(lost: Lost, activity: Activity) -> None:
     """Raise where a value with a tangent goes to a field that is not known."""
     for s, value in lost:
         if activity.has(value):
@@ -161,12 +161,12 @@ def _cleared(
     inside = [c for c in known if backend.is_under(c.object, node)]
     for c in inside:
         if c in activity.containers:
-            _refuse_deactivation(s, node, c, written)
+            _check_deactivation(s, node, c, written)
             before += _zeros(s, node, c)
     return (*before, replace(s, writes=tuple(dict.fromkeys((*s.writes, *inside)))))
 
 
-def _refuse_deactivation(s: ir.Effect, node: Any, c: ir.Container, written: set[ir.Container]) -> None:
+def _check_deactivation(s: ir.Effect, node: Any, c: ir.Container, written: set[ir.Container]) -> None:
     kind = backend.node_kind(node)
     if kind not in ("dynamic", "pointer") or not backend.has_leading_axes(c.object, node):
         raise UnsupportedError(

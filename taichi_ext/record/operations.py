@@ -9,7 +9,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.backend import ti
-from taichi_ext.errors import refuse_baked
+from taichi_ext.errors import raise_baked
 from taichi_ext.program import F64, Call, Known, Local, Op, Tensor, Type, Value
 from taichi_ext.record.constants import known
 from taichi_ext.record.handles import Cells, value_of
@@ -80,14 +80,14 @@ def scalar_operation(r: Recording, name: str, args: list[Any]) -> Any:
     values = tuple(map(as_value, args))
     kind = result_type(name, tuple(v.dtype for v in values))
     if kind.is_integer and name not in COMPARISONS and any(isinstance(a, Known) for a in args):
-        refuse_baked("A whole number")
+        raise_baked("A whole number")
     return Op(name, values, kind, place=r.place())
 
 
 def _of_python_numbers(name: str, args: list[Any]) -> Any:
     """An operation on Python numbers of which some are parameters: computed by Python, as for the plain kernel."""
     if name in (*_ROUNDING, "floordiv") or name.startswith(("bit", "shift", "invert")):
-        refuse_baked("A whole number")
+        raise_baked("A whole number")
     if name in ("select", "ifte"):
         condition, then, orelse = args
         return then if condition else orelse
@@ -109,7 +109,7 @@ def cast(r: Recording, x: Any, dtype: Any) -> Any:
 def bit_cast(r: Recording, x: Any, dtype: Any) -> Any:
     x, kind = value_of(x), type_of(dtype)
     if isinstance(x, Known):
-        refuse_baked("A whole number")
+        raise_baked("A whole number")
     if isinstance(x, Tensor):
         return Tensor(tuple(Op("bit_cast", (e,), kind, place=r.place()) for e in x.entries), x.shape)
     return Op("bit_cast", (as_value(x),), kind, place=r.place())

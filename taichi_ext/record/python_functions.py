@@ -17,7 +17,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.backend import ti
-from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Known, Tensor, Value
 from taichi_ext.record.constants import READS_PARAMETER, Watched
 from taichi_ext.record.handles import HANDLES, Cell, Cells
@@ -186,7 +186,7 @@ class PythonScope:
             else:
                 result = getattr(operator, name)(a, b)
             if isinstance(result, bool) and (isinstance(a, Known) or isinstance(b, Known)):
-                refuse_baked("A choice")
+                raise_baked("A choice")
             if n + 1 < len(names) and not result:
                 break
         return result

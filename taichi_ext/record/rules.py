@@ -106,11 +106,11 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: list[Any], walk: Wal
             "no tangent. Let the function return what it computes, and store it in the kernel."
         )
     if "auto" not in rule.parameters and rule.taken:
-        _refuse_stores(rule, statements(tuple(block[before:])))
+        _check_stores(rule, statements(tuple(block[before:])))
     return apply_rule(r, rule, inputs, automatic, walk)
 
 
-def _refuse_stores(rule: Rule, body: list[Statement]) -> None:
+def _check_stores(rule: Rule, body: list[Statement]) -> None:
     """Raise where a function stores what it computes from arguments whose tangents only its rule knows."""
     for s in body:
         target = s.target if isinstance(s, (Assign, Update, Atomic)) and not isinstance(s.value, Const) else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.backend import ti
-from taichi_ext.errors import UnsupportedError, refuse_baked
+from taichi_ext.errors import UnsupportedError, raise_baked
 from taichi_ext.program import Const, Declare, Known, Local, Size, Tensor, Value
 from taichi_ext.program.types import I32
 from taichi_ext.record.handles import Cell, Cells, DynamicList, Record, value_of
@@ -29,7 +29,7 @@ def index_list(index: Any) -> list[Any]:
             flat += index_list(i)
         elif i is not None:
             if isinstance(i, Known):
-                refuse_baked("An index")
+                raise_baked("An index")
             flat.append(i if isinstance(i, Value) else _whole(i))
     return flat
 
@@ -54,7 +54,7 @@ def load(r: Recording, base: Any, index: Any) -> Any:
         raise ti.TaichiSyntaxError("A scalar is indexed.")
     key = value_of(index[0]) if len(index) == 1 else tuple(value_of(i) for i in index)
     if isinstance(key, Known):
-        refuse_baked("An index")
+        raise_baked("An index")
     if isinstance(key, (Value, Tensor)):
         raise UnsupportedError(
             f"A Python {type(base).__name__} is indexed at run time; its items are only known at compile time. Use a "
@@ -74,7 +74,7 @@ def _item(r: Recording, matrix: Any, index: list[Any]) -> Any:
 
 
 def _load_container(r: Recording, base: Any, index: list[Any]) -> Any:
-    backend.refuse_ended(base, "The field that is indexed here")
+    backend.check_not_ended(base, "The field that is indexed here")
     if isinstance(base, backend.StructField):
         if backend.is_dynamic_cell(base, len(index)):
             first = backend.leaf_fields(base)[0]

@@ -159,7 +159,7 @@ def find_lanes(loop: For, domain: tuple[int, ...], shadows: Mapping[Container, C
     if repeated > MOST_REPEATED * domain[-1] or (survey.is_repeatable and domain[-1] < count):
         raise CannotError(f"its rows of {domain[-1]} iterations are too short")
     if survey.widest == F64 and WHOLE_FLOAT64:
-        survey.refuse_scalars(count)
+        survey.check_float64(count)
     if survey.work * math.prod(domain) < LEAST_TOTAL:
         raise CannotError("it is done soon")
     if survey.operations > MOST_OPERATIONS:
@@ -192,7 +192,7 @@ class _Survey:
         self.places: dict[Statement, Affine] = {}
         self.is_repeatable = True
 
-    def refuse_scalars(self, count: int) -> None:
+    def check_float64(self, count: int) -> None:
         """Raise where LLVM makes no vectors of float64: there are two numbers in a vector of 16 bytes."""
         if self.domain[-1] % count and not self.is_repeatable:
             raise CannotError(f"it reads what it stores, in rows of float64 that are no multiple of {count}")

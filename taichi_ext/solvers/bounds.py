@@ -81,7 +81,7 @@ def _vector(given: Any, params: Any, shapes: list[tuple[int, ...]], what: str) -
 
 def start_within(start: np.ndarray, low: Any, high: Any, parts: list[Part]) -> np.ndarray:
     """The start, moved by no more than the rounding to its type; raises where it is not within the bounds."""
-    refuse_not_finite(start, parts, "; start at finite numbers.")
+    check_finite(start, parts, "; start at finite numbers.")
     low, high = np.broadcast_to(low, start.shape), np.broadcast_to(high, start.shape)
     is_outside = ~((rounded(low, parts) <= start) & (start <= rounded(high, parts)))
     for is_wrong, advice in [
@@ -96,7 +96,7 @@ def start_within(start: np.ndarray, low: Any, high: Any, parts: list[Part]) -> n
     return np.clip(start, low, high)
 
 
-def refuse_not_finite(values: np.ndarray, parts: list[Part], advice: str) -> None:
+def check_finite(values: np.ndarray, parts: list[Part], advice: str) -> None:
     """Raise for the first entry that is no finite number, with its name and place."""
     is_wrong = ~np.isfinite(values)
     if is_wrong.any():
@@ -104,7 +104,7 @@ def refuse_not_finite(values: np.ndarray, parts: list[Part], advice: str) -> Non
         raise InvalidArgumentError(f"{entry_name(n, parts)} is {values[n]:g}{advice}")
 
 
-def refuse_rows_not_finite(J: Any, parts: list[Part], advice: str) -> None:
+def check_rows_finite(J: Any, parts: list[Part], advice: str) -> None:
     """Raise for the first row of J, dense or CSR, with an entry that is no finite number."""
     values = J.data if hasattr(J, "indptr") else J
     is_wrong = ~np.isfinite(values)

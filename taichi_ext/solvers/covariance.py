@@ -28,12 +28,12 @@ def inverse_part(system: JacobianSystem | NormalSystem, entries: np.ndarray, par
     where that is kept, else from the eigenvalues of JtJ, and that of a sparse one from its LU decomposition.
     """
     norms = np.sqrt(system.diagonal)
-    _refuse(np.flatnonzero(norms == 0), parts)
+    _check_determined(np.flatnonzero(norms == 0), parts)
     scale, eps = 1 / norms, np.finfo(np.float64).eps
     if isinstance(system, JacobianSystem):
         values, vectors = np.linalg.svd(system.J * scale, full_matrices=False)[1:]
         if len(values) < len(norms):
-            _refuse(np.arange(len(norms)), parts)
+            _check_determined(np.arange(len(norms)), parts)
         values, least = values**2, (eps * max(system.J.shape)) ** 2
     elif isinstance(system.JtJ, np.ndarray):
         values, vectors = np.linalg.eigh(system.JtJ * scale * scale[:, None])
@@ -41,7 +41,7 @@ def inverse_part(system: JacobianSystem | NormalSystem, entries: np.ndarray, par
     else:
         return _sparse_part(system.JtJ, scale, entries, parts)
     is_open = values <= least * values.max()
-    _refuse(np.flatnonzero((np.abs(vectors[is_open]) > 0.1).any(axis=0)), parts)
+    _check_determined(np.flatnonzero((np.abs(vectors[is_open]) > 0.1).any(axis=0)), parts)
     rows = vectors[:, entries] * scale[entries]
     return (rows.T / values) @ rows
 
@@ -50,10 +50,10 @@ def _sparse_part(JtJ: Any, scale: np.ndarray, entries: np.ndarray, parts: list[P
     D = require_scipy("sparse", "format='csr'").diags_array(scale)
     factor = symmetric_factors(D @ JtJ @ D)
     if factor is None:
-        return _refuse(np.arange(len(scale)), parts)
+        return _check_determined(np.arange(len(scale)), parts)
     pivots = factor.U.diagonal()
     is_open = pivots <= len(scale) * np.finfo(np.float64).eps
-    _refuse(np.sort(factor.perm_c.argsort()[np.flatnonzero(is_open)]), parts)
+    _check_determined(np.sort(factor.perm_c.argsort()[np.flatnonzero(is_open)]), parts)
     found = np.empty((len(entries), len(entries)))
     for first in range(0, len(entries), _COLUMNS):
         some = entries[first : first + _COLUMNS]
@@ -63,7 +63,7 @@ def _sparse_part(JtJ: Any, scale: np.ndarray, entries: np.ndarray, parts: list[P
     return (found + found.T) / 2
 
 
-def _refuse(entries: np.ndarray, parts: list[Part]) -> Any:
+def _check_determined(entries: np.ndarray, parts: list[Part]) -> Any:
     """Raise for entries that the residuals do not determine."""
     if len(entries):
         names = ", ".join(entry_name(int(n), parts) for n in entries[:_MOST_NAMES])

@@ -70,7 +70,7 @@ class Layout:
             rows = J if self.rows else [J[n]]
             self.widths[n] = self._diagonal_width(rows, n)
             if not self.widths[n]:
-                self._refuse(rows, n)
+                self._check_coupling(rows, n)
         if not self.rows:
             self.heights = self.widths
         for m, row in enumerate(J if self.rows else []):
@@ -99,7 +99,7 @@ class Layout:
         numbers = sum(_filled(b, self.heights[m], w) * b.nnz for b, w in zip(row, self.widths, strict=True))
         return numbers / max(1, sum(b.nnz for b in row))
 
-    def _refuse(self, J: list[list[Any]], n: int) -> None:
+    def _check_coupling(self, J: list[list[Any]], n: int) -> None:
         for m, row in enumerate(J):
             found = _crossing(row[n], self._candidates[n][-1])
             if found is not None:

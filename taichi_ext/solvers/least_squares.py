@@ -27,7 +27,13 @@ from taichi_ext.solvers.normal_equations import weights_of
 from taichi_ext.solvers.problem import Problem, Weighted
 from taichi_ext.solvers.results import LeastSquaresResult, Solved, place_of
 from taichi_ext.solvers.scipy_methods import by_scipy
-from taichi_ext.solvers.shards import AnyExecutor, ShardedProblem, Shards, refuse_with_shards, refuse_without_shards
+from taichi_ext.solvers.shards import (
+    AnyExecutor,
+    ShardedProblem,
+    Shards,
+    check_options_with_shards,
+    check_options_without_shards,
+)
 
 _METHODS = ("lm", "trf", "dogbox")
 _OF_SCIPY = ("x_scale", "tr_solver", "tr_options", "verbose")
@@ -154,9 +160,9 @@ def least_squares(
             raise InvalidArgumentError(f"{name} needs method='lm'; method is {method!r}.")
     points: Weighted | ShardedProblem
     if shards is None:
-        refuse_without_shards(start=start, executor=executor, init=init)
+        check_options_without_shards(start=start, executor=executor, init=init)
     else:
-        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
+        check_options_with_shards(params=params, residuals=residuals, weights=weights, args=args or None)
         params = start
     eliminated = _eliminated(eliminate, params)
     if eliminated:
@@ -225,7 +231,7 @@ def _space(
 ) -> tuple[Space, np.ndarray]:
     """How steps are added, and the start, on the manifolds of the params."""
     charts = problem.charts
-    charts.refuse_bounds(low, high)
+    charts.check_bounds(low, high)
     space = Space(
         charts.of_points(low, -np.inf),
         charts.of_points(high, np.inf),

@@ -23,11 +23,11 @@ from taichi_ext.api.products import block_size, matrices
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.errors import InvalidArgumentError, shown
 from taichi_ext.runtime.memory.shadows import available_memory
-from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite
+from taichi_ext.solvers.bounds import Part, check_finite, pieces_of
 from taichi_ext.solvers.executors import Workers
 from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.residuals import residual_vector
-from taichi_ext.solvers.shards import AnyExecutor, Shards, refuse_with_shards, refuse_without_shards
+from taichi_ext.solvers.shards import AnyExecutor, Shards, check_options_with_shards, check_options_without_shards
 
 _MEMORY = 2**28  # bytes of J that are kept at a time
 _ROWS = 16384  # of J that are multiplied at a time
@@ -129,23 +129,23 @@ def normal_equations(
     if format not in (None, "csr"):
         raise InvalidArgumentError(f"format is {shown(format)}; expected 'csr' or None.")
     if shards is not None:
-        refuse_with_shards(params=params, residuals=residuals, weights=weights, args=args or None, dtype=dtype)
+        check_options_with_shards(params=params, residuals=residuals, weights=weights, args=args or None, dtype=dtype)
         return _of_shards(Shards(kernel, shards, at, "at", init, format), executor, progress)
-    refuse_without_shards(at=at, executor=executor, init=init)
+    check_options_without_shards(at=at, executor=executor, init=init)
     plan, call = prepared_form(kernel, params, residuals, args, checked_options(None, "auto", None, format))
     evaluation = plan.start(call)
     shapes = evaluation.output_shapes()
     w = weights_of(weights, residuals, [shape for shape, _ in shapes])
     kind = _accumulator(dtype, np.result_type(*(t for _, t in shapes)))
     if format is None:
-        _refuse_too_large(evaluation.column_count(), kind)
+        _check_size(evaluation.column_count(), kind)
     with np.errstate(invalid="ignore", over="ignore"):  # numbers that are not finite raise an error below
         if format is None:
             JtJ, Jtr, r = _dense(evaluation, w, kind, _MEMORY if max_memory is None else max_memory)
         else:
             JtJ, Jtr, r = _sparse(evaluation, w, kind)
     parameter_shapes = evaluation.parameter_shapes()
-    _refuse_not_finite(evaluation, JtJ, r)
+    _check_finite(evaluation, JtJ, r)
     rtr = float(r @ r if w is None else r @ (w * r))
 
     def split(vector: np.ndarray) -> Any:
@@ -176,7 +176,7 @@ def weights_of(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> n
     return found
 
 
-def _refuse_too_large(columns: int, kind: np.dtype) -> None:
+def _check_size(columns: int, kind: np.dtype) -> None:
     """Raise, before anything runs, where the matrix does not fit into memory."""
     needed, free = columns * columns * kind.itemsize, available_memory()
     if needed > free:
@@ -187,15 +187,15 @@ def _refuse_too_large(columns: int, kind: np.dtype) -> None:
         )
 
 
-def _refuse_not_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:
+def _check_finite(evaluation: Evaluation, JtJ: Any, r: np.ndarray) -> None:
     """Raise for a residual, or a column of J, that is not finite."""
     names = [str(evaluation.call.current(t).name) for t in evaluation.prepared.outputs]
     rows = [Part(name, *shape) for name, shape in zip(names, evaluation.output_shapes(), strict=True)]
-    refuse_not_finite(r, rows, "; check_jacobian names the line where it arises.")
+    check_finite(r, rows, "; check_jacobian names the line where it arises.")
     names = [f"the diagonal of J^T J, of {evaluation.call.current(t).name}," for t in evaluation.prepared.params]
     columns = [Part(name, s, JtJ.dtype) for name, s in zip(names, evaluation.parameter_shapes(), strict=True)]
     advice = "; check_jacobian names the line of a NaN in J, and dtype=np.float64 holds larger sums."
-    refuse_not_finite(JtJ.diagonal(), columns, advice)
+    check_finite(JtJ.diagonal(), columns, advice)
 
 
 def _accumulator(dtype: Any, default: np.dtype) -> np.dtype:

@@ -215,7 +215,7 @@ class _SymmetricProducts:
 @contextlib.contextmanager
 def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None, None]:
     """An evaluation whose runs leave the state as it was."""
-    plan.refuse_ended()
+    plan.check_not_ended()
     state = State()
     state.reason, state.advice = "Products with an operator put back what the kernels write", RANDOM_BEFORE
     evaluation = plan.start(call, state=state)

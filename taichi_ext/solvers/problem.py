@@ -20,7 +20,7 @@ from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import values_of
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.memory.state import RANDOM_BEFORE, State
-from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite, refuse_rows_not_finite
+from taichi_ext.solvers.bounds import Part, check_finite, check_rows_finite, pieces_of
 from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseJacobian, SparseSystem, whole
 from taichi_ext.solvers.levenberg import Point, System
@@ -140,18 +140,18 @@ class Problem:
         (found,) = values_of(self._plan.prepared, self._call, returned)
         return float(np.asarray(backend.as_numpy(found)).reshape(-1)[0])
 
-    def refuse_residuals(self, r: np.ndarray, where: str = "") -> None:
+    def check_residuals(self, r: np.ndarray, where: str = "") -> None:
         """Raise where a residual is not finite."""
-        refuse_not_finite(r, self.rows, where + _ADVICE)
+        check_finite(r, self.rows, where + _ADVICE)
 
-    def refuse_rows(self, J: Any) -> None:
+    def check_rows(self, J: Any) -> None:
         """Raise where an entry of J is not finite."""
         if not isinstance(J, SparseJacobian):
-            refuse_rows_not_finite(J, self.rows, _ADVICE)
+            check_rows_finite(J, self.rows, _ADVICE)
             return
         for part, row in zip(self.rows, J.blocks, strict=True):
             for block in row:
-                refuse_rows_not_finite(block, [part], _ADVICE)
+                check_rows_finite(block, [part], _ADVICE)
 
     def close(self) -> None:
         """One plain run at the best point, which is in the parameters afterwards; before that, everything as it was."""
@@ -200,11 +200,11 @@ class Weighted:
         """See ``minimize``."""
         r, J = self._problem.compute(x)
         if self._problem.best is None:
-            self._problem.refuse_residuals(r, " at the start")
+            self._problem.check_residuals(r, " at the start")
         cost, scaled, factors = self._scaled(r) if np.isfinite(r).all() else (np.inf, r, None)
 
         def system() -> System:
-            self._problem.refuse_rows(J)
+            self._problem.check_rows(J)
             local = self._problem.local_jacobian(J, x)
             if isinstance(local, SparseJacobian):
                 return SparseSystem.of(local, scaled, factors)
@@ -222,7 +222,7 @@ class Weighted:
     def rows_and_gradient(self, point: Point) -> tuple[Any, np.ndarray]:
         """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
         r, J, _ = point.data
-        self._problem.refuse_rows(J)
+        self._problem.check_rows(J)
         J = whole(J).astype(np.float64, copy=False)
         _, scaled, factors = self._scaled(r)
         gradient = J.T @ (scaled if factors is None else factors * scaled)

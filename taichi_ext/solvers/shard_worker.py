@@ -150,11 +150,11 @@ def _sums(problem: Problem, residuals: Any, task: Task) -> Sums:
     robust = Robust(*task.loss, residuals, [part.shape for part in problem.rows])
     r, J = problem.compute(task.x)
     if task.is_finite:
-        problem.refuse_residuals(r)
+        problem.check_residuals(r)
     types = [part.dtype for part in problem.parts]
     if not np.isfinite(r).all():
         return Sums(np.inf, len(r), None, None, types, problem.noise)
-    problem.refuse_rows(J)
+    problem.check_rows(J)
     cost, scaled, factors = robust.apply(r)
     if isinstance(J, SparseJacobian):
         system = SparseSystem.of(J, scaled, factors)

@@ -18,7 +18,7 @@ from taichi_ext.api.inputs.options import checked_options
 from taichi_ext.api.inputs.progress import check_progress, progress_bar
 from taichi_ext.api.products import real_array
 from taichi_ext.errors import InvalidArgumentError, ShardError, shown
-from taichi_ext.solvers.bounds import Part, pieces_of, refuse_not_finite, rounded
+from taichi_ext.solvers.bounds import Part, check_finite, pieces_of, rounded
 from taichi_ext.solvers.charts import Charts
 from taichi_ext.solvers.elimination import Layout, SparseSystem
 from taichi_ext.solvers.executors import Workers
@@ -57,7 +57,7 @@ class Shards:
         self._shapes = [array.shape for array in arrays]
         self.parts = [Part(f"{what}{place}", a.shape, a.dtype) for place, a in zip(self._places, arrays, strict=True)]
         self.x = np.concatenate([array.astype(np.float64).reshape(-1) for array in arrays])
-        refuse_not_finite(self.x, self.parts, "; give finite numbers.")
+        check_finite(self.x, self.parts, "; give finite numbers.")
 
         def split(x: np.ndarray) -> Any:
             return rebuild(pieces_of(x, self._shapes))
@@ -208,7 +208,7 @@ def map_jacobian(
     return jacobians()
 
 
-def refuse_with_shards(**given: Any) -> None:
+def check_options_with_shards(**given: Any) -> None:
     """Raise for arguments that have no meaning with shards."""
     for name, value in given.items():
         if value is not None:
@@ -218,7 +218,7 @@ def refuse_with_shards(**given: Any) -> None:
             )
 
 
-def refuse_without_shards(**given: Any) -> None:
+def check_options_without_shards(**given: Any) -> None:
     """Raise for arguments that have a meaning with shards alone."""
     for name, value in given.items():
         if value is not None:

@@ -393,7 +393,7 @@ def _resolve_field(place: str, field: Any, labels: Labels) -> Target:
     return Target("field", labels.target(place, field, "field"), field)
 
 
-def refuse_ended(what: str, *items: Any) -> None:
+def check_not_ended(what: str, *items: Any) -> None:
     """Raise for a field or ti.ndarray that no longer exists."""
     for item in items:
         problem = backend.ended_problem(item)
@@ -402,7 +402,7 @@ def refuse_ended(what: str, *items: Any) -> None:
             raise InvalidArgumentError(f"{what}{f' (field {name})' if name else ''} {problem}.")
 
 
-def refuse_inactive(
+def check_active(
     params: list[tuple[Target, Any]], outputs: list[tuple[Target, Any]], read: set[Any], written: set[Any], where: str
 ) -> None:
     """Raise for a parameter that nothing reads and an output that nothing writes; each comes with its key."""
@@ -414,7 +414,7 @@ def refuse_inactive(
             raise InvalidArgumentError(f"{target.name} is not written {where}.")
 
 
-def refuse_unread(params: list[Target], read: set[Any], numbers: Iterable[str], where: str) -> None:
+def check_read(params: list[Target], read: set[Any], numbers: Iterable[str], where: str) -> None:
     """Raise for a Python number that is a parameter and that no kernel reads, and say which ones are read."""
     for target in params:
         if target.variable is not None and target.variable.key not in read:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import flatten, refuse_ended
+from taichi_ext.api.inputs.arguments import check_not_ended, flatten
 from taichi_ext.errors import InvalidArgumentError
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
@@ -95,7 +95,7 @@ def _bools(given: Any, shapes: Shapes) -> list[np.ndarray]:
         raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")
     found: list[np.ndarray] = []
     for n, (leaf, shape) in enumerate(zip(leaves, shapes, strict=True)):
-        refuse_ended(f"fixed[{n}]", leaf)
+        check_not_ended(f"fixed[{n}]", leaf)
         values = np.asarray(backend.as_numpy(leaf))
         if values.ndim < len(shape) and values.shape == shape[: values.ndim]:
             values = np.broadcast_to(values.reshape(*values.shape, *[1] * (len(shape) - values.ndim)), shape)

@@ -10,7 +10,7 @@ from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, shown
 
 
-def refuse_uninitialised() -> None:
+def check_initialised() -> None:
     """Raise before ``ti.init``, and after ``ti.reset``."""
     if backend.program() is None:
         raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")

@@ -84,7 +84,7 @@ def _overlaps_itself(array: np.ndarray) -> bool:
     return False
 
 
-def refuse_shared_out(leaves: list[tuple[str, Any]], containers: list[Any]) -> None:
+def check_out_is_separate(leaves: list[tuple[str, Any]], containers: list[Any]) -> None:
     """Raise for an ``out`` that is also a parameter, an output, an argument, or the ``out`` of another block."""
     for n, (path, target) in enumerate(leaves):
         if any(_is_shared(target, other) for other in containers):

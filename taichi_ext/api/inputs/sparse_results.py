@@ -112,9 +112,9 @@ def fill_out(leaves: list[tuple[str, Any]], matrices: list[Any]) -> None:
     for (path, target), matrix in zip(leaves, matrices, strict=True):
         if _is_builder(target):
             added[id(target)] = added.get(id(target), 0) + matrix.nnz
-            _refuse_full(path, target, added[id(target)])
+            _check_room(path, target, added[id(target)])
         else:
-            _refuse_other_pattern(path, target, matrix)
+            _check_pattern(path, target, matrix)
     for (_, target), matrix in zip(leaves, matrices, strict=True):
         if _is_builder(target):
             _append(target, matrix)
@@ -122,7 +122,7 @@ def fill_out(leaves: list[tuple[str, Any]], matrices: list[Any]) -> None:
             target.data[:] = matrix.data
 
 
-def _refuse_other_pattern(path: str, target: Any, matrix: Any) -> None:
+def _check_pattern(path: str, target: Any, matrix: Any) -> None:
     is_same = np.array_equal(target.indptr, matrix.indptr) and np.array_equal(target.indices, matrix.indices)
     if not is_same:
         counts = f"{target.nnz} entries, not {matrix.nnz}" if target.nnz != matrix.nnz else "entries at other places"
@@ -132,7 +132,7 @@ def _refuse_other_pattern(path: str, target: Any, matrix: Any) -> None:
         )
 
 
-def _refuse_full(path: str, builder: Any, count: int) -> None:
+def _check_room(path: str, builder: Any, count: int) -> None:
     """Raise where a builder has no room for so many entries: Taichi would write outside of its memory."""
     room = backend.builder_room(builder)
     if room is not None and count > room:
@@ -168,7 +168,7 @@ def _appending(dtype: Any) -> Any:
     return append
 
 
-def refuse_too_large(reason: str, entries: int, dtype: np.dtype, free: float) -> None:
+def check_size(reason: str, entries: int, dtype: np.dtype, free: float) -> None:
     """Raise where rows of all columns would be needed, and J in them is too large."""
     needed = entries * dtype.itemsize
     if needed > free:

@@ -49,7 +49,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     missing = [str(t.name) for t, key in zip(prepared.outputs, outputs, strict=True) if key not in fused.shadows]
     if missing:
         raise UnsupportedError(f"{call.name} stores no tangents to {', '.join(missing)}: nothing to export.")
-    _refuse_components(prepared, call, fused)
+    _check_components(prepared, call, fused)
     layout = lay_out(call, prepared.fields, prepared.params, prepared.outputs)
     rows, params = [o.shape for o in layout.outputs], [(p.target, p.first, p.shape) for p in layout.params]
     columns = {_key(prepared, call, t): n for t, n, _ in params if t.variable is None and not call.is_value(t)}
@@ -64,7 +64,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
     return export(program, tangents, _known(prepared, fused, program), backend.stores_by_column(), title)
 
 
-def _refuse_components(prepared: Prepared, call: KernelCall, fused: Fused) -> None:
+def _check_components(prepared: Prepared, call: KernelCall, fused: Fused) -> None:
     """Raise where the tangents of a whole field are those of a component: the module has no place for them."""
     for target in (*prepared.params, *prepared.outputs):
         is_part = target.kind == "field" and prepared.fields.component(target.field) is not None

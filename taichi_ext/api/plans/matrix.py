@@ -9,7 +9,7 @@ import numpy as np
 
 from taichi_ext import backend
 from taichi_ext.api.inputs import sparse_results
-from taichi_ext.api.inputs.results import as_torch, check_out, fill_out, refuse_shared_out
+from taichi_ext.api.inputs.results import as_torch, check_out, check_out_is_separate, fill_out
 from taichi_ext.api.runs.evaluation import Evaluation
 from taichi_ext.api.runs.prepared import Prepared
 from taichi_ext.errors import InvalidArgumentError, shown
@@ -37,10 +37,10 @@ def matrix_of(evaluation: Evaluation, prepared: Prepared, out: Any = None) -> An
         leaves, others = [("", out)], [*fields, *evaluation.call.args]
         if kind is None:
             check_out(leaves, [((rows, columns), dtype)])
-            refuse_shared_out(leaves, others)
+            check_out_is_separate(leaves, others)
         else:
             numbers = sparse_results.check_out(leaves, [((rows, columns), sparse_dtype(dtype))])
-            refuse_shared_out(numbers, others)
+            check_out_is_separate(numbers, others)
     with backend.suspend_following():
         matrix = joined(evaluation, evaluation.blocks())
     if kind is None:

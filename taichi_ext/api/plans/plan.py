@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from taichi_ext import backend
 from taichi_ext.api.inputs.arguments import KernelCall, flatten
-from taichi_ext.api.inputs.kernel_checks import refuse_uninitialised
+from taichi_ext.api.inputs.kernel_checks import check_initialised
 from taichi_ext.api.inputs.options import Options, checked_options
 from taichi_ext.api.inputs.progress import check_progress
 from taichi_ext.api.plans.explain import Text, explain
@@ -82,7 +82,7 @@ class Plan:
         question = replace(prepared.question, params=[], outputs=[], rebuild_params=_only, rebuild_outputs=_only)
         self.prepared = Prepared(question=question, fields=prepared.fields, fused=prepared.fused)
 
-    def refuse_ended(self) -> None:
+    def check_not_ended(self) -> None:
         """Raise where the Taichi program that it was prepared in has ended: ``ti.init`` begins another."""
         program = self._program()
         if program is None or program is not backend.program():
@@ -104,14 +104,14 @@ class Plan:
         progress: bool | None = False,
     ) -> Evaluation:
         """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
-        _refuse_inside_kernel()
-        _refuse_recording()
+        _check_outside_kernel()
+        _check_not_recording()
         if backend.is_followed():
             raise InvalidArgumentError(
                 "A Jacobian is computed in a pipeline that is itself being differentiated. Compute the inner one "
                 "before, and pass its numbers in a field."
             )
-        self.refuse_ended()
+        self.check_not_ended()
         with backend.exclusive:
             self.follow_layout(call)
             self._follow_constants(call)
@@ -157,9 +157,9 @@ def prepare(
     kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: Options, use: str = "jacobian"
 ) -> tuple[Plan, KernelCall]:
     """A new plan, and the call with these arguments."""
-    refuse_uninitialised()
-    _refuse_inside_kernel()
-    _refuse_recording()
+    check_initialised()
+    _check_outside_kernel()
+    _check_not_recording()
     call = KernelCall(kernel, args)
     return Plan(call, params, outputs, options, use), call
 
@@ -279,7 +279,7 @@ class Jacobian:
 
     def _started(self, args: tuple[Any, ...] | None, out: Any) -> Any:
         """The evaluation of a call."""
-        self._plan.refuse_ended()
+        self._plan.check_not_ended()
         call = self._last_call() if args is None else self._call.with_args(args)
         evaluation = self._plan.start(call, out, progress=self._progress)
         self._last.call, self._last.returned = call, None
@@ -332,7 +332,7 @@ class Jacobian:
             >>> np.array_equal(again, J)
             True
         """
-        self._plan.refuse_ended()
+        self._plan.check_not_ended()
         with backend.exclusive:
             self._plan.follow_layout(self._last_call())
         Path(path).write_text(module_text(self._prepared, self._last_call()), encoding="utf-8")
@@ -350,17 +350,17 @@ class Jacobian:
 
     def value(self) -> Any:
         """The outputs as they are now, structured like ``outputs``; a return value is of this thread's last call."""
-        self._plan.refuse_ended()
+        self._plan.check_not_ended()
         returned = getattr(self._last, "returned", None)
         return self._prepared.question.rebuild_outputs(values_of(self._prepared, self._last_call(), returned))
 
 
-def _refuse_inside_kernel() -> None:
+def _check_outside_kernel() -> None:
     if backend.is_inside_kernel():
         raise InvalidArgumentError("A Jacobian cannot be taken inside a kernel; call it from Python.")
 
 
-def _refuse_recording() -> None:
+def _check_not_recording() -> None:
     if backend.is_recorded():
         raise UnsupportedError(
             "A Jacobian is computed within ti.ad.Tape or ti.ad.FwdMode, whose gradient would miss its launch. Compute "

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import KernelCall, refuse_inactive, refuse_unread
+from taichi_ext.api.inputs.arguments import KernelCall, check_active, check_read
 from taichi_ext.api.inputs.layout import Layout, lay_out
 from taichi_ext.api.inputs.progress import progress_bar
-from taichi_ext.api.inputs.results import as_torch, by_path, check_out, fill_out, in_place, refuse_shared_out
+from taichi_ext.api.inputs.results import as_torch, by_path, check_out, check_out_is_separate, fill_out, in_place
 from taichi_ext.api.runs.findings import RunLog, warn_of_indices, warn_of_python_readers
 from taichi_ext.api.runs.prepared import Prepared, values_of
 from taichi_ext.api.runs.replay import Replay
@@ -139,7 +139,7 @@ class Evaluation:
         """J as ``[output][parameter]``: all columns at once or, to save memory, in several runs."""
         if self.out is not None:
             leaves = by_path(self.out, self.prepared.question.skeleton())
-            refuse_shared_out(self.form.check_out(self, leaves), self._containers())
+            check_out_is_separate(self.form.check_out(self, leaves), self._containers())
         with self.undone_on_error(needs_state=self._blocks > 1 or (self.form.is_sparse and self.call.kernel is None)):
             return self.form.blocks(self)
 
@@ -361,8 +361,8 @@ class Evaluation:
         """Raise where a parameter is not read, or an output not written."""
         both = (self.layout.params, self.layout.outputs)
         params, outputs = ([(p.target, p.container) for p in placed] for placed in both)
-        refuse_unread([target for target, _ in params], read, numbers, where)
-        refuse_inactive(params, outputs, read, written, where)
+        check_read([target for target, _ in params], read, numbers, where)
+        check_active(params, outputs, read, written, where)
 
     def _check_after_run(self, session: Session) -> None:
         prepared = self.prepared

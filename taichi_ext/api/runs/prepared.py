@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from taichi_ext import backend
-from taichi_ext.api.inputs.arguments import KernelCall, Target, refuse_ended
+from taichi_ext.api.inputs.arguments import KernelCall, Target, check_not_ended
 from taichi_ext.api.inputs.options import Options
 from taichi_ext.api.runs.replay import Replay, SparseReplay
 from taichi_ext.launches import Fused
@@ -131,5 +131,5 @@ def values_of(prepared: Prepared, call: KernelCall, returned: Any) -> list[Any]:
 
 def _held(target: Target, call: KernelCall) -> Any:
     obj = target.field if target.kind == "field" else call.value(target)
-    refuse_ended(str(target.name), obj)
+    check_not_ended(str(target.name), obj)
     return backend.copy_of(obj)

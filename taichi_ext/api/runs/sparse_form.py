@@ -12,7 +12,7 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.api.inputs.layout import Layout, Placed
 from taichi_ext.api.inputs.results import by_path
-from taichi_ext.api.inputs.sparse_results import check_out, fill_out, in_format, refuse_too_large
+from taichi_ext.api.inputs.sparse_results import check_out, check_size, fill_out, in_format
 from taichi_ext.api.runs.evaluation import DenseForm, Evaluation
 from taichi_ext.api.runs.replay import SparseReplay
 from taichi_ext.api.runs.subject import EnergyGradient
@@ -101,7 +101,7 @@ class SparseForm(DenseForm):
             )
         rows, params = evaluation.subject.rows(evaluation.layout), evaluation.layout.params
         entries = sum(o.size for o in rows) * evaluation.layout.count
-        refuse_too_large(reason, entries, np.dtype(np.float64), available_memory() / 2)
+        check_size(reason, entries, np.dtype(np.float64), available_memory() / 2)
         return [
             [csr_of(block.reshape(o.size, p.size)) for block, p in zip(row, params, strict=True)]
             for row, o in zip(DenseForm.blocks(self, evaluation), rows, strict=True)

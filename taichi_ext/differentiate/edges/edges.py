@@ -96,7 +96,7 @@ def gradient(ctx: RuleContext, s: Boundary) -> None:
     form = ctx.form(value)
     found = _by_position(ctx, s, form)
     if not any(map(_is_not_zero, found)) and not s.options["may_be_flat"]:
-        _refuse_flat(ctx, s, s.options["what"])
+        _check_not_flat(ctx, s, s.options["what"])
     for result, c in zip(s.results, found, strict=True):
         ctx.declare(s, result, cast(coefficient(c, result.dtype), result.dtype), {})
 
@@ -127,7 +127,7 @@ def takes_position(s: Boundary, *, takes_derivative: bool) -> bool:
     return "at" in s.given and bool(takes_derivative or s.kind == "gradient" or s.options.get("antialias"))
 
 
-def refuse_lost_positions(body: Body, *, takes_derivative: bool) -> None:
+def check_positions(body: Body, *, takes_derivative: bool) -> None:
     """Raise where a level depends on its position in a way that its gradient would lack.
 
     Raises:
@@ -139,7 +139,7 @@ def refuse_lost_positions(body: Body, *, takes_derivative: bool) -> None:
         return
     slices = Slices(body)
     positions = {s: frozenset(position_entries(s)) for s in using}
-    _refuse_index(find_index_in_level(slices, positions))
+    _check_index(find_index_in_level(slices, positions))
     # the positions of shapes are computed from that of the pixel
     shapes = {s: slices.origins(position) for s, position in positions.items() if s.kind == "gradient"}
     found = find_stored_position(body, {**positions, **shapes})
@@ -158,7 +158,7 @@ def refuse_lost_positions(body: Body, *, takes_derivative: bool) -> None:
     )
 
 
-def _refuse_index(found: IndexInLevel | None) -> None:
+def _check_index(found: IndexInLevel | None) -> None:
     if found is None:
         return
     name, what = found.index.name, found.use.options.get("what", found.use.kind)
@@ -205,16 +205,16 @@ def _motion(ctx: RuleContext, s: Boundary) -> tuple[Argument, ...]:
             f"{_place(s)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
         )
     if "motion" not in s.given:  # a constant level
-        _refuse_flat(ctx, s, s.kind)
+        _check_not_flat(ctx, s, s.kind)
         return ()
     return (Argument(ctx, entries(s.given["motion"])[0]),)
 
 
-def _refuse_flat(ctx: RuleContext, s: Boundary, kind: str) -> None:
+def _check_not_flat(ctx: RuleContext, s: Boundary, kind: str) -> None:
     names, remedy = ("x and y", "compute it from them in the shape")
     if kind in _LEVELS:
         names, remedy = "at=(px, py)", "compute it in the same kernel from the same variables"
-    ctx.walk.refuse_once_settled(f"{_place(s)}{kind}: level does not depend on {names}; {remedy}.")
+    ctx.walk.add_problem(f"{_place(s)}{kind}: level does not depend on {names}; {remedy}.")
 
 
 def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient, Coefficient]:

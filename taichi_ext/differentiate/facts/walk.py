@@ -59,6 +59,6 @@ class Walk:
         """That of a local which is declared here."""
         return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)
 
-    def refuse_once_settled(self, message: str) -> None:
+    def add_problem(self, message: str) -> None:
         """Raise at the end of the walk, unless something was found that may change this."""
         self.problems.append(message)

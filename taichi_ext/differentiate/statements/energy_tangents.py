@@ -76,13 +76,13 @@ class IntermediateTangents(EnergyTangents):
         self._is_read = True
         for site in self._sites:
             if not all(_is_own(site, loop) for loop in site.loops if loop in here):
-                self._refuse()
+                self._raise_dense()
         return super().form(load)
 
     def _store_tangents(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
         is_once = site in self._sites and all(_is_own(site, loop) for loop in site.loops)  # not ``entry *= value``
         if not is_once or any(map(self._is_before(site), self._sites)):
-            self._refuse()
+            self._raise_dense()
         self._add_tangents(site, targets, forms, 1)
 
     def _is_before(self, store: Site) -> Callable[[Site], bool]:
@@ -99,7 +99,7 @@ class IntermediateTangents(EnergyTangents):
 
     def _add_tangents(self, site: Site, targets: list[Load], forms: list[Form], sign: int) -> None:
         if self._is_read and any(forms):
-            self._refuse()
+            self._raise_dense()
         walk, first = self.walk, self.role.first_column
         for target, form in zip(targets, forms, strict=True):
             if form:
@@ -110,7 +110,7 @@ class IntermediateTangents(EnergyTangents):
                 self.gradient.add({leaf: times(c, adjoint) for leaf, c in form.items()})
         self.version += 1
 
-    def _refuse(self) -> NoReturn:
+    def _raise_dense(self) -> NoReturn:
         raise DenseRowsError(
             f"the energy is computed from {self.container.name}, whose entries are stored twice, or after they are read"
         )

@@ -237,7 +237,7 @@ class Linearizer:
     def _forward(self, node: Value) -> Form:
         rule = self._rule(node)
         if rule is None or not isinstance(node, Op):
-            _refuse(node)
+            _raise_unknown(node)
             return {}
         if rule.kind == "choice":
             return self._choice(node, rule)
@@ -287,7 +287,7 @@ class Linearizer:
         return chosen(picks, forms, node.dtype, is_again=self.is_again)
 
 
-def _refuse(node: Value) -> None:
+def _raise_unknown(node: Value) -> None:
     """Raise: an operation whose derivative is not known."""
     place = "" if node.place is None else node.place.message() + "\n"
     name = node.name if isinstance(node, Op) else type(node).__name__

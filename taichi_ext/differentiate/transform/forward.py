@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from taichi_ext.analysis.activity import find_activity
 from taichi_ext.analysis.bounds import Access, with_checks
-from taichi_ext.differentiate.edges.edges import own_seeds, refuse_lost_positions
+from taichi_ext.differentiate.edges.edges import check_positions, own_seeds
 from taichi_ext.differentiate.facts.branches import with_branches
 from taichi_ext.differentiate.facts.decisions import Differentiated, Seeds
 from taichi_ext.differentiate.facts.facts import Facts
@@ -48,12 +48,12 @@ def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...
     program = with_real_positions(program)
     own = own_seeds(statements(program.body), takes_derivative=seeds.takes_derivative)
     if own:
-        refuse_lost_positions(program.body, takes_derivative=seeds.takes_derivative)
+        check_positions(program.body, takes_derivative=seeds.takes_derivative)
     program = with_branches(program, find_activity(program, seeds.start, seeds.arguments, own))
     activity = find_activity(program, seeds.start, seeds.arguments, own)
     ignored = seeds.ignored
     activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
-    special.refuse_bits(program.body, activity)
+    special.check_bits(program.body, activity)
     accesses: tuple[Access, ...] = ()
     if activity.containers or activity.locals:
         program, accesses = with_checks(program, seeds.extents, activity)

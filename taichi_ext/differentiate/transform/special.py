@@ -146,7 +146,7 @@ def call(ctx: RuleContext, s: ir.Call) -> None:
         ctx.forms.set_entries(result, [settled(ctx.walk.builder, form) for form in own])
 
 
-def refuse_effect(s: ir.Effect) -> None:
+def raise_effect(s: ir.Effect) -> None:
     """Raise: a call that is passed on as it is gets a value with a tangent."""
     name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
     raise UnsupportedError(
@@ -155,7 +155,7 @@ def refuse_effect(s: ir.Effect) -> None:
     )
 
 
-def refuse_bits(body: ir.Body, activity: Activity) -> None:
+def check_bits(body: ir.Body, activity: Activity) -> None:
     """Raise: the bits of a number with a tangent are used for more than a comparison."""
     found = escaping_bits(body, activity)
     if found is not None:

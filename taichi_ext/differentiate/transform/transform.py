@@ -113,7 +113,7 @@ class Transform:
                 walk.builder.emit(s)
             return
         if name not in KEPT and any(map(walk.facts.is_active, ir.values_of(s))):
-            special.refuse_effect(s)
+            special.raise_effect(s)
         walk.builder.emit(s)
 
     def _loop(self, s: ir.For | ir.While) -> None:

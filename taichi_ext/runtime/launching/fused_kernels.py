@@ -8,7 +8,7 @@ from typing import Any
 from taichi_ext.boundary.registry import registry
 from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.errors import UnsupportedError
-from taichi_ext.launches import FieldKey, Fused, Role, refuse_changed
+from taichi_ext.launches import FieldKey, Fused, Role, check_unchanged
 
 MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of columns
 
@@ -38,7 +38,7 @@ class KernelTable:
             elif key[-1] == exact[-1]:
                 return fused
             elif fused.suits(roles):
-                refuse_changed(fused.primal, fused.kernel.captures.changed())
+                check_unchanged(fused.primal, fused.kernel.captures.changed())
                 return fused
         return None
 

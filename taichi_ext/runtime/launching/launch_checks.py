@@ -16,7 +16,7 @@ STORED = (
 )
 
 
-def refuse_replaced_gradient(kernel: backend.Kernel) -> None:
+def check_gradient_is_own(kernel: backend.Kernel) -> None:
     """Raise in a function with ``ti.ad.no_grad`` or ``ti.ad.grad_replaced``."""
     if backend.is_gradient_replaced():
         raise UnsupportedError(
@@ -26,7 +26,7 @@ def refuse_replaced_gradient(kernel: backend.Kernel) -> None:
         )
 
 
-def refuse_restart(program: Any) -> None:
+def check_same_program(program: Any) -> None:
     """Raise where a run began in another program; None where that has ended."""
     if program is None or program is not backend.program():
         raise InvalidArgumentError(
@@ -35,7 +35,7 @@ def refuse_restart(program: Any) -> None:
         )
 
 
-def refuse_arguments(kernel: backend.Kernel, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
+def check_arguments(kernel: backend.Kernel, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
     """Raise for a field or array of a program that has ended, and for a struct that holds a parameter."""
     keys = {variable.key for variable in parameters}
     for position, value in enumerate(args):

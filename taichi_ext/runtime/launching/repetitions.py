@@ -29,7 +29,7 @@ class Repetition:
         """Whether its rules are those of the registry; raises where a Python number that it reads has changed."""
         if self.fused.memory.rules_version != registry.version:
             return False
-        self.fused.refuse_changed()
+        self.fused.check_unchanged()
         return True
 
     def launch(self, args: tuple[Any, ...], array: Callable[[Key], Any]) -> None:

@@ -13,11 +13,11 @@ from taichi_ext.differentiate.forms.keys import Key, LaunchArray, OwnArray, Scra
 from taichi_ext.labels import Label
 from taichi_ext.launches import ColumnBlock, FieldKey, FirstOrderArray, Fused, Launch, PipelineArgument, container_key
 from taichi_ext.runtime.launching.fused_kernels import KernelTable
-from taichi_ext.runtime.launching.launch_checks import refuse_arguments, refuse_replaced_gradient, refuse_restart
+from taichi_ext.runtime.launching.launch_checks import check_arguments, check_gradient_is_own, check_same_program
 from taichi_ext.runtime.launching.lookahead import Lookahead
 from taichi_ext.runtime.launching.request import Request
 from taichi_ext.runtime.launching.tangents import DenseRows, Tangents, save_changed, scratch_of
-from taichi_ext.runtime.memory.array_tangents import Binding, refuse_overlaps
+from taichi_ext.runtime.memory.array_tangents import Binding, check_overlaps
 from taichi_ext.runtime.memory.regions import View
 from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds, taken_out
@@ -129,10 +129,10 @@ class Session:
         """
         with backend.exclusive:
             self.check_program()
-            refuse_replaced_gradient(kernel)
+            check_gradient_is_own(kernel)
             self.has_launched = True
             request, tangents = self.request, self.tangents
-            refuse_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
+            check_arguments(kernel, args, tuple(variable for variable, _ in request.numbers.constants))
             args = tuple(a.detach() if backend.is_torch_tensor(a) and a.requires_grad else a for a in args)
             args, values, passed_numbers = taken_out(kernel, args, run)
             block = request.block
@@ -141,8 +141,8 @@ class Session:
             )
             binding = tangents.arrays.bind(kernel, values)
             fused = self._fused_kernel(kernel, args, binding, numbers, check, lookahead)
-            fused.refuse_changed()
-            refuse_overlaps(binding.given, fused.facts.written)
+            fused.check_unchanged()
+            check_overlaps(binding.given, fused.facts.written)
             self._save(fused, values)
             tangents.set_numbers(numbers)
             passed: list[Any] = []
@@ -248,13 +248,13 @@ class Session:
         if restart.state is not None:
             save_changed(restart.state, fused, self.table, values)
             if restart.is_repeated:
-                restart.state.refuse_repetition()
+                restart.state.check_repetition()
         if restart.record is not None:
             restart.record.arrays(fused.primal, fused.facts.read_arguments, values)
 
     def check_program(self) -> None:
         """Raise where the run began in another Taichi program."""
-        refuse_restart(self._program())
+        check_same_program(self._program())
 
     def finish(self) -> None:
         """The run is over."""

@@ -105,7 +105,7 @@ class ArrayTangents:
             binding = self._bindings[name] = array_arguments(kernel, args, self._registered)
         for array in binding.given:
             if array.info is None:
-                self._refuse_other_type(array)
+                self._check_type(array)
             else:
                 self._include(array)
         for array in binding.given:
@@ -120,7 +120,7 @@ class ArrayTangents:
             return
         found = self.regions.overlapping(array.view)
         if any(not region.layout.fits(array.view) for region in found):
-            self._refuse_other_type(array)
+            self._check_type(array)
             for region in found:
                 if not region.layout.fits(array.view):
                     self.regions.forget(region)
@@ -133,7 +133,7 @@ class ArrayTangents:
             if part.shadow is not None and not part.shadow.is_fresh:
                 region.shadow.set_rows(region.rows(part.layout), part.shadow.to_numpy())
 
-    def _refuse_other_type(self, array: Given) -> None:
+    def _check_type(self, array: Given) -> None:
         for region in self.regions.overlapping(array.view):
             if region.layout.fits(array.view):
                 continue
@@ -295,7 +295,7 @@ def array_arguments(
     return binding
 
 
-def refuse_overlaps(given: Iterable[Given], written: Set[Any]) -> None:
+def check_overlaps(given: Iterable[Given], written: Set[Any]) -> None:
     """Raise where two arguments share memory and one is written: a kernel with tangents would not know."""
     for one, other in itertools.combinations(given, 2):
         if not one.view.overlaps(other.view) or (one.info is None and other.info is None):

@@ -39,7 +39,7 @@ class FieldTable:
         known = self._components.get(id(backend.field_components(field)[0]))
         if known is not None:
             return known[0]
-        backend.refuse_ended(field, "A field that is used here")
+        backend.check_not_ended(field, "A field that is used here")
         if not backend.is_real(field.dtype):
             return None
         with backend.exclusive:

@@ -107,10 +107,10 @@ class State:
 
     def restore(self) -> None:
         """Put everything back as it was."""
-        self.refuse_repetition()
+        self.check_repetition()
         self.undo()
 
-    def refuse_repetition(self) -> None:
+    def check_repetition(self) -> None:
         """Raise where another run would compute something else."""
         if self.has_random:
             raise InvalidArgumentError(

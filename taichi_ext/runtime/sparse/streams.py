@@ -130,7 +130,7 @@ class Streams:
                 bundle.sources.append((site, group))
                 bundle.starts.append(bundle.numbers + length)
         sizes = ((b.numbers, numpy_dtype(self._dtype(name[1])).itemsize) for name, b in self._bundles.items())
-        _refuse_too_many(list(sizes))
+        _check_number(list(sizes))
 
     # --- a launch
 
@@ -278,7 +278,7 @@ def _keys(places: list[np.ndarray], first: int, width: int, *, is_last: bool) ->
     return keys
 
 
-def _refuse_too_many(sizes: list[tuple[int, int]]) -> None:
+def _check_number(sizes: list[tuple[int, int]]) -> None:
     """Raise, before a launch, where the entries and what puts them in order do not fit into memory."""
     needed, free = sum(count * (size + ORDERING) for count, size in sizes), available_memory()
     if needed > free:
