@@ -150,7 +150,7 @@ def _differentiated(program: Program, seeds: Seeds) -> Differentiated:
 
 
 @backend.deep_recursion()
-def plain_kernel(kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
+def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
     """A kernel that Taichi cannot compile by itself, without a Jacobian.
 
     It has antialiased edges, or Taichi compiles it for its reverse mode and it has derivatives of the user's own.
@@ -170,7 +170,7 @@ def plain_kernel(kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
     return plain
 
 
-def _check_rules_of(kernel: backend.Kernel, args: tuple[Any, ...], rules: RulesInUse) -> None:
+def _check_rules_of(kernel: backend.Kernel, args: tuple[object, ...], rules: RulesInUse) -> None:
     """Raise where a Jacobian of the kernel would, because of a user's rule.
 
     Taichi transposes what a rule computes from its tangents. Where that is not linear, the gradient is wrong.

@@ -87,7 +87,7 @@ def _users_frames(trace: TracebackType | None) -> TracebackType | None:
     return rest if is_inner else TracebackType(rest, frame, trace.tb_lasti, trace.tb_lineno)
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as a message shows it: on one line, not too long."""
     try:
         text = " ".join(repr(value).split())

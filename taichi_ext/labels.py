@@ -12,7 +12,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ class Labels:
         """The name of a field or array; empty where none is found."""
         return given_name(obj) or self.search(obj)
 
-    def search(self, obj: Any) -> str:
+    def search(self, obj: object) -> str:
         """The name that the user's code has for a field or array; empty where none is found."""
         matches = _matcher(obj)
         function = self._function()
@@ -81,13 +81,13 @@ class Labels:
         return found or _in_frames(matches)
 
 
-def given_name(obj: Any) -> str:
+def given_name(obj: object) -> str:
     """The name that the user has given to a placed field; empty for all others."""
     name = backend.given_name(obj) if isinstance(obj, backend.Field) else ""
     return "" if _UNNAMED.match(name) else name
 
 
-def _weak(function: Any) -> Callable[[], Any]:
+def _weak(function: object) -> Callable[[], Any]:
     """A reference that does not keep a function, or the owner of a bound method, alive."""
     bound = backend.primal_kernel(function)
     try:
@@ -110,13 +110,13 @@ def _weak_method(owner: Callable[[], Any], function: Callable[[], Any]) -> Calla
     return method
 
 
-def _matcher(obj: Any) -> Callable[[Any], str | None]:
+def _matcher(obj: object) -> Callable[[Any], str | None]:
     """Tells of a value whether it is the object, or has it: what follows the name of the value, else None."""
     if not isinstance(obj, backend.Field):
         return lambda value: "" if value is obj else None
     wanted = backend.field_components(obj)
 
-    def match(value: Any) -> str | None:
+    def match(value: object) -> str | None:
         if not isinstance(value, backend.Field) or isinstance(value, backend.StructField):
             return None
         components = backend.field_components(value)
@@ -132,7 +132,7 @@ def _matcher(obj: Any) -> Callable[[Any], str | None]:
     return match
 
 
-def _is_same(field: Any, components: list[Any]) -> bool:
+def _is_same(field: object, components: Sequence[object]) -> bool:
     if not isinstance(field, backend.Field) or isinstance(field, backend.StructField):
         return False
     return backend.field_components(field)[0] is components[0]
@@ -173,7 +173,7 @@ def _names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _as_function(value: Any, owner: Any = None, owner_name: str = "self") -> _Function | None:
+def _as_function(value: object, owner: object = None, owner_name: str = "self") -> _Function | None:
     """The Python function behind a callable that is the user's; None for anything else."""
     if not (inspect.isroutine(value) or backend.is_library(type(value))):  # other objects may compute attributes
         return None
@@ -247,7 +247,7 @@ def _in_frames(matches: Callable[[Any], str | None]) -> str:
 
 
 def _search(
-    matches: Callable[[Any], str | None], scope: Iterator[tuple[str, Any]], used: set[str]
+    matches: Callable[[Any], str | None], scope: Iterator[tuple[str, object]], used: set[str]
 ) -> tuple[str, list[_Function]]:
     """The name of what matches, and the user's functions that were met; attributes have to be among ``used``."""
     queue = deque((name, value, 1) for name, value in scope)
@@ -274,7 +274,7 @@ def _search(
     return "", functions
 
 
-def _parts(name: str, value: Any, used: set[str]) -> Iterator[tuple[str, Any, str]]:
+def _parts(name: str, value: object, used: set[str]) -> Iterator[tuple[str, Any, str]]:
     """The contents of an object: its name, the thing, and whether it was found on the object or on its type.
 
     Nothing of the user's runs: attributes are read where they are stored, properties are not called.
@@ -299,7 +299,7 @@ def _parts(name: str, value: Any, used: set[str]) -> Iterator[tuple[str, Any, st
                     yield f"{name}.{key}", _of_slot(vars(kind)[key], value), "type"
 
 
-def _of_slot(item: Any, value: Any) -> Any:
+def _of_slot(item: object, value: object) -> Any:
     """The object in a slot of an object; anything else that its type has, unchanged."""
     try:
         return item.__get__(value) if isinstance(item, types.MemberDescriptorType) else item
@@ -307,7 +307,7 @@ def _of_slot(item: Any, value: Any) -> Any:
         return None
 
 
-def _stored(value: Any) -> Any:
+def _stored(value: object) -> Any:
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:

@@ -79,7 +79,7 @@ class Hessian(Jacobian):
 
     @with_short_traceback
     def value_gradient_and_hessian(
-        self, *, args: tuple[Any, ...] | None = None, out: Any = None
+        self, *, args: tuple[object, ...] | None = None, out: object = None
     ) -> tuple[Any, Any, Any]:
         """Run the kernel once; returns the energy, its gradient and H, see ``value_gradient_and_hessian``."""
         evaluation = self._started(args, out)
@@ -87,7 +87,7 @@ class Hessian(Jacobian):
         self._last.returned = evaluation.returned
         return result
 
-    def _started(self, args: tuple[Any, ...] | None, out: Any) -> Any:
+    def _started(self, args: tuple[object, ...] | None, out: object) -> Any:
         evaluation = super()._started(args, out)
         if self._fixed is not None:
             shapes = evaluation.parameter_shapes()
@@ -103,17 +103,17 @@ class Hessian(Jacobian):
 
 @with_short_traceback
 def hessian(
-    kernel: Callable[..., Any],
-    params: Any,
-    energy: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    energy: object = None,
     *,
-    args: tuple[Any, ...] = (),
-    out: Any = None,
+    args: tuple[object, ...] = (),
+    out: object = None,
     max_memory: int | None = None,
     chunk_size: int | None = None,
     format: str | None = None,
     project: str | None = None,
-    fixed: Any = None,
+    fixed: object = None,
     progress: bool | None = None,
 ) -> Any:
     """The Hessian of an energy, a number that a kernel computes, in one launch.
@@ -179,17 +179,17 @@ def hessian(
 
 @with_short_traceback
 def value_gradient_and_hessian(
-    kernel: Callable[..., Any],
-    params: Any,
-    energy: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    energy: object = None,
     *,
-    args: tuple[Any, ...] = (),
-    out: Any = None,
+    args: tuple[object, ...] = (),
+    out: object = None,
     max_memory: int | None = None,
     chunk_size: int | None = None,
     format: str | None = None,
     project: str | None = None,
-    fixed: Any = None,
+    fixed: object = None,
     progress: bool | None = None,
 ) -> tuple[Any, Any, Any]:
     """The energy, its gradient and its Hessian, from the same launch.
@@ -218,7 +218,7 @@ def value_gradient_and_hessian(
 
 @with_short_traceback
 def value_and_gradient(
-    kernel: Callable[..., Any], params: Any, energy: Any = None, *, args: tuple[Any, ...] = ()
+    kernel: Callable[..., object], params: object, energy: object = None, *, args: tuple[object, ...] = ()
 ) -> tuple[Any, Any]:
     """An energy and its gradient, from one launch.
 
@@ -252,14 +252,14 @@ def value_and_gradient(
 
 @with_short_traceback
 def hvp(
-    kernel: Callable[..., Any],
-    params: Any,
-    vectors: Any,
-    energy: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    vectors: object,
+    energy: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     max_memory: int | None = None,
-    fixed: Any = None,
+    fixed: object = None,
 ) -> Any:
     """Products H v of the Hessian of an energy with vectors, without H.
 
@@ -327,11 +327,11 @@ def _start(
     return with_choices(evaluation, project, _mask(fixed, evaluation))
 
 
-def _mask(fixed: Any, evaluation: Evaluation) -> Fixed | None:
+def _mask(fixed: object, evaluation: Evaluation) -> Fixed | None:
     return None if fixed is None else Fixed(fixed, evaluation.parameter_shapes())
 
 
-def _use(project: Any, format: str | None) -> str:
+def _use(project: object, format: str | None) -> str:
     """The use of a plan; raises for a projection that cannot be done."""
     if project is None:
         return "hessian"

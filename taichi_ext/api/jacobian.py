@@ -148,10 +148,10 @@ def value_and_jacobian(
 
 
 def prepared_form(
-    kernel: Any,
-    params: Any,
-    outputs: Any,
-    args: tuple[Any, ...],
+    kernel: object,
+    params: object,
+    outputs: object,
+    args: tuple[object, ...],
     options: Options,
     use: str = "jacobian",
 ) -> tuple[Plan, KernelCall]:

@@ -31,12 +31,12 @@ DENSE_TO_SPARSE = 8  # what an entry of sparse rows costs, over one of dense row
 
 @with_short_traceback
 def jvp(
-    kernel: Callable[..., Any],
-    params: Any,
-    tangents: Any,
-    outputs: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    tangents: object,
+    outputs: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     max_memory: int | None = None,
     chunk_size: int | None = None,
 ) -> Any:
@@ -88,12 +88,12 @@ def jvp(
 
 @with_short_traceback
 def vjp(
-    kernel: Callable[..., Any],
-    params: Any,
-    outputs: Any,
-    cotangents: Any,
+    kernel: Callable[..., object],
+    params: object,
+    outputs: object,
+    cotangents: object,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     max_memory: int | None = None,
     chunk_size: int | None = None,
 ) -> Any:
@@ -169,7 +169,7 @@ def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int 
 
 
 def transposed(
-    evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None, entries: Any = None
+    evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None, entries: object = None
 ) -> np.ndarray:
     """Columns of cotangents, a matrix for each output, times J: a row for each, a column for each parameter's entry.
 
@@ -266,11 +266,11 @@ _LIKE = {
 }
 
 
-def _is_structure(tree: Any) -> bool:
+def _is_structure(tree: object) -> bool:
     return isinstance(tree, (list, tuple, dict)) or len(flatten(tree)[0]) > 1
 
 
-def real_array(value: Any, place: str) -> np.ndarray:
+def real_array(value: object, place: str) -> np.ndarray:
     """A value as an array; raises for what is no array of real numbers."""
     check_not_ended(place, value)
     try:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from taichi_ext import backend
@@ -19,7 +17,7 @@ from taichi_ext.record.recorder import record
 from taichi_ext.simplify import simplify
 
 
-def add_gradient(kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
+def add_gradient(kernel: backend.Kernel, args: tuple[object, ...]) -> None:
     """For all that a kernel reads and writes: ``x.grad += y.grad * dy/dx``, as Taichi's kernel for its gradient does.
 
     Gradients of what is stored to, not added to, are then 0.

@@ -29,7 +29,7 @@ def is_torch_tensor(x: Any) -> TypeGuard[Any]:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def host_values(x: Any) -> Any:
+def host_values(x: object) -> Any:
     """The memory of a NumPy array or of a tensor on the host as a NumPy array; None for anything else."""
     if isinstance(x, np.ndarray):
         return x
@@ -55,7 +55,7 @@ def memory_place(array: Any) -> tuple[Any, int, bool]:
     return "host", array.__array_interface__["data"][0], flags.f_contiguous and not flags.c_contiguous
 
 
-def is_same_array(a: Any, b: Any) -> bool:
+def is_same_array(a: object, b: object) -> bool:
     """Whether two arrays are one: the same numbers in the same memory, in the same shape."""
     if a is b:
         return True
@@ -94,7 +94,7 @@ class _HostMemory:
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
-def memory_of(owner: Any, address: int, size: int) -> np.ndarray | None:
+def memory_of(owner: object, address: int, size: int) -> np.ndarray | None:
     """The bytes from an address on, in memory that an array keeps alive; None for the memory of a ti.ndarray.
 
     On a device they are a copy.
@@ -108,7 +108,7 @@ def memory_of(owner: Any, address: int, size: int) -> np.ndarray | None:
     return np.asarray(_HostMemory(owner, address, size))
 
 
-def set_memory(owner: Any, address: int, values: np.ndarray) -> None:
+def set_memory(owner: object, address: int, values: np.ndarray) -> None:
     """Put bytes back that ``memory_of`` gave."""
     if is_torch_tensor(owner) and owner.device.type != "cpu":
         place = _on_device(owner, address, values.size)
@@ -200,7 +200,7 @@ def numpy_dtype_of(x: Any) -> Any:
     return np.dtype(to_numpy_type(x.dtype))
 
 
-def torch_from_numpy(values: Any, device: Any) -> Any:
+def torch_from_numpy(values: object, device: object) -> Any:
     torch = sys.modules["torch"]
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 

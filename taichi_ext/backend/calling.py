@@ -6,7 +6,7 @@ import ast
 import contextlib
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
 from taichi_ext.backend.expressions import source_location
@@ -35,7 +35,7 @@ def no_position() -> Position:
     return {"lineno": 1, "col_offset": 0, "end_lineno": 1, "end_col_offset": 0}
 
 
-def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: dict[str, Any]) -> Any:
+def native_call(ctx: ASTTransformerContext, function: object, args: Any, keywords: Mapping[str, object]) -> Any:
     """``function(*args, **keywords)`` as Taichi evaluates it in a kernel."""
     match = re.search(r"line (\d+), in", source_location())
     line = int(match.group(1)) - ctx.lineno_offset if match else 1
@@ -58,7 +58,7 @@ def native_call(ctx: ASTTransformerContext, function: Any, args: Any, keywords: 
         ctx.local_scopes.pop()
 
 
-def is_mesh_domain(x: Any) -> bool:
+def is_mesh_domain(x: object) -> bool:
     """Whether a loop over something is one over the elements of a mesh, or those next to an element."""
     return isinstance(x, (mesh.MeshElementField, mesh.MeshRelationAccessProxy))
 

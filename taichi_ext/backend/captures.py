@@ -195,14 +195,14 @@ def _note_attribute(context: Any, node: Any) -> None:
         _noting[-1].follow((id(owner), node.root[1]), node.ptr is not before)
 
 
-def read_member(struct: Any, name: str) -> Any:
+def read_member(struct: object, name: str) -> Any:
     """The value of a member of a struct of Python numbers, in the kernel that is walked."""
     value = getattr(struct, name)
     reader = _noting[-1].reader if _noting else None
     return value if reader is None else reader.read_attribute(struct, name, value)
 
 
-def _is_attribute_read(node: Any) -> bool:
+def _is_attribute_read(node: object) -> bool:
     """Whether a call reads an attribute by name, as rewritten sources do: ``<ad>.attribute(owner, "name")``."""
     function = node.func if isinstance(node, ast.Call) else None
     if isinstance(function, ast.Attribute):
@@ -243,8 +243,8 @@ def follow_captures() -> None:
     setattr(ASTTransformer, "build_Call", staticmethod(_followed_call(ASTTransformer.build_Call)))  # noqa: B010
 
 
-def _followed(build: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
-    def wrapped(context: Any, node: Any) -> Any:
+def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callable[..., Any]:
+    def wrapped(context: object, node: object) -> Any:
         result = build(context, node)
         if _noting:
             note(context, node)
@@ -280,7 +280,7 @@ def _followed_call(build: Callable[..., Any]) -> Callable[..., Any]:
 _first: weakref.WeakKeyDictionary[Kernel, tuple[Any, dict[Any, Captures]]] = weakref.WeakKeyDictionary()
 
 
-def first_captures(kernel: Kernel, features: Any, captures: Captures) -> Captures:
+def first_captures(kernel: Kernel, features: object, captures: Captures) -> Captures:
     """The values that a kernel was first compiled with for such arguments: these, if it has not been before."""
     program = RUNTIME.state().prog
     known = _first.get(kernel)

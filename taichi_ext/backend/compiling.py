@@ -25,7 +25,7 @@ class _Again:
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], tuple[Any, Any]] = {}
 
-    def renew(self, obj: Any, name: str, value: Any) -> None:
+    def renew(self, obj: object, name: str, value: object) -> None:
         """Give an attribute another value, once."""
         key = (id(obj), name)
         if key not in self._before:
@@ -64,7 +64,7 @@ def compile_with(
     compiled_with: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
     compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__
 
-    def materialize(self: Kernel, key: Any = None, args: Any = None, arg_features: Any = None) -> None:
+    def materialize(self: Kernel, key: object = None, args: Any = None, arg_features: object = None) -> None:
         with exclusive:
             skip_empty_layout()
             if _again is not None:
@@ -95,7 +95,7 @@ def compile_with(
                 self.compiled_kernels[key] = traced.cpp
                 self.has_print |= traced.has_print
 
-    def do_compile(self: Func, key: Any, args: Any, arg_features: Any) -> None:
+    def do_compile(self: Func, key: object, args: object, arg_features: object) -> None:
         callable_before = RUNTIME.state().compiling_callable
         try:
             compile_function(self, key, args, arg_features)

@@ -11,7 +11,7 @@ from taichi_ext.backend.runtime import RUNTIME, ti
 _WHOLE = "_taichi_ext_whole"  # of a component: the field that was made of it, which it does not keep alive
 
 
-def whole_field(field: Any) -> Any:
+def whole_field(field: object) -> Any:
     """The vector or matrix field that a scalar field is a component of; the field itself where it is none."""
     if not isinstance(field, ti.ScalarField):
         return field

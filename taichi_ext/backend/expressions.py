@@ -39,7 +39,7 @@ def source_location() -> str:
     return stack[-1] if stack else ""
 
 
-def is_expr(x: Any) -> bool:
+def is_expr(x: object) -> bool:
     return isinstance(x, Expr)
 
 
@@ -70,11 +70,11 @@ def is_real(dtype: Any) -> bool:
     return dtype in real_types
 
 
-def is_integer(dtype: Any) -> bool:
+def is_integer(dtype: object) -> bool:
     return dtype in integer_types or dtype == primitive_types.u1
 
 
-def is_scalar_integer(x: Any) -> bool:
+def is_scalar_integer(x: object) -> bool:
     return isinstance(x, Expr) and not x.ptr.is_tensor() and is_integer(dtype_of(x))
 
 
@@ -82,7 +82,7 @@ def cast(x: Any, dtype: Any) -> Expr:
     return ti.cast(x if isinstance(x, Expr) else Expr(x), dtype)
 
 
-def constant(x: float, dtype: Any) -> Expr:
+def constant(x: float, dtype: object) -> Expr:
     """A literal of an exact type (literals in kernels otherwise get ``default_fp``)."""
     return Expr(float(x), dtype=dtype) if is_real(dtype) else Expr(int(x), dtype=dtype)
 
@@ -121,7 +121,7 @@ def element(x: Expr, indices: tuple[Any, ...]) -> Expr:
     return impl.subscript(builder(), x, *indices)
 
 
-def assign(target: Expr, value: Any) -> None:
+def assign(target: Expr, value: object) -> None:
     target._assign(value)
 
 
@@ -189,12 +189,12 @@ def stores_by_column() -> bool:
 DataType = core.DataType
 
 
-def promoted_type(a: Any, b: Any) -> Any:
+def promoted_type(a: object, b: object) -> Any:
     """The type that two types have in common."""
     return core.promoted_type(a, b)
 
 
-def array_type(array: Any) -> tuple[Any, tuple[int, ...]]:
+def array_type(array: object) -> tuple[Any, tuple[int, ...]]:
     """The scalar type and the shape of the elements of an array argument that is being traced."""
     kind = array.get_type().element_type
     is_tensor = callable(getattr(kind, "shape", None))

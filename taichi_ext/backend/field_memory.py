@@ -40,7 +40,7 @@ _known = _Trees(lambda: None, 0, {})
 _layouts: weakref.WeakKeyDictionary[Any, _Layout | None] = weakref.WeakKeyDictionary()
 
 
-def find_memory(fields: Iterable[Any]) -> None:
+def find_memory(fields: Iterable[object]) -> None:
     """Find where fields lie, with one kernel for all those of whose trees nothing is known yet."""
     layouts = [(field, layout) for field in fields if (layout := _layout(field)) is not None]
     addresses = _addresses()
@@ -51,7 +51,7 @@ def find_memory(fields: Iterable[Any]) -> None:
             addresses[layout.tree] = address - layout.offset
 
 
-def memory_of_field(field: Any) -> np.ndarray | None:
+def memory_of_field(field: object) -> np.ndarray | None:
     """A field as a view shaped as by ``to_numpy``; None where it is not in one dense block on the CPU."""
     layout = _layout(field)
     if layout is None:

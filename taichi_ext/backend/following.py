@@ -34,10 +34,10 @@ class _Stray:
                 return kernel(*args)
         raise self._error(f"{kernel.func.__qualname__} is launched in")
 
-    def before_host_write(self, obj: Any, value: Any) -> None:
+    def before_host_write(self, obj: object, value: object) -> None:
         raise self._error("A field or array is written in")
 
-    def host_read(self, obj: Any, value: Any) -> Any:
+    def host_read(self, obj: object, value: object) -> Any:
         return value
 
     def _error(self, what: str) -> UnsupportedError:
@@ -74,7 +74,7 @@ def _followed_start(self: threading.Thread) -> None:
     _originals["thread start"](self)
 
 
-def _followed_call(self: Kernel, *args: Any, **kwargs: Any) -> Any:
+def _followed_call(self: Kernel, *args: object, **kwargs: object) -> Any:
     follower = _follower()
     if follower is None:
         return _originals["call"](self, *args, **kwargs)
@@ -100,7 +100,7 @@ def _entry(field: Any, key: Any) -> FieldEntry:
     return FieldEntry.of(accessors[0], tuple(field._pad_key(key)))
 
 
-def _set_entry(entry: FieldEntry, value: Any, store: Callable[[], None]) -> None:
+def _set_entry(entry: FieldEntry, value: object, store: Callable[[], None]) -> None:
     follower = _follower()
     if follower is None:
         store()
@@ -110,16 +110,16 @@ def _set_entry(entry: FieldEntry, value: Any, store: Callable[[], None]) -> None
     follower.host_write(entry)
 
 
-def _get_entry(entry: FieldEntry, value: Any) -> Any:
+def _get_entry(entry: FieldEntry, value: object) -> Any:
     follower = _follower()
     return value if follower is None else follower.host_read(entry, value)
 
 
-def _followed_field_set(self: ti.ScalarField, key: Any, value: Any) -> None:
+def _followed_field_set(self: ti.ScalarField, key: object, value: object) -> None:
     _set_entry(_entry(self, key), value, lambda: _originals["field set"](self, key, value))
 
 
-def _followed_field_get(self: ti.ScalarField, key: Any) -> Any:
+def _followed_field_get(self: ti.ScalarField, key: object) -> Any:
     check_not_ended(self)
     value = _originals["field get"](self, key)
     return _get_entry(_entry(self, key), value)
@@ -128,7 +128,7 @@ def _followed_field_get(self: ti.ScalarField, key: Any) -> Any:
 def _existing(name: str) -> Callable[..., Any]:
     """Access to entries of a vector, matrix or struct field, which has to exist: what is got reads and writes them."""
 
-    def access(self: Any, *args: Any) -> Any:
+    def access(self: object, *args: object) -> Any:
         check_not_ended(self)
         return _originals[name](self, *args)
 
@@ -164,7 +164,7 @@ def _followed_entry_read(x: Any) -> Any:
     return value if follower is None else follower.host_read(x.ndarr, value)
 
 
-def _followed_member_set(self: ti.Struct, key: Any, value: Any) -> None:
+def _followed_member_set(self: ti.Struct, key: object, value: object) -> None:
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     if isinstance(x, SNodeHostAccess):  # other members are structs and matrices, which are followed themselves
         _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
@@ -172,13 +172,13 @@ def _followed_member_set(self: ti.Struct, key: Any, value: Any) -> None:
         _originals["member set"](self, key, value)
 
 
-def _followed_member_get(self: ti.Struct, key: Any) -> Any:
+def _followed_member_get(self: ti.Struct, key: object) -> Any:
     value = _originals["member get"](self, key)
     x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
     return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
 
 
-def _followed_array_set(self: Any, key: Any, value: Any) -> None:
+def _followed_array_set(self: object, key: object, value: object) -> None:
     follower = _follower()
     if follower is not None:
         follower.before_host_write(self, value)
@@ -187,13 +187,13 @@ def _followed_array_set(self: Any, key: Any, value: Any) -> None:
         follower.host_write_array(self, key)
 
 
-def _followed_array_get(self: Any, key: Any) -> Any:
+def _followed_array_get(self: object, key: object) -> Any:
     value = _originals["array get"](self, key)
     follower = _follower()
     return value if follower is None else follower.host_read(self, value)
 
 
-def _followed_fill(self: Any, value: Any) -> None:
+def _followed_fill(self: object, value: object) -> None:
     follower = _follower()
     if follower is None:
         _originals["fill"](self, value)
@@ -292,7 +292,7 @@ def follow(follower: Any) -> Iterator[None]:
         raise stray.errors[0]
 
 
-def _begin(follower: Any, stray: _Stray) -> None:
+def _begin(follower: object, stray: _Stray) -> None:
     """Follow this thread, and those that it starts."""
     me = threading.get_ident()
     with _lock:

@@ -11,7 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ from taichi_ext.backend.threads import exclusive
 STATIC_CALLS = (ti.static, ti.static_assert, ti.grouped, ti.ndrange)
 
 
-def resolves_to_static_call(node: ast.AST, scope: dict[str, Any]) -> str:
+def resolves_to_static_call(node: ast.AST, scope: Mapping[str, object]) -> str:
     """``static``, ``grouped``, ``ndrange`` ... when node is a call of that name in scope, else an empty string."""
     if isinstance(node, ast.Call):
         for wanted in STATIC_CALLS:
@@ -101,7 +101,7 @@ def _settings_of(hazards: frozenset[str], lines: int) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _settings(config: Any, values: dict[str, int]) -> Iterator[None]:
+def _settings(config: object, values: dict[str, int]) -> Iterator[None]:
     """Compile with other settings than the user's."""
     with exclusive:
         before = {name: getattr(config, name) for name in values}
@@ -224,12 +224,12 @@ def short_name(kernel: Kernel) -> str:
     return kernel.func.__qualname__.split("<locals>.")[-1]
 
 
-def module_of(function: Any) -> str:
+def module_of(function: object) -> str:
     """The name of the module of a function or other callable, empty where it has none."""
     return getattr(function, "__module__", None) or ""
 
 
-def is_library(function: Any) -> bool:
+def is_library(function: object) -> bool:
     """Whether a function is one of Taichi's own."""
     return RUNTIME.owns(module_of(function))
 
@@ -259,7 +259,7 @@ class RepeatedLaunch:
         self._given = given
         self._set(given)
 
-    def __call__(self, given: Iterable[Any] = ()) -> None:
+    def __call__(self, given: Iterable[object] = ()) -> None:
         self._uses.check_not_ended()
         self._set(given)
         self._runtime.prog.launch_kernel(self._compiled, self._context)
@@ -273,7 +273,7 @@ class RepeatedLaunch:
                 self._context.set_arg_external_array_with_shape((position,), address, value.nbytes, value.shape, 0)
 
 
-def array_feature(dtype: Any) -> tuple[Any, ...]:
+def array_feature(dtype: object) -> tuple[Any, ...]:
     """Template key of a one-dimensional scalar array argument."""
     return (dtype, 1, False, ndarray_type.NdarrayType(ndim=1).boundary)
 
@@ -281,7 +281,7 @@ def array_feature(dtype: Any) -> tuple[Any, ...]:
 NUMBER_FEATURE = "#"  # template key of a number, by which Taichi does not tell kernels apart
 
 
-def argument_features(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def argument_features(kernel: Kernel, args: tuple[object, ...]) -> tuple[Any, ...]:
     return kernel.mapper.extract(args)
 
 
@@ -312,7 +312,7 @@ def program() -> Any:
     return RUNTIME.state().prog
 
 
-def process_args(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def process_args(kernel: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Any, ...]:
     return tuple(kernel_impl._process_args(kernel, args, kwargs))
 
 
@@ -344,11 +344,11 @@ def return_dtype(kernel: Kernel) -> Any:
     return kinds[0] if all(k == kinds[0] for k in kinds) else None
 
 
-def is_scalar_type(annotation: Any) -> bool:
+def is_scalar_type(annotation: object) -> bool:
     return id(annotation) in primitive_types.type_ids
 
 
-def is_reference(annotation: Any) -> bool:
+def is_reference(annotation: object) -> bool:
     """Whether an argument of a real function is passed by reference."""
     return isinstance(annotation, primitive_types.RefType)
 
@@ -377,13 +377,13 @@ def deep_recursion(limit: int = 10000) -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def deactivated_node(kernel: Kernel, args: tuple[Any, ...]) -> Any:
+def deactivated_node(kernel: Kernel, args: tuple[object, ...]) -> Any:
     """The node that one of Taichi's own kernels deactivates as a whole; None for any other kernel."""
     names = ("snode_deactivate", "snode_deactivate_dynamic")
     return args[0] if is_library_kernel(kernel) and kernel.func.__name__ in names else None
 
 
-def numpy_dtype_of_annotation(annotation: Any) -> Any:
+def numpy_dtype_of_annotation(annotation: object) -> Any:
     """The NumPy type of a scalar, vector or matrix argument."""
     return np.dtype(to_numpy_type(cook_dtype(annotation.dtype if isinstance(annotation, MatrixType) else annotation)))
 
@@ -394,7 +394,7 @@ def known_in_kernels(function: Any) -> Any:
     return function
 
 
-def is_known_in_kernels(function: Any) -> bool:
+def is_known_in_kernels(function: object) -> bool:
     """Whether a function is a kernel, a ``ti.func`` or one that kernels may call."""
     return hasattr(function, "_is_wrapped_kernel") or hasattr(function, "_is_taichi_function")
 

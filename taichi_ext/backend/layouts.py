@@ -41,7 +41,7 @@ def is_dense(field: Any) -> bool:
     return all(is_dense_node(v.ptr.snode()) for v in field.vars)
 
 
-def storage_parts(obj: Any) -> list[Any]:
+def storage_parts(obj: object) -> list[Any]:
     """The holders of a scalar or matrix field: parts of the layout that are not dense, and dense ones, as fields."""
     if not isinstance(obj, (ti.ScalarField, ti.MatrixField)):
         return [obj]
@@ -67,19 +67,19 @@ def _is_under(current: Any, number: int) -> bool:
     return False
 
 
-def is_under(field: Any, node: Any) -> bool:
+def is_under(field: object, node: object) -> bool:
     """Whether a component of a field is placed in a node of the layout, or in one below it."""
     return bool(components_under(field, node))
 
 
-def leaf_fields(field: Any) -> list[Any]:
+def leaf_fields(field: object) -> list[Any]:
     """The scalar and matrix fields that a field consists of."""
     if isinstance(field, ti.StructField):
         return [leaf for member in field.field_dict.values() for leaf in leaf_fields(member)]
     return [field]
 
 
-def is_dynamic_cell(field: Any, index_count: int) -> bool:
+def is_dynamic_cell(field: object, index_count: int) -> bool:
     """Whether so many indices name a list of a dynamic node, to which entries are appended, rather than an entry."""
     node = leaf_fields(field)[0].vars[0].ptr.snode()
     if node is None:

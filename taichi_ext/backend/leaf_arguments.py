@@ -58,19 +58,19 @@ def _parts(leaf: LeafArgument) -> Iterator[LeafArgument]:
         yield from _parts(LeafArgument(f"{leaf.name}.{member}", annotation, leaf.position, (*leaf.path, member)))
 
 
-def leaf_values(kernel: Kernel, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def leaf_values(kernel: Kernel, args: tuple[object, ...]) -> tuple[Any, ...]:
     """The values of the leaf arguments in a call."""
     leaves = leaf_arguments(kernel)
     return tuple(leaf.value(args) for leaf in leaves) if any(leaf.path for leaf in leaves) else args
 
 
-def with_leaf_values(kernel: Kernel, values: Sequence[Any]) -> tuple[Any, ...]:
+def with_leaf_values(kernel: Kernel, values: Sequence[object]) -> tuple[Any, ...]:
     """The arguments of a call whose leaf arguments have these values; structs and packs are new ones."""
     rest = iter(values)
     return tuple(_rebuilt(a.annotation, rest) for a in kernel.arguments)
 
 
-def _rebuilt(annotation: Any, values: Iterator[Any]) -> Any:
+def _rebuilt(annotation: object, values: Iterator[object]) -> Any:
     if not isinstance(annotation, COMPOUND):
         return next(values)
     return annotation(**{name: _rebuilt(member, values) for name, member in annotation.members.items()})
@@ -90,7 +90,7 @@ def compound_problem(annotation: Any, value: Any) -> str:
     return f"is {article} {found}; expected the annotated {kind}, with the members {', '.join(annotation.members)}"
 
 
-def is_array_annotation(annotation: Any) -> bool:
+def is_array_annotation(annotation: object) -> bool:
     return isinstance(annotation, ndarray_type.NdarrayType)
 
 

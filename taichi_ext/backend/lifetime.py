@@ -107,7 +107,7 @@ def layout_version() -> int:
     return _layout().version
 
 
-def tree_serial(node: Any) -> int:
+def tree_serial(node: object) -> int:
     """Tells the tree of a node, as Taichi's core has it, from all others, those of other programs included."""
     return _layout().serial(tree_of(node))
 
@@ -173,7 +173,7 @@ def is_field_alive(field: Any) -> bool:
     return RUNTIME.state().prog is not None and all(_layout().has(component) for component in field.vars)
 
 
-def is_made_since(obj: Any, before: Moment) -> bool:
+def is_made_since(obj: object, before: Moment) -> bool:
     """Whether a field, an entry of one or a ti.ndarray was made after a moment."""
     if isinstance(obj, ti.StructField):
         return all(is_made_since(member, before) for member in obj.field_dict.values())
@@ -194,7 +194,7 @@ def is_array_alive(array: ti.Ndarray) -> bool:
     return program is not None and program() is not None and program() is RUNTIME.state().prog
 
 
-def ended_problem(obj: Any) -> str:
+def ended_problem(obj: object) -> str:
     """Why a field or ti.ndarray cannot be used any more; empty where it can, and for anything else."""
     if isinstance(obj, ti.StructField):
         return next(filter(None, map(ended_problem, obj.field_dict.values())), "")
@@ -205,14 +205,14 @@ def ended_problem(obj: Any) -> str:
     return _GONE if isinstance(obj, InTree) and not is_tree_alive(obj.tree_serial) else ""
 
 
-def check_not_ended(obj: Any, what: str = "") -> None:
+def check_not_ended(obj: object, what: str = "") -> None:
     """Raise for a field or array that no longer exists, before Taichi reads or writes freed memory."""
     problem = ended_problem(obj)
     if problem:
         raise EndedFieldError(f"{what or _kind(obj)} {problem}.")
 
 
-def _kind(obj: Any) -> str:
+def _kind(obj: object) -> str:
     return "A ti.ndarray that is read or written here" if isinstance(obj, ti.Ndarray) else _A_FIELD
 
 

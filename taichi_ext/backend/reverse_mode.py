@@ -39,10 +39,10 @@ def transpose_with(add_gradient: Callable[[Kernel, tuple[Any, ...]], None]) -> N
     _add_gradient = add_gradient
 
 
-def transpose(kernel: Kernel, key: Any) -> None:
+def transpose(kernel: Kernel, key: object) -> None:
     """Let another function run in place of a kernel for a gradient, for arguments of these types."""
 
-    def launch_kernel(t_kernel: Any, *args: Any) -> Any:
+    def launch_kernel(t_kernel: object, *args: object) -> Any:
         if t_kernel is not TRANSPOSED:
             return Kernel.launch_kernel(kernel, t_kernel, *args)
         assert _add_gradient is not None

@@ -154,7 +154,7 @@ def _upwards(node: Any) -> Iterator[Any]:
         node = node.parent
 
 
-def is_dense_node(node: Any) -> bool:
+def is_dense_node(node: object) -> bool:
     """Whether a node, as Taichi's core has it, and all above it are dense."""
     return all(n.type in _DENSE for n in _upwards(node))
 
@@ -222,7 +222,7 @@ class PartCopy:
 _parts: tuple[Any, int, dict[int, SparsePart]] = (lambda: None, 0, {})  # of one program, while its layout is the same
 
 
-def sparse_part(node: Any) -> SparsePart | None:
+def sparse_part(node: object) -> SparsePart | None:
     """The part that a node (a ``ti.SNode``, or as Taichi's core has it) lies in; None where all above it is dense."""
     global _parts
     outer = [n for n in _upwards(getattr(node, "ptr", node)) if n.type not in _DENSE]

@@ -40,11 +40,11 @@ _FEW = 20  # entries of parameters that are tried without a progress bar
 
 @with_short_traceback
 def check_jacobian(
-    kernel: Callable[..., Any],
-    params: Any,
-    outputs: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    outputs: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     step: float | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -208,7 +208,7 @@ class Run:
         return [_as_array(returned) if t.kind == "return" else self.values(t).astype(np.float64) for t in targets]
 
     @contextlib.contextmanager
-    def _set(self, variable: Variable, value: Any) -> Generator[None, None, None]:
+    def _set(self, variable: Variable, value: object) -> Generator[None, None, None]:
         """Let a Python number be another one, and kernels be compiled for it."""
         fused = self.plan.prepared.fused.values()
         same = [variable, *(v for f in fused for v in f.facts.namesakes.get(variable.key, ()))]

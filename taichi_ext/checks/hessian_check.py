@@ -21,11 +21,11 @@ from taichi_ext.errors import with_short_traceback
 
 @with_short_traceback
 def check_hessian(
-    kernel: Callable[..., Any],
-    params: Any,
-    energy: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    energy: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     step: float | None = None,
     rtol: float | None = None,
     atol: float | None = None,

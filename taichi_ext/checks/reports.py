@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -132,6 +131,6 @@ def entry_text(index: tuple[int, ...]) -> str:
     return index_text(index) if index else ""
 
 
-def number_text(value: Any) -> str:
+def number_text(value: object) -> str:
     """Numbers of an array on one line, with four digits."""
     return np.array2string(np.asarray(value), precision=4, separator=", ").replace("\n", "")

@@ -161,7 +161,7 @@ def check_rule(
     return report
 
 
-def _find(rule: str | Callable[..., Any]) -> GradientRule:
+def _find(rule: str | Callable[..., object]) -> GradientRule:
     if isinstance(rule, str):
         return registry[rule]
     func = backend.taichi_func(rule)

@@ -79,7 +79,7 @@ class TangentArray:
 def export(
     program: Program,
     tangents: list[TangentArray],
-    known: Mapping[Any, tuple[str, tuple[int, ...]]],
+    known: Mapping[object, tuple[str, tuple[int, ...]]],
     by_column: bool,
     title: str,
 ) -> str:
@@ -295,7 +295,7 @@ def _checks_of_memory(program: Program, tangents: Sequence[TangentArray], arrays
         yield f"_apart({_by_name(n for n in arrays if n in own)}, {_by_name(n for n in arrays if n not in own)})"
 
 
-def _written(name: str, obj: Any) -> str:
+def _written(name: str, obj: object) -> str:
     """An object as an expression of a module that imports Taichi alone."""
     if isinstance(obj, backend.StructType):
         members = (f"{k}={_written(k, annotation_text(member))}" for k, member in obj.members.items())

@@ -154,7 +154,7 @@ class Expressions:
         rows = (", ".join(texts[i * shape[1] : (i + 1) * shape[1]]) for i in range(shape[0]))
         return f"ti.Matrix([{', '.join(f'[{row}]' for row in rows)}], {kind})"
 
-    def argument(self, x: Any) -> str:
+    def argument(self, x: object) -> str:
         """Anything that a call can take."""
         match x:
             case Value():

@@ -27,7 +27,7 @@ class Emitted:
     places: dict[int, str]  # what messages say instead of a line of the text
     hazards: frozenset[str]  # of the program
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         """Run it, compiled without what Taichi gets wrong."""
         with backend.careful_compilation(self.hazards):
             return self.kernel(*args)

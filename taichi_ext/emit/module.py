@@ -56,12 +56,12 @@ def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[s
     return "\n".join(text), dict(names.objects), {n: p for n, p in enumerate(lines.places, first) if p is not None}
 
 
-def _taken(name: str, annotation: Any) -> Iterator[str]:
+def _taken(name: str, annotation: object) -> Iterator[str]:
     """An argument's name and those of its members, which Taichi 1.7.4 takes for names of arguments, too."""
     yield name
     for member, kind in getattr(annotation, "members", {}).items():
         yield from _taken(member, kind)
 
 
-def _annotation(names: Names, annotation: Any) -> str:
+def _annotation(names: Names, annotation: object) -> str:
     return annotation if isinstance(annotation, str) else names.object(annotation, "Struct")

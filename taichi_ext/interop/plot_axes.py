@@ -79,7 +79,7 @@ class Block:
         return math.prod(self.output.full_shape), math.prod(self.param.full_shape)
 
 
-def blocks_of(J: Any, plan: Any, params: Any, outputs: Any, output_axes: int | None) -> list[Block]:
+def blocks_of(J: object, plan: object, params: object, outputs: object, output_axes: int | None) -> list[Block]:
     """The blocks of J with their axes; raises where they cannot be told."""
     if output_axes is not None and (not isinstance(output_axes, int) or output_axes < 0):
         raise InvalidArgumentError(f"output_axes is {shown(output_axes)}; expected a whole number of axes, or None.")
@@ -123,7 +123,7 @@ def _side_of_target(call: KernelCall, target: Target) -> Side:
     return _side_of(obj, target.argument or call.labels.name(obj) or str(target.name).split(" (")[0])
 
 
-def _side_given(path: str, leaf: Any, what: str) -> Side:
+def _side_given(path: str, leaf: object, what: str) -> Side:
     if isinstance(leaf, str):
         return Side(leaf)
     if backend.is_array(leaf) or isinstance(leaf, backend.Field):

@@ -27,14 +27,14 @@ _MOST_ENTRIES = 2**26  # of a sparse block that is drawn entry by entry
 
 
 def plot_jacobian(
-    J: Any,
-    plan: Any = None,
+    J: object,
+    plan: object = None,
     *,
-    params: Any = None,
-    outputs: Any = None,
+    params: object = None,
+    outputs: object = None,
     output_axes: int | None = None,
     columns: int = _MOST_COLUMNS,
-    units: Any = None,
+    units: object = None,
 ) -> Any:
     """Draw a Jacobian: a row of pictures for each pair of output and parameter, red above and blue below zero.
 
@@ -104,7 +104,7 @@ def plot_jacobian(
 
 
 def plot_sparsity(
-    J: Any, plan: Any = None, *, params: Any = None, outputs: Any = None, output_axes: int | None = None
+    J: object, plan: object = None, *, params: object = None, outputs: object = None, output_axes: int | None = None
 ) -> Any:
     """Draw which entries of a Jacobian are not zero: a picture for each pair of output and parameter.
 
@@ -173,7 +173,7 @@ def _png(figure: Any) -> bytes:
     return data.getvalue()
 
 
-def _units(units: Any, blocks: list[Block]) -> list[str]:
+def _units(units: object, blocks: list[Block]) -> list[str]:
     found = [("", units or "")] * len(blocks) if units is None or isinstance(units, str) else flatten(units, "units")[0]
     if len(found) != len(blocks) or not all(isinstance(unit, str) for _, unit in found):
         raise InvalidArgumentError(

@@ -32,11 +32,11 @@ from taichi_ext.runtime.memory.shadows import view_of
 
 
 def torch_function(
-    kernel: Callable[..., Any],
-    inputs: Any,
-    outputs: Any = None,
+    kernel: Callable[..., object],
+    inputs: object,
+    outputs: object = None,
     *,
-    shapes: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, object] | None = None,
     max_memory: int | None = None,
     reverse: bool = False,
 ) -> TorchFunction:
@@ -159,7 +159,7 @@ class TorchFunction:
         if what == "shapes" and name in self._inputs:
             raise InvalidArgumentError(f"shapes has {name!r}, which is an input.")
 
-    def _check_field(self, what: str, field: Any) -> None:
+    def _check_field(self, what: str, field: object) -> None:
         if what == "shapes" or not isinstance(field, backend.Field):
             raise InvalidArgumentError(f"{what} has {shown(field)}; expected the name of an argument or a ti.field.")
         check_not_ended(what, field)
@@ -185,14 +185,14 @@ class TorchFunction:
 
     # --- the call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the kernel on tensors; see ``torch_function``."""
         torch = require_torch()
         if torch.compiler.is_compiling():  # what torch.compile has compiled so far ends here, and goes on behind
             return torch.compiler.disable(self._run)(*args, **kwargs)
         return self._run(*args, **kwargs)
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, *args: object, **kwargs: object) -> Any:
         torch = require_torch()
         check_initialised()
         check_not_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
@@ -213,7 +213,7 @@ class TorchFunction:
         results = function.apply(call, *inputs, *(constants[n] for n in names))
         return self._rebuild(list(results[: self.result_count]))
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def _bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[list[Any], dict[str, Any]]:
         """The inputs, and the other arguments by name."""
         torch = require_torch()
         order = [*self._inputs, *self._constants]
@@ -411,7 +411,7 @@ def _name(kernel: Any) -> str:
     return getattr(kernel, "__name__", repr(kernel))
 
 
-def _as_list(items: Any) -> list[Any]:
+def _as_list(items: object) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else [items]
 
 

@@ -8,7 +8,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -38,7 +38,7 @@ class Call:
     function: Any
     wanted: tuple[bool, ...]  # by input: whether a derivative is wanted
     tensor_names: tuple[str, ...]  # the arguments that the tensors after the inputs are
-    constants: dict[str, Any]
+    constants: Mapping[str, object]
 
     @property
     def wanted_inputs(self) -> list[int]:
@@ -48,7 +48,7 @@ class Call:
 # --- whether and where derivatives are wanted
 
 
-def _layers(x: Any) -> tuple[Any, list[int]]:
+def _layers(x: object) -> tuple[Any, list[int]]:
     """The tensor under the wrappers of ``torch.func``, and the levels of those that differentiate."""
     functorch = require_torch()._C._functorch
     levels = []
@@ -59,7 +59,7 @@ def _layers(x: Any) -> tuple[Any, list[int]]:
     return x, levels
 
 
-def wants_derivative(x: Any) -> bool:
+def wants_derivative(x: object) -> bool:
     torch = require_torch()
     plain, levels = _layers(x)
     if levels or (torch.is_grad_enabled() and plain.requires_grad):
@@ -68,7 +68,7 @@ def wants_derivative(x: Any) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(plain).tangent is not None
 
 
-def check_first_order(inputs: Sequence[Any], name: str) -> None:
+def check_first_order(inputs: Sequence[object], name: str) -> None:
     if len({level for x in inputs for level in _layers(x)[1]}) > 1:
         raise _second_derivative(name)
 
@@ -249,11 +249,11 @@ def _product(compute: Callable[..., tuple[Any, ...]]) -> Any:
             ctx.name = inputs[0].function.__name__
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        def backward(ctx: Any, *gradients: object) -> tuple[Any, ...]:
             raise _second_derivative(ctx.name)
 
         @staticmethod
-        def jvp(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        def jvp(ctx: Any, *tangents: object) -> tuple[Any, ...]:
             raise _second_derivative(ctx.name)
 
     Product.vmap = staticmethod(_one_by_one(lambda: Product))

@@ -22,7 +22,7 @@ def as_tensor(block: Any, device: Any) -> Any:
     return block if isinstance(block, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(block)).to(device)
 
 
-def returned_tensor(returned: Any, kernel: Any, device: Any) -> Any:
+def returned_tensor(returned: object, kernel: object, device: object) -> Any:
     """The return value of a kernel, as a tensor of its type."""
     bound = backend.primal_kernel(kernel)
     assert bound is not None

@@ -171,9 +171,9 @@ class KernelFacts:
     read: frozenset[Key]
     written: frozenset[Key]
     covered: frozenset[Key]  # containers of which all tangents are written, whatever they were
-    other_fields: tuple[Any, ...] = ()  # integer fields that are written
+    other_fields: tuple[object, ...] = ()  # integer fields that are written
     read_arguments: frozenset[str] = frozenset()  # names of array arguments of which entries are read
-    changed_nodes: tuple[Any, ...] = ()  # of the layout, cells of which are activated and deactivated by name
+    changed_nodes: tuple[object, ...] = ()  # of the layout, cells of which are activated and deactivated by name
     has_random: bool = False
     returns_active: bool = False  # what it returns has a tangent
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None

@@ -155,7 +155,7 @@ class Effect(Statement):
     function: Any
     args: tuple[Any, ...]  # groups, containers, tuples of them, Python values
     results: tuple[Local, ...] = ()
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    keywords: Mapping[str, object] = field(default_factory=dict)
     writes: tuple[Container, ...] = ()  # fields that it changes
 
 
@@ -199,7 +199,7 @@ class Argument:
     """An argument of a kernel: ``value`` is what it is in the program, None for templates."""
 
     name: str
-    annotation: Any  # text, or an object of Taichi's
+    annotation: object  # text, or an object of Taichi's
     value: Container | Group | None = None
 
 
@@ -209,7 +209,7 @@ class Program:
 
     name: str
     arguments: tuple[Argument, ...]
-    returns: tuple[Any, ...]  # annotations, as in Argument
+    returns: tuple[object, ...]  # annotations, as in Argument
     body: Body
     containers: tuple[Container, ...]
     file: str = ""
@@ -287,7 +287,7 @@ def values_of(statement: Statement) -> list[Value]:
     return found
 
 
-def _values_in(x: Any) -> Iterator[Value]:
+def _values_in(x: object) -> Iterator[Value]:
     if isinstance(x, Value):
         yield x
     elif isinstance(x, (Tensor, Struct)):
@@ -312,7 +312,7 @@ def with_values(statement: Statement, change: Callable[[Value], Value]) -> State
     return replace(statement, **changed) if changed else statement
 
 
-def _changed(x: Any, change: Callable[[Value], Value]) -> Any:
+def _changed(x: object, change: Callable[[Value], Value]) -> Any:
     if isinstance(x, Value):
         return change(x)
     if isinstance(x, (tuple, list)):

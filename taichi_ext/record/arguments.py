@@ -33,7 +33,7 @@ def bind_arguments(r: Recording) -> None:
     r.arguments = tuple(made)
 
 
-def _numbers_in(place: Any) -> Any:
+def _numbers_in(place: object) -> Any:
     """The value of an argument, without the arrays in a pack."""
     if not isinstance(place, Record):
         return value_of(place)
@@ -61,7 +61,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: Any) -> Any:
     return Cells(local, (), shape) if shape else Cell(Read(local))
 
 
-def annotation_text(annotation: Any) -> Any:
+def annotation_text(annotation: object) -> Any:
     """An annotation as it can be written; a struct type as the object that it is."""
     if isinstance(annotation, backend.MatrixType):
         return tensor_annotation(type_of(annotation.dtype).name, (annotation.n, annotation.m)[: annotation.ndim])

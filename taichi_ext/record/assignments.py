@@ -63,7 +63,7 @@ def _note_copy(r: Recording, local: Local, index: tuple[int, ...], value: Value)
         r.copies[local, index] = r.copies.get((value.local, value.index), value)
 
 
-def _is_object(x: Any) -> bool:
+def _is_object(x: object) -> bool:
     """Whether a name for something is another name for the same object."""
     if isinstance(x, Value):
         return False
@@ -84,7 +84,7 @@ def _require_mutable(r: Recording, name: str) -> None:
         )
 
 
-def let(r: Recording, name: str, value: Any) -> None:
+def let(r: Recording, name: str, value: object) -> None:
     """``name = value``."""
     if r.context.is_var_declared(name):
         _require_mutable(r, name)
@@ -121,7 +121,7 @@ def _unpacked(value: Any, count: int) -> list[Any]:
     return parts
 
 
-def unpack(r: Recording, names: tuple[str, ...], value: Any) -> None:
+def unpack(r: Recording, names: tuple[str, ...], value: object) -> None:
     """``a, b = value``: all is read before anything is written."""
     parts = _unpacked(value, len(names))
     if any(r.context.is_var_declared(n) for n in names):
@@ -142,7 +142,7 @@ def unpack_to(r: Recording, places: tuple[Any, ...], value: Any) -> None:
 # --- stores
 
 
-def cells_of(target: Any) -> list[Cell]:
+def cells_of(target: object) -> list[Cell]:
     """The scalar places of a place."""
     if isinstance(target, Cell):
         return [target]
@@ -155,7 +155,7 @@ def cells_of(target: Any) -> list[Cell]:
     raise UnsupportedError(f"A {described(target)} is assigned to. Only variables and entries of fields can change.")
 
 
-def parts_for(target: Any, value: Any) -> list[Value]:
+def parts_for(target: object, value: object) -> list[Value]:
     """A scalar for each place of a target."""
     value = value_of(value)
     if isinstance(target, Record):
@@ -186,13 +186,13 @@ def together(r: Recording, targets: list[Cell], values: list[Value]) -> list[Val
     return values
 
 
-def assign_to(r: Recording, target: Any, value: Any) -> None:
+def assign_to(r: Recording, target: object, value: object) -> None:
     targets = cells_of(target)
     for cell, v in zip(targets, together(r, targets, parts_for(target, value)), strict=True):
         r.add(Assign(cell.target, _kept(v, cell.target.dtype), place=r.place()))
 
 
-def place_of(r: Recording, base: Any, index: Any) -> Any:
+def place_of(r: Recording, base: object, index: object) -> Any:
     """The place that ``base[index]`` or ``base.name`` names, to store to."""
     if not isinstance(index, str):
         return places(r, base, index)
@@ -209,13 +209,13 @@ def store(r: Recording, base: Any, index: Any, value: Any) -> None:
     assign_to(r, place_of(r, base, index), value)
 
 
-def update_local(r: Recording, name: str, op: str, value: Any) -> None:
+def update_local(r: Recording, name: str, op: str, value: object) -> None:
     """``name += value`` and the like."""
     _require_mutable(r, name)
     update_place(r, r.context.value_named(name), op, value)
 
 
-def update_place(r: Recording, target: Any, op: str, value: Any) -> None:
+def update_place(r: Recording, target: object, op: str, value: object) -> None:
     """``target += value`` and the like."""
     if op == "matmul":
         assign_to(r, target, r.library.matmul(target, value))

@@ -26,7 +26,7 @@ def statement(r: Recording, kind: str, given: Mapping[str, Any], values: Any, **
     return results
 
 
-def results_of(name: str, values: Any) -> tuple[Any, tuple[Local, ...], Any]:
+def results_of(name: str, values: object) -> tuple[Any, tuple[Local, ...], Any]:
     """The values as groups, a local for each of their numbers, and these locals in the structure of the values."""
     groups = as_groups(values)
     parts = groups if isinstance(groups, tuple) else (groups,)
@@ -41,7 +41,7 @@ def results_of(name: str, values: Any) -> tuple[Any, tuple[Local, ...], Any]:
     return groups, locals_, tuple(made) if isinstance(values, tuple) else made[0]
 
 
-def as_groups(x: Any) -> Any:
+def as_groups(x: object) -> Any:
     """A value, or several, as groups of a program."""
     if isinstance(x, tuple):
         return tuple(map(as_groups, x))
@@ -98,7 +98,7 @@ def operation(name: str, a: Value, b: Value) -> Value:
     return Op(name, (a, b), result_type(name, (a.dtype, b.dtype)))
 
 
-def replaced(r: Recording, value: Any, surrogate: Any) -> Any:
+def replaced(r: Recording, value: object, surrogate: object) -> Any:
     """The value, with the tangent of another."""
     shapes = structure_of(value), structure_of(surrogate)
     if shapes[0] != shapes[1]:
@@ -125,7 +125,7 @@ def _check_real(value: Any, surrogate: Any) -> None:
             )
 
 
-def structure_of(x: Any) -> Any:
+def structure_of(x: object) -> Any:
     """The shape of a value; of a struct those of its members by name, of several values those of each."""
     if isinstance(x, (tuple, list)):
         return tuple(map(structure_of, x))

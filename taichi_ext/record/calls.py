@@ -6,7 +6,7 @@ import builtins
 import inspect
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ def _by_position(function: Any, args: list[Any], keywords: dict[str, Any]) -> tu
 
 
 def _extremum(name: str) -> Handler:
-    def evaluate(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    def evaluate(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
         result = value_of(args[-1])
         for a in reversed(args[:-1]):
             result = operations.operate(r, name, a, result)
@@ -143,24 +143,24 @@ def _atomic(name: str) -> Handler:
 
 
 def _conversion(kind: type) -> Handler:
-    def evaluate(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    def evaluate(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
         return operations.cast(r, args[0], kind) if has_values(args[0]) else kind(*args)
 
     return evaluate
 
 
-def _kept_call(function: Any) -> Handler:
+def _kept_call(function: object) -> Handler:
     return lambda r, args, keywords, is_statement: effects.kept_call(r, function, args, keywords)
 
 
-def _eig(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+def _eig(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
     """Eigenvalues of a 2 x 2 matrix in complex form: Taichi's own algorithm is differentiated."""
     dtype = keywords.get("dt", args[1] if len(args) > 1 else None)
     return call(r, backend.eig_function, [args[0], dtype or backend.default_type(float)], {})
 
 
 def _any_all(name: str) -> Handler:
-    def evaluate(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+    def evaluate(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
         if not shape_of(args[0]):
             return getattr(builtins, name)(args[0])
         return call(r, getattr(matrix_ops, name), [args[0]], {})
@@ -173,11 +173,11 @@ def _operator(name: str) -> Handler:
     return lambda r, args, keywords, is_statement: getattr(r.library, name)(*args)
 
 
-def _length(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+def _length(r: Recording, args: list[Any], keywords: Mapping[str, object], is_statement: bool) -> Any:
     return shape_of(args[0])[0] if shape_of(args[0]) else len(args[0])
 
 
-def _print(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
+def _print(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> None:
     effects.print_(r, args, keywords)
 
 
@@ -186,7 +186,7 @@ def _loop_config(r: Recording, args: list[Any], keywords: dict[str, Any], is_sta
     r.loop.config = {**r.loop.config, **keywords}
 
 
-def _fill(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
+def _fill(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> None:
     """``field.fill(value)``: a store to each entry."""
     field, value = args
     if isinstance(field, backend.MatrixField):

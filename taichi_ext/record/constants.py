@@ -120,7 +120,7 @@ class Constants:
                 return self._namesake(other, variable, function, value)
         return value
 
-    def _namesake(self, meant: Variable, found: Variable, function: types.FunctionType, value: Any) -> Any:
+    def _namesake(self, meant: Variable, found: Variable, function: types.FunctionType, value: object) -> Any:
         """Another variable of the same name: the same number where it was imported from there, else another one."""
         if found.read() is meant.read():
             same = self.namesakes.setdefault(meant.key, [])
@@ -187,7 +187,7 @@ class Constants:
             yield watched
             return
 
-        def notice(frame: types.FrameType, event: str, _: Any) -> None:
+        def notice(frame: types.FrameType, event: str, _: object) -> None:
             if event == "call" and not watched.may_read and _package(frame) not in _NAMELESS:
                 watched.may_read = not self._names.isdisjoint(names_in_code(frame.f_code))
 
@@ -215,5 +215,5 @@ def _package(frame: types.FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).split(".")[0]
 
 
-def _is_library(owner: Any) -> bool:
+def _is_library(owner: object) -> bool:
     return type(owner).__module__.split(".")[0] in _NAMELESS

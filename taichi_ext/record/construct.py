@@ -15,7 +15,7 @@ from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import type_of
 
 
-def is_type(function: Any) -> bool:
+def is_type(function: object) -> bool:
     """Whether a callable makes a value of a type."""
     kinds = (backend.MatrixType, backend.StructType, backend.DataType)
     return function in (ti.Vector, ti.Matrix, ti.Struct) or isinstance(function, kinds)
@@ -41,7 +41,7 @@ def construct(r: Recording, kind: Any, args: list[Any], keywords: dict[str, Any]
     return typed_tensor(flat * math.prod(shape) if len(flat) == 1 else flat, shape, type_of(kind.dtype))
 
 
-def scalar(r: Recording, dtype: Any, x: Any) -> Any:
+def scalar(r: Recording, dtype: object, x: object) -> Any:
     """``ti.f32(x)``: a Python number becomes a literal of exactly this type."""
     kind = type_of(dtype)
     if isinstance(x, (int, float)) and not isinstance(x, bool):
@@ -63,7 +63,7 @@ def struct(members: dict[str, Any]) -> Record:
     return Record({name: _member(m) for name, m in members.items()}, methods)
 
 
-def _member(value: Any) -> Any:
+def _member(value: object) -> Any:
     value = value_of(value)
     if isinstance(value, dict):
         return struct(value)
@@ -111,17 +111,17 @@ def diagonal(dim: int, val: Any) -> Tensor:
     return tensor([[val if i == j else 0 for j in range(dim)] for i in range(dim)])
 
 
-def constant(dtype: Any, number: int, n: int, m: int | None = None) -> Tensor:
+def constant(dtype: object, number: int, n: int, m: int | None = None) -> Tensor:
     """``ti.Matrix.zero``, ``ti.Matrix.one``."""
     shape = (n,) if m is None else (n, m)
     return typed_tensor([number] * math.prod(shape), shape, type_of(dtype))
 
 
-def identity(dtype: Any, n: int) -> Tensor:
+def identity(dtype: object, n: int) -> Tensor:
     return typed_tensor([int(i == j) for i in range(n) for j in range(n)], (n, n), type_of(dtype))
 
 
-def filled_like(r: Recording, x: Any, number: int) -> Any:
+def filled_like(r: Recording, x: object, number: int) -> Any:
     """``ti.zero``, ``ti.one``."""
     x = value_of(x)
     if isinstance(x, Record):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ def edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
     return statement(r, kind, kept, value, antialias=antialias)
 
 
-def sqrt_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def sqrt_edge(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> Any:
     """``sqrt_edge``: the root."""
     level, at = real_level("sqrt_edge", given["level"]), _pixel(r, "sqrt_edge", given["at"])
     root = operate(r, "sqrt", operate(r, "max", level, Const(0.0, level.dtype)))
@@ -92,7 +92,7 @@ def _gradient(r: Recording, kind: str, value: Value, at: Tensor | None, *, may_b
     return statement(r, "gradient", {"value": value, "at": at}, zeros, what=kind, may_be_flat=may_be_flat)
 
 
-def boundary_term(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def boundary_term(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> Any:
     """0, with the tangent of a value, which is not differentiated again."""
     zeros = by_number(lambda x: Const(0.0, x.dtype), given["moved"])
     return statement(r, "replace_gradient", {"surrogate": given["moved"]}, zeros, what=given["name"])
@@ -127,7 +127,7 @@ def position(kind: str, at: Any) -> list[Value]:
     return [c if c.dtype.is_real else convert(c, default_types()[0]) for c in _pair(kind, at)]
 
 
-def _pair(kind: str, at: Any) -> list[Value]:
+def _pair(kind: str, at: object) -> list[Value]:
     values = _coordinates(at)
     if len(values) != 2 or any(not isinstance(v, (Value, int, float)) for v in values):
         raise UnsupportedError(
@@ -137,11 +137,11 @@ def _pair(kind: str, at: Any) -> list[Value]:
     return list(map(as_value, values))
 
 
-def _coordinates(at: Any) -> list[Any]:
+def _coordinates(at: object) -> list[Any]:
     return list(at.entries) if isinstance(at, Tensor) else list(at) if isinstance(at, (tuple, list)) else []
 
 
-def _pixel(r: Recording, kind: str, at: Any) -> Tensor | None:
+def _pixel(r: Recording, kind: str, at: object) -> Tensor | None:
     """The position of the pixel, or of an interval, as reads of the locals that held it first."""
     if at is None:
         return None
@@ -168,7 +168,7 @@ def _alike(kind: str, inside: Any, outside: Any) -> tuple[Any, Any]:
     return tuple(x if shape_of(x) else typed_tensor([x] * count, shape) for x in (inside, outside))  # type: ignore[return-value]
 
 
-def _as_real(r: Recording, x: Any) -> Any:
+def _as_real(r: Recording, x: object) -> Any:
     is_real = (x.entries[0] if isinstance(x, Tensor) else as_value(x)).dtype.is_real
     return x if is_real else operate(r, "mul", x, 1.0)
 
@@ -184,7 +184,7 @@ def shown_value(x: Any) -> str:
     return f"a value of type {x.dtype.name}" if isinstance(x, Value) else repr(x)
 
 
-def require_function(kind: str, name: str, given: Any, takes: str) -> None:
+def require_function(kind: str, name: str, given: object, takes: str) -> None:
     """Raise unless a ti.func is given."""
     if backend.taichi_func(getattr(given, "__func__", given)) is None:
         raise UnsupportedError(f"{kind}: {name} is {given!r}; expected a ti.func that takes {takes}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import string
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
@@ -31,7 +32,7 @@ def place_of_local(local: Local) -> Any:
 # --- atomics
 
 
-def atomic(r: Recording, name: str, target: Any, value: Any, is_statement: bool) -> Any:
+def atomic(r: Recording, name: str, target: object, value: object, is_statement: bool) -> Any:
     """``ti.atomic_add(target, value)`` and the like, entry by entry; returns what was there before."""
     if not isinstance(target, (Cell, Cells)):
         raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
@@ -49,7 +50,7 @@ def atomic(r: Recording, name: str, target: Any, value: Any, is_statement: bool)
 # --- dynamic nodes
 
 
-def list_method(r: Recording, cell: DynamicList, name: str, args: list[Any]) -> Any:
+def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[object]) -> Any:
     """``field[i].append(value)``, ``field[i].length()`` and ``field[i].deactivate()``."""
     if name not in ("append", "length", "deactivate"):
         raise AttributeError(f"a list of a dynamic node has no method {name!r}")
@@ -65,7 +66,7 @@ def list_method(r: Recording, cell: DynamicList, name: str, args: list[Any]) -> 
 # --- texts
 
 
-def format_text(template: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def format_text(template: str, args: tuple[object, ...], keywords: Mapping[str, object]) -> Any:
     """``template.format(...)`` with all its fields in the order of the text."""
     text, values, count = "", [], 0
     for literal, name, spec, _ in string.Formatter().parse(template):
@@ -81,21 +82,21 @@ def format_text(template: str, args: tuple[Any, ...], keywords: dict[str, Any]) 
     return Format(text, tuple(map(group_of, values)))
 
 
-def percent(text: str, values: Any) -> Any:
+def percent(text: str, values: object) -> Any:
     """``text % values``; Taichi takes it with values of the kernel as the message of an assertion."""
     if not has_values(values):
         return text % values
     return Format(text, tuple(map(group_of, values if isinstance(values, tuple) else (values,))), is_percent=True)
 
 
-def print_(r: Recording, args: list[Any], keywords: dict[str, Any]) -> None:
+def print_(r: Recording, args: Sequence[object], keywords: Mapping[str, object]) -> None:
     r.add(Effect("print", tuple(group_of(value_of(a)) for a in args), (), keywords, place=r.place()))
 
 
 # --- functions of Taichi's own
 
 
-def kept_call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+def kept_call(r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object]) -> Any:
     """``ti.svd`` and the like, kept as a call; its type is that of a call on expressions of the same types."""
     given = [value_of(a) for a in args] + list(keywords.values())
     result = backend.native_call(r.context, function, [native(a) for a in given], {})
@@ -108,7 +109,7 @@ def kept_call(r: Recording, function: Any, args: list[Any], keywords: dict[str, 
     return places if isinstance(result, tuple) else places[0]
 
 
-def inverse(r: Recording, x: Any) -> Any:
+def inverse(r: Recording, x: object) -> Any:
     """The inverse of a matrix, kept as a call."""
     matrix = value_of(x)
     made = backend.matrix_ops.inverse(native(matrix))
@@ -117,19 +118,21 @@ def inverse(r: Recording, x: Any) -> Any:
     return place_of_local(local)
 
 
-def _result_local(name: str, kind: Any) -> Local:
+def _result_local(name: str, kind: object) -> Local:
     kind = backend.Expr(kind) if isinstance(kind, backend.Matrix) else kind
     if not isinstance(kind, backend.Expr):
         raise UnsupportedError(f"{name.strip('_0')} gives a {type(kind).__name__}, which a kernel cannot hold.")
     return Local(name, type_of(backend.dtype_of(kind)), backend.shape_of(kind), "temporary")
 
 
-def stop_grad(r: Recording, field: Any) -> None:
+def stop_grad(r: Recording, field: object) -> None:
     """``ti.stop_grad(field)``: what is read from the field in the rest of this block counts as constant."""
     r.add(Effect("stop_grad", (r.container(field),), place=r.place()))
 
 
-def opaque(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+def opaque(
+    r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool
+) -> Any:
     """A function of Taichi's own that stays a call, in its place; what it gives is found by a call on dummies."""
     values, named = value_of(args), value_of(keywords)
     is_known = is_without_tangents(function) or function in (ti.append, ti.deactivate)
@@ -157,13 +160,13 @@ def opaque(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any
     return places if isinstance(result, tuple) else places[0] if places else None
 
 
-def _written_in(r: Recording, node: Any) -> tuple[Container, ...]:
+def _written_in(r: Recording, node: object) -> tuple[Container, ...]:
     """The fields met so far that are placed in a node."""
     node = backend.layout_node(node)
     return tuple(c for c in r.containers.fields.values() if backend.is_under(c.object, node))
 
 
-def _argument(r: Recording, x: Any) -> Any:
+def _argument(r: Recording, x: object) -> Any:
     """An argument of a call that stays: a container for a field, else a group or Python value."""
     if isinstance(x, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
         return r.container(x)
@@ -172,7 +175,7 @@ def _argument(r: Recording, x: Any) -> Any:
     return group_of(x)
 
 
-def random(r: Recording, args: list[Any], keywords: dict[str, Any]) -> Read:
+def random(r: Recording, args: Sequence[object], keywords: Mapping[str, object]) -> Read:
     """``ti.random()``: drawn here, as by Taichi, even if it stands in a side of a choice that is not taken."""
     kind = type_of([*args, *keywords.values(), float][0])
     local = Local("random", kind, (), "temporary")

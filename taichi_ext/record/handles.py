@@ -112,7 +112,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
     return x.shape if isinstance(x, (Tensor, Cells)) else ()
 
 
-def has_values(x: Any) -> bool:
+def has_values(x: object) -> bool:
     """Whether something holds what is only known when the kernel runs."""
     if isinstance(x, (list, tuple)):
         return any(map(has_values, x))
@@ -121,7 +121,7 @@ def has_values(x: Any) -> bool:
     return isinstance(x, HANDLES)
 
 
-def group_of(x: Any) -> Any:
+def group_of(x: object) -> Any:
     """A value as a group of a program: structs as such."""
     if isinstance(x, Record):
         return Struct({name: group_of(member) for name, member in x.members.items()}, x.kind)
@@ -130,7 +130,7 @@ def group_of(x: Any) -> Any:
     return x
 
 
-def numbers_of(x: Any) -> Iterator[Value]:
+def numbers_of(x: object) -> Iterator[Value]:
     """The scalars of a value."""
     group = group_of(x)
     if isinstance(group, tuple):
@@ -140,7 +140,7 @@ def numbers_of(x: Any) -> Iterator[Value]:
         yield from entries(group)
 
 
-def flattened(x: Any) -> Iterator[Any]:
+def flattened(x: object) -> Iterator[Any]:
     """The entries of lists, vectors and matrices in each other."""
     if isinstance(x, (list, tuple)):
         for e in x:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
@@ -22,7 +23,7 @@ from taichi_ext.record.rules import find_rule, ruled_call, stop_arguments
 MAX_DEPTH = 100
 
 
-def inline_call(r: Recording, func: backend.Func, args: list[Any], keywords: dict[str, Any]) -> Any:
+def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywords: Mapping[str, object]) -> Any:
     """A call of a ti.func or real function."""
     given = backend.process_args(func, tuple(args), keywords)
     bound = [_bind(r, func, a, v) for a, v in zip(func.arguments, given, strict=True)]
@@ -62,7 +63,7 @@ def _returned(r: Recording, func: backend.Func, result: Any) -> Any:
     return tuple(_typed_result(r, v, k) for v, k in zip(result, kinds, strict=True))
 
 
-def _typed_result(r: Recording, value: Any, kind: Any) -> Any:
+def _typed_result(r: Recording, value: object, kind: object) -> Any:
     """As in Taichi, types of numbers convert and other annotations (``-> ti.Matrix``) say nothing."""
     return cast(r, value, kind) if backend.is_scalar_type(kind) else value
 
@@ -99,7 +100,7 @@ def walk_function(r: Recording, func: backend.Func, bound: list[Any]) -> Any:
         r.frames.pop()
 
 
-def _is_library(function: Any) -> bool:
+def _is_library(function: object) -> bool:
     """Whether messages cite the call of a function, not its own lines: one of Taichi's, or of this package's edges."""
     return backend.is_library(function) or backend.module_of(function).startswith("taichi_ext.boundary.")
 
@@ -124,5 +125,5 @@ def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]
     return results[0] if len(kinds) == 1 else tuple(results)
 
 
-def _matched(place: Any, value: Any) -> Any:
+def _matched(place: object, value: object) -> Any:
     return value_of(value) if isinstance(place, (Cell, Cells, Record)) else value

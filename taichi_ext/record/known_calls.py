@@ -33,7 +33,7 @@ BY_CLASS: dict[Any, Callable[..., Any]] = {getattr(ti.Matrix, name): getattr(mat
 BY_CLASS.update({getattr(ti.Matrix, f"__{name}__"): getattr(operator, name) for name in _OPERATORS})
 
 
-def is_without_tangents(function: Any) -> bool:
+def is_without_tangents(function: object) -> bool:
     """Whether a callable is known to carry no tangent from one place to another."""
     try:
         return function in WITHOUT_TANGENTS

@@ -14,7 +14,7 @@ from taichi_ext.record.operations import native
 from taichi_ext.record.recording import Recording
 
 
-def before_loop(r: Recording, kind: str, domain: tuple[Any, ...]) -> None:
+def before_loop(r: Recording, kind: str, domain: tuple[object, ...]) -> None:
     """The domain of a loop, and the one that Taichi walks in its place."""
     given = tuple(value_of(d) for d in domain)
     if any(isinstance(x, Known) for x in flattened(given)):
@@ -34,7 +34,7 @@ def before_loop(r: Recording, kind: str, domain: tuple[Any, ...]) -> None:
     r.loop.config = {}
 
 
-def _domain_object(r: Recording, obj: Any) -> Any:
+def _domain_object(r: Recording, obj: object) -> Any:
     if isinstance(obj, backend.StructField):
         obj = backend.leaf_fields(obj)[0]
     if isinstance(obj, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
@@ -53,7 +53,7 @@ def _bound(x: Any) -> Any:
     return tuple(map(_bound, x)) if isinstance(x, (list, tuple)) else as_value(x)
 
 
-def _native_bound(x: Any) -> Any:
+def _native_bound(x: object) -> Any:
     return [native(e) for e in x.entries] if isinstance(x, Tensor) else native(x)
 
 

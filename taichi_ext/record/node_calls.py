@@ -111,7 +111,7 @@ def _appended(s: ir.Effect, known: tuple[ir.Container, ...], lost: Lost) -> ir.B
     return (*before, call, *stores)
 
 
-def _regrouped(given: Any, scalars: list[ir.Value]) -> Any:
+def _regrouped(given: object, scalars: list[ir.Value]) -> Any:
     if isinstance(given, (tuple, list)):
         return tuple(scalars)
     return ir.regrouped(given, tuple(scalars)) if isinstance(given, (ir.Tensor, ir.Struct)) else scalars[0]
@@ -166,7 +166,7 @@ def _cleared(
     return (*before, replace(s, writes=tuple(dict.fromkeys((*s.writes, *inside)))))
 
 
-def _check_deactivation(s: ir.Effect, node: Any, c: ir.Container, written: set[ir.Container]) -> None:
+def _check_deactivation(s: ir.Effect, node: object, c: ir.Container, written: set[ir.Container]) -> None:
     kind = backend.node_kind(node)
     if kind not in ("dynamic", "pointer") or not backend.has_leading_axes(c.object, node):
         raise UnsupportedError(
@@ -180,7 +180,7 @@ def _check_deactivation(s: ir.Effect, node: Any, c: ir.Container, written: set[i
         )
 
 
-def _zeros(s: ir.Effect, node: Any, c: ir.Container) -> ir.Body:
+def _zeros(s: ir.Effect, node: object, c: ir.Container) -> ir.Body:
     """Zeros for all entries of a field in the cell that is deactivated."""
     indices, shape = _indices_of(s), c.shape or ()
     cells = backend.node_shape(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,11 @@ def operate(r: Recording, name: str, *args: Any) -> Any:
     return Tensor(tuple(made), shape)
 
 
-def _is_beside_tensor(given: list[Any]) -> bool:
+def _is_beside_tensor(given: Sequence[object]) -> bool:
     return any(isinstance(a, Tensor) for a in given)
 
 
-def whole_call(r: Recording, name: str, given: list[Any], shape: tuple[int, ...]) -> Tensor:
+def whole_call(r: Recording, name: str, given: Sequence[object], shape: tuple[int, ...]) -> Tensor:
     """An operation on whole vectors, which Taichi computes otherwise than entry by entry."""
     args = tuple(a if isinstance(a, Tensor) else as_value(a) for a in given)
     result = Local(name, result_type(name, tuple(a.dtype for a in args)), shape, "temporary")
@@ -68,7 +69,7 @@ def whole_call(r: Recording, name: str, given: list[Any], shape: tuple[int, ...]
     return Cells(result, (), shape).value()
 
 
-def scalar_operation(r: Recording, name: str, args: list[Any]) -> Any:
+def scalar_operation(r: Recording, name: str, args: Sequence[object]) -> Any:
     """An operation on scalars; on Python numbers alone Python computes it, as for Taichi."""
     if name in _ROUNDING and len(args) == 2:
         done = scalar_operation(r, name, args[:1])
@@ -84,7 +85,7 @@ def scalar_operation(r: Recording, name: str, args: list[Any]) -> Any:
     return Op(name, values, kind, place=r.place())
 
 
-def _of_python_numbers(name: str, args: list[Any]) -> Any:
+def _of_python_numbers(name: str, args: Sequence[object]) -> Any:
     """An operation on Python numbers of which some are parameters: computed by Python, as for the plain kernel."""
     if name in (*_ROUNDING, "floordiv") or name.startswith(("bit", "shift", "invert")):
         raise_baked("A whole number")
@@ -115,7 +116,7 @@ def bit_cast(r: Recording, x: Any, dtype: Any) -> Any:
     return Op("bit_cast", (as_value(x),), kind, place=r.place())
 
 
-def compare(r: Recording, names: tuple[str, ...], *operands: Any) -> Any:
+def compare(r: Recording, names: tuple[str, ...], *operands: object) -> Any:
     """A chain of comparisons."""
     result: Any = None
     for name, a, b in zip(names, operands, operands[1:], strict=False):
@@ -124,7 +125,7 @@ def compare(r: Recording, names: tuple[str, ...], *operands: Any) -> Any:
     return result
 
 
-def bool_op(r: Recording, kind: str, *values: Any) -> Any:
+def bool_op(r: Recording, kind: str, *values: object) -> Any:
     """``and``, ``or``: of Python values as in Python, else nested to the right as in Taichi."""
     given = [value_of(v) for v in values]
     if r.context.is_in_static_scope() or not any(isinstance(v, (Value, Tensor)) for v in given):
@@ -148,7 +149,7 @@ def where(r: Recording, condition: Any, then: Any, orelse: Any) -> Any:
     return scalar_operation(r, "ifte", [condition, then, orelse])
 
 
-def native(x: Any) -> Any:
+def native(x: object) -> Any:
     """Something of Taichi's own of the same type, for its transformer and its functions to go on with."""
     if isinstance(x, Value):
         return dummy(x.dtype)

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,7 +36,7 @@ _OF_VALUES = (abs, pow, round, int, float, bool, len, print)  # also of the reco
 _OF_PLAIN_VALUES = (isinstance, type, print, repr, str, hasattr, issubclass)
 
 
-def is_python(function: Any) -> bool:
+def is_python(function: object) -> bool:
     """Whether a callable is plain Python, with a source that can be rewritten."""
     if isinstance(function, types.FunctionType):
         is_marked = backend.is_known_in_kernels(function)
@@ -72,7 +72,7 @@ def call_python(library: Library, function: Any, args: list[Any], keywords: dict
     return _run(library, function, args, keywords)
 
 
-def _run(library: Library, function: types.FunctionType, args: list[Any], keywords: dict[str, Any]) -> Any:
+def _run(library: Library, function: types.FunctionType, args: Sequence[object], keywords: Mapping[str, object]) -> Any:
     made = rewritten(function, PythonScope(library), library.replaced_names)
     if made is None:
         raise UnsupportedError(
@@ -105,7 +105,7 @@ def _native(library: Library, function: Any, args: list[Any], keywords: dict[str
     return result
 
 
-def _is_plain(x: Any) -> bool:
+def _is_plain(x: object) -> bool:
     """Whether a value is certain to hold nothing that is only known when the kernel runs."""
     if isinstance(x, (list, tuple, set)):
         return all(map(_is_plain, x))
@@ -118,16 +118,16 @@ class Library(Protocol):
     """The interface of the recorder to Python functions."""
 
     def call(self, function: Any, *args: Any, **keywords: Any) -> Any: ...
-    def run(self, function: Any, *args: Any, **keywords: Any) -> None: ...
-    def method(self, base: Any, name: str, *args: Any, **keywords: Any) -> Any: ...
-    def load(self, base: Any, index: tuple[Any, ...]) -> Any: ...
+    def run(self, function: object, *args: object, **keywords: object) -> None: ...
+    def method(self, base: object, name: str, *args: object, **keywords: object) -> Any: ...
+    def load(self, base: object, index: tuple[object, ...]) -> Any: ...
     def attribute(self, base: Any, name: str) -> Any: ...
     def operate(self, name: str, *args: Any) -> Any: ...
     def matmul(self, a: Any, b: Any) -> Any: ...
-    def augment(self, target: Any, op: str, value: Any) -> None: ...
+    def augment(self, target: object, op: str, value: object) -> None: ...
     def watching(self) -> contextlib.AbstractContextManager[Watched]: ...
-    def replaced_names(self, function: Any) -> dict[str, Any]: ...
-    def python_attribute(self, owner: Any, name: str) -> Any: ...
+    def replaced_names(self, function: object) -> dict[str, Any]: ...
+    def python_attribute(self, owner: object, name: str) -> Any: ...
 
 
 class PythonScope:
@@ -154,7 +154,7 @@ class PythonScope:
             return self.library.operate(name, _number(a), _number(b))
         return getattr(operator, f"__{PYTHON_NAMES.get(name, name)}__")(a, b)
 
-    def _own_operator(self, name: str, a: Any, b: Any) -> Any:
+    def _own_operator(self, name: str, a: object, b: object) -> Any:
         """The result of an operator that a Python class defines; NotImplemented where there is none."""
         for x, other, method in ((a, b, f"__{name}__"), (b, a, f"__r{name}__")):
             own = getattr(type(x), method, None)
@@ -174,7 +174,7 @@ class PythonScope:
             return _as_array([self.unary(name, e) for e in x.flat], x.shape)
         return getattr(operator, name)(x)
 
-    def compare(self, names: tuple[str, ...], *operands: Any) -> Any:
+    def compare(self, names: tuple[str, ...], *operands: object) -> Any:
         result = True
         for n, name in enumerate(names):
             a, b = operands[n : n + 2]
@@ -191,7 +191,7 @@ class PythonScope:
                 break
         return result
 
-    def augmented(self, target: Any, name: str, value: Any) -> Any:
+    def augmented(self, target: object, name: str, value: object) -> Any:
         """``target += value``: of a local or an entry of a field, that is changed; else a new object."""
         if isinstance(target, (Cell, Cells)):
             self.library.augment(target, name, value)
@@ -208,7 +208,7 @@ class PythonScope:
     def augment_item(self, base: Any, index: Any, name: str, value: Any) -> None:
         base[index] = self.augmented(self.item(base, index), name, value)
 
-    def augment_attribute(self, base: Any, attribute: str, name: str, value: Any) -> None:
+    def augment_attribute(self, base: object, attribute: str, name: str, value: object) -> None:
         after = self.augmented(self.attribute(base, attribute), name, value)
         if not isinstance(base, HANDLES):
             setattr(base, attribute, after)
@@ -236,7 +236,7 @@ class PythonScope:
 
     # --- calls
 
-    def method(self, base: Any, name: str, *args: Any, **keywords: Any) -> Any:
+    def method(self, base: object, name: str, *args: object, **keywords: object) -> Any:
         if isinstance(base, HANDLES) or (isinstance(base, backend.Field) and name == "fill"):
             return self.library.method(base, name, *args, **keywords)
         function = self.attribute(base, name)
@@ -244,7 +244,7 @@ class PythonScope:
             return function(*args, **keywords)
         return self.call(function, *args, **keywords)
 
-    def run(self, function: Any, *args: Any, **keywords: Any) -> None:
+    def run(self, function: object, *args: object, **keywords: object) -> None:
         """A call whose result is not used."""
         self._call(self.library.run, function, args, keywords)
 
@@ -301,12 +301,12 @@ class PythonScope:
         return total
 
 
-def _is_object(x: Any) -> bool:
+def _is_object(x: object) -> bool:
     """Whether an array that is combined with x holds expressions or values with tangents."""
     return isinstance(x, HANDLES) or backend.is_expr(x) or _has_objects(x)
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return isinstance(x, np.ndarray)
 
 
@@ -322,5 +322,5 @@ def _as_array(entries: list[Any], shape: tuple[int, ...]) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _number(x: Any) -> Any:
+def _number(x: object) -> Any:
     return x.item() if isinstance(x, np.generic) else x

@@ -28,7 +28,7 @@ _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __fut
 
 
 def rewritten(
-    function: types.FunctionType, scope: Any, replaced: Callable[[types.FunctionType], dict[str, Any]]
+    function: types.FunctionType, scope: object, replaced: Callable[[types.FunctionType], dict[str, Any]]
 ) -> Callable[..., Any] | None:
     """The function with its operators and calls on ``scope``; None where its source cannot be found.
 
@@ -146,7 +146,7 @@ def compiled(node: Any, code: types.CodeType, free: tuple[str, ...]) -> types.Co
     return found
 
 
-def is_same_code(a: Any, b: Any) -> bool:
+def is_same_code(a: object, b: object) -> bool:
     if isinstance(a, str) and isinstance(b, str) and ".<locals>." in b:
         return a.split(".")[-1] == b.split(".")[-1]  # before Python 3.11, paths of inner functions are constants
     if not isinstance(a, types.CodeType) or not isinstance(b, types.CodeType):

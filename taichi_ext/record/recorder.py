@@ -50,7 +50,7 @@ class Recorder:
         if len(r.frames) == 1:
             bind_arguments(r)
 
-    def if_(self, condition: Any) -> Any:
+    def if_(self, condition: object) -> Any:
         self.recording.open_if(as_value(condition))
         return dummy(I32)
 
@@ -66,11 +66,11 @@ class Recorder:
     def enter_while(self) -> None:
         self.recording.open_while()
 
-    def while_(self, _: None, condition: Any) -> Any:
+    def while_(self, _: None, condition: object) -> Any:
         self.recording.set_condition(as_value(condition))
         return dummy(I32)
 
-    def before_loop(self, kind: str, *domain: Any) -> None:
+    def before_loop(self, kind: str, *domain: object) -> None:
         before_loop(self.recording, kind, domain)
 
     def bound(self, number: int | None = None) -> Any:
@@ -101,39 +101,39 @@ class Recorder:
 
     # --- statements
 
-    def let(self, name: str, value: Any) -> None:
+    def let(self, name: str, value: object) -> None:
         assignments.let(self.recording, name, value)
 
-    def let_value(self, name: str, value: Any, scopes: int) -> Any:
+    def let_value(self, name: str, value: object, scopes: int) -> Any:
         """``(name := value)``, a number of scopes inside its statement."""
         with assignments.outside(self.recording, scopes):
             assignments.let(self.recording, name, value)
         return self.recording.context.value_named(name)
 
-    def bind_static(self, names: Any, value: Any) -> None:
+    def bind_static(self, names: object, value: object) -> None:
         assignments.bind_static(self.recording, names, value)
 
-    def unpack(self, names: tuple[str, ...], value: Any) -> None:
+    def unpack(self, names: tuple[str, ...], value: object) -> None:
         assignments.unpack(self.recording, names, value)
 
-    def unpack_to(self, value: Any, places: tuple[Any, ...]) -> None:
+    def unpack_to(self, value: object, places: tuple[object, ...]) -> None:
         assignments.unpack_to(self.recording, places, value)
 
     def store(self, value: Any, base: Any, index: Any) -> None:
         """``base[index] = value``: the value is evaluated first, as in Python."""
         assignments.store(self.recording, base, index, value)
 
-    def update_local(self, name: str, operator: str, op: str, value: Any) -> None:
+    def update_local(self, name: str, operator: str, op: str, value: object) -> None:
         assignments.update_local(self.recording, name, op, value)
 
     def update(self, base: Any, index: Any, operator: str, op: str, value: Any) -> None:
         assignments.update_place(self.recording, assignments.place_of(self.recording, base, index), op, value)
 
-    def augment(self, target: Any, op: str, value: Any) -> None:
+    def augment(self, target: object, op: str, value: object) -> None:
         """``target += value`` of a place, in a Python function."""
         assignments.update_place(self.recording, target, op, value)
 
-    def assert_(self, condition: Any, message: Any) -> None:
+    def assert_(self, condition: object, message: object) -> None:
         r, condition = self.recording, value_of(condition)
         if not has_values(condition) and condition:
             return  # known when the kernel is compiled
@@ -147,20 +147,20 @@ class Recorder:
     def primal(self, x: Any) -> Any:
         return value_of(x)
 
-    def pos(self, x: Any) -> Any:
+    def pos(self, x: object) -> Any:
         return value_of(x)
 
     def matmul(self, a: Any, b: Any) -> Any:
         return calls.call(self.recording, backend.matrix_ops.matmul, [a, b], {})
 
-    def percent(self, text: str, values: Any) -> Any:
+    def percent(self, text: str, values: object) -> Any:
         """``text % values``."""
         return effects.percent(text, value_of(values))
 
-    def compare(self, names: tuple[str, ...], *operands: Any) -> Any:
+    def compare(self, names: tuple[str, ...], *operands: object) -> Any:
         return operations.compare(self.recording, names, *operands)
 
-    def bool_op(self, kind: str, *values: Any) -> Any:
+    def bool_op(self, kind: str, *values: object) -> Any:
         return operations.bool_op(self.recording, kind, *values)
 
     def where(self, condition: Any, then: Any, orelse: Any) -> Any:
@@ -176,7 +176,7 @@ class Recorder:
     def slice(self, start: Any, stop: Any, step: Any) -> Any:
         return slice(start, stop, step)
 
-    def load(self, base: Any, index: tuple[Any, ...]) -> Any:
+    def load(self, base: object, index: tuple[object, ...]) -> Any:
         return subscripts.load(self.recording, base, index)
 
     def attribute(self, base: Any, name: str) -> Any:
@@ -185,7 +185,7 @@ class Recorder:
     def format(self, template: str, *values: Any, **named: Any) -> Any:
         return effects.format_text(template, values, named)
 
-    def spread(self, values: Any) -> Any:
+    def spread(self, values: object) -> Any:
         """``*values`` in a call."""
         found = value_of(values)
         return list(found) if not isinstance(values, Cells) else [values.at((n,)) for n in range(values.shape[0])]
@@ -200,7 +200,7 @@ class Recorder:
         """The names of a Python function that stand for one, with what they read as."""
         return self.recording.constants.replaced(function)
 
-    def python_attribute(self, owner: Any, name: str) -> Any:
+    def python_attribute(self, owner: object, name: str) -> Any:
         """An attribute that a Python function reads."""
         return self.recording.constants.read_attribute(owner, name, getattr(owner, name))
 
@@ -209,16 +209,16 @@ class Recorder:
     def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
         return calls.call(self.recording, function, list(args), keywords)
 
-    def run(self, function: Any, *args: Any, **keywords: Any) -> None:
+    def run(self, function: object, *args: object, **keywords: object) -> None:
         """A call whose result is not used."""
         calls.call(self.recording, function, list(args), keywords, is_statement=True)
 
-    def method(self, base: Any, name: str, *args: Any, **keywords: Any) -> Any:
+    def method(self, base: object, name: str, *args: object, **keywords: object) -> Any:
         return calls.method(self.recording, base, name, list(args), keywords, False)
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    def method(self: Recorder, *args: Any) -> Any:
+    def method(self: Recorder, *args: object) -> Any:
         return operations.operate(self.recording, name, *args)
 
     method.__name__ = name

@@ -212,7 +212,7 @@ def _writes(s: ir.Statement) -> bool:
     return isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load)
 
 
-def _path(owner: Any, obj: Any, depth: int) -> tuple[str, ...] | None:
+def _path(owner: object, obj: object, depth: int) -> tuple[str, ...] | None:
     """The attributes, members and items by which one object is reached from another, so many; None where it is not."""
     if depth == 0:
         return () if owner is obj else None
@@ -223,7 +223,7 @@ def _path(owner: Any, obj: Any, depth: int) -> tuple[str, ...] | None:
     return None
 
 
-def _named_parts(owner: Any) -> Iterable[tuple[str, Any]]:
+def _named_parts(owner: object) -> Iterable[tuple[str, Any]]:
     if isinstance(owner, (list, tuple)):
         return ((str(n), part) for n, part in enumerate(owner[:_MOST_ITEMS]))
     if isinstance(owner, dict):

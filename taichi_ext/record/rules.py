@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from taichi_ext.backend import Func, ti
@@ -57,7 +57,7 @@ class Rules(Protocol):
 
     takes_derivative: bool
 
-    def rule_for(self, target: Any) -> Rule | None:
+    def rule_for(self, target: object) -> Rule | None:
         """The rule of a function or mark."""
 
     def note_mark(self, name: str) -> None:
@@ -69,7 +69,7 @@ class NoRules:
 
     takes_derivative = True
 
-    def rule_for(self, target: Any) -> None:
+    def rule_for(self, target: object) -> None:
         return None
 
     def note_mark(self, name: str) -> None:
@@ -82,7 +82,7 @@ def find_rule(r: Recording, target: Any) -> Rule | None:
     return None if target in r.stopped else rule
 
 
-def ruled_call(r: Recording, rule: Rule, func: Func, bound: list[Any], walk: Walk) -> Any:
+def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], walk: Walk) -> Any:
     """A call of a function that has a rule: its body sees copies of the arguments."""
     inputs: dict[str, Any] = {}
     passed: list[Any] = []
@@ -123,7 +123,7 @@ def _check_stores(rule: Rule, body: list[Statement]) -> None:
             )
 
 
-def stop_arguments(r: Recording, bound: list[Any]) -> list[Any]:
+def stop_arguments(r: Recording, bound: Sequence[object]) -> list[Any]:
     """The arguments of a function that its own rule calls: without tangents."""
     values = [value_of(b) for b in bound]
     return [stopped(r, v) if isinstance(v, (Value, Tensor, Record)) else v for v in values]
@@ -148,7 +148,7 @@ def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Wal
     return apply_rule(r, rule, kept, value, walk)
 
 
-def apply_rule(r: Recording, rule: Rule, inputs: dict[str, Any], automatic: Any, walk: Walk) -> Any:
+def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic: object, walk: Walk) -> Any:
     """``automatic`` is the result with the tangents of autodiff (of the arguments that the rule leaves to it)."""
     is_tuple = isinstance(automatic, (tuple, list))
     parts = tuple(frozen(r, p, "automatic") for p in (automatic if is_tuple else (automatic,)))
@@ -210,7 +210,7 @@ def _unsuitable(rule: Rule, what: str) -> UnsupportedError:
     )
 
 
-def _with_tangents(r: Recording, rule: Rule, automatic: Any, tangents: Any) -> Any:
+def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object) -> Any:
     """The result in reverse mode: its value, stopped, plus what the rule returns, which is 0 and has the gradient."""
     values = stopped(r, automatic)
     if "auto" in rule.parameters:
@@ -218,12 +218,12 @@ def _with_tangents(r: Recording, rule: Rule, automatic: Any, tangents: Any) -> A
     return by_number(total, values, by_number(difference, automatic, values), tangents)
 
 
-def _tangent_of(r: Recording, name: str, value: Any) -> tuple[Any, tuple[Local, ...], Any]:
+def _tangent_of(r: Recording, name: str, value: object) -> tuple[Any, tuple[Local, ...], Any]:
     """Tangents that stand for those of a value: what the rule is given, the locals, and the values in their order."""
     locals_: list[Local] = []
     given: list[Group] = []
 
-    def made(x: Any, label: str, is_member: bool) -> Any:
+    def made(x: object, label: str, is_member: bool) -> Any:
         if isinstance(x, (tuple, list)):
             return tuple(made(e, f"{label}_{n}", is_member) for n, e in enumerate(x))
         if isinstance(x, Record):
@@ -243,7 +243,7 @@ def _tangent_of(r: Recording, name: str, value: Any) -> tuple[Any, tuple[Local, 
     return tangent, tuple(locals_), tuple(given)
 
 
-def check_shapes(rule: Rule, wanted: list[Any], given: list[Any] | None) -> None:
+def check_shapes(rule: Rule, wanted: Sequence[object], given: list[Any] | None) -> None:
     """Raise unless a rule returns values of the shapes of its function's results; it returned nothing for None."""
     if wanted != given:
         shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))

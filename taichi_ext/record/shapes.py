@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,7 +190,7 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
     return Tensor(found.entries, zeros.shape) if isinstance(zeros, Tensor) else found.entries[0]
 
 
-def probe(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> tuple[Any, ...]:
+def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[Any, ...]:
     """A call of the function of ``pixel``, its conditions noted as the mode asks for: value, seen, near or level."""
     mode, real = given["mode"], default_types()[0]
     at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))

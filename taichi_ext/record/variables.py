@@ -8,7 +8,7 @@ import functools
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,7 @@ class Variable:
 
     key: tuple[Any, ...]
     name: str
-    read: Callable[[], Any]
+    read: Callable[[], object]
     write: Callable[[Any], None]
     is_qualified: bool = False
 
@@ -54,7 +54,7 @@ def global_variable(function: types.FunctionType, name: str) -> Variable | None:
     return _in_module(function.__globals__, name) if name in function.__globals__ else None
 
 
-def attribute_variable(owner: Any, name: str) -> Variable:
+def attribute_variable(owner: object, name: str) -> Variable:
     """An attribute: of a module, of an object, or of its class where all objects of the class share it."""
     if isinstance(owner, types.ModuleType):
         return _in_module(vars(owner), name)
@@ -92,7 +92,7 @@ def _is_empty(cell: Any) -> bool:
     return False
 
 
-def find_variable(path: str, root: Any, owner: tuple[Any, ...] = ()) -> Variable | None:
+def find_variable(path: str, root: object, owner: tuple[object, ...] = ()) -> Variable | None:
     """The variable that ``a`` or ``a.b.c`` names in a kernel or function, or in the first that it can reach.
 
     ``owner`` is what the first argument of ``root`` is bound to, if it is bound.
@@ -111,7 +111,7 @@ def find_variable(path: str, root: Any, owner: tuple[Any, ...] = ()) -> Variable
     return None
 
 
-def named_numbers(root: Any, owner: tuple[Any, ...] = ()) -> list[str]:
+def named_numbers(root: object, owner: tuple[object, ...] = ()) -> list[str]:
     """The names by which the real numbers are found that a kernel or function, and those it can reach, may read."""
     functions = list(_reachable(root))
     names = set().union(*(names_in_code(f.__code__) for f in functions))
@@ -125,7 +125,7 @@ def named_numbers(root: Any, owner: tuple[Any, ...] = ()) -> list[str]:
     return sorted(_numbers_under(bases, names, 0))
 
 
-def _numbers_under(bases: dict[str, Any], names: set[str], depth: int) -> Iterator[str]:
+def _numbers_under(bases: Mapping[str, object], names: set[str], depth: int) -> Iterator[str]:
     """The paths of the numbers among some objects and, under some names, in their attributes."""
     for path, base in bases.items():
         if number_shape(base) is not None:
@@ -138,13 +138,13 @@ def _numbers_under(bases: dict[str, Any], names: set[str], depth: int) -> Iterat
             yield from _numbers_under({f"{path}.{n}": v for n, v in vars(base).items() if n in read}, read, depth + 1)
 
 
-def _has_numbers(base: Any) -> bool:
+def _has_numbers(base: object) -> bool:
     """Whether something is an object or module of the user's."""
     name = base.__name__ if isinstance(base, types.ModuleType) else type(base).__module__
     return hasattr(base, "__dict__") and not callable(base) and not is_library_module(name)
 
 
-def _attribute(base: Any, names: list[str]) -> Variable | None:
+def _attribute(base: object, names: list[str]) -> Variable | None:
     for name in names[:-1]:
         base = getattr(base, name, None)
     if not names or not hasattr(base, names[-1]):
@@ -152,7 +152,7 @@ def _attribute(base: Any, names: list[str]) -> Variable | None:
     return replace(attribute_variable(base, names[-1]), is_qualified=True)
 
 
-def plain_function(obj: Any) -> types.FunctionType | None:
+def plain_function(obj: object) -> types.FunctionType | None:
     """The Python function behind a kernel, ti.func, method, partial or callable object."""
     kernel = backend.primal_kernel(obj)
     if kernel is not None:
@@ -168,7 +168,7 @@ def plain_function(obj: Any) -> types.FunctionType | None:
     return obj if isinstance(obj, types.FunctionType) else None
 
 
-def python_reader(variable: Variable, root: Any) -> types.FunctionType | None:
+def python_reader(variable: Variable, root: object) -> types.FunctionType | None:
     """The pipeline, or the first plain Python function that it may call, whose own code names a variable."""
     is_attribute = variable.is_qualified or variable.key[0] == "attribute"
     for function in _reachable(root, in_python=True):
@@ -185,7 +185,7 @@ def _attributes_in_code(code: types.CodeType) -> set[str]:
     return names.union(*(_attributes_in_code(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
-def _reachable(root: Any, in_python: bool = False) -> Iterator[types.FunctionType]:
+def _reachable(root: object, in_python: bool = False) -> Iterator[types.FunctionType]:
     """The functions that a kernel or function may call, itself first: those that its code names.
 
     ``in_python``: without kernels and ti.funcs.
@@ -220,7 +220,7 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
                 yield from _members(part, names)
 
 
-def _members(owner: Any, names: set[str]) -> Iterator[Any]:
+def _members(owner: object, names: set[str]) -> Iterator[Any]:
     """The attributes that the class of an object has under some of these names."""
     return (m for n in names if (m := inspect.getattr_static(type(owner), n, None)) is not None)
 
@@ -239,7 +239,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
-def number_shape(value: Any) -> tuple[int, ...] | None:
+def number_shape(value: object) -> tuple[int, ...] | None:
     """The shape of a number, ``ti.Vector``, ``ti.Matrix``, or tuple or list of numbers; None for anything else."""
     if is_number(value):
         return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,7 @@ def is_op(value: Value, name: str) -> bool:
     return isinstance(value, Op) and value.name == name
 
 
-def _without_unit(value: Op, numbers: list[Any]) -> Value:
+def _without_unit(value: Op, numbers: Sequence[object]) -> Value:
     unit = 1 if value.name == "mul" else 0
     a, b = value.args
     if numbers[1] == unit and a.dtype == value.dtype:

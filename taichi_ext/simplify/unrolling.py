@@ -85,7 +85,7 @@ class _Unrolling:
         return found
 
 
-def _new_name(node: ir.Value, names: Mapping[ir.Local, ir.Local], known: Mapping[Any, int]) -> ir.Value:
+def _new_name(node: ir.Value, names: Mapping[ir.Local, ir.Local], known: Mapping[object, int]) -> ir.Value:
     """A read of a local of a copy; a number for the variable of a loop."""
     if not isinstance(node, ir.Read):
         return node
@@ -116,7 +116,7 @@ def renamed(s: ir.Statement, names: Mapping[ir.Local, ir.Local]) -> ir.Statement
     return replace(s)
 
 
-def _number(value: Any) -> int | None:
+def _number(value: object) -> int | None:
     """A bound that is known."""
     if isinstance(value, ir.Const):
         return int(value.value)

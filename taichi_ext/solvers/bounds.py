@@ -44,14 +44,14 @@ def slices_of(parts: Iterable[Part]) -> list[slice]:
     return list(itertools.starmap(slice, itertools.pairwise(ends)))
 
 
-def bounds_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
+def bounds_of(given: object, params: object, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
     """The least and the largest values: two numbers or two vectors."""
     if not isinstance(given, (list, tuple)) or len(given) != 2:
         raise InvalidArgumentError(f"bounds is {shown(given)}; expected a pair: the least and the largest values.")
     return _vector(given[0], params, shapes, "bounds[0]"), _vector(given[1], params, shapes, "bounds[1]")
 
 
-def is_complex(value: Any) -> bool:
+def is_complex(value: object) -> bool:
     """Whether something is a complex number, or an array or list of those."""
     try:
         return np.asarray(value).dtype.kind == "c"
@@ -59,7 +59,7 @@ def is_complex(value: Any) -> bool:
         return False
 
 
-def scale_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> Any:
+def scale_of(given: object, params: object, shapes: list[tuple[int, ...]]) -> Any:
     """The scales as a vector where they are structured like the parameters, else as they are."""
     is_structure = isinstance(given, (list, tuple, dict))
     if is_structure and [path for path, _ in flatten(given)[0]] == [path for path, _ in flatten(params)[0]]:
@@ -67,7 +67,7 @@ def scale_of(given: Any, params: Any, shapes: list[tuple[int, ...]]) -> Any:
     return given
 
 
-def _vector(given: Any, params: Any, shapes: list[tuple[int, ...]], what: str) -> Any:
+def _vector(given: object, params: object, shapes: list[tuple[int, ...]], what: str) -> Any:
     if isinstance(given, numbers.Real):
         return float(given)
     leaves, rebuild = flatten(given, what)

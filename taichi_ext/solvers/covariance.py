@@ -46,7 +46,7 @@ def inverse_part(system: JacobianSystem | NormalSystem, entries: np.ndarray, par
     return (rows.T / values) @ rows
 
 
-def _sparse_part(JtJ: Any, scale: np.ndarray, entries: np.ndarray, parts: list[Part]) -> np.ndarray:
+def _sparse_part(JtJ: object, scale: np.ndarray, entries: np.ndarray, parts: list[Part]) -> np.ndarray:
     D = require_scipy("sparse", "format='csr'").diags_array(scale)
     factor = symmetric_factors(D @ JtJ @ D)
     if factor is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,8 +164,8 @@ class _Elimination(NamedTuple):
 
     param: int
     roots: np.ndarray
-    coupling: dict[int, Any]
-    transposed: dict[int, Any]
+    coupling: Mapping[int, object]
+    transposed: Mapping[int, object]
 
 
 class SparseSystem:

@@ -136,13 +136,13 @@ def _end(pool: Executor) -> None:
             process.terminate()
 
 
-def _checked(task: Task, answer: Any) -> Any:
+def _checked(task: Task, answer: object) -> Any:
     if isinstance(answer, Failure):
         raise ShardError(f"shard {task.shard}, from {task.factory!r}: {answer.text}", task.shard)
     return answer
 
 
-def _checked_pool(pool: Any) -> Any:
+def _checked_pool(pool: object) -> Any:
     """An executor; raises where it cannot be one of processes that Taichi runs in."""
     if not isinstance(pool, Executor):
         raise InvalidArgumentError(f"executor() returns {shown(pool)}; expected a concurrent.futures.Executor.")
@@ -155,7 +155,7 @@ def _checked_pool(pool: Any) -> Any:
     return pool
 
 
-def _worker_counts(pool: Any) -> tuple[int, int]:
+def _worker_counts(pool: object) -> tuple[int, int]:
     """How many workers there are, and how many on one machine."""
     client = getattr(pool, "_client", None)
     if client is not None:  # Dask's
@@ -176,7 +176,7 @@ def _is_loss(error: BaseException) -> bool:
     return isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker"  # Dask's
 
 
-def _ending(pool: Any, error: BaseException) -> str:
+def _ending(pool: object, error: BaseException) -> str:
     """How the worker ended, in words."""
     processes = list((getattr(pool, "_processes", None) or {}).values())
     own: list[int] = []

@@ -58,7 +58,7 @@ def least_squares(
     gtol: float = 1e-8,
     max_nfev: int | None = None,
     format: str | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
+    callback: Callable[[Iteration], object] | None = None,
     progress: bool | None = None,
     shards: list[tuple[Any, ...]] | None = None,
     start: Any = None,
@@ -241,7 +241,7 @@ def _space(
     return space, np.clip(rounded(charts.projected(start), problem.parts), low, high)
 
 
-def _eliminated(eliminate: Any, params: Any) -> list[int]:
+def _eliminated(eliminate: object, params: object) -> list[int]:
     """Which of the params are eliminated."""
     if eliminate is None:
         return []

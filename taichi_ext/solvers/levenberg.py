@@ -296,7 +296,7 @@ class _Run:
     def _system(self, point: Point) -> System:
         return self._timed("normal equations", point.system)
 
-    def _timed(self, part: str, function: Callable[[], Any]) -> Any:
+    def _timed(self, part: str, function: Callable[[], object]) -> Any:
         began = time.perf_counter()
         found = function()
         self.seconds[part] += time.perf_counter() - began

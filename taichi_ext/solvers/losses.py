@@ -111,7 +111,7 @@ class Robust:
         return 0.5 * float(rho.sum()), share * u, factor
 
 
-def _of(loss: Callable[[np.ndarray], Any], scale: float, z: np.ndarray) -> np.ndarray:
+def _of(loss: Callable[[np.ndarray], object], scale: float, z: np.ndarray) -> np.ndarray:
     found = np.asarray(loss(z / scale))
     if found.shape != (3, len(z)) or found.dtype.kind not in "fiu":
         raise InvalidArgumentError(
@@ -128,7 +128,7 @@ def _of(loss: Callable[[np.ndarray], Any], scale: float, z: np.ndarray) -> np.nd
     return found * [[scale], [1.0], [1 / scale]]
 
 
-def _for_each(given: Any, residuals: Any, what: str) -> list[Any]:
+def _for_each(given: object, residuals: object, what: str) -> list[Any]:
     """The option for each output: one for all of them, or a structure like that of the residuals."""
     outputs = flatten(residuals)[0]
     if not isinstance(given, (list, tuple, dict)):

@@ -45,7 +45,7 @@ class Manifold:
         >>> circle = Manifold(turn, size=1, shape=(2,))
     """
 
-    retract: Any
+    retract: object
     size: int
     shape: tuple[int, ...]
 

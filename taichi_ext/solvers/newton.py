@@ -108,19 +108,19 @@ _TITLE = "   n  energy            gradient   step      change"
 
 @with_short_traceback
 def newton(
-    kernel: Callable[..., Any],
-    params: Any,
-    energy: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    energy: object = None,
     *,
-    args: tuple[Any, ...] = (),
-    fixed: Any = None,
+    args: tuple[object, ...] = (),
+    fixed: object = None,
     method: str = "splu",
     gtol: float = 1e-8,
     xtol: float = 1e-14,
     max_iterations: int = 100,
     is_valid: Callable[[Any], bool] | None = None,
     max_step: Callable[[Any], float] | None = None,
-    callback: Callable[[NewtonIteration], Any] | None = None,
+    callback: Callable[[NewtonIteration], object] | None = None,
     progress: bool = False,
 ) -> NewtonResult:
     """Minimise an energy, a number that a kernel computes, from where its params are; they hold the minimiser then.

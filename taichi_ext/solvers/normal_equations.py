@@ -46,7 +46,7 @@ class NormalEquations:
     JtJ: Any
     Jtr: np.ndarray
     rtr: float
-    _split: Callable[[np.ndarray], Any]
+    _split: Callable[[np.ndarray], object]
 
     def split(self, vector: np.ndarray) -> Any:
         """A vector of P numbers as arrays of the shapes of the parameters, structured like ``params``."""
@@ -57,17 +57,17 @@ class NormalEquations:
 
 
 def normal_equations(
-    kernel: Callable[..., Any] | str,
-    params: Any = None,
-    residuals: Any = None,
-    weights: Any = None,
+    kernel: Callable[..., object] | str,
+    params: object = None,
+    residuals: object = None,
+    weights: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     dtype: DTypeLike | None = None,
     format: str | None = None,
     max_memory: float | None = None,
     shards: list[tuple[Any, ...]] | None = None,
-    at: Any = None,
+    at: object = None,
     executor: AnyExecutor = None,
     init: dict[str, Any] | None = None,
     progress: bool | None = False,
@@ -165,7 +165,7 @@ def _of_shards(shards: Shards, executor: AnyExecutor, progress: bool | None) -> 
     return NormalEquations(total.JtJ, total.Jtr, 2 * total.cost, shards.split)
 
 
-def weights_of(weights: Any, residuals: Any, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
+def weights_of(weights: object, residuals: object, shapes: list[tuple[int, ...]]) -> np.ndarray | None:
     """Weights as one vector, checked."""
     if weights is None:
         return None

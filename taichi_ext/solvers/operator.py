@@ -30,11 +30,11 @@ _MOST_VECTORS = 32  # that are multiplied in one run: kernels are compiled for t
 
 
 def linear_operator(
-    kernel: Callable[..., Any],
-    params: Any,
-    outputs: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    outputs: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     max_memory: int | None = None,
     chunk_size: int | None = None,
 ) -> Any:
@@ -87,13 +87,13 @@ def linear_operator(
 
 
 def hessian_operator(
-    kernel: Callable[..., Any],
-    params: Any,
-    energy: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    energy: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     max_memory: int | None = None,
-    fixed: Any = None,
+    fixed: object = None,
 ) -> Any:
     """The Hessian of an energy as a ``scipy.sparse.linalg.LinearOperator``: for ``cg``, ``minres`` and ``eigsh``.
 

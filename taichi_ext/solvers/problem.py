@@ -122,7 +122,7 @@ class Problem:
         """J in the structure of the outputs and parameters."""
         return self._plan.prepared.question.result(self.start_at(x).blocks())
 
-    def local_jacobian(self, J: Any, x: np.ndarray) -> Any:
+    def local_jacobian(self, J: object, x: np.ndarray) -> Any:
         """J of a point by local coordinates."""
         return self.charts.local_jacobian(J, x)
 
@@ -144,7 +144,7 @@ class Problem:
         """Raise where a residual is not finite."""
         check_finite(r, self.rows, where + _ADVICE)
 
-    def check_rows(self, J: Any) -> None:
+    def check_rows(self, J: object) -> None:
         """Raise where an entry of J is not finite."""
         if not isinstance(J, SparseJacobian):
             check_rows_finite(J, self.rows, _ADVICE)

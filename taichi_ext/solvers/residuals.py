@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from taichi_ext import backend
@@ -22,7 +20,7 @@ def residual_vector(evaluation: Evaluation) -> np.ndarray:
     return np.concatenate([_raveled(value) for value in values])
 
 
-def _raveled(value: Any) -> np.ndarray:
+def _raveled(value: object) -> np.ndarray:
     """The values of an output, or of a kernel's return: numbers, vectors and matrices."""
     if isinstance(value, (list, tuple)):
         return np.concatenate([_raveled(v) for v in value])

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from taichi_ext.solvers.covariance import inverse_part
 from taichi_ext.solvers.levenberg import TITLE, Iteration
 
 
-def place_of(leaf: Any, given: list[Any], what: str) -> int:
+def place_of(leaf: object, given: Sequence[object], what: str) -> int:
     """The number of a param among those that were given."""
     for n, param in enumerate(given):
         if param is leaf or (isinstance(leaf, str) and isinstance(param, str) and param == leaf):
@@ -46,7 +46,7 @@ class Solved:
     """
 
     params: list[Any]
-    rebuild: Callable[[list[Any]], Any]
+    rebuild: Callable[[list[Any]], object]
     shapes: list[tuple[int, ...]]
     parts: list[Part]
     residuals: int
@@ -80,7 +80,7 @@ class LeastSquaresResult:
     x: np.ndarray
     cost: float
     fun: np.ndarray | None
-    jacobian: Any
+    jacobian: object
     grad: np.ndarray
     success: bool
     status: int

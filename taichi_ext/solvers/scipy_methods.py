@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ class _CallbackEndedError(Exception):
     pass
 
 
-def by_scipy(weighted: Weighted, start: np.ndarray, history: History, options: dict[str, Any]) -> Ended:
+def by_scipy(weighted: Weighted, start: np.ndarray, history: History, options: Mapping[str, object]) -> Ended:
     """The minimum by ``scipy.optimize.least_squares``, each point computed once."""
     optimize = require_scipy("optimize", f"least_squares with method={options['method']!r}")
     points, robust = _Points(weighted, history), weighted.robust

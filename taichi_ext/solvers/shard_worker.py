@@ -145,7 +145,7 @@ def start_taichi(init: dict[str, Any], neighbours: int = 1) -> None:
         ti.init(**{**options, **init})
 
 
-def _sums(problem: Problem, residuals: Any, task: Task) -> Sums:
+def _sums(problem: Problem, residuals: object, task: Task) -> Sums:
     assert task.loss is not None
     robust = Robust(*task.loss, residuals, [part.shape for part in problem.rows])
     r, J = problem.compute(task.x)

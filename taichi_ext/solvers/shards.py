@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import accumulate
 from typing import Any
@@ -74,7 +74,9 @@ class Shards:
             where = self._factory, arguments, self.options, self._places, self._shapes
             yield Task(n, *where, x, loss, self._format, is_finite)
 
-    def sums(self, workers: Workers, loss: tuple[Any, Any, str], x: np.ndarray, *, is_finite: bool) -> Iterator[Sums]:
+    def sums(
+        self, workers: Workers, loss: tuple[object, object, str], x: np.ndarray, *, is_finite: bool
+    ) -> Iterator[Sums]:
         """The sums over the first shards, then one more, and so on, added in their order."""
         return accumulate(workers.answers(self.tasks(x, loss, is_finite=is_finite)), Sums.plus)
 
@@ -150,10 +152,10 @@ class ShardedProblem:
 
 
 def map_jacobian(
-    factory: Callable[..., Any] | str,
-    shards: list[tuple[Any, ...]],
+    factory: Callable[..., object] | str,
+    shards: Sequence[tuple[object, ...]],
     *,
-    at: Any,
+    at: object,
     executor: AnyExecutor = None,
     format: str | None = None,
     init: dict[str, Any] | None = None,
@@ -208,7 +210,7 @@ def map_jacobian(
     return jacobians()
 
 
-def check_options_with_shards(**given: Any) -> None:
+def check_options_with_shards(**given: object) -> None:
     """Raise for arguments that have no meaning with shards."""
     for name, value in given.items():
         if value is not None:
@@ -218,7 +220,7 @@ def check_options_with_shards(**given: Any) -> None:
             )
 
 
-def check_options_without_shards(**given: Any) -> None:
+def check_options_without_shards(**given: object) -> None:
     """Raise for arguments that have a meaning with shards alone."""
     for name, value in given.items():
         if value is not None:
@@ -232,7 +234,7 @@ def _pickled(value: Any, what: str, wanted: str) -> bytes:
         raise InvalidArgumentError(f"{what} cannot be pickled: {error}; give {wanted}.") from error
 
 
-def _path_of(factory: Any) -> str:
+def _path_of(factory: object) -> str:
     """The import path of a factory, which is imported here once: what fails here would fail in each worker."""
     if isinstance(factory, str):
         path = factory

@@ -7,7 +7,7 @@ those give the result its structure.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,11 +29,11 @@ class Target:
     argument: str = ""
     variable: Variable | None = None  # that holds a Python number
     shape: tuple[int, ...] = ()  # of it
-    held: Any = None  # what two equal values of it have in common
+    held: object = None  # what two equal values of it have in common
 
 
 def flatten(
-    tree: Any, what: str = "", path: str = "", outer: tuple[int, ...] = ()
+    tree: object, what: str = "", path: str = "", outer: tuple[int, ...] = ()
 ) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
     """The leaves of nested lists, tuples and dicts with their places, and what puts values back in their place.
 
@@ -369,7 +369,7 @@ class KernelCall:
         return dtype
 
 
-def _hint(leaf: Any) -> str:
+def _hint(leaf: object) -> str:
     """A hint at what to give instead of something that holds fields, or a number, and is none."""
     if isinstance(leaf, (set, frozenset)) or (hasattr(leaf, "__iter__") and not hasattr(leaf, "__array__")):
         return "; put several into a list, tuple or dict" if not isinstance(leaf, (bytes, backend.Matrix)) else ""
@@ -393,7 +393,7 @@ def _resolve_field(place: str, field: Any, labels: Labels) -> Target:
     return Target("field", labels.target(place, field, "field"), field)
 
 
-def check_not_ended(what: str, *items: Any) -> None:
+def check_not_ended(what: str, *items: object) -> None:
     """Raise for a field or ti.ndarray that no longer exists."""
     for item in items:
         problem = backend.ended_problem(item)
@@ -403,7 +403,11 @@ def check_not_ended(what: str, *items: Any) -> None:
 
 
 def check_active(
-    params: list[tuple[Target, Any]], outputs: list[tuple[Target, Any]], read: set[Any], written: set[Any], where: str
+    params: Sequence[tuple[Target, object]],
+    outputs: Sequence[tuple[Target, object]],
+    read: Set[object],
+    written: Set[object],
+    where: str,
 ) -> None:
     """Raise for a parameter that nothing reads and an output that nothing writes; each comes with its key."""
     for target, key in params:
@@ -414,7 +418,7 @@ def check_active(
             raise InvalidArgumentError(f"{target.name} is not written {where}.")
 
 
-def check_read(params: list[Target], read: set[Any], numbers: Iterable[str], where: str) -> None:
+def check_read(params: list[Target], read: Set[object], numbers: Iterable[str], where: str) -> None:
     """Raise for a Python number that is a parameter and that no kernel reads, and say which ones are read."""
     for target in params:
         if target.variable is not None and target.variable.key not in read:

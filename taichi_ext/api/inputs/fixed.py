@@ -88,7 +88,7 @@ class _Places:
         return block.indptr is self._pattern[0] and block.indices is self._pattern[1]
 
 
-def _bools(given: Any, shapes: Shapes) -> list[np.ndarray]:
+def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
     """For each param an array of its shape; what is given for an element holds for all of its entries."""
     leaves = [leaf for _, leaf in flatten(given, "fixed")[0]] if isinstance(given, (list, tuple, dict)) else [given]
     if len(leaves) != len(shapes):

@@ -16,14 +16,14 @@ def check_initialised() -> None:
         raise InvalidArgumentError("Taichi is not initialised; call ti.init(...) first.")
 
 
-def check_kernel(kernel: Any) -> None:
+def check_kernel(kernel: object) -> None:
     """Raise for what is no kernel or pipeline."""
     problem = _kernel_problem(kernel)
     if problem:
         raise InvalidArgumentError(f"kernel is {problem}.")
 
 
-def _kernel_problem(kernel: Any) -> str:
+def _kernel_problem(kernel: object) -> str:
     """Why something is no kernel or pipeline, and what to give instead; empty where it is one."""
     bound = backend.primal_kernel(kernel)
     name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]

@@ -14,7 +14,7 @@ _WIDTH = 40  # of a bar in a notebook
 _BETWEEN = 0.1  # seconds between two pictures of it
 
 
-def check_progress(progress: Any) -> None:
+def check_progress(progress: object) -> None:
     """Raise for a value of ``progress=`` that cannot be used."""
     if progress is not None and not isinstance(progress, bool):
         raise InvalidArgumentError(f"progress is {shown(progress)}; expected True, False or None.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from taichi_ext.api.inputs.arguments import KernelCall, Target, flatten
 from taichi_ext.errors import InvalidArgumentError, shown
 
 
-def by_path(out: Any, skeleton: Any) -> list[tuple[str, Any]]:
+def by_path(out: object, skeleton: object) -> list[tuple[str, Any]]:
     """The arrays of ``out`` in the order of the result, which has the structure of ``skeleton``."""
     given = dict(flatten(out, "out")[0])
     paths = [path for path, _ in flatten(skeleton)[0]]
@@ -28,7 +28,7 @@ def _entries(paths: Iterable[str]) -> str:
     return f"has the entries {', '.join(f'out{p}' for p in known)}" if known else "has no entries"
 
 
-def in_place(target: Any, others: list[Any]) -> np.ndarray | None:
+def in_place(target: object, others: Sequence[object]) -> np.ndarray | None:
     """The memory of an array given as ``out`` if no other container aliases it."""
     if not backend.is_array(target) or _array_problem(target):
         return None
@@ -39,7 +39,7 @@ def in_place(target: Any, others: list[Any]) -> np.ndarray | None:
     return None if any(s is not None and np.may_share_memory(host, s) for s in shared) else host
 
 
-def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...], Any]]) -> None:
+def check_out(leaves: Sequence[tuple[str, object]], wanted: Sequence[tuple[tuple[int, ...], object]]) -> None:
     """Raise, before anything runs, where the arrays of ``out`` cannot take Jacobians of these shapes and types."""
     for (path, target), (shape, dtype) in zip(leaves, wanted, strict=True):
         place = f"out{path}"
@@ -61,7 +61,7 @@ def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...],
             raise InvalidArgumentError(f"{place} has dtype {found}; the Jacobian has {dtype}.")
 
 
-def _array_problem(array: Any) -> str:
+def _array_problem(array: object) -> str:
     """Why an array cannot take a Jacobian, whatever its shape."""
     problem = backend.array_problem(array)
     if problem:
@@ -84,7 +84,7 @@ def _overlaps_itself(array: np.ndarray) -> bool:
     return False
 
 
-def check_out_is_separate(leaves: list[tuple[str, Any]], containers: list[Any]) -> None:
+def check_out_is_separate(leaves: Sequence[tuple[str, object]], containers: Sequence[object]) -> None:
     """Raise for an ``out`` that is also a parameter, an output, an argument, or the ``out`` of another block."""
     for n, (path, target) in enumerate(leaves):
         if any(_is_shared(target, other) for other in containers):
@@ -97,7 +97,7 @@ def check_out_is_separate(leaves: list[tuple[str, Any]], containers: list[Any]) 
                 raise InvalidArgumentError(f"out{path} and out{other_path} share memory; give each its own array.")
 
 
-def _is_shared(a: Any, b: Any) -> bool:
+def _is_shared(a: object, b: object) -> bool:
     if isinstance(a, backend.Field) and isinstance(b, backend.Field):
         return backend.shares_components(a, b)
     values = [backend.host_values(x) for x in (a, b)]
@@ -106,7 +106,7 @@ def _is_shared(a: Any, b: Any) -> bool:
     return bool(np.shares_memory(*values))
 
 
-def fill_out(out: Any, result: Any) -> Any:
+def fill_out(out: object, result: object) -> Any:
     """Copy the result into ``out`` where it is not already there."""
     for (_, target), (_, values) in zip(by_path(out, result), flatten(result)[0], strict=True):
         host = backend.host_values(target)
@@ -120,7 +120,7 @@ def fill_out(out: Any, result: Any) -> Any:
     return out
 
 
-def as_torch(result: Any, call: KernelCall, outputs: list[Target]) -> Any:
+def as_torch(result: object, call: KernelCall, outputs: list[Target]) -> Any:
     """The result as tensors, on their device, where the outputs are tensors."""
     values: list[Any] = [call.value(t) if t.kind in ("argument", "array") else None for t in outputs]
     if not values or not all(backend.is_torch_tensor(v) for v in values):

@@ -31,7 +31,7 @@ def checked_format(given: Any) -> str | None:
     return given
 
 
-def in_format(matrix: Any, kind: str, block: tuple[int, int], device: Any) -> Any:
+def in_format(matrix: Any, kind: str, block: tuple[int, int], device: object) -> Any:
     """A CSR array in another format; ``block`` is the size of an element of the output and of the parameter."""
     if kind == "coo":
         return matrix.tocoo()
@@ -98,7 +98,7 @@ def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...],
     return numbers
 
 
-def _is_builder(target: Any) -> bool:
+def _is_builder(target: object) -> bool:
     return isinstance(target, ti.linalg.SparseMatrixBuilder)
 
 
@@ -132,7 +132,7 @@ def _check_pattern(path: str, target: Any, matrix: Any) -> None:
         )
 
 
-def _check_room(path: str, builder: Any, count: int) -> None:
+def _check_room(path: str, builder: object, count: int) -> None:
     """Raise where a builder has no room for so many entries: Taichi would write outside of its memory."""
     room = backend.builder_room(builder)
     if room is not None and count > room:
@@ -153,7 +153,7 @@ def _append(builder: Any, matrix: Any) -> None:
         )
 
 
-def _appending(dtype: Any) -> Any:
+def _appending(dtype: object) -> Any:
     @ti.kernel
     def append(
         target: ti.types.sparse_matrix_builder(),

@@ -18,11 +18,11 @@ class Origin(NamedTuple):
         function: the kernel or function.
     """
 
-    owner: Any
+    owner: object
     function: Any
 
 
-def origin_of(kernel: Any) -> Origin:
+def origin_of(kernel: object) -> Origin:
     """The owner and the function of a kernel or pipeline."""
     bound = backend.primal_kernel(kernel)
     if bound is not None:
@@ -34,7 +34,7 @@ def origin_of(kernel: Any) -> Origin:
     return Origin(kernel, kernel)
 
 
-def structure_key(tree: Any, args: tuple[Any, ...], depth: int = 0) -> Any:
+def structure_key(tree: object, args: tuple[object, ...], depth: int = 0) -> Any:
     """Equal for two calls that name the same fields, argument positions and names in the same structure."""
     if not isinstance(args, (tuple, list)) or depth > _DEEPEST:
         return id(tree)

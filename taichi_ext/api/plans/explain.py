@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.differentiate.forms.column_blocks import LAST
@@ -72,7 +71,7 @@ def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
         yield f"{_name(site.key, fields)}, {parts} {verb} at a time: {' and '.join(counts) or 'none'}{rows}"
 
 
-def _owner(owner: Any, fields: FieldTable) -> str:
+def _owner(owner: object, fields: FieldTable) -> str:
     if owner is None:
         return "columns that are known at run time"
     return f"{_name(owner.of, fields)} as it is then" if isinstance(owner, Version) else _name(owner, fields)

@@ -111,7 +111,7 @@ def _tangents(
     return TangentArray(container.name, container.dtype.name, shape, output, parts, is_covered, columns.get(key))
 
 
-def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: Any) -> int:
+def _rows(prepared: Prepared, call: KernelCall, fused: Fused, key: object) -> int:
     if key == RETURN:
         return math.prod(call.return_shape())
     if isinstance(key, ArrayArgument):

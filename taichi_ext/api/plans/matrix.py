@@ -17,7 +17,7 @@ from taichi_ext.runtime.sparse.matrices import scipy_sparse
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 
 
-def check_as_matrix(as_matrix: Any, format: str | None) -> None:
+def check_as_matrix(as_matrix: object, format: str | None) -> None:
     """Raise for a value of ``as_matrix=`` that cannot be used, or not with this format."""
     if not isinstance(as_matrix, bool):
         raise InvalidArgumentError(f"as_matrix is {shown(as_matrix)}; expected True or False.")
@@ -28,7 +28,7 @@ def check_as_matrix(as_matrix: Any, format: str | None) -> None:
         )
 
 
-def matrix_of(evaluation: Evaluation, prepared: Prepared, out: Any = None) -> Any:
+def matrix_of(evaluation: Evaluation, prepared: Prepared, out: object = None) -> Any:
     """J of a call as one matrix, in ``out`` if that is given."""
     (rows, columns), dtype = _shape(evaluation), np.result_type(*(t for _, t in evaluation.output_shapes()))
     outputs, kind = [evaluation.call.current(t) for t in prepared.outputs], prepared.format

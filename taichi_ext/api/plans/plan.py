@@ -154,7 +154,7 @@ class Plan:
 
 
 def prepare(
-    kernel: Any, params: Any, outputs: Any, args: tuple[Any, ...], options: Options, use: str = "jacobian"
+    kernel: object, params: object, outputs: object, args: tuple[object, ...], options: Options, use: str = "jacobian"
 ) -> tuple[Plan, KernelCall]:
     """A new plan, and the call with these arguments."""
     check_initialised()
@@ -251,7 +251,7 @@ class Jacobian:
         name = self._call.name
         return f"<{type(self).__name__} of {name}, {state}: {outputs} with respect to {params}>"
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "A Jacobian cannot be pickled or copied: it is compiled for the Taichi program of this process. Threads "
             "can share it; in another process, prepare it there with Jacobian(kernel, params, outputs)."
@@ -266,7 +266,7 @@ class Jacobian:
         return self._plan.prepared
 
     @with_short_traceback
-    def __call__(self, *, args: tuple[Any, ...] | None = None, out: Any = None) -> Any:
+    def __call__(self, *, args: tuple[object, ...] | None = None, out: object = None) -> Any:
         """Run the kernel once; returns the Jacobian, see ``jacobian``."""
         if self._as_matrix:
             evaluation = self._started(args, None)
@@ -277,7 +277,7 @@ class Jacobian:
         self._last.returned = evaluation.returned
         return result
 
-    def _started(self, args: tuple[Any, ...] | None, out: Any) -> Any:
+    def _started(self, args: tuple[object, ...] | None, out: object) -> Any:
         """The evaluation of a call."""
         self._plan.check_not_ended()
         call = self._last_call() if args is None else self._call.with_args(args)

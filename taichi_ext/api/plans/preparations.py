@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import types
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ class _Count:
     fields: list[weakref.ref[Any]]  # fields and arrays that are named
     count: int = 0
 
-    def is_of(self, fields: list[Any]) -> bool:
+    def is_of(self, fields: Sequence[object]) -> bool:
         return all(reference() is field for reference, field in zip(self.fields, fields, strict=True))
 
 
@@ -50,7 +51,7 @@ class Preparations:
         if count % EVERY == 0:
             warn_at_user(_message(function, origin, count, is_kept=is_kept))
 
-    def _count(self, code: types.CodeType, key: Any, plan: Plan) -> int:
+    def _count(self, code: types.CodeType, key: object, plan: Plan) -> int:
         counts = self._counts.get(code)
         if counts is None:
             counts = {}

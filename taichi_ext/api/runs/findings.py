@@ -85,7 +85,7 @@ def warn_of_indices(kernels: Iterable[Fused]) -> None:
                 warn_at_user(access.warning())
 
 
-def warn_of_python_readers(params: list[Target], function: Any) -> None:
+def warn_of_python_readers(params: list[Target], function: object) -> None:
     """Warn of Python numbers that are parameters, and that the Python code of a pipeline reads, too."""
     for target in params:
         reader = None if target.variable is None else python_reader(target.variable, function)

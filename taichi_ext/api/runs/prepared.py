@@ -33,8 +33,8 @@ class Question:
 
     params: list[Target]
     outputs: list[Target]
-    rebuild_params: Callable[[list[Any]], Any]
-    rebuild_outputs: Callable[[list[Any]], Any]
+    rebuild_params: Callable[[list[Any]], object]
+    rebuild_outputs: Callable[[list[Any]], object]
     options: Options
     use: str = "jacobian"
 
@@ -124,7 +124,7 @@ class Prepared:
         self.sizes_that_fit.add(sizes)
 
 
-def values_of(prepared: Prepared, call: KernelCall, returned: Any) -> list[Any]:
+def values_of(prepared: Prepared, call: KernelCall, returned: object) -> list[Any]:
     """A copy of each output as it is now; a return value is what was returned."""
     return [returned if t.kind == "return" else _held(t, call) for t in map(call.current, prepared.outputs)]
 

@@ -107,7 +107,7 @@ class SparseReplay:
         tangents = {key: (shadow.shape, shadow.dtype) for key, shadow in shadows.items()}
         return SparseReplay(layout, Repetition(fused, {}), dict(target.numbering.sizes), tangents)
 
-    def run(self, args: tuple[Any, ...], rows: type[R], arithmetic: Arithmetic, most_entries: float) -> R | None:
+    def run(self, args: tuple[object, ...], rows: type[R], arithmetic: Arithmetic, most_entries: float) -> R | None:
         """The rows after a launch; None, before it, where something is not as it was at the call before.
 
         ``args`` holds the object that the kernel is bound to.

@@ -175,7 +175,7 @@ def _sizes(layout: Layout) -> dict[Any, int]:
     return {p.container: p.rows for p in layout.params}
 
 
-def _starts(sizes: Mapping[Any, int]) -> dict[Any, int]:
+def _starts(sizes: Mapping[object, int]) -> dict[Any, int]:
     return dict(zip(sizes, itertools.accumulate(sizes.values(), initial=0), strict=False))
 
 

@@ -20,7 +20,7 @@ eigenvalues and their symmetric functions keep their derivatives.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -60,7 +60,7 @@ class _Context:
     def vector(self, local: Local) -> list[Any]:
         return [self.entry(Read(local, (i,))) for i in range(local.shape[0])]
 
-    def inverse(self, entries: list[Any], n: int, place: Place | None) -> Grid:
+    def inverse(self, entries: Sequence[object], n: int, place: Place | None) -> Grid:
         """The inverse of a matrix, in a local."""
         local = Local("inverse", self.formula.dtype, (n, n), "temporary")
         values: list[Any] = [e.value if isinstance(e, Term) else e for e in entries]

@@ -48,7 +48,7 @@ class KernelTable:
             del self._kept[next(iter(self._kept))]
         self._kept[(*name, first, frozenset(roles.items()))] = fused
 
-    def check_fields(self, features: Any, fused: Fused) -> None:
+    def check_fields(self, features: object, fused: Fused) -> None:
         """Raise where a kernel names other fields than when it was recorded before, in another state of the pipeline.
 
         Raises:

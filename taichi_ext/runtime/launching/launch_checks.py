@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from taichi_ext import backend
@@ -26,7 +26,7 @@ def check_gradient_is_own(kernel: backend.Kernel) -> None:
         )
 
 
-def check_same_program(program: Any) -> None:
+def check_same_program(program: object) -> None:
     """Raise where a run began in another program; None where that has ended."""
     if program is None or program is not backend.program():
         raise InvalidArgumentError(
@@ -35,7 +35,7 @@ def check_same_program(program: Any) -> None:
         )
 
 
-def check_arguments(kernel: backend.Kernel, args: tuple[Any, ...], parameters: tuple[Variable, ...]) -> None:
+def check_arguments(kernel: backend.Kernel, args: tuple[object, ...], parameters: tuple[Variable, ...]) -> None:
     """Raise for a field or array of a program that has ended, and for a struct that holds a parameter."""
     keys = {variable.key for variable in parameters}
     for position, value in enumerate(args):
@@ -50,7 +50,7 @@ def check_arguments(kernel: backend.Kernel, args: tuple[Any, ...], parameters: t
             )
 
 
-def _parameter_in(value: Any, keys: set[Any]) -> str:
+def _parameter_in(value: object, keys: Set[object]) -> str:
     """The member of a struct of Python numbers that is one of the parameters, if any."""
     if not isinstance(value, backend.Struct) or not keys:
         return ""
@@ -58,7 +58,7 @@ def _parameter_in(value: Any, keys: set[Any]) -> str:
     return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
 
 
-def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[Any, ...], is_lost: Callable[[Any], bool]) -> None:
+def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[object, ...], is_lost: Callable[[Any], bool]) -> None:
     """Warn where a number that Python has read from something with a tangent is passed to a kernel."""
     if not any(map(is_lost, args)):
         return
@@ -71,7 +71,7 @@ def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[Any, ...], is_lost
         )
 
 
-def warn_of_changes(name: Any, count: int) -> None:
+def warn_of_changes(name: object, count: int) -> None:
     """Warn of entries of an array that Python has stored to."""
     warn_at_user(
         f"{count} entries of {name} were changed from Python between kernels: they count as constants, their tangents "

@@ -7,7 +7,7 @@ tangents is right where they are zero; one that meets others than were foreseen 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ class Lookahead:
         self._end = end
         self._flows: dict[Any, tuple[Flow | None, dict[Any, Any], Any]] = {}  # by kernel and arguments, kept alive
 
-    def foreseen(self, launch: Launch, outer: dict[Any, Any], carries: Callable[[Any], bool]) -> Launch:
+    def foreseen(self, launch: Launch, outer: Mapping[Any, object], carries: Callable[[Any], bool]) -> Launch:
         """The launch with what its containers carry now or when the kernel is launched again.
 
         Args:

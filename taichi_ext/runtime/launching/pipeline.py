@@ -82,14 +82,14 @@ class Pipeline:
             is_active = launched.fused.facts.returns_active
             return self._python.read(launched.result) if is_active else launched.result
 
-    def _is_as_before(self, name: Any) -> bool:
+    def _is_as_before(self, name: object) -> bool:
         """Whether a launch was made before, and nothing has changed that it depends on."""
         if name not in self._repetitions or backend.is_gradient_replaced():
             return False
         changes, repetition, _ = self._repetitions[name]
         return changes == self._tangents.changes and repetition.is_current()
 
-    def _keep(self, name: Any, launched: Launched) -> None:
+    def _keep(self, name: object, launched: Launched) -> None:
         """Let a launch be made again; the arguments are kept alive, since the name has their identities."""
         fused, passed = launched.fused, launched.passed
         repetition = Repetition(fused, dict(zip(fused.shadows, passed, strict=False)), passed)
@@ -102,7 +102,7 @@ class Pipeline:
         params = set(map(container_key, self._session.accesses.params))
         return is_simple and not fused.sites and not fused.facts.written & params
 
-    def _runs_plainly(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> bool:
+    def _runs_plainly(self, kernel: backend.Kernel, args: tuple[object, ...]) -> bool:
         """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
         if backend.is_reading_kernel(kernel):
             for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
@@ -113,7 +113,7 @@ class Pipeline:
             self._clear_under(node)
         return node is not None
 
-    def _clear_under(self, node: Any) -> None:
+    def _clear_under(self, node: object) -> None:
         """A part of the layout is deactivated: its entries are constants from now on."""
         if self._state is not None:
             self._state.save_part(node)
@@ -126,7 +126,7 @@ class Pipeline:
 
     # --- what Python stores and reads between launches
 
-    def before_host_write(self, obj: Any, value: Any) -> None:
+    def before_host_write(self, obj: object, value: object) -> None:
         """Something is about to be assigned from Python: a field or array, or a host accessor of a matrix field."""
         if self._python.is_lost(value):
             warn_at_user(STORED)
@@ -147,7 +147,7 @@ class Pipeline:
             info, component = found
             self._clear(info.key, row_of_entry(info, component, entry.index))
 
-    def host_fill(self, array: Any) -> None:
+    def host_fill(self, array: object) -> None:
         """``ndarray.fill(value)`` in Python."""
         self._clear(view_of(array), slice(None))
 
@@ -155,12 +155,12 @@ class Pipeline:
         """``ndarray[index] = value`` in Python; the index of a component may follow."""
         self._clear(view_of(array), rows_of_index(array, index))
 
-    def _clear(self, key: Key, rows: Any) -> None:
+    def _clear(self, key: Key, rows: object) -> None:
         """Python has stored to entries of a container, which are constants from now on."""
         if self._tangents.clear(key, rows):
             self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
 
-    def host_read(self, obj: Any, value: Any) -> Any:
+    def host_read(self, obj: Any, value: object) -> Any:
         """The value that Python reads, which is remembered where it has a tangent."""
         if self._record is not None:
             self._record.note_read()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +40,9 @@ class Launched:
 
     fused: Fused
     args: tuple[Any, ...]
-    passed: list[Any]
+    passed: Sequence[object]
     changes: int
-    result: Any
+    result: object
 
 
 class Accesses:
@@ -168,7 +168,7 @@ class Session:
     def _fused_kernel(
         self,
         kernel: backend.Kernel,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         binding: Binding,
         numbers: NumberSeeds,
         check: Check | None,
@@ -242,7 +242,7 @@ class Session:
             passed.append(self.request.block.first)
         return passed, after
 
-    def _save(self, fused: Fused, values: tuple[Any, ...]) -> None:
+    def _save(self, fused: Fused, values: tuple[object, ...]) -> None:
         """Keep what a kernel may change, and compare what it reads with the run before."""
         restart = self.request.restart
         if restart.state is not None:

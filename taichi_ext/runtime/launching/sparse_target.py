@@ -202,7 +202,7 @@ class SparseEntries(DenseRows):
         if streams.entries > self._most_entries:
             raise DenseRowsError("rows have nearly as many entries as columns")
 
-    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], Any]) -> Any:
+    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
         """Launch a kernel, again where there was too little room for the entries that it counts."""
         self.launched = fused
         streams, state = Streams.of(fused), State()

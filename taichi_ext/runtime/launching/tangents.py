@@ -50,7 +50,7 @@ class DenseRows:
         """An array that the kernel writes entries to."""
         raise AssertionError(key)
 
-    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], Any]) -> Any:
+    def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
         """Launch a kernel; ``save`` keeps what it may change."""
         return launch()
 
@@ -87,7 +87,7 @@ class Tangents:
             key = container_key(output.key)
             self._of(key).open_output(key, output.name, output.rows, output.dtype, output.place)
 
-    def _of(self, key: Any) -> Any:
+    def _of(self, key: object) -> Any:
         return self.arrays if isinstance(key, View) else self.fields
 
     @property
@@ -164,7 +164,7 @@ def scratch_of(fused: Fused, key: Any, columns: TangentColumns) -> Shadow:
     return fused.memory.scratch[key]
 
 
-def save_changed(state: State, fused: Fused, table: FieldTable, values: tuple[Any, ...]) -> None:
+def save_changed(state: State, fused: Fused, table: FieldTable, values: tuple[object, ...]) -> None:
     """Keep copies of what a kernel may change; ``values`` are its leaf arguments."""
     state.has_random |= fused.facts.has_random
     fields = [table.infos[key].obj for key in fused.facts.written if key in table.infos]

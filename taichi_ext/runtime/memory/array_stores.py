@@ -46,7 +46,7 @@ class ArrayStores:
         self._masks.clear()
 
 
-def _index_of(index: Any) -> Any:
+def _index_of(index: object) -> Any:
     """An index as NumPy takes it."""
     if isinstance(index, tuple):
         return tuple(map(_index_of, index))
@@ -81,12 +81,12 @@ def stores_of(
     return [*found, (first, everywhere)] if is_torch or name == "shuffle" else found
 
 
-def is_memory(value: Any) -> bool:
+def is_memory(value: object) -> bool:
     """Whether a value is a NumPy array or tensor."""
     return isinstance(value, np.ndarray) or backend.is_torch_tensor(value)
 
 
-def memory_of(value: Any) -> Any:
+def memory_of(value: object) -> Any:
     """The array behind a NumPy array, a tensor, or an object of Python's that stands for its numbers."""
     if isinstance(value, np.flatiter):
         return value.base
@@ -95,7 +95,7 @@ def memory_of(value: Any) -> Any:
     return value if is_memory(value) else None
 
 
-def item_store(target: Any, index: Any) -> Callable[[Any], None]:
+def item_store(target: object, index: object) -> Callable[[Any], None]:
     """How ``target[index] = ...`` stores to the array behind the target."""
     place = _index_of(index)
     if isinstance(target, np.flatiter):
@@ -109,7 +109,7 @@ _SHAPES = ("requires_grad_", "share_memory_", "squeeze_", "unsqueeze_", "transpo
 _BY_INDEX = ("index_", "masked_", "scatter_", "put_")
 
 
-def _of_method(array: Any, name: str, args: tuple[Any, ...]) -> list[tuple[Any, Callable[[Any], None]]]:
+def _of_method(array: object, name: str, args: tuple[object, ...]) -> list[tuple[Any, Callable[[Any], None]]]:
     if name == "__setitem__":
         return [(array, item_store(array, args[0]))]
     is_torch = backend.is_torch_tensor(array)
@@ -122,7 +122,7 @@ def _of_method(array: Any, name: str, args: tuple[Any, ...]) -> list[tuple[Any, 
     return [(array, everywhere)] if is_store or is_operator else []
 
 
-def _probe(array: Any, store: Callable[[Any], Any], mask: np.ndarray) -> None:
+def _probe(array: Any, store: Callable[[Any], object], mask: np.ndarray) -> None:
     """Find out where numbers are stored, from what is done to arrays of other numbers."""
     for number in (77, 78):  # one of which is not what is stored
         other = array.detach().clone() if backend.is_torch_tensor(array) else array.copy()
@@ -136,5 +136,5 @@ def everywhere(mask: np.ndarray) -> None:
     mask[...] = 1
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -41,7 +40,7 @@ class FieldTangents:
         """A field or component is a parameter: its entries are the columns from one on."""
         self._seeds.setdefault(container_key(key), {})[key] = column
 
-    def open_output(self, key: Key, name: Label | str, rows: int, dtype: Any, place: np.ndarray | None) -> None:
+    def open_output(self, key: Key, name: Label | str, rows: int, dtype: object, place: np.ndarray | None) -> None:
         """A container is an output; its J is computed in the memory given."""
         if key not in self.shadows:
             self.shadows[key] = Shadow(name, rows, self._columns.count, dtype, place)
@@ -93,7 +92,7 @@ def row_of_entry(info: ContainerInfo, component: int, index: tuple[int, ...]) ->
     return row * math.prod(info.element_shape) + component
 
 
-def rows_under(info: ContainerInfo, node: Any) -> np.ndarray:
+def rows_under(info: ContainerInfo, node: object) -> np.ndarray:
     """The rows of the components that are placed in a node of the layout."""
     rows = np.arange(info.size).reshape(-1, math.prod(info.element_shape))
     return rows[:, backend.components_under(info.obj, node)].reshape(-1)

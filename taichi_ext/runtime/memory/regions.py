@@ -129,7 +129,7 @@ class Regions:
             return [known]
         return self.between(view.space, view.start, view.end)
 
-    def between(self, space: Any, start: int, end: int) -> list[Region]:
+    def between(self, space: object, start: int, end: int) -> list[Region]:
         """The regions that have memory in common with a stretch of it."""
         regions = self._spaces.get(space)
         if not regions:

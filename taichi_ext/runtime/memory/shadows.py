@@ -90,7 +90,7 @@ class FieldTable:
         return self._nodes.get(entry.node)
 
 
-def view_of(array: Any, name: str = "An array") -> View:
+def view_of(array: object, name: str = "An array") -> View:
     """Where the numbers of an array lie; those of a ti.ndarray, and of an empty array, in a memory of their own."""
     dtype = backend.outer_array_dtype(array)
     if dtype is None:

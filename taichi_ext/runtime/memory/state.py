@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ _FEWER_RUNS = "Leave out chunk_size=, allow more max_memory, or use fewer parame
 class _Stretch:
     """A stretch of memory, as it was."""
 
-    owner: Any  # keeps the memory alive
+    owner: object  # keeps the memory alive
     start: int
     copy: np.ndarray  # bytes
     is_used: bool = True  # in this run
@@ -43,7 +43,7 @@ class State:
         self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to do with one
         self._start = backend.moment()
 
-    def save(self, obj: Any) -> None:
+    def save(self, obj: object) -> None:
         """Keep a copy of a field or array, the first time that it is named; of memory only where there is none yet."""
         if backend.is_array(obj) and not isinstance(obj, backend.Ndarray):
             self._save_memory(obj)
@@ -52,7 +52,7 @@ class State:
                 for stored in backend.storage_parts(part):
                     self._keep(stored)
 
-    def save_fields(self, fields: list[Any], nodes: Iterable[Any] = ()) -> None:
+    def save_fields(self, fields: Sequence[object], nodes: Iterable[object] = ()) -> None:
         """Keep copies of several fields, and of the parts of the layout that nodes lie in."""
         with backend.suspend_following():
             backend.find_memory(f for f in fields if _name(f) not in self._log)
@@ -61,13 +61,13 @@ class State:
         for node in nodes:
             self.save_part(node)
 
-    def save_part(self, node: Any) -> None:
+    def save_part(self, node: object) -> None:
         """Keep a copy of the part of the layout that a node which is not dense lies in."""
         part = backend.sparse_part(node)
         if part is not None:
             self._keep(part)
 
-    def _keep(self, obj: Any) -> None:
+    def _keep(self, obj: object) -> None:
         """Copy a dense field, a ``ti.ndarray`` or a part of the layout that is not dense, the first time."""
         name = _name(obj)
         if name not in self._log:
@@ -82,7 +82,7 @@ class State:
         elif entry.name not in self._log:
             self._log[entry.name] = (entry, entry.read())
 
-    def _save_memory(self, array: Any) -> None:
+    def _save_memory(self, array: object) -> None:
         space, start, end = backend.memory_span(array)
         saved = self._memory.setdefault(space, [])
         first = bisect_right(saved, start, key=lambda s: s.end)
