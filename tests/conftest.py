@@ -35,17 +35,20 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads its options
 def pytest_cmdline_main(config):
-    """Run whole folders on all processors, each module in one process; single modules and tests run in this one.
+    """Run whole folders on all processors, each module in one process, and without sweeps; modules run in this process.
 
-    ``-n`` decides otherwise. This is no ``addopts``, so that benchmarks and ``-p no:xdist`` need no other options.
+    ``-n`` and ``-m`` decide otherwise. These are no ``addopts``: benchmarks and ``-p no:xdist`` need no other options.
     """
     option, start = config.option, config.invocation_params.dir
     if hasattr(config, "workerinput"):  # this is one of those processes
         return
     is_undecided = getattr(option, "numprocesses", 0) is None and option.dist == "no"
     is_watched = option.usepdb or option.trace or option.collectonly
-    if is_undecided and not is_watched and any(Path(start, path).is_dir() for path in config.args):
+    is_folder = any(Path(start, path).is_dir() for path in config.args)
+    if is_undecided and not is_watched and is_folder:
         option.numprocesses, option.dist = "logical", "loadfile"
+    if is_folder and not option.markexpr:
+        option.markexpr = "not sweep"
 
 
 def pytest_configure(config):
@@ -56,6 +59,9 @@ def pytest_configure(config):
         backend.stores_by_column = lambda: True
     if config.getoption("--chunk-size"):
         split_columns(config.getoption("--chunk-size"))
+    config.addinivalue_line(
+        "markers", "sweep: more programs of a kind that other tests have, left out of whole folders"
+    )
     config.addinivalue_line("markers", "cpu_only(reason): a test of what only the CPU has")
     devices.start(config.getoption("--arch"), config.getoption("--record"))
     taichi_program.arch = getattr(ti, config.getoption("--arch"))

@@ -36,6 +36,7 @@ def without_matplotlib(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", find)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", list(ARGUMENTS))
 def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="the pictures are drawn with matplotlib")

@@ -364,6 +364,7 @@ class TestProducts:
         assert_array_equal(v.to_numpy()[:, [0, 2]], START[:, [0, 2]])
 
 
+@pytest.mark.sweep
 class TestLayouts:
     @pytest.fixture(autouse=True)
     def program(self):

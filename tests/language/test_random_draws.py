@@ -342,6 +342,7 @@ def runs(request):
     end_program()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["dense", "sparse"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_draws_are_those_of_a_plain_run(runs, name, way):

@@ -302,6 +302,7 @@ def difference(k, fields, seed, name, n):
     return [((a - b) / 0.5, np.abs(a) + np.abs(b)) for a, b in zip(*ends, strict=True)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs(seed, tmp_path):
     path = tmp_path / f"program_{seed}.py"

@@ -152,6 +152,7 @@ PIPELINES = {
 }
 
 
+@pytest.mark.sweep
 class TestTreesOfThePipeline:
     @pytest.mark.parametrize("name", PIPELINES)
     def test_jacobian(self, name):

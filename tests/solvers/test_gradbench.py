@@ -84,6 +84,7 @@ def projected(x):
     return w * (u * (1 + x[9] * q + x[10] * q * q) * x[6] + x[7:9] - np.array(SCENE["feat"]))
 
 
+@pytest.mark.sweep
 def test_protocol(answers):
     assert answers[0] == {"id": 0, "tool": "taichi_ext"}
     assert answers[1] == {"id": 1, "success": True}
@@ -95,10 +96,12 @@ def test_protocol(answers):
     assert len(answers[5]["timings"]) == 2
 
 
+@pytest.mark.sweep
 def test_hello(answers):
     assert [a["output"] for a in answers[3:5]] == [9.0, 6.0]
 
 
+@pytest.mark.sweep
 def test_bundle_adjustment(answers):
     """Two rows with all entries of a camera, and the last entry of J, as the eval wants them."""
     x = np.array([*CAMERA, *SCENE["x"], SCENE["w"]])
@@ -112,6 +115,7 @@ def test_bundle_adjustment(answers):
     assert_allclose(J["vals"][30], -2 * SCENE["w"])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("which", [0, 1], ids=["complicated", "simple"])
 def test_hand_tracking(answers, hands, which):
     """The places' own columns, if there are some, then the pose."""
