@@ -1,7 +1,7 @@
 """check_jacobian: the Jacobian compared with central differences, and the line where a NaN or an infinity arises.
 
 The first step is ``h = eps ** (1/3) * abs(x)``, which balances truncation against the rounding of outputs (Nocedal and
-Wright, Numerical Optimization, section 8.1).  Where J does not agree with that difference, ``differences.judge``
+Wright, Numerical Optimization, section 8.1).  Where J does not agree with that difference, ``differences.verdict_of``
 compares it with those at smaller and larger steps.
 """
 

@@ -60,7 +60,7 @@ class Verdict:
     derivative: np.ndarray
 
 
-def judge(
+def verdict_of(
     J: np.ndarray, centre: np.ndarray, samples: Sequence[Sample], rtol: float, floor: float, precision: float
 ) -> Verdict:
     """Compare a column of J with differences at steps that grow by 4.
@@ -205,7 +205,7 @@ class ComparedColumns:
         found = Verdict(np.full(at.size, _UNDECIDED), J)
         for powers in entry.powers():
             samples = [entry.samples(power)[n].of(at) for power in powers]
-            found = judge(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision)
+            found = verdict_of(J, self._centre.ravel()[at], samples, rtol, floor, entry.precision)
             if not found.rank.any():
                 break
         else:

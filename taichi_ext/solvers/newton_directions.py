@@ -79,7 +79,7 @@ class FactoredDirections:
         H = self._H
         factors, is_projected = self._factorise(H), False
         sparse = self._plain.prepared.sparse
-        if factors is None and not (sparse.dense_reason or sparse.intermediates):  # with blocks of elements
+        if factors is None and not (sparse.dense_reason or sparse.energy_intermediates):  # with blocks of elements
             is_projected = True
             H = self._evaluated(x, self._projected, "clamp")[2]
             factors = self._factorise(H)

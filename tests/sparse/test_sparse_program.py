@@ -59,7 +59,7 @@ def test_what_is_written_and_read_is_a_column_of_its_own():
         over(u, Assign(at(u, Read(i)), op("sin", at(x, Read(i))))),
         over(y, Assign(at(y, Read(i)), op("mul", at(u, Read(i)), at(x, Read(i))))),
     )
-    assert found.columns.composed == {"u": M}
+    assert found.columns.intermediates == {"u": M}
     assert [{group.owner for group in site.groups} for site in found.sites] == [{"x"}, {Version("u", 1), "x"}]
     assert found.sites[0].stage < found.sites[1].stage
 

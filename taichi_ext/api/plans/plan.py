@@ -141,7 +141,7 @@ class Plan:
             fused={},
             replay=None,
             layout=version,
-            sparse=replace(prepared.sparse, composed={}),
+            sparse=replace(prepared.sparse, intermediates={}),
         )
 
     def _follow_constants(self, call: KernelCall) -> None:
@@ -342,8 +342,8 @@ class Jacobian:
         prepared = self._prepared
         reason = prepared.dense_reason
         first = [f"rows of all columns, of which the zeros are left out, because of this:\n{reason}"] if reason else []
-        if prepared.sparse.intermediates and not reason:
-            names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.sparse.intermediates)
+        if prepared.sparse.energy_intermediates and not reason:
+            names = ", ".join(str(prepared.fields.infos[key].name) for key in prepared.sparse.energy_intermediates)
             first = [f"two runs, since the energy is computed from {names}"]
         kernels = (explain(f, prepared.fields) for f in list(prepared.fused.values()))
         return Text("\n\n".join(dict.fromkeys((*first, *kernels))))

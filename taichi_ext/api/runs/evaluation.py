@@ -275,7 +275,7 @@ class Evaluation:
         count = max(1, min(count, total - first))  # without parameters' entries there is one that nothing carries
         is_part = count < total or is_repeated or is_again
         given = None if self._directions is None else self._directions[:, first : first + count]
-        blocks, intermediates = max(1, -(-total // count)), self.prepared.sparse.intermediates
+        blocks, intermediates = max(1, -(-total // count)), self.prepared.sparse.energy_intermediates
         request = Request(
             block=ColumnBlock(count, first if given is None else 0, blocks > 1 and given is None),
             seeds=self.layout.seeds,

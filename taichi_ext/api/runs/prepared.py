@@ -56,16 +56,16 @@ class SparseChoices:
         dense_reason: why rows of all columns are computed although the result is sparse; empty where they are not.
         in_rows: the parameters, by number, whose columns rows of tangents hold.
         is_in_rows: whether the columns of small parameters have been put there.
-        composed: the fields whose entries are columns of their own, and their sizes.
-        intermediates: those that an energy is computed from.
+        intermediates: the fields whose entries are columns of their own, and their sizes.
+        energy_intermediates: those that an energy is computed from.
         arithmetic: the patterns of products and sums of sparse matrices.
     """
 
     dense_reason: str = ""
     in_rows: set[int] = field(default_factory=set)
     is_in_rows: bool = False
-    composed: dict[Any, int] = field(default_factory=dict)
     intermediates: dict[Any, int] = field(default_factory=dict)
+    energy_intermediates: dict[Any, int] = field(default_factory=dict)
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
 

@@ -72,7 +72,7 @@ class SparseForm(DenseForm):
 
     def _sparse_blocks(self, evaluation: Evaluation) -> list[list[Any]]:
         subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
-        intermediates = evaluation.prepared.sparse.intermediates
+        intermediates = evaluation.prepared.sparse.energy_intermediates
         adjoints = _adjoints(evaluation, intermediates) if intermediates else None
         rows, target = _run(evaluation, SparseRows, math.inf, self._projection, adjoints)
         is_symmetric = target is not None and target.is_symmetric and not intermediates
@@ -180,9 +180,9 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_comp
             if (
                 may_compose
                 and isinstance(error, IntermediatesError)
-                and not error.sizes.keys() <= choices.intermediates.keys()
+                and not error.sizes.keys() <= choices.energy_intermediates.keys()
             ):
-                choices.intermediates.update(error.sizes)
+                choices.energy_intermediates.update(error.sizes)
             elif not _put_in_rows(evaluation):
                 choices.dense_reason = reason
         except OverBudgetError:
@@ -205,7 +205,7 @@ def _put_in_rows(evaluation: Evaluation) -> bool:
     if not small or sum(sizes[n] for n in small) > MOST_COLUMNS:
         return False
     choices.in_rows |= small
-    choices.composed.clear()
+    choices.intermediates.clear()
     return True
 
 
@@ -229,7 +229,9 @@ def _run(
             return found, None
     keys = [p.container for p in layout.params]
     sizes = {p.container: p.rows for p in layout.params}
-    numbering = Columns(sizes, {keys[n] for n in choices.in_rows}, {**choices.composed, **choices.intermediates})
+    numbering = Columns(
+        sizes, {keys[n] for n in choices.in_rows}, {**choices.intermediates, **choices.energy_intermediates}
+    )
     containers = frozenset(container_key(output.key) for output in evaluation.subject.outputs(layout))
     rows = kind(sizes, choices.arithmetic)
     target = SparseEntries(numbering, containers, rows, most_entries, projection, adjoints)
@@ -239,7 +241,7 @@ def _run(
         session, _ = evaluation.run(target, 0, layout.count, is_repeated=has_more, is_again=is_again)
     finally:
         choices.in_rows |= {n for n, key in enumerate(keys) if key in target.numbering.in_rows}
-        choices.composed.update(target.numbering.composed)
+        choices.intermediates.update(target.numbering.intermediates)
     if is_simple and all(o.target.kind == "field" for o in layout.outputs):
         prepared.replay = SparseReplay.of(target, session.tangents.fields, layout)
     return rows, target

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taichi_ext.differentiate.edges import edges
 from taichi_ext.differentiate.edges.rule_context import RuleContext
 from taichi_ext.differentiate.edges.rules import rule
-from taichi_ext.differentiate.forms.forms import Form, settled
+from taichi_ext.differentiate.forms.forms import Form, materialize
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Boundary, with_values
 
@@ -26,7 +26,7 @@ def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
     """The statement stays, since its results have this derivative when they are differentiated again, too."""
     for result, form in zip(s.results, forms, strict=True):
         ctx.walk.builder.frozen.add(result)
-        ctx.forms.forms[result] = settled(ctx.walk.builder, form)
+        ctx.forms.forms[result] = materialize(ctx.walk.builder, form)
     ctx.walk.builder.emit(with_values(s, ctx.primal))
 
 

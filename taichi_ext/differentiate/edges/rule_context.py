@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.forms import Form, settled
+from taichi_ext.differentiate.forms.forms import Form, materialize
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.local_tangents import LocalTangents
 from taichi_ext.differentiate.storage.local_forms import LocalForms
@@ -34,7 +34,7 @@ class RuleContext:
 
     def form(self, value: Value) -> Form:
         """The tangent of a value, with coefficients that are evaluated."""
-        return settled(self.walk.builder, self.linearizer.form(value))
+        return materialize(self.walk.builder, self.linearizer.form(value))
 
     def declare(self, s: Boundary, result: Local, primal: Value, form: Form) -> None:
         """A result of a statement: its value, and its tangent."""

@@ -70,7 +70,7 @@ class Seeds:
         """The containers that carry tangents when the kernel starts."""
         found = {c for c, role in self.roles.items() if role.first_column is not None or not role.is_fresh}
         if self.sparse is not None:
-            found |= {c for c in self.roles if self.sparse.has_entries(c, self.sparse.columns.composed)}
+            found |= {c for c in self.roles if self.sparse.has_entries(c, self.sparse.columns.intermediates)}
         return found
 
 

@@ -15,7 +15,7 @@ def role_of(container: Container, seeds: Seeds, numbering: Numbering | None) -> 
     role = seeds.roles.get(container, Role())
     if numbering is None:
         return role
-    is_columns = numbering.asked.keys[container] in numbering.columns.composed
+    is_columns = numbering.asked.keys[container] in numbering.columns.intermediates
     if role.first_column is None and not is_columns:
         return role
     return replace(role, first_column=numbering.first(container), components=())

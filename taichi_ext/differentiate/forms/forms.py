@@ -246,7 +246,7 @@ def kept(builder: Builder, c: Weight) -> Weight:
     return replace(c, factor=builder.keep(c.factor, "w")) if isinstance(c, Guarded) else builder.keep(c, "w")
 
 
-def settled(builder: Builder, form: Form) -> Form:
+def materialize(builder: Builder, form: Form) -> Form:
     """The form with its coefficients evaluated now."""
     result: Form = {}
     for leaf, c in form.items():

@@ -31,13 +31,13 @@ class Columns:
     Attributes:
         sizes: the entries of each parameter, in order.
         in_rows: the parameters whose columns rows hold.
-        composed: containers whose entries are columns of their own, and their sizes.
+        intermediates: containers whose entries are columns of their own, and their sizes.
         versions: how many versions of them a kernel reads, where that is more than one.
     """
 
     sizes: dict[Key, int] = field(default_factory=dict)
     in_rows: set[Key] = field(default_factory=set)
-    composed: dict[Key, int] = field(default_factory=dict)
+    intermediates: dict[Key, int] = field(default_factory=dict)
     versions: dict[Key, int] = field(default_factory=dict)
 
     @property
@@ -45,9 +45,9 @@ class Columns:
         """How many columns rows have."""
         return max(1, sum(self.sizes[key] for key in self.in_rows))
 
-    def extended(self, in_rows: set[Key], composed: dict[Key, int], versions: dict[Key, int]) -> Columns:
+    def extended(self, in_rows: set[Key], intermediates: dict[Key, int], versions: dict[Key, int]) -> Columns:
         """The same parameters with what a trace has found out."""
-        return Columns(self.sizes, set(in_rows), dict(composed), dict(versions))
+        return Columns(self.sizes, set(in_rows), dict(intermediates), dict(versions))
 
     def first(self, key: Key) -> int | None:
         """The first column of a container; None where it has none."""
@@ -60,7 +60,7 @@ class Columns:
                 numbers[key], row = row, row + size
             else:
                 numbers[key], other = other, other + size
-        for key, size in self.composed.items():
+        for key, size in self.intermediates.items():
             for version in range(self.versions.get(key, 1)):
                 numbers[Version(key, version)], other = other, other + size
         if other > LAST_SPARSE:
@@ -71,7 +71,7 @@ class Columns:
         """First column, end and container, in order of the columns."""
 
         def size(key: Key) -> int:
-            return self.composed[key.of] if isinstance(key, Version) else self.sizes[key]
+            return self.intermediates[key.of] if isinstance(key, Version) else self.sizes[key]
 
         numbers = self._numbers().items()
         return sorted(((first, first + size(key), key) for key, first in numbers), key=lambda r: r[:2])

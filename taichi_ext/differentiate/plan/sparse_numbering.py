@@ -34,9 +34,9 @@ class SparseSeeds:
     starts: Mapping[Key, int] = field(default_factory=dict)
     has_whole_blocks: bool = False
 
-    def has_entries(self, container: Container, composed: Mapping[Key, int]) -> bool:
+    def has_entries(self, container: Container, intermediates: Mapping[Key, int]) -> bool:
         """Whether what is stored to a container are entries of sparse rows."""
-        return self.keys.get(container) in self.outputs or self.keys.get(container) in composed
+        return self.keys.get(container) in self.outputs or self.keys.get(container) in intermediates
 
 
 class Numbering:
@@ -46,23 +46,23 @@ class Numbering:
         self.asked = asked
         self._plan = plan
         planned = plan.columns
-        self.columns = asked.columns.extended(set(planned.in_rows), dict(planned.composed), dict(planned.versions))
+        self.columns = asked.columns.extended(set(planned.in_rows), dict(planned.intermediates), dict(planned.versions))
         self._ranges = self.columns.ranges()
         self._owners: dict[Affine, frozenset[Key]] = {}
 
     def has_entries(self, container: Container) -> bool:
         """Whether what is stored to a container are entries of sparse rows in this walk."""
-        return self.asked.has_entries(container, self.columns.composed)
+        return self.asked.has_entries(container, self.columns.intermediates)
 
     def first(self, what: Local | Container) -> int | None:
         """The first column of a container or local; None where it has none."""
         key = self.asked.keys.get(what)
-        return self.columns.first(Version(key, 0) if key in self.columns.composed else key)
+        return self.columns.first(Version(key, 0) if key in self.columns.intermediates else key)
 
     def seed(self, key: Key, row: Affine, size: int, version: int) -> Form:
         """The tangent of an entry that is a column."""
         first, owner = self.columns.first(key), key
-        if key in self.columns.composed:
+        if key in self.columns.intermediates:
             if version >= self.columns.versions.get(key, 1):
                 known = self._plan.columns.versions
                 known.require(key, max(version + 1, known.get(key, 1)))
@@ -110,8 +110,8 @@ class Numbering:
 
     def require_columns(self, key: Key, size: int) -> None:
         """The entries of a container are to be columns of their own."""
-        if self._plan.columns.composed.get(key) != size:
-            self._plan.columns.composed.require(key, size)
+        if self._plan.columns.intermediates.get(key) != size:
+            self._plan.columns.intermediates.require(key, size)
 
     def require_rows(self, column: Affine, local: Local) -> None:
         """Rows are to hold a column: that of a term which is added to the row of a local."""

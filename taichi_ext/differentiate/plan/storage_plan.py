@@ -129,7 +129,7 @@ class ColumnsPlan:
 
     Attributes:
         in_rows: the parameters whose columns rows hold, and the locals that need them.
-        composed: containers whose entries are columns, and their sizes.
+        intermediates: containers whose entries are columns, and their sizes.
         versions: how many versions of them are read.
         sums: locals that have columns of their own, and their numbers.
         no_sums: those that cannot have them, and why.
@@ -137,7 +137,7 @@ class ColumnsPlan:
     """
 
     in_rows: Table[Key, str]
-    composed: Table[Key, int]
+    intermediates: Table[Key, int]
     versions: Table[Key, int]
     sums: Table[Local, int]
     no_sums: Table[Local, str]
@@ -149,7 +149,7 @@ class ColumnsPlan:
         self.no_sums.note(local, why)
         if number is not None:
             self.sums.drop(local)
-            self.composed.drop(SumKey(local.name, number))
+            self.intermediates.drop(SumKey(local.name, number))
             self.versions.drop(SumKey(local.name, number))
 
 

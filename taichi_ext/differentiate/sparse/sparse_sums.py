@@ -21,7 +21,7 @@ from taichi_ext.analysis.loops import Loop
 from taichi_ext.differentiate.facts.walk import Declaration, Walk
 from taichi_ext.differentiate.forms.build import Index
 from taichi_ext.differentiate.forms.entry_sites import EntryTarget
-from taichi_ext.differentiate.forms.forms import Form, columns_of, numbered, settled
+from taichi_ext.differentiate.forms.forms import Form, columns_of, materialize, numbered
 from taichi_ext.differentiate.forms.keys import SumKey, is_of_sum
 from taichi_ext.differentiate.forms.sparse_columns import OPEN_ENTRIES, DenseRowsError
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
@@ -121,7 +121,7 @@ class LocalSum:
 
     def write(self, forms: list[Form], indices: list[Index]) -> None:
         """Replace the tangents of several elements at once."""
-        forms = [settled(self.walk.builder, form) for form in forms]
+        forms = [materialize(self.walk.builder, form) for form in forms]
         self.own.write(forms, indices)
         forms = [numbered(form) for form in forms]
         rests = [self._without_own(f, i) for f, i in zip(forms, indices, strict=True)]
@@ -140,7 +140,7 @@ class LocalSum:
 
     def add(self, form: Form, index: Index = 0) -> None:
         """Add to the tangent of one element."""
-        form = settled(self.walk.builder, form)
+        form = materialize(self.walk.builder, form)
         self.own.add(form, index)
         self._add_terms(numbered(form), index)
 

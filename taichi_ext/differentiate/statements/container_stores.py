@@ -8,7 +8,7 @@ from dataclasses import replace
 from taichi_ext.analysis.stores import Site, is_scattered
 from taichi_ext.differentiate.facts.walk import Walk
 from taichi_ext.differentiate.forms.coverage import Coverage
-from taichi_ext.differentiate.forms.forms import columns_only, settled
+from taichi_ext.differentiate.forms.forms import columns_only, materialize
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.statements.reverse_loops import Reversals
 from taichi_ext.differentiate.statements.shadows import Tangents, Written
@@ -90,7 +90,7 @@ class ContainerStores:
             targets.append(Load(load.container, indices, component, checks=load.checks, place=load.place))
         raw = [s.value for s in group]  # type: ignore[attr-defined]
         forms = [self._linearizer.form(v) for v in raw]
-        forms = [settled(builder, columns_only(f, walk.facts.is_column)) for f in forms]
+        forms = [materialize(builder, columns_only(f, walk.facts.is_column)) for f in forms]
         forms = [self._reversals.swept(f, tangents) for f in forms]
         values = [walk.expressions.primal(v) for v in raw]
         return Written(targets, forms, [builder.keep(v) for v in values] if len(values) > 1 else values)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from taichi_ext.differentiate.facts.guards import only_inside
 from taichi_ext.differentiate.facts.walk import Walk
-from taichi_ext.differentiate.forms.forms import Form, is_row, negated, settled
+from taichi_ext.differentiate.forms.forms import Form, is_row, materialize, negated
 from taichi_ext.differentiate.statements.linearize import Linearizer
 from taichi_ext.differentiate.storage.local_forms import Deferred, LocalForms
 from taichi_ext.differentiate.storage.storage import Storage
@@ -44,7 +44,7 @@ class LocalTangents:
         self._builder.frozen.add(local)
         if local.dtype.is_integer:
             self._walk.cursor.block.declared.add(local)
-        form = self._known.with_own(local, [settled(self._builder, form)])[0]
+        form = self._known.with_own(local, [materialize(self._builder, form)])[0]
         self._builder.emit(s)
         if local in self._walk.plan.own_rows:
             self._storages.begin(local).write([form], [0])
@@ -92,7 +92,7 @@ class LocalTangents:
         form = self._linearizer.form(value)
         if self._is_better_row(form):
             self._walk.plan.own_rows.note(s.local, "its form would have several rows in it")
-        form = settled(self._builder, form)
+        form = materialize(self._builder, form)
         self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
         self._known.forms[s.local] = self._known.with_own(s.local, [form])[0]
 
@@ -102,13 +102,13 @@ class LocalTangents:
         return is_short and len(form) > 1 and any(map(is_row, form))
 
     def declare_stored(self, s: Declare, value: Value) -> None:
-        form = settled(self._builder, self._linearizer.form(value))
+        form = materialize(self._builder, self._linearizer.form(value))
         self._builder.emit(replace(s, values=(self._walk.expressions.primal(s.values[0]),)))
         storage = self._storages.begin(s.local)
         storage.write(self._known.with_own(s.local, [form]), [0])
 
     def _declare_array(self, s: Declare) -> None:
-        forms = [settled(self._builder, self._linearizer.form(v)) for v in s.values]
+        forms = [materialize(self._builder, self._linearizer.form(v)) for v in s.values]
         forms = self._known.with_own(s.local, forms)
         self._builder.emit(with_values(s, self._walk.expressions.primal))
         storage = self._storages.begin(s.local)
@@ -130,7 +130,7 @@ class LocalTangents:
             target = Read(local, kept, checks=target.checks, place=target.place)
         index = self._known.flat_index(target)
         if isinstance(s, Update) and s.op in ("add", "sub"):
-            form = settled(self._builder, self._linearizer.form(s.value))
+            form = materialize(self._builder, self._linearizer.form(s.value))
             self._builder.emit(replace(s, target=target, value=self._walk.expressions.primal(s.value)))
             with only_inside(self._walk.naming, self._walk.cursor, target) as is_possible:
                 if is_possible:
@@ -139,7 +139,7 @@ class LocalTangents:
         value = s.value
         if isinstance(s, Update):
             value = Op(s.op, (target, s.value), local.dtype, place=s.value.place)
-        form = settled(self._builder, self._linearizer.form(value))
+        form = materialize(self._builder, self._linearizer.form(value))
         self._builder.emit(Assign(target, self._walk.expressions.primal(value), place=s.place))
         own = self._walk.facts.own_seeds.get(local, {}).get(index) if isinstance(index, int) else None
         with only_inside(self._walk.naming, self._walk.cursor, target) as is_possible:

@@ -42,9 +42,9 @@ from taichi_ext.differentiate.forms.forms import (
     columns_of,
     has_row,
     is_row,
+    materialize,
     numbered,
     plus,
-    settled,
 )
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
 from taichi_ext.differentiate.memory.row_places import RowMemory, local_row, scratch_part, scratch_row
@@ -177,7 +177,7 @@ class Reversals:
         walk, loop = self.walk, self.walk.facts.loops[s]
         carried = self.plan.reversed_loops[s]
         storages = [self.storages.by_local[v] for v in carried]
-        before = {v: settled(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
+        before = {v: materialize(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
         if any(x.declared.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
             self.go_forward(s, "what it carries is declared elsewhere, or has a row before it")
         width = max(1, self.plan.tape_widths.get(s, 0))
@@ -275,7 +275,7 @@ class Reversals:
             rest[leaf] = plus(rest.get(leaf, 0), c)
         for v, first in tape.before.items():
             accumulate(rest, first, adjoints[v])
-        return settled(self.builder, rest)
+        return materialize(self.builder, rest)
 
     def _over_tape(self, tape: Tape, adjoints: dict[Local, Read], total: LocalStorage, to: Tangents) -> None:
         walk = self.walk
@@ -302,7 +302,7 @@ class Reversals:
                 new[seed.local] = add(new[seed.local], product)
             else:
                 accumulate(terms, {self._renamed(seed, tape.statement.variables[0], iteration.local): product})
-        terms = settled(self.builder, terms)
+        terms = materialize(self.builder, terms)
         values = {v: x if x is adjoints[v] else self.builder.keep(cast(x, v.dtype)) for v, x in new.items()}
         total.add(terms)
         for v, x in values.items():

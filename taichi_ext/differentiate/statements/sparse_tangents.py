@@ -34,7 +34,7 @@ class SparseTangents(Tangents):
         self.key = numbering.asked.keys[container]
         self.writer = writer
         self.has_entries = numbering.has_entries(container)
-        is_columns = self.key in numbering.columns.composed
+        is_columns = self.key in numbering.columns.intermediates
         self.target = EntryTarget(self.key, container.name, self.size, container.dtype, is_columns)
 
     def form(self, load: Load) -> Form:

@@ -20,8 +20,8 @@ from taichi_ext.differentiate.forms.forms import (
     columns_of,
     columns_only,
     has_row,
+    materialize,
     row_value,
-    settled,
 )
 from taichi_ext.differentiate.forms.keys import RETURN
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
@@ -55,7 +55,7 @@ class EnergyGradient:
     def add(self, form: Form) -> None:
         """``gradient += form``, atomically."""
         walk, entry = self.walk, self._matrix.entry
-        form = settled(walk.builder, columns_only(form, walk.facts.is_column))
+        form = materialize(walk.builder, columns_only(form, walk.facts.is_column))
         if has_row(form):
             walk.builder.loop(
                 walk.facts.columns,

@@ -22,7 +22,7 @@ from taichi_ext.differentiate.forms.forms import (
     accumulate,
     columns_of,
     has_row,
-    settled,
+    materialize,
     unnumbered,
 )
 from taichi_ext.differentiate.memory.own_registers import OwnRegisters
@@ -176,7 +176,7 @@ class Storage:
         for form in forms:
             refers_to_itself = self._refers_to_itself(form)
             self._note(form, grows=refers_to_itself and self.walk.cursor.loops != self.declared.loops)
-        forms = [settled(self.walk.builder, form) for form in forms]
+        forms = [materialize(self.walk.builder, form) for form in forms]
         if self.rows is not None:
             self.rows.terms.note_write(is_zero=self._is_zero and not any(forms))
             self.rows.write(forms, indices, are_zero=self._are_zero(indices))
@@ -222,7 +222,7 @@ class Storage:
             accumulate(total, form)
             self.write([total], [index])
             return
-        form = settled(self.walk.builder, form)
+        form = materialize(self.walk.builder, form)
         columns = columns_of(form)
         self.own.add(form, index)
         self._changed.add(_number(index))

@@ -77,8 +77,8 @@ def _first_draft(facts: Facts) -> Draft:
         return draft
     for key in seeds.sparse.columns.in_rows:
         draft.columns.in_rows.require(key, "an earlier launch")
-    for key, size in seeds.sparse.columns.composed.items():
-        draft.columns.composed.require(key, size)
+    for key, size in seeds.sparse.columns.intermediates.items():
+        draft.columns.intermediates.require(key, size)
     for container in facts.activity.containers & facts.stores.sites.keys():
         _compose(container, seeds, draft)
     return draft
@@ -91,4 +91,4 @@ def _compose(container: Container, seeds: Seeds, draft: Draft) -> None:
     is_parameter = seeds.roles.get(container, Role()).first_column is not None
     if is_parameter or not (key in seeds.sparse.outputs or draft.columns.in_rows):
         extent = seeds.extents[container]
-        draft.columns.composed.require(key, math.prod(extent.shape) * math.prod(container.element_shape))
+        draft.columns.intermediates.require(key, math.prod(extent.shape) * math.prod(container.element_shape))

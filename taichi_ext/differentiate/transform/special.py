@@ -21,8 +21,8 @@ from taichi_ext.differentiate.forms.forms import (
     columns_of,
     columns_only,
     has_row,
+    materialize,
     row_value,
-    settled,
 )
 from taichi_ext.differentiate.forms.keys import RETURN
 from taichi_ext.differentiate.rules.decompositions import partials_of
@@ -103,7 +103,7 @@ def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[i
     walk, builder, dtype = ctx.walk, ctx.walk.builder, values[0].dtype
 
     def form_of(value: ir.Value) -> Form:
-        return settled(builder, columns_only(ctx.linearizer.form(value), walk.facts.is_column))
+        return materialize(builder, columns_only(ctx.linearizer.form(value), walk.facts.is_column))
 
     if writer is not None:
         returned = EntryTarget(RETURN, "the return value", len(values), dtype, is_columns=False)
@@ -143,7 +143,7 @@ def call(ctx: RuleContext, s: ir.Call) -> None:
     for result in s.results:
         count = math.prod(result.shape)
         own, totals = totals[:count], totals[count:]
-        ctx.forms.set_entries(result, [settled(ctx.walk.builder, form) for form in own])
+        ctx.forms.set_entries(result, [materialize(ctx.walk.builder, form) for form in own])
 
 
 def raise_effect(s: ir.Effect) -> None:

@@ -61,7 +61,7 @@ class SparseEntries(DenseRows):
         self.numbering = numbering
         self._adjoints = adjoints
         self.outputs = outputs
-        self.composed = rows
+        self.sparse_rows = rows
         self.launched: Fused | None = None
         self.changes = 0
         self._most_entries = most_entries
@@ -76,12 +76,12 @@ class SparseEntries(DenseRows):
 
     def rows(self, key: Key) -> Any:
         numbering = self.numbering
-        if key in numbering.composed or key in self.outputs or key in numbering.sizes:
-            return self.composed.of(key, self._note_clear)
+        if key in numbering.intermediates or key in self.outputs or key in numbering.sizes:
+            return self.sparse_rows.of(key, self._note_clear)
         return None
 
     def keys(self) -> Sequence[Key]:
-        return self.composed.keys()
+        return self.sparse_rows.keys()
 
     def check_role(self, key: Key) -> None:
         if isinstance(key, View) and key not in self.numbering.sizes and key not in self.outputs:
@@ -97,15 +97,15 @@ class SparseEntries(DenseRows):
             return
         if GRADIENT in self.outputs:
             raise DenseRowsError("a parameter is changed from Python")
-        if key in self.numbering.composed:
+        if key in self.numbering.intermediates:
             return
         if isinstance(key, View):
             raise DenseRowsError("an array that is a parameter is changed from Python")
-        self._extend(self.numbering.in_rows, {**self.numbering.composed, key: self.numbering.sizes[key]})
+        self._extend(self.numbering.in_rows, {**self.numbering.intermediates, key: self.numbering.sizes[key]})
 
-    def _extend(self, in_rows: set[Key], composed: dict[Key, int]) -> None:
+    def _extend(self, in_rows: set[Key], intermediates: dict[Key, int]) -> None:
         """Number the columns of more containers; kernels that launches repeat may lack the tangents of these."""
-        self.numbering = self.numbering.extended(in_rows, composed, {})
+        self.numbering = self.numbering.extended(in_rows, intermediates, {})
         self.changes += 1
 
     # --- launches
@@ -120,7 +120,7 @@ class SparseEntries(DenseRows):
         columns = Columns(
             {names.get(key, key): size for key, size in numbering.sizes.items()},
             {names.get(key, key) for key in numbering.in_rows},
-            {names.get(key, key): size for key, size in numbering.composed.items()},
+            {names.get(key, key): size for key, size in numbering.intermediates.items()},
         )
         return SparseTarget(columns, frozenset(names.get(key, key) for key in self.outputs))
 
@@ -138,12 +138,12 @@ class SparseEntries(DenseRows):
         assert fused.entries is not None
         columns, before = fused.entries.columns, self.numbering
         in_rows = {outer.get(key, key) for key in columns.in_rows} - before.in_rows
-        composed = {outer.get(k, k): n for k, n in columns.composed.items() if not isinstance(k, SumKey)}
-        new = {key: n for key, n in composed.items() if key not in before.composed}
+        intermediates = {outer.get(k, k): n for k, n in columns.intermediates.items() if not isinstance(k, SumKey)}
+        new = {key: n for key, n in intermediates.items() if key not in before.intermediates}
         if any(isinstance(key, View) for key in new):
             raise DenseRowsError("an array that carries tangents is read and written")
         if in_rows or new:
-            self._extend(before.in_rows | in_rows, {**before.composed, **new})
+            self._extend(before.in_rows | in_rows, {**before.intermediates, **new})
             tangents.columns.count = self.numbering.width
             self._renumber(before, tangents)
 
@@ -176,9 +176,9 @@ class SparseEntries(DenseRows):
         places = {p: (before.first(p) or 0, now.first(p) or 0, now.sizes[p]) for p in before.in_rows}
         for key, shadow in list(shadows.items()):
             values = shadow.to_numpy()
-            if key in now.composed:
+            if key in now.intermediates:
                 del shadows[key]
-                self.composed.replace(key, {p: csr_of(values[:, at : at + n]) for p, (at, _, n) in places.items()})
+                self.sparse_rows.replace(key, {p: csr_of(values[:, at : at + n]) for p, (at, _, n) in places.items()})
                 continue
             info = tangents.info(key)
             wider = np.zeros((len(values), now.width), values.dtype)
@@ -236,7 +236,7 @@ class SparseEntries(DenseRows):
     def _compose(self, streams: Streams, outer: Mapping[Key, Key]) -> None:
         streams.end()
         stages = (list(streams.blocks(stage)) for stage in streams.stages())
-        self.composed.compose(stages, lambda key: outer.get(key, key))
+        self.sparse_rows.compose(stages, lambda key: outer.get(key, key))
 
     def finish(self, *, is_direct: bool, energy: Key | None) -> None:
         if not is_direct and any(isinstance(key, View) for key in (*self.numbering.sizes, *self.outputs)):
@@ -246,13 +246,13 @@ class SparseEntries(DenseRows):
 
     def project_saved(self, arithmetic: Arithmetic) -> SparseRows:
         """Project the blocks of a Hessian after all; the rows of the matrix that they make up."""
-        self.composed = SparseRows(self.numbering.sizes, arithmetic)
+        self.sparse_rows = SparseRows(self.numbering.sizes, arithmetic)
         for fused, outer, saved in self._saved:
             streams = Streams.of(fused)
             streams.put_back(saved)
             project(streams, "clamp")
             self._compose(streams, outer)
-        return self.composed
+        return self.sparse_rows
 
 
 def _check_repeatable(state: State, fused: Fused) -> None:
