@@ -24,9 +24,9 @@ from taichi_ext.api.runs.sparse_form import transposed as transposed_by_entries
 from taichi_ext.errors import InvalidArgumentError, shown, with_short_traceback
 from taichi_ext.runtime.sparse.matrices import scipy_sparse
 
-BLOCK = 2**26  # bytes of J that a product of its rows keeps at a time, where they hold a column or more
-LARGE = 2**22  # bytes of a dense J from which on products with the transpose of J first try its entries
-DENSE_TO_SPARSE = 8  # what an entry of sparse rows costs, over one of dense rows
+BLOCK = 2**26  # bytes of J in memory during a product with its transpose; at least one column
+LARGE = 2**22  # bytes of a dense J above which products with its transpose try sparse entries first
+DENSE_TO_SPARSE = 8  # cost of an entry of sparse rows, relative to an entry of dense rows
 
 
 @with_short_traceback
@@ -171,9 +171,9 @@ def directional(evaluation: Evaluation, directions: np.ndarray, chunk_size: int 
 def transposed(
     evaluation: Evaluation, cotangents: list[np.ndarray], chunk_size: int | None, entries: object = None
 ) -> np.ndarray:
-    """Columns of cotangents, a matrix for each output, times J: a row for each, a column for each parameter's entry.
+    """Transposed cotangents, a matrix for each output, times J: a row per cotangent, a column per parameter entry.
 
-    ``entries`` is an evaluation of sparse rows, which is used unless they turn out to be dense.
+    ``entries`` is an evaluation of sparse rows, used unless they turn out to be dense.
     """
     found = None if entries is None else _transposed_by_entries(evaluation, entries, cotangents)
     if found is not None:
@@ -189,9 +189,9 @@ def transposed(
 
 
 def is_large(evaluation: Evaluation) -> bool:
-    """Whether a product with the transpose of J may cost much less by the entries that rows can have.
+    """Whether a product with the transpose of J may cost much less from its sparse entries.
 
-    Where rows turn out to be dense, a pipeline has to be run again; so it has to be large enough for several runs.
+    If rows turn out to be dense, a pipeline is run again, so J has to be large enough to need several runs anyway.
     """
     try:
         scipy_sparse()
@@ -202,7 +202,7 @@ def is_large(evaluation: Evaluation) -> bool:
 
 
 def _transposed_by_entries(dense: Evaluation, sparse: Any, cotangents: list[np.ndarray]) -> np.ndarray | None:
-    """Columns of cotangents times J, by the entries of sparse rows; None, and nothing has run, where rows are dense."""
+    """Cotangents times J, from the entries of sparse rows; None, before anything runs, if rows are dense."""
     shapes = dense.output_shapes()
     rows = sum(math.prod(shape) for shape, _ in shapes)
     dtype = np.result_type(*(dtype for _, dtype in shapes))
@@ -216,22 +216,22 @@ def _transposed_by_entries(dense: Evaluation, sparse: Any, cotangents: list[np.n
 
 
 def block_size(evaluation: Evaluation, memory: float) -> int:
-    """How many columns of J fit into so many bytes, at least one; blocks of about the same size."""
+    """The number of columns of J in a block that fits into ``memory`` bytes, at least one; blocks are balanced."""
     total = evaluation.column_count()
     column = sum(math.prod(shape) * dtype.itemsize for shape, dtype in evaluation.output_shapes())
     blocks = -(-total // max(1, int(memory // max(1, column))))
     return max(1, -(-total // max(1, blocks)))
 
 
-# --- what is given and returned ---------------------------------------------------------------------------------------
+# --- arguments and results --------------------------------------------------------------------------------------------
 
 
 def matrices(
     given: Any, like: Any, what: str, shapes: list[tuple[int, ...]], *, are_several: bool = True
 ) -> tuple[list[np.ndarray], int | None]:
-    """For each target a matrix with a row for each entry, and how many columns there are; None for no leading axis.
+    """For each target a matrix with a row for each entry, and the number of columns; None without a leading axis.
 
-    ``are_several``: whether there may be a leading axis.
+    ``are_several``: whether a leading axis is allowed.
     """
     is_nested = like is not None and _is_structure(like)
     leaves = dict(flatten(given, what)[0]) if is_nested else {"": given}
@@ -271,7 +271,7 @@ def _is_structure(tree: object) -> bool:
 
 
 def real_array(value: object, place: str) -> np.ndarray:
-    """A value as an array; raises for what is no array of real numbers."""
+    """A value as an array; raises unless it is an array of real numbers."""
     check_not_ended(place, value)
     try:
         found = np.asarray(backend.as_numpy(value))

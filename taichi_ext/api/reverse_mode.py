@@ -18,9 +18,9 @@ from taichi_ext.simplify import simplify
 
 
 def add_gradient(kernel: backend.Kernel, args: tuple[object, ...]) -> None:
-    """For all that a kernel reads and writes: ``x.grad += y.grad * dy/dx``, as Taichi's kernel for its gradient does.
+    """For all fields and arrays of a kernel: ``x.grad += y.grad * dy/dx``, as Taichi's own gradient kernel does.
 
-    Gradients of what is stored to, not added to, are then 0.
+    The gradients of entries that the kernel stores to, rather than adds to, are set to 0.
 
     Raises:
         UnsupportedError: the kernel reads and writes the same field that has a gradient.

@@ -116,7 +116,7 @@ class TorchFunction:
         if outputs is None:
             if bound is None or bound[0].return_type is None:
                 raise InvalidArgumentError(
-                    f"outputs is None, but {_name(kernel)} returns nothing; name what it writes."
+                    f"outputs is None, but {_name(kernel)} returns nothing; name the fields it writes."
                 )
             self._outputs: list[Any] = []
             self._rebuild: Callable[[list[Any]], Any] = lambda values: values[0]

@@ -1,1 +1,1 @@
-"""One evaluation: its launches, the memory of tangents, the state of the program, what the host stores."""
+"""One evaluation: its launches, the memory of tangents, the state of the program, stores from Python."""

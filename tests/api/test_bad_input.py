@@ -344,7 +344,7 @@ def test_integer_arguments_arrays_and_return_values(scene, refused):
 
 
 def test_return_value_that_does_not_exist(scene, refused):
-    refused(scene.k, scene.x, None, "outputs is None", "returns nothing", "name what it writes")
+    refused(scene.k, scene.x, None, "outputs is None", "returns nothing", "name the fields it writes")
     refused(lambda: scene.k(), scene.x, None, "outputs is None", "Python function", "name the fields")
 
 

@@ -172,7 +172,7 @@ def test_runs_that_differ_raise(name):
 
     args = (scene.array, scene.out)
     with pytest.raises(
-        InvalidArgumentError, match="Python's state differs between them: .*Prepare what changes before"
+        InvalidArgumentError, match="Python's state differs between them: .*Prepare changing objects before"
     ):
         jacobian(pipeline, scene.x, scene.y, args=args, chunk_size=1)
     for field, values in zip((scene.x, scene.y, scene.c, scene.d), state, strict=True):

@@ -23,19 +23,19 @@ class Target:
     """One parameter or output: a field or array, an argument by position, the return value, or a Python number."""
 
     kind: str  # "field", "array", "argument", "return" or "constant"
-    name: Label | str  # as messages call it
+    name: Label | str  # in messages
     field: Any = None
     position: int = -1
     argument: str = ""
-    variable: Variable | None = None  # that holds a Python number
-    shape: tuple[int, ...] = ()  # of it
-    held: object = None  # what two equal values of it have in common
+    variable: Variable | None = None  # holds the Python number
+    shape: tuple[int, ...] = ()  # of the Python number
+    held: object = None  # key of the Python number's value, equal for equal values
 
 
 def flatten(
     tree: object, what: str = "", path: str = "", outer: tuple[int, ...] = ()
 ) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
-    """The leaves of nested lists, tuples and dicts with their places, and what puts values back in their place.
+    """The leaves of nested lists, tuples and dicts with their paths, and a function that rebuilds the structure.
 
     ``what`` is the word used in messages, ``outer`` are the ids of the structures around this one.
     """
@@ -133,7 +133,7 @@ class KernelCall:
         return len(self._owner)
 
     def run(self, args: tuple[Any, ...]) -> Any:
-        """Call the kernel or function plainly, with these in place of ``args``."""
+        """Call the kernel or function without derivatives, with these in place of ``args``."""
         if not any(leaf.path for leaf in self._leaves):
             return self.function(*args)
         assert self.kernel is not None
@@ -290,7 +290,7 @@ class KernelCall:
         return (self.function.__self__,) if inspect.ismethod(self.function) else self._owner
 
     def current(self, target: Target) -> Target:
-        """A target as this call has it: the field of an argument is the one that is given now."""
+        """A target in this call: for an argument that is a field, the field passed in this call."""
         if target.variable is not None:
             return self._resolve_constant(str(target.name).split(" (")[0], target.argument)
         if target.kind == "argument" and target.position >= len(self.args):  # which had a value before
@@ -309,7 +309,7 @@ class KernelCall:
                 "fields or arrays it fills."
             )
         if self.kernel.return_type is None:
-            raise InvalidArgumentError(f"outputs is None, but {self.name} returns nothing; name what it writes.")
+            raise InvalidArgumentError(f"outputs is None, but {self.name} returns nothing; name the fields it writes.")
         return Target("return", f"the return value of {self.name}")
 
     def value(self, target: Target) -> Any:
@@ -409,7 +409,7 @@ def check_active(
     written: Set[object],
     where: str,
 ) -> None:
-    """Raise for a parameter that nothing reads and an output that nothing writes; each comes with its key."""
+    """Raise for a parameter that nothing reads and an output that nothing writes; targets are paired with keys."""
     for target, key in params:
         if key not in read and key not in written:
             raise InvalidArgumentError(f"{target.name} is not read {where}, so nothing depends on it.")
@@ -424,7 +424,7 @@ def check_read(params: list[Target], read: Set[object], numbers: Iterable[str], 
         if target.variable is not None and target.variable.key not in read:
             known = ", ".join(sorted(set(numbers))) or "none"
             raise InvalidArgumentError(
-                f"{target.name} is not read {where}, so nothing depends on it. Numbers that are read: {known}. What "
-                "Python computed before from a number does not depend on it. To differentiate with respect to a number "
-                "that Python passes to kernels, make it an argument of the pipeline and name that."
+                f"{target.name} is not read {where}, so nothing depends on it. Numbers that are read: {known}. "
+                "Values that Python computed from a number before do not depend on it. To differentiate with respect "
+                "to a number that Python passes to kernels, make it an argument of the pipeline and name that."
             )

@@ -43,7 +43,7 @@ class Fixed:
         H[self.mask, self.mask] = 1.0
 
     def masked_products(self, products: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-        """Products of the changed H with vectors, those of H with ``free`` vectors given."""
+        """Products of the masked H with vectors, from the products of H with the ``free`` vectors."""
         return np.where(self.mask[:, None], vectors, products)
 
     def free(self, vectors: np.ndarray) -> np.ndarray:
@@ -53,7 +53,7 @@ class Fixed:
     def mask_blocks(self, blocks: list[list[Any]]) -> list[list[Any]]:
         """The CSR arrays of a sparse Hessian, changed in place.
 
-        Only those are new that lack an entry of the diagonal, since no term of the energy has it.
+        A block is a new array only if it lacks a diagonal entry, which no term of the energy has.
         """
         return [[self._mask_block(block, (m, n)) for n, block in enumerate(row)] for m, row in enumerate(blocks)]
 
@@ -89,7 +89,7 @@ class _Places:
 
 
 def _bools(given: object, shapes: Shapes) -> list[np.ndarray]:
-    """For each param an array of its shape; what is given for an element holds for all of its entries."""
+    """For each param an array of its shape; a bool for an element applies to all of its entries."""
     leaves = [leaf for _, leaf in flatten(given, "fixed")[0]] if isinstance(given, (list, tuple, dict)) else [given]
     if len(leaves) != len(shapes):
         raise InvalidArgumentError(f"fixed has {len(leaves)} arrays; expected one for each of {len(shapes)} params.")

@@ -17,14 +17,14 @@ def check_initialised() -> None:
 
 
 def check_kernel(kernel: object) -> None:
-    """Raise for what is no kernel or pipeline."""
+    """Raise unless the object is a kernel or a pipeline."""
     problem = _kernel_problem(kernel)
     if problem:
         raise InvalidArgumentError(f"kernel is {problem}.")
 
 
 def _kernel_problem(kernel: object) -> str:
-    """Why something is no kernel or pipeline, and what to give instead; empty where it is one."""
+    """Why an object is not a kernel or pipeline, and what to give instead; empty if it is one."""
     bound = backend.primal_kernel(kernel)
     name = getattr(kernel, "__qualname__", "").split("<locals>.")[-1]
     if bound is not None:
@@ -58,6 +58,6 @@ def _bound_problem(kernel: Any, name: str, primal: Any) -> str:
         return "the gradient of a kernel (kernel.grad); give the kernel itself"
     if inspect.ismethod(kernel):
         return f"{name}, a method of a plain class; decorate {type(kernel.__self__).__name__} with @ti.data_oriented"
-    if primal.classkernel and inspect.isfunction(kernel):  # which Taichi refuses to call too
+    if primal.classkernel and inspect.isfunction(kernel):  # Taichi does not call it either
         return f"{name}, a method without its object; give the method of an object, such as solver.step"
     return ""

@@ -1,4 +1,4 @@
-"""The parameters and outputs of one call, as runs know them: keys, shapes, columns."""
+"""The parameters and outputs of one call: their keys, shapes and columns."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Placed:
     """A parameter or output of one call.
 
     Attributes:
-        target: what the user has named.
+        target: the parameter or output that the user has named.
         key: of the field, component, array or number.
         shape: that of its elements included.
         dtype: Taichi's.
-        rows: how many entries its container has.
-        inner: which of these are its own.
-        element: how many numbers an element has.
+        rows: the number of entries of its container.
+        inner: which of these belong to it.
+        element: the count of numbers in an element.
         first: the first column of a parameter.
     """
 
@@ -63,13 +63,13 @@ class Placed:
 
 @dataclass(frozen=True)
 class Layout:
-    """All of them, in the order in which the user has named them.
+    """All parameters and outputs, in the order in which the user has named them.
 
     Attributes:
         params: the parameters; their columns follow each other.
         outputs: the outputs.
         arrays: the arrays among both.
-        count: how many columns J has.
+        count: the number of columns of J.
         passed: the first columns of numbers that a pipeline takes, by position.
     """
 
@@ -163,7 +163,7 @@ def _output(call: KernelCall, fields: FieldTable, target: Target, arrays: list[G
 
 
 def _check_other(param: Placed, others: list[Placed]) -> None:
-    """Raise for a parameter that is given twice; for a component of a field, and the field, among the parameters."""
+    """Raise for a parameter that is given twice, and for a field given together with one of its components."""
     for other in others:
         if other.key == param.key:
             raise InvalidArgumentError(f"{param.target.name} is given twice among params.")
@@ -175,6 +175,6 @@ def _check_other(param: Placed, others: list[Placed]) -> None:
 
 
 def by_parameter(values: np.ndarray, shape: tuple[int, ...], layout: Layout) -> list[np.ndarray]:
-    """The Jacobian of one output, cut into its parameters."""
+    """The Jacobian of one output, split by parameter."""
     full = values.reshape((*shape, values.shape[1]))
     return [full[..., p.first : p.first + p.size].reshape((*shape, *p.shape)) for p in layout.params]

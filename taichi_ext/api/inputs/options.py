@@ -38,12 +38,12 @@ def checked_options(max_memory: Any, tangents: Any, chunk_size: Any, format: Any
 
 
 def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number, Python's or NumPy's; a bool is none."""
+    """Whether a value is a whole number of Python or NumPy; a bool is not."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a positive real number; a bool and NaN are none."""
+    """Whether a value is a positive real number; a bool and NaN are not."""
     return is_real(value) and value > 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from taichi_ext.errors import InvalidArgumentError, shown
 
 _WIDTH = 40  # of a bar in a notebook
-_BETWEEN = 0.1  # seconds between two pictures of it
+_BETWEEN = 0.1  # seconds between two updates of it
 
 
 def check_progress(progress: object) -> None:
@@ -27,7 +27,7 @@ def check_progress(progress: object) -> None:
 def progress_bar(
     progress: bool | None, text: str, total: int
 ) -> contextlib.AbstractContextManager[Callable[[int], None]]:
-    """A bar while the block runs, and nothing afterwards; gives the function that adds to what has been done."""
+    """A bar that is removed when the block ends; gives a function that advances it."""
     if not progress and (progress is not None or total <= 1):
         return contextlib.nullcontext(_ignore)
     return _bar(progress, text, total)

@@ -1,4 +1,4 @@
-"""Formats of sparse Jacobians, and what they can be put into."""
+"""Formats of sparse Jacobians, and the objects accepted as ``out=`` for them."""
 
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
 # pyright: reportInvalidTypeForm=false
@@ -107,7 +107,7 @@ def _is_csr(target: Any) -> bool:
 
 
 def fill_out(leaves: list[tuple[str, Any]], matrices: list[Any]) -> None:
-    """Put CSR arrays into what was given for them: all of them, or nothing."""
+    """Put CSR arrays into the objects given as ``out=``: all of them, or none."""
     added: dict[int, int] = {}  # by builder: one may take several matrices
     for (path, target), matrix in zip(leaves, matrices, strict=True):
         if _is_builder(target):
@@ -169,7 +169,7 @@ def _appending(dtype: object) -> Any:
 
 
 def check_size(reason: str, entries: int, dtype: np.dtype, free: float) -> None:
-    """Raise where rows of all columns would be needed, and J in them is too large."""
+    """Raise if J needs rows of all columns and does not fit into memory that way."""
     needed = entries * dtype.itemsize
     if needed > free:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""How ``jacobian`` finds what it has prepared before: what a call is recognised by."""
+"""The keys by which ``jacobian`` finds the prepared form of an earlier call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from taichi_ext import backend
 
-_DEEPEST = 100  # levels of a structure that are compared; one that contains itself has no end
+_DEEPEST = 100  # levels of a structure that are compared; a structure may contain itself
 
 
 class Origin(NamedTuple):

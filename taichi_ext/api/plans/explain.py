@@ -19,9 +19,9 @@ class Text(str):
 
 
 def explain(fused: Fused, fields: FieldTable) -> str:
-    """The choices made for one fused kernel: by local its storage, by field its shadow, the loops made serial.
+    """The choices made for one fused kernel: storage of locals, shadows of fields, loops made serial.
 
-    And by source line how many operations on tangents it takes each time it runs.
+    Also, for each source line, the number of operations on tangents each time it runs.
     """
     function = fused.primal.func
     lines = [f"{function.__qualname__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno})"]
@@ -33,7 +33,7 @@ def explain(fused: Fused, fields: FieldTable) -> str:
 
 
 def _blocks(first_columns: range | None) -> str:
-    """Which blocks of columns a kernel computes, where it does not compute all columns at once."""
+    """The blocks of columns that a kernel computes; empty if it computes all columns at once."""
     if first_columns is None:
         return ""
     first, last = first_columns[0], first_columns[-1]
@@ -62,7 +62,7 @@ def _shadows(fused: Fused, fields: FieldTable) -> Iterator[str]:
 
 
 def _entries(fused: Fused, fields: FieldTable) -> Iterator[str]:
-    """How many entries of a sparse Jacobian each statement writes, by the columns that they have."""
+    """The number of entries of a sparse Jacobian that each statement writes, by their columns."""
     for site in fused.sites:
         verb = "added" if site.is_sum else "stored"
         counts = [f"{len(group.entries)} by {_owner(group.owner, fields)}" for group in site.groups]

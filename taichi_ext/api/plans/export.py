@@ -22,7 +22,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
 
     Raises:
         InvalidArgumentError: it has not been called yet, or its kernel was built for several shapes or in blocks.
-        UnsupportedError: it is a pipeline or sparse, or its kernel uses what has no text.
+        UnsupportedError: it is a pipeline or sparse, or its kernel uses an object that has no text.
     """
     if call.kernel is None:
         raise UnsupportedError(
@@ -65,7 +65,7 @@ def module_text(prepared: Prepared, call: KernelCall) -> str:
 
 
 def _check_components(prepared: Prepared, call: KernelCall, fused: Fused) -> None:
-    """Raise where the tangents of a whole field are those of a component: the module has no place for them."""
+    """Raise if a component of a field is a parameter or output: the module can only hold tangents of whole fields."""
     for target in (*prepared.params, *prepared.outputs):
         is_part = target.kind == "field" and prepared.fields.component(target.field) is not None
         if is_part and _key(prepared, call, target) in fused.shadows:

@@ -1,4 +1,4 @@
-"""``Jacobian``: what is to be differentiated, analysed and compiled once, evaluated many times; and its plan."""
+"""``Jacobian``: a kernel analysed and compiled once and evaluated many times; and its plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Plan:
         params: see ``jacobian``.
         outputs: see ``jacobian``.
         options: see ``checked_options``.
-        use: "gradient" or "hessian" where ``outputs`` is an energy, and these are computed.
+        use: "gradient" or "hessian" if ``outputs`` is an energy and these are computed.
     """
 
     def __init__(self, call: KernelCall, params: Any, outputs: Any, options: Options, use: str = "jacobian") -> None:
@@ -68,12 +68,12 @@ class Plan:
         # a strong reference would keep the program's threads and memory after ti.init
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
         if options.chunk_size is not None:
-            self.evaluation(self.prepared, call)  # raises for what has no columns
+            self.evaluation(self.prepared, call)  # raises if columns cannot be assigned
 
     def _end(self) -> None:
-        """The program is over: let go of its arrays, and of all but what ``source`` and ``explain()`` show.
+        """The program has ended: drop its arrays, and everything that ``source`` and ``explain()`` do not need.
 
-        Taichi 1.7.4 deletes a ti.ndarray by its address from whichever program then runs; there is none at this moment.
+        Taichi 1.7.4 deletes a ti.ndarray by its address from the program that runs then; at this moment none runs.
         """
         prepared = self.prepared
         for name, fused in prepared.fused.items():
@@ -92,7 +92,7 @@ class Plan:
             )
 
     def call(self, kernel: Any, args: tuple[Any, ...]) -> KernelCall:
-        """A call of the kernel or pipeline, which the user gives again."""
+        """A call of the kernel or pipeline, which is passed because the plan does not keep it alive."""
         return self._pattern.of(kernel, args)
 
     def start(
@@ -103,7 +103,7 @@ class Plan:
         watch: Any = None,
         progress: bool | None = False,
     ) -> Evaluation:
-        """One call, checked and ready to run; ``state`` keeps what it changes, ``watch`` is shown what it computes."""
+        """One call, checked and ready to run; ``state`` saves changed containers, ``watch`` sees computed values."""
         _check_outside_kernel()
         _check_not_recording()
         if backend.is_followed():
@@ -120,14 +120,14 @@ class Plan:
 
     @staticmethod
     def evaluation(prepared: Prepared, call: KernelCall, **options: Any) -> Evaluation:
-        """One call: what its rows are, and in which form."""
+        """One call, with the subject and the form that its use needs."""
         use, format = prepared.question.use, prepared.format
         is_energy = use in USES and use != "gradient"
         subject = EnergyGradient() if is_energy else Outputs(is_gradient=use in USES)
         return Evaluation(prepared, call, subject, DenseForm() if format is None else SparseForm(), **options)
 
     def follow_layout(self, call: KernelCall) -> None:
-        """After a tree of fields was destroyed, kernels are built again; raise where a field of this call was in it."""
+        """Build kernels again after a field tree was destroyed; raise if the tree held a field of this call."""
         prepared, version = self.prepared, backend.layout_version()
         if prepared.layout == version:
             return
@@ -145,7 +145,7 @@ class Plan:
         )
 
     def _follow_constants(self, call: KernelCall) -> None:
-        """After a Python number that is a parameter, or its owner, is another one, kernels are built again."""
+        """Build kernels again after a Python number that is a parameter, or its owner, was replaced."""
         prepared = self.prepared
         now = [call.current(target) if target.variable is not None else target for target in prepared.params]
         if any(target.held != before.held for target, before in zip(now, prepared.params, strict=True)):
@@ -240,7 +240,7 @@ class Jacobian:
         self._progress: bool | None = progress
         self._plan, self._call = prepare(kernel, params, outputs, args, options, use)
         self._program = weakref.ref(backend.program(), _call_if_alive(weakref.WeakMethod(self._end)))
-        self._last = threading.local()  # what value() needs of this thread's last call
+        self._last = threading.local()  # values that value() needs, of this thread's last call
 
     def __repr__(self) -> str:
         prepared = self._prepared
@@ -258,7 +258,7 @@ class Jacobian:
         )
 
     def _end(self) -> None:
-        """The program is over: keep no argument alive."""
+        """The program has ended: keep no argument alive."""
         self._call, self._last = self._call.pattern(), threading.local()
 
     @property
@@ -286,14 +286,14 @@ class Jacobian:
         return evaluation
 
     def _last_call(self) -> KernelCall:
-        """This thread's last call, before the first one that of the preparation."""
+        """This thread's last call, or that of the preparation before the first one."""
         return getattr(self._last, "call", self._call)
 
     # --- inspection
 
     @property
     def source(self) -> str:
-        """The kernels with tangents as the text that runs, after the first call; lines name those of your source."""
+        """The text of the kernels with tangents, after the first call; comments name the lines of your source."""
         return Text("\n\n".join(dict.fromkeys(f.kernel.text for f in list(self._prepared.fused.values()))))
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -303,13 +303,13 @@ class Jacobian:
             path: of the file. The module defines ``bind(**given)``, which takes by name the fields, arrays and
                 numbers that the kernel uses and gives a function. That takes the arrays of J, one for each pair
                 of output and parameter, output by output, in C order and of J's shape and the output's type, fills
-                them, and returns what the kernel returns; it also takes numbers of one call, by name. The shapes are
+                them, and returns the kernel's result; it also takes numbers of one call, by name. The shapes are
                 those of the last call. Both raise ``TypeError`` or ``ValueError`` for objects of another kind, type or
                 shape than those of the plan, and for arrays that share memory.
 
         Raises:
             InvalidArgumentError: there has been no call yet, or there is more than one kernel.
-            UnsupportedError: a pipeline, a sparse Jacobian, or a kernel that uses what has no text.
+            UnsupportedError: a pipeline, a sparse Jacobian, or a kernel that uses an object that has no text.
 
         Example:
             >>> import runpy
@@ -369,7 +369,7 @@ def _check_not_recording() -> None:
 
 
 def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[Any], None]:
-    """A callback that calls a method of an object which it does not keep alive."""
+    """A callback that calls a method without keeping its object alive."""
 
     def call(_: Any) -> None:
         method = reference()

@@ -1,7 +1,7 @@
-"""The prepared forms of ``jacobian``, found by owner and function, of which neither is kept alive.
+"""The prepared forms of ``jacobian``, found by owner and function, without keeping either alive.
 
-A plan refers to neither of them, so weak references are enough: what was prepared goes when one of them goes, and
-nothing is left on the user's objects.
+A plan refers to neither of them, so weak references are enough: a prepared form is dropped when one of them is
+collected, and nothing is left on the user's objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A warning where the same code is prepared again and again, as its function is new at each call."""
+"""A warning if the same code is prepared repeatedly because its function is new at each call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taichi_ext.api.plans.plan import Plan
 from taichi_ext.record.variables import plain_function
 from taichi_ext.runtime.python.warning import warn_at_user
 
-EVERY = 8  # preparations of the same code for the same params and outputs give one warning
+EVERY = 8  # one warning for so many preparations of the same code for the same params and outputs
 _MOST_KEYS = 32  # of one piece of code
 
 
@@ -29,7 +29,7 @@ class _Count:
 
 
 class Preparations:
-    """How often each piece of code was prepared for the same params and outputs."""
+    """Count how often each piece of code was prepared for the same params and outputs."""
 
     def __init__(self) -> None:
         self._counts: ByIdentity[dict[Any, _Count]] = ByIdentity()
@@ -41,7 +41,7 @@ class Preparations:
             kernel: the kernel or pipeline.
             origin: its owner and function.
             key: equal for the same params, outputs and options.
-            plan: what was prepared.
+            plan: the prepared form.
             is_kept: whether the plan was kept for the next call with the same owner and function.
         """
         function = plain_function(kernel)
@@ -71,7 +71,7 @@ class Preparations:
 def _message(function: types.FunctionType, origin: Origin, count: int, *, is_kept: bool) -> str:
     code = function.__code__
     name = function.__qualname__.split("<locals>.")[-1]
-    reason = "What is prepared is kept as long as its function, or the object of a method, exists: 32 forms of each."
+    reason = "A prepared form is kept as long as its function, or the object of a method, exists: 32 forms of each."
     if not is_kept:
         kind = type(origin.owner).__name__
         reason = f"Nothing is kept for an object of type {kind}, which takes no weak references (see __slots__)."

@@ -1,4 +1,4 @@
-"""One evaluation of a prepared Jacobian: one run of the kernel or pipeline, or several, and the Jacobian as blocks."""
+"""One evaluation of a prepared Jacobian: one or several runs of the kernel or pipeline, and the blocks of J."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DenseForm:
     is_sparse = False
 
     def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        """Raise, before anything runs, for an ``out`` that cannot take the blocks; gives what is to be filled."""
+        """Raise, before anything runs, for an ``out`` that cannot take the blocks; returns the arrays to fill."""
         check_out(leaves, evaluation.subject.wanted(evaluation.layout))
         return leaves
 
@@ -49,7 +49,7 @@ class DenseForm:
         return evaluation.subject.of_dense(evaluation.all_columns(), evaluation.layout)
 
     def result(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
-        """The blocks in the structure that was asked for, in ``out`` if that was given."""
+        """The blocks in the structure of the outputs and params, in ``out`` if that was given."""
         result = evaluation.prepared.question.result(blocks)
         if evaluation.out is not None:
             return fill_out(evaluation.out, result)
@@ -57,21 +57,21 @@ class DenseForm:
 
 
 class Evaluation:
-    """One call: its arguments, what the kernel returned, and what has to be put back before another run.
+    """One call: its arguments, the kernel's return value, and the state to restore before another run.
 
     Args:
-        prepared: what all calls share.
+        prepared: state shared by all calls.
         call: the kernel and the arguments of this call.
-        subject: what the rows of the blocks are.
-        form: what the blocks are.
-        out: what the result is put into.
-        state: keeps what the call changes.
-        watch: is shown what kernels compute.
+        subject: the containers that rows of the blocks belong to.
+        form: the form of the blocks, dense or sparse.
+        out: arrays for the result.
+        state: saves the containers that the call changes.
+        watch: observer of the values that kernels compute.
         progress: see ``jacobian``.
-        directions: the tangents of the parameters, a row for each entry, of products with J.
+        directions: for products with J, the tangents of the parameters, a row for each entry.
 
     Attributes:
-        returned: what the kernel or function returned in the last run.
+        returned: the return value of the kernel or function in the last run.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Evaluation:
     # --- results
 
     def jacobian(self) -> Any:
-        """J in the structure that was asked for, in ``out`` if that was given."""
+        """J in the structure of the outputs and params, in ``out`` if that was given."""
         prepared, out = self.prepared, self.out
         if isinstance(prepared.replay, Replay):
             repeated = prepared.replay.run(self.call.full_args, out)
@@ -129,7 +129,7 @@ class Evaluation:
             return self.form.result(self, self.blocks())
 
     def value_and_jacobian(self, jacobian: Callable[[], Any] | None = None) -> tuple[Any, Any]:
-        """The outputs and J, in the structures that were asked for; or what a function makes of J."""
+        """The outputs and J, in their structures; ``jacobian`` is called in place of the method if given."""
         with self.whole():
             result = (jacobian or self.jacobian)()
             values = values_of(self.prepared, self.call, self.returned)
@@ -144,7 +144,7 @@ class Evaluation:
             return self.form.blocks(self)
 
     def all_columns(self) -> list[np.ndarray]:
-        """All columns of each output, a row for each entry, in as few runs as memory takes."""
+        """All columns of each output, a row for each entry, in as few runs as memory allows."""
         total = self.column_count()
         while True:
             parts: list[list[np.ndarray]] = []
@@ -172,9 +172,9 @@ class Evaluation:
             return _apart(parts[0])
 
     def columns(self, first: int, count: int) -> list[np.ndarray]:
-        """Some columns of each output, a row for each entry, from a run of their own.
+        """Some columns of each output, a row for each entry, from a separate run.
 
-        Every run but the first begins at the state in which the first one began.
+        Every run after the first starts from the state in which the first one started.
         """
         is_partial = first > 0 or count < self.column_count()
         with backend.suspend_following(), self.undone_on_error(needs_state=is_partial):
@@ -193,7 +193,7 @@ class Evaluation:
             first += count
 
     def columns_within_memory(self, first: int, count: int) -> list[np.ndarray]:
-        """The same as ``columns``, or fewer of them where the tangents of intermediates do not fit into memory."""
+        """Like ``columns``, but returns fewer if the tangents of intermediates do not fit into memory."""
         while True:
             try:
                 return self.columns(first, count)
@@ -208,7 +208,7 @@ class Evaluation:
         form: DenseForm | None = None,
         directions: np.ndarray | None = None,
     ) -> Evaluation:
-        """The same call with another subject or form; or of products with J, see ``directions``."""
+        """The same call with another subject or form, or for products with J (see ``directions``)."""
         options = {"out": self.out, "state": self.state, "watch": self.watch, "progress": self._progress}
         parts = subject or self.subject, form or self.form
         return Evaluation(self.prepared, self.call, *parts, **options, directions=directions)
@@ -216,7 +216,7 @@ class Evaluation:
     # --- shapes
 
     def column_count(self) -> int:
-        """How many columns are computed: those of J, or the directions that are given."""
+        """The number of columns to compute: those of J, or the given directions."""
         return self.layout.count if self._directions is None else self._directions.shape[1]
 
     def parameter_shapes(self) -> list[tuple[int, ...]]:
@@ -230,15 +230,15 @@ class Evaluation:
     # --- runs
 
     def whole(self) -> contextlib.AbstractContextManager[Any]:
-        """No other thread comes between the parts of what is done to one kernel.
+        """A lock that keeps other threads out during all the runs of one kernel.
 
-        The function of a pipeline may wait for other threads, so that there each launch is a whole.
+        The function of a pipeline may wait for other threads, so for pipelines only single launches are locked.
         """
         return backend.exclusive if self.call.kernel is not None else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def undone_on_error(self, *, needs_state: bool) -> Generator[None, None, None]:
-        """Within the context, runs that cannot be finished leave everything as it was."""
+        """Within the context, a run that fails leaves everything as it was."""
         with self.whole(), Stages(f"Jacobian of {self.call.name}"):
             may_go_over = self.call.kernel is None and self._max_memory() < math.inf
             if self.state is None and (needs_state or may_go_over):
@@ -265,14 +265,14 @@ class Evaluation:
         is_repeated: bool = False,
         is_again: bool = False,
     ) -> tuple[Session, list[np.ndarray]]:
-        """Run the kernel or pipeline for some columns, whose entries go to a target; gives these by output, too.
+        """Run the kernel or pipeline for some columns, which are stored in ``target`` and returned by output.
 
-        ``is_again``: this is the second run of a call for the same columns.
+        ``is_again``: whether this is the second run of a call for the same columns.
         """
         total, is_direct = self.column_count(), self.call.kernel is not None
         if first == 0 and not is_again:
             self._log.begin()
-        count = max(1, min(count, total - first))  # without parameters' entries there is one that nothing carries
+        count = max(1, min(count, total - first))  # one column without tangents if the parameters have no entries
         is_part = count < total or is_repeated or is_again
         given = None if self._directions is None else self._directions[:, first : first + count]
         blocks, intermediates = max(1, -(-total // count)), self.prepared.sparse.energy_intermediates
@@ -311,7 +311,7 @@ class Evaluation:
         return session, found
 
     def _is_repeatable(self) -> bool:
-        """Whether one kernel without arguments has one parameter and one output, which are different fields."""
+        """Whether this is one kernel without arguments, with one parameter and one output in different fields."""
         is_alone = self.call.kernel is not None and not self.call.args and self.watch is None
         if not is_alone or self.form.is_sparse or not self.subject.is_repeatable or len(self.prepared.fused) != 1:
             return False
@@ -326,7 +326,7 @@ class Evaluation:
         return tuple(tuple(a.shape) for a in sized)
 
     def _max_memory(self) -> float:
-        """Bytes that tangents other than J may take."""
+        """Bytes available for tangents other than J."""
         limit = self.prepared.question.options.max_memory
         if limit is not None:
             return limit
@@ -348,7 +348,7 @@ class Evaluation:
         return [*(target.field for target in targets if target.field is not None), *self.call.args]
 
     def _checked(self, session: Session) -> Callable[[Fused, Mapping[Key, Key]], None]:
-        """A check that every parameter is read by the kernel and every output written."""
+        """A check that the kernel reads every parameter and writes every output."""
         shared = session.tangents.arrays.shared
 
         def check(fused: Fused, outer: Mapping[Key, Key]) -> None:
@@ -371,7 +371,7 @@ class Evaluation:
             for message in registry.warnings():
                 warn_at_user(message)
         if self.call.kernel is None and not session.has_launched:
-            own = {param.container for param in self.layout.params}  # whose J is known without a launch
+            own = {param.container for param in self.layout.params}  # their J is known without a launch
             if any(o.container not in own for o in self.layout.outputs):
                 raise InvalidArgumentError(
                     f"{self.call.name} launched no kernel, so there is nothing to differentiate."
@@ -392,7 +392,7 @@ class Evaluation:
 
 
 def _apart(values: list[np.ndarray]) -> list[np.ndarray]:
-    """The same; an output that is named twice gets memory of its own."""
+    """The same values, with separate memory for an output that is named twice."""
     if len(values) == 1:
         return values
     is_shared = [any(np.may_share_memory(v, other) for other in values[:n]) for n, v in enumerate(values)]

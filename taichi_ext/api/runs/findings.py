@@ -16,28 +16,28 @@ from taichi_ext.runtime.python.warning import saying_once, warn_at_user
 
 
 class RunLog:
-    """Observations of the runs of one call: for some columns each, for J where all runs agree.
+    """Observations of the runs of one call, of some columns each; they hold for J if all runs agree.
 
     Attributes:
-        runs: how many there have been of single blocks of columns.
+        runs: the number of runs of single blocks of columns so far.
     """
 
     def __init__(self, *, of_zeros: bool) -> None:
         self.runs = 0
-        self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero: a gradient may be
+        self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero; a gradient may be zero
         self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
         self._said: set[Any] = set()  # warnings
         self.begin()
 
     def begin(self) -> None:
-        """The first run of a call begins; it may have begun before, with more columns at a time."""
+        """Start the first run of a call; it may have started before, with more columns per run."""
         self._record: RunRecord | None = None
-        self._kept: set[Key] = set()  # parameters of which a run has left some columns
-        self._overwritten: dict[Key, Any] = {}  # the names of those of which a run has left none
-        self._zero = dict(self._active)  # those that have not yet
+        self._kept: set[Key] = set()  # parameters that some run has read
+        self._overwritten: dict[Key, Any] = {}  # names of parameters that a run has overwritten before any read
+        self._zero = dict(self._active)  # outputs whose columns were all zero so far
 
     def record(self, *, is_part: bool) -> RunRecord | None:
-        """A record of what the runs launch and store, if there are several."""
+        """A record of the launches and stores of the runs, if there are several."""
         if not is_part:
             return None
         self._record = self._record or RunRecord()
@@ -49,13 +49,13 @@ class RunLog:
         return saying_once(self._said)
 
     def note_params(self, accesses: Accesses) -> None:
-        """A run had columns of parameters; of some nothing was left before anything read them."""
+        """Note which parameters of a run were overwritten before anything read them."""
         names, overwritten = accesses.params, accesses.overwritten
         self._kept |= names.keys() - overwritten
         self._overwritten |= {key: names[key] for key in overwritten}
 
     def record_independent_outputs(self, outputs: Iterable[tuple[Target, bool]]) -> None:
-        """Warn of outputs that depend on no parameter, as is said of each; from now on the others are watched."""
+        """Warn of outputs that depend on no parameter (the flag of each says so); watch the others from now on."""
         for n, (target, is_fresh) in enumerate(outputs):
             if is_fresh and self._of_zeros:
                 warn_at_user(f"{target.name} does not depend on any of the params: its Jacobian is zero.")
@@ -64,13 +64,13 @@ class RunLog:
         self._zero = dict(self._active)
 
     def note_columns(self, outputs: list[Any], *, is_last: bool) -> None:
-        """A run has computed these columns of J, output by output; after the last one there are warnings."""
+        """Note columns of J that a run has computed, output by output; warn after the last run."""
         self._zero = {n: target for n, target in self._zero.items() if not outputs[n].any()}
         if not is_last:
             return
         for name in (name for key, name in self._overwritten.items() if key not in self._kept):
             warn_at_user(
-                f"{name} is a parameter that is overwritten before it is read: nothing depends on what it held before."
+                f"{name} is a parameter that is overwritten before it is read: nothing depends on its earlier value."
             )
         if not self._overwritten and self._of_zeros:
             for target in self._zero.values():
@@ -78,7 +78,7 @@ class RunLog:
 
 
 def warn_of_indices(kernels: Iterable[Fused]) -> None:
-    """Warn of indices that are known to leave the container or local that they are of."""
+    """Warn of indices that are known to be out of range of their container or local."""
     for fused in kernels:
         for access in fused.facts.report.accesses:
             if access.number is not None:
@@ -86,7 +86,7 @@ def warn_of_indices(kernels: Iterable[Fused]) -> None:
 
 
 def warn_of_python_readers(params: list[Target], function: object) -> None:
-    """Warn of Python numbers that are parameters, and that the Python code of a pipeline reads, too."""
+    """Warn of Python numbers that are parameters and are also read by the Python code of a pipeline."""
     for target in params:
         reader = None if target.variable is None else python_reader(target.variable, function)
         if reader is not None:

@@ -15,18 +15,18 @@ from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.sparse.matrices import Arithmetic
 
 _MOST_SIZES = 256  # combinations of shapes that are remembered
-_PAIRS = ("hessian", "projected")  # what has a block for each pair of parameters
+_PAIRS = ("hessian", "projected")  # uses with a block for each pair of parameters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The computation.
+    """The quantity to compute.
 
     Attributes:
         params: the parameters.
         outputs: the outputs.
         rebuild_params: puts the blocks of one output into the structure of the parameters.
-        rebuild_outputs: puts what belongs to each output into the structure of the outputs.
+        rebuild_outputs: puts values, one for each output, into the structure of the outputs.
         options: see ``checked_options``.
         use: "jacobian"; or "gradient", "hessian", "hvp", "projected" where the output is an energy.
     """
@@ -39,11 +39,11 @@ class Question:
     use: str = "jacobian"
 
     def result(self, blocks: list[list[Any]]) -> Any:
-        """``[output][parameter]`` in the structure that was asked for; of a Hessian ``[parameter][parameter]``."""
+        """``[output][parameter]`` in the user's structure; for a Hessian ``[parameter][parameter]``."""
         return self.rebuild_outputs([self.rebuild_params(row) for row in blocks])
 
     def skeleton(self) -> Any:
-        """Something of the structure of the result."""
+        """A dummy with the structure of the result."""
         rows = self.params if self.use in _PAIRS else self.outputs
         return self.result([[0] * len(self.params) for _ in rows])
 
@@ -53,11 +53,11 @@ class SparseChoices:
     """How the rows of a sparse Jacobian are computed.
 
     Attributes:
-        dense_reason: why rows of all columns are computed although the result is sparse; empty where they are not.
-        in_rows: the parameters, by number, whose columns rows of tangents hold.
-        is_in_rows: whether the columns of small parameters have been put there.
-        intermediates: the fields whose entries are columns of their own, and their sizes.
-        energy_intermediates: those that an energy is computed from.
+        dense_reason: why rows of all columns are computed although the result is sparse; empty if they are not.
+        in_rows: the numbers of the parameters whose columns are held by rows of tangents.
+        is_in_rows: whether the columns of small parameters have been moved there.
+        intermediates: the fields whose entries are separate columns, and their sizes.
+        energy_intermediates: the fields that an energy is computed from, and their sizes.
         arithmetic: the patterns of products and sums of sparse matrices.
     """
 
@@ -71,15 +71,15 @@ class SparseChoices:
 
 @dataclass(kw_only=True)
 class Prepared:
-    """Everything that the calls of one Jacobian share, whatever the thread: nothing in it belongs to one call.
+    """The state shared by all calls of one Jacobian, from all threads; it holds nothing of a single call.
 
     Attributes:
-        question: what is to be computed.
+        question: the quantity to compute.
         fields: the fields that the kernels use.
         fused: the kernels with tangents.
         layout: the version of the layout of all fields that the kernels were built for.
-        blocks: in how many runs the columns are computed at least.
-        sizes_that_fit: the shapes of arguments for which a call has been within the memory that was free.
+        blocks: the least number of runs for all columns.
+        sizes_that_fit: the shapes of arguments for which a call has fitted into free memory.
         is_checked: whether a run has shown that every parameter is read and every output written.
         rules_seen: the version of the registry at the last check of its marks.
         replay: the fast path for a repeated launch, where there is one.
@@ -118,14 +118,14 @@ class Prepared:
         return self.sparse.dense_reason
 
     def note_fit(self, sizes: Any) -> None:
-        """Remember that a call with arrays of these shapes was within the memory that was free."""
+        """Remember that a call with arrays of these shapes has fitted into free memory."""
         if len(self.sizes_that_fit) >= _MOST_SIZES:
             self.sizes_that_fit = set()
         self.sizes_that_fit.add(sizes)
 
 
 def values_of(prepared: Prepared, call: KernelCall, returned: object) -> list[Any]:
-    """A copy of each output as it is now; a return value is what was returned."""
+    """A copy of the current value of each output; for a return value, that of the run."""
     return [returned if t.kind == "return" else _held(t, call) for t in map(call.current, prepared.outputs)]
 
 

@@ -1,4 +1,4 @@
-"""Fast path for repeated calls: one kernel without arguments, launched as it was at the call before."""
+"""Fast path for repeated calls: one kernel without arguments, launched as in the previous call."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ R = TypeVar("R", bound=SparseRows)
 
 @dataclass(frozen=True)
 class Replay:
-    """A dense J of one field by one parameter.
+    """A dense J of one field with respect to one parameter.
 
     Attributes:
         layout: the parameter and the output.
-        launch: the kernel, which is passed J and scratch memory alone.
+        launch: the kernel, which takes only J and scratch memory.
         shape: that of J.
         dtype: NumPy's.
         is_covered: whether every entry of J is written.
@@ -43,7 +43,7 @@ class Replay:
 
     @staticmethod
     def of(fused: Fused, layout: Layout) -> Replay | None:
-        """A launch; None where more than J and scratch memory is passed to the kernel."""
+        """A launch; None if the kernel takes more than J and scratch memory."""
         (output,), (param,) = layout.outputs, layout.params
         shape, is_covered = (*output.shape, *param.shape), output.key in fused.facts.covered
         scratch = {key: shadow.array for key, shadow in fused.memory.scratch.items()}
@@ -55,7 +55,7 @@ class Replay:
         )
 
     def run(self, args: tuple[Any, ...], out: Any) -> np.ndarray | None:
-        """J, in ``out`` if that is given; None where something is not as it was at the call before.
+        """J, in ``out`` if that is given; None if something has changed since the previous call.
 
         ``args`` holds the object that the kernel is bound to.
         """
@@ -84,8 +84,8 @@ class SparseReplay:
     Attributes:
         layout: the parameters and outputs.
         launch: the kernel.
-        sizes: how many entries each parameter has, by key.
-        tangents: the shape and type of each matrix of tangents that it is passed, by key.
+        sizes: the number of entries of each parameter, by key.
+        tangents: the shape and type of each matrix of tangents passed to the kernel, by key.
     """
 
     layout: Layout
@@ -95,7 +95,7 @@ class SparseReplay:
 
     @staticmethod
     def of(target: SparseEntries, fields: FieldTangents, layout: Layout) -> SparseReplay | None:
-        """The last launch of a run; None where the next one may be another, or takes tangents that are not zero."""
+        """The last launch of a run; None if the next one may differ, or takes tangents that are not zero."""
         fused = target.launched
         if fused is None or Streams.of(fused).counts or backend.stores_by_column():
             return None
@@ -108,7 +108,7 @@ class SparseReplay:
         return SparseReplay(layout, Repetition(fused, {}), dict(target.numbering.sizes), tangents)
 
     def run(self, args: tuple[object, ...], rows: type[R], arithmetic: Arithmetic, most_entries: float) -> R | None:
-        """The rows after a launch; None, before it, where something is not as it was at the call before.
+        """The rows after a launch; None, before it, if something has changed since the previous call.
 
         ``args`` holds the object that the kernel is bound to.
         """

@@ -1,4 +1,4 @@
-"""Energies, and what is computed of them: gradients, Hessians, products."""
+"""Gradients, Hessians and Hessian-vector products of energies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USES = ("gradient", "hessian", "hvp", "projected")  # of plans whose output is a
 
 
 def check_energy(call: KernelCall, energy: list[Target], params: list[Target], use: str) -> None:
-    """Raise for what is no energy: more than one number, or a parameter."""
+    """Raise unless the output is an energy: a single number that is not a parameter."""
     if len(energy) != 1:
         raise InvalidArgumentError(
             f"energy names {len(energy)} fields or arrays; second derivatives are those of one number. Add them up in "
@@ -60,7 +60,7 @@ def _is_same(energy: Target, param: Target) -> bool:
 
 
 def with_choices(evaluation: Evaluation, projection: str | None, fixed: Fixed | None) -> Evaluation:
-    """The same call, of H with projected blocks and fixed entries."""
+    """The same call, for H with projected blocks and fixed entries."""
     subject = EnergyGradient(is_projected=projection is not None, fixed=fixed)
     form = SparseForm(projection) if evaluation.form.is_sparse else evaluation.form
     return evaluation.changed(subject=subject, form=form)
@@ -91,7 +91,7 @@ def point_along(evaluation: Evaluation, direction: np.ndarray) -> tuple[float, n
 
 
 def _energy_and_gradient(evaluation: Evaluation) -> tuple[float, np.ndarray]:
-    """After a run."""
+    """The energy and its gradient, after a run."""
     (value,) = values_of(evaluation.prepared, evaluation.call, evaluation.returned)
     parts = _subject(evaluation).gradients(evaluation.layout)
     number = float(np.asarray(backend.as_numpy(value)).reshape(-1)[0])
@@ -99,14 +99,14 @@ def _energy_and_gradient(evaluation: Evaluation) -> tuple[float, np.ndarray]:
 
 
 def hessian_times(evaluation: Evaluation, directions: np.ndarray, most: int | None = None) -> list[np.ndarray]:
-    """H times the columns of ``directions``, so many in a run, if that is given: for each parameter a matrix."""
+    """H times the columns of ``directions``, at most ``most`` in a run: a matrix for each parameter."""
     return _products(evaluation, directions, most)[1]
 
 
 def _products(
     evaluation: Evaluation, directions: np.ndarray, most: int | None = None
 ) -> tuple[Evaluation, list[np.ndarray]]:
-    """The products, and the evaluation that has computed them."""
+    """The evaluation that computed the products, and the products."""
     subject, count = _subject(evaluation), max(1, directions.shape[1])
     along = evaluation.changed(directions=subject.moved(directions))
     found = [matrix for _, (matrix,) in along.column_blocks(min(count, most or count))]

@@ -1,4 +1,4 @@
-"""J as sparse arrays; where its rows cannot be sparse, dense ones of which the zeros are left out."""
+"""J as sparse arrays; if its rows cannot be sparse, they are computed densely and zeros are dropped."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from taichi_ext.runtime.sparse.pattern import sparse_dtype
 from taichi_ext.runtime.sparse.projection import positive_factors
 from taichi_ext.runtime.sparse.rows import SparseRows, csr_of
 
-FEW_COLUMNS = 64  # of a parameter that rows of tangents hold if rows cannot be sparse otherwise
-MOST_COLUMNS = 512  # of all of them
+FEW_COLUMNS = 64  # of one parameter, held in rows of tangents if rows cannot be sparse otherwise
+MOST_COLUMNS = 512  # of all such parameters
 Result = TypeVar("Result")
 R = TypeVar("R", bound=SparseRows)
 
 
 class SparseForm(DenseForm):
-    """J as sparse arrays; ``projection``: how the blocks of the elements of an energy are made semidefinite."""
+    """J as sparse arrays; ``projection``: how the blocks of an energy's elements are made semidefinite."""
 
     is_sparse = True
 
@@ -109,7 +109,7 @@ class SparseForm(DenseForm):
 
 
 def _adjoints(evaluation: Evaluation, intermediates: dict[Any, int]) -> Adjoints:
-    """The derivatives of an energy with respect to the fields that it is computed from, from a run of their own."""
+    """The derivatives of an energy with respect to the fields it is computed from, by a separate run."""
     subject, (energy,) = evaluation.subject, evaluation.layout.outputs
     assert isinstance(subject, EnergyGradient)
     evaluation.state = evaluation.state or State()
@@ -129,7 +129,7 @@ def _adjoints(evaluation: Evaluation, intermediates: dict[Any, int]) -> Adjoints
 
 
 def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: dict[Any, int]) -> Any:
-    """The rows of the parameters, from those of them and of the fields that they change."""
+    """The rows of the parameters, from the rows of the parameters and of the intermediate fields."""
     sizes = {p.container: p.rows for p in layout.params}
     first = sum(sizes.values())
     along = [
@@ -145,8 +145,8 @@ def transposed(
 ) -> list[np.ndarray | None] | None:
     """The transpose of J times the columns of matrices, one for each output: for each parameter a matrix.
 
-    A matrix is None where it is zero; all is None, and nothing has changed, where rows of J cannot be sparse or a
-    kernel writes more entries than this.
+    A matrix is None if it is zero.  The result is None, with the state unchanged, if rows of J cannot be sparse or a
+    kernel writes more than ``most_entries`` entries.
     """
 
     def run() -> list[np.ndarray | None]:
@@ -168,7 +168,7 @@ def transposed(
 
 
 def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_compose: bool = False) -> Result | None:
-    """The result of a run; None, at the state before it, where rows cannot be sparse."""
+    """The result of a run; None, with the state before it restored, if rows cannot be sparse."""
     choices = evaluation.prepared.sparse
     if evaluation.layout.passed:
         choices.dense_reason = "a number that the pipeline takes is a parameter"
@@ -195,7 +195,7 @@ def _while_sparse(evaluation: Evaluation, run: Callable[[], Result], *, may_comp
 
 
 def _put_in_rows(evaluation: Evaluation) -> bool:
-    """Let rows of tangents hold the columns of small parameters; False where they have been tried."""
+    """Put the columns of small parameters into rows of tangents; False if that has been tried before."""
     choices = evaluation.prepared.sparse
     if choices.is_in_rows:
         return False
@@ -216,7 +216,7 @@ def _run(
     projection: str | None,
     adjoints: Adjoints | None = None,
 ) -> tuple[R, SparseEntries | None]:
-    """The rows after a run, and the target that they were computed by; None where a launch was repeated."""
+    """The rows after a run, and the target that computed them; None instead of it if a launch was repeated."""
     prepared, layout = evaluation.prepared, evaluation.layout
     choices = prepared.sparse
     call = evaluation.call
@@ -248,7 +248,7 @@ def _run(
 
 
 def _device(evaluation: Evaluation) -> Any:
-    """Where tensors of a format of torch's are; raises where the rows do not belong to tensors."""
+    """The device of the tensors, for a torch format; raises if the rows do not belong to tensors."""
     call, kind = evaluation.call, evaluation.prepared.format
     if kind is None or not kind.startswith("torch"):
         return None

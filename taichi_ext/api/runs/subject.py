@@ -19,11 +19,11 @@ from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 
 Shapes = list[tuple[tuple[int, ...], np.dtype]]
-BlockOf = Callable[[Output, Placed], Any]  # a sparse block: of a container, and of a parameter
+BlockOf = Callable[[Output, Placed], Any]  # the sparse block of a container and a parameter
 
 
 class Outputs:
-    """The outputs; ``is_gradient``: of one that is an energy, whose gradient may be zero."""
+    """The outputs; ``is_gradient``: whether the output is an energy, whose gradient may be zero."""
 
     is_repeatable = True  # without a session
 
@@ -31,7 +31,7 @@ class Outputs:
         self.warns_of_zeros = not is_gradient
 
     def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
-        """The containers that have rows; ``places`` is memory in which they may be computed."""
+        """The containers that have rows; ``places`` is memory for their rows."""
         found = []
         for placed, place in zip(layout.outputs, places or [None] * len(layout.outputs), strict=True):
             size = placed.rows * layout.count
@@ -48,7 +48,7 @@ class Outputs:
         return [((*o.shape, *p.shape), o.result_dtype) for o in layout.outputs for p in layout.params]
 
     def wanted_sparse(self, layout: Layout) -> Shapes:
-        """The same of sparse blocks."""
+        """The shape and type of each sparse block."""
         dtypes = [dtype for _, dtype in self.wanted(layout)]
         sizes = ((o.size, p.size) for o in self.rows(layout) for p in layout.params)
         return [(size, sparse_dtype(dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
@@ -56,11 +56,11 @@ class Outputs:
     def energy(
         self, layout: Layout, *, is_product: bool, intermediates: Mapping[Any, int] | None
     ) -> EnergyTarget | None:
-        """The subject of second derivatives; sizes of fields that it is computed from, None of a dense Hessian."""
+        """The energy to differentiate twice; ``intermediates`` are sizes of fields, None for a dense Hessian."""
         return None
 
     def note_run(self, session: Session, layout: Layout) -> None:
-        """A run is over."""
+        """Called after each run."""
 
     def of_dense(self, values: list[np.ndarray], layout: Layout) -> list[list[np.ndarray]]:
         """The blocks, from the rows of each container."""
@@ -83,7 +83,7 @@ class EnergyGradient(Outputs):
         fixed: entries of the params whose rows and columns of H are those of the identity matrix.
 
     Attributes:
-        gradient: of the last run.
+        gradient: that of the last run.
     """
 
     is_repeatable = False
@@ -128,11 +128,11 @@ class EnergyGradient(Outputs):
         self.gradient = found
 
     def gradients(self, layout: Layout) -> list[np.ndarray]:
-        """The gradient by each parameter."""
+        """The gradient with respect to each parameter."""
         return [self.gradient[_rows(p, layout)][p.inner].reshape(p.shape) for p in layout.params]
 
     def free_gradients(self, layout: Layout) -> list[np.ndarray]:
-        """The same, 0 for fixed entries."""
+        """The gradient, 0 for fixed entries."""
         parts = self.gradients(layout)
         if not self._fixed:
             return parts
@@ -140,11 +140,11 @@ class EnergyGradient(Outputs):
         return [part.reshape(p.shape) for part, p in zip(_split(whole, layout), layout.params, strict=True)]
 
     def moved(self, directions: np.ndarray) -> np.ndarray:
-        """Directions without their fixed entries."""
+        """Directions with their fixed entries set to 0."""
         return self._fixed.free(directions) if self._fixed else directions
 
     def products(self, found: np.ndarray, directions: np.ndarray, layout: Layout) -> list[np.ndarray]:
-        """For each parameter H times directions, from the products of the gradient's Jacobian with ``moved`` ones."""
+        """H times directions for each parameter, from products of the gradient's Jacobian with ``moved`` directions."""
         parts = self._by_param(found, layout)
         if not self._fixed:
             return parts
@@ -171,7 +171,7 @@ class EnergyGradient(Outputs):
 
 
 def _sizes(layout: Layout) -> dict[Any, int]:
-    """How many entries each container of parameters has."""
+    """The number of entries of each container of parameters."""
     return {p.container: p.rows for p in layout.params}
 
 
@@ -180,7 +180,7 @@ def _starts(sizes: Mapping[object, int]) -> dict[Any, int]:
 
 
 def _split(values: np.ndarray, layout: Layout) -> list[np.ndarray]:
-    """Rows of all parameters, those of each."""
+    """Rows of all parameters, split by parameter."""
     return np.split(values, [p.first for p in layout.params[1:]])
 
 

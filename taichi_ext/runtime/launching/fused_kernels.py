@@ -1,4 +1,4 @@
-"""Kernels with tangents, found by what they are right for."""
+"""The table of kernels with tangents, found by name, columns and the roles of containers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MOST_KERNELS = 256  # kept for one prepared Jacobian, for each of its blocks of 
 
 
 class KernelTable:
-    """The kernels of one session, in a table that is kept from one session to the next.
+    """The kernels of one session, in a table that is kept between sessions.
 
-    A kernel is in the table under its name, and the first column and the roles of its first launch.
+    The key of a kernel is its name, and the first column and the roles of its first launch.
     """
 
     def __init__(self, kept: dict[Any, Fused], blocks: int = 1) -> None:
         self._kept = kept
         self._most = MOST_KERNELS * blocks
-        self._fields: dict[Any, Any] = {}  # that a kernel reads and writes
+        self._fields: dict[Any, Any] = {}  # fields that a kernel reads and writes, by name
 
     def find(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role]) -> Fused | None:
-        """A kernel that is right for the block of columns from ``first`` on and for these roles."""
+        """A kernel that is valid for the block of columns from ``first`` on and for these roles."""
         table, exact = self._kept, (*name, first, frozenset(roles.items()))
         for key in itertools.chain((exact,), (key for key in list(table) if key[:-2] == name)):
             fused = table.get(key)
@@ -43,16 +43,16 @@ class KernelTable:
         return None
 
     def add(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role], fused: Fused) -> None:
-        """Keep a kernel; the first one goes where there are too many."""
+        """Keep a kernel; the oldest one is dropped if there are too many."""
         if len(self._kept) >= self._most:
             del self._kept[next(iter(self._kept))]
         self._kept[(*name, first, frozenset(roles.items()))] = fused
 
     def check_fields(self, features: object, fused: Fused) -> None:
-        """Raise where a kernel names other fields than when it was recorded before, in another state of the pipeline.
+        """Check that a kernel names the same fields as when it was recorded before.
 
         Raises:
-            UnsupportedError: it does.
+            UnsupportedError: it names other fields, since the state of the pipeline has changed.
         """
         kernel, both = fused.primal, (fused.facts.read, fused.facts.written)
         now = tuple(frozenset(key for key in keys if isinstance(key, FieldKey)) for keys in both)

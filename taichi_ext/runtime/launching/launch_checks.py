@@ -11,13 +11,13 @@ from taichi_ext.record.variables import Variable, attribute_variable
 from taichi_ext.runtime.python.warning import warn_at_user
 
 STORED = (
-    "A number that was read from a field or array with a tangent is stored from Python: what is stored counts as a "
-    "constant, its tangent is lost. Assign it in a kernel."
+    "A number that was read from a field or array with a tangent is stored from Python: the stored number counts as a "
+    "constant, and its tangent is lost. Assign it in a kernel."
 )
 
 
 def check_gradient_is_own(kernel: backend.Kernel) -> None:
-    """Raise in a function with ``ti.ad.no_grad`` or ``ti.ad.grad_replaced``."""
+    """Raise if a kernel is launched in a function with ``ti.ad.no_grad`` or ``ti.ad.grad_replaced``."""
     if backend.is_gradient_replaced():
         raise UnsupportedError(
             f"{kernel.func.__qualname__} is launched in a function decorated with ti.ad.no_grad or "
@@ -27,7 +27,7 @@ def check_gradient_is_own(kernel: backend.Kernel) -> None:
 
 
 def check_same_program(program: object) -> None:
-    """Raise where a run began in another program; None where that has ended."""
+    """Raise if a run began in another program; ``program`` is None if that has ended."""
     if program is None or program is not backend.program():
         raise InvalidArgumentError(
             "ti.init or ti.reset was called while a Jacobian was computed, in the pipeline or in another thread: "
@@ -59,7 +59,7 @@ def _parameter_in(value: object, keys: Set[object]) -> str:
 
 
 def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[object, ...], is_lost: Callable[[Any], bool]) -> None:
-    """Warn where a number that Python has read from something with a tangent is passed to a kernel."""
+    """Warn if a number that Python has read from a container with tangents is passed to a kernel."""
     if not any(map(is_lost, args)):
         return
     if backend.is_library_kernel(kernel):  # field.fill(value), field.from_torch(tensor)

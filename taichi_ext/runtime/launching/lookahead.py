@@ -1,7 +1,7 @@
 """A prediction of the containers that have tangents at later launches, so that each kernel is compiled once.
 
-It is a prediction, from launches that the Python code names (``coming_launches``).  A kernel that is compiled for
-tangents is right where they are zero; one that meets others than were foreseen is compiled again.
+It is predicted from the launches that the Python code names (``coming_launches``).  A kernel that is compiled for
+tangents is valid if they are zero; a kernel that meets unforeseen tangents is compiled again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Lookahead:
         self._flows: dict[Any, tuple[Flow | None, dict[Any, Any], Any]] = {}  # by kernel and arguments, kept alive
 
     def foreseen(self, launch: Launch, outer: Mapping[Any, object], carries: Callable[[Any], bool]) -> Launch:
-        """The launch with what its containers carry now or when the kernel is launched again.
+        """The launch, with roles for tangents that its containers carry now or when the kernel is launched again.
 
         Args:
-            launch: the kernel and its arguments, and what its containers carry now.
+            launch: the kernel, its arguments, and the current roles of its containers.
             outer: the keys of a session by those of the launch.
             carries: whether a container, by its key in a session, has tangents now.
         """
@@ -40,7 +40,7 @@ class Lookahead:
         coming = coming_launches(self._end)
         launches = set(_flat(coming))
         again = {c for c in launches if c.kernel is launch.kernel and c.features == features}
-        if not again or again == launches:  # which reckons with what it does itself
+        if not again or again == launches:  # a launch allows for its own effects
             return launch
         before = prediction.run([present, *coming], again)
         inner = {key: local for local, key in outer.items()}
@@ -49,7 +49,7 @@ class Lookahead:
         return replace(launch, roles={**launch.roles, **known})
 
     def _flow(self, launch: Launch, coming: Coming) -> tuple[Flow | None, dict[Any, Any]]:
-        """From where to where tangents go in a launch, and the keys of a session by those of the flow."""
+        """The flow of tangents in a launch, and the keys of a session by those of the flow."""
         name = (id(coming.kernel), coming.features, *(id(a) for a in coming.args if backend.is_array(a)))
         if name not in self._flows:
             flow, outer = None, {}
@@ -57,14 +57,14 @@ class Lookahead:
                 binding = array_arguments(coming.kernel, backend.leaf_values(coming.kernel, coming.args))
                 outer = binding.outer
                 flow = engine.flow(replace(launch, kernel=coming.kernel, args=coming.args, arrays=binding.arrays))
-            except Exception:  # whatever it is, the launch itself raises it, if there is one
+            except Exception:  # the launch itself raises it, if it is made
                 pass
             self._flows[name] = flow, outer, coming
         return self._flows[name][:2]
 
 
 class _Prediction:
-    """The launches to come, one after the other: which containers have tangents, or stored entries, before each."""
+    """A simulation of the coming launches: the containers with tangents, and those written, before each."""
 
     def __init__(
         self, flow: Callable[[Coming], tuple[Flow | None, dict[Any, Any]]], carries: Callable[[Any], bool]
@@ -77,7 +77,7 @@ class _Prediction:
         self._before: set[Any] = set()
 
     def run(self, coming: Iterable[Any], wanted: set[Coming]) -> set[Any]:
-        """The containers that have tangents of their own before the last launch that is wanted."""
+        """The containers that have tangents in memory before one of the wanted launches."""
         for item in coming:
             if isinstance(item, Coming):
                 self._launch(item, wanted)

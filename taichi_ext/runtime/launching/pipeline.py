@@ -1,4 +1,4 @@
-"""The run of a pipeline: its launches, and what Python reads and stores between them."""
+"""The run of a pipeline: its launches, and the reads and stores of Python between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from taichi_ext.runtime.python.watch import PythonRun, watching
 
 
 class Pipeline:
-    """Follows a Python function: ``backend.follow`` redirects to it what the function does to fields and arrays."""
+    """Follows a Python function: ``backend.follow`` reports the function's accesses to fields and arrays to it."""
 
     def __init__(self, session: Session) -> None:
         arrays, restart = session.tangents.arrays, session.request.restart
@@ -29,18 +29,18 @@ class Pipeline:
         self._tangents = session.tangents
         self._state, self._record = restart.state, restart.record
         self._python = PythonRun(ActiveNumbers(arrays.is_active_memory), arrays.stores)
-        self._numbers: PipelineRun | None = None  # where arguments of the function are parameters
+        self._numbers: PipelineRun | None = None  # if arguments of the function are parameters
         self._repetitions: dict[Any, tuple[int, Repetition, Any]] = {}  # by kernel and arguments
         self._lookahead = Lookahead(Pipeline.run.__code__)
 
     def run(self, function: Any, args: tuple[Any, ...], names: list[str], passed: dict[int, int]) -> Any:
-        """Run a function; returns what it returns.
+        """Run a function; returns its result.
 
         Args:
             function: the pipeline.
             args: its arguments.
-            names: of these.
-            passed: the first columns of numbers among them that are parameters, by position.
+            names: the names of the arguments.
+            passed: the first columns of arguments that are numbers and parameters, by position.
         """
         session, given, numbers = self._session, list(args), PipelineRun(warn_at_user)
         if self._state is not None:
@@ -77,33 +77,33 @@ class Pipeline:
             warn_of_lost_tangents(kernel, backend.leaf_values(kernel, args), self._python.is_lost)
             launched = self._session.launch(kernel, args, lookahead=self._lookahead, run=self._numbers)
             self._tangents.arrays.remember()  # before Python goes on
-            if self._is_repeatable(kernel, launched.fused):  # once nothing is fresh any more, the next launch is alike
+            if self._is_repeatable(kernel, launched.fused):  # if nothing is fresh any more, the next launch is the same
                 self._keep(name, launched)
             is_active = launched.fused.facts.returns_active
             return self._python.read(launched.result) if is_active else launched.result
 
     def _is_as_before(self, name: object) -> bool:
-        """Whether a launch was made before, and nothing has changed that it depends on."""
+        """Whether a launch was made before and nothing that it depends on has changed."""
         if name not in self._repetitions or backend.is_gradient_replaced():
             return False
         changes, repetition, _ = self._repetitions[name]
         return changes == self._tangents.changes and repetition.is_current()
 
     def _keep(self, name: object, launched: Launched) -> None:
-        """Let a launch be made again; the arguments are kept alive, since the name has their identities."""
+        """Keep a launch for repetition, with its arguments alive, since the name contains their identities."""
         fused, passed = launched.fused, launched.passed
         repetition = Repetition(fused, dict(zip(fused.shadows, passed, strict=False)), passed)
         self._repetitions[name] = launched.changes, repetition, launched.args
 
     def _is_repeatable(self, kernel: backend.Kernel, fused: Fused) -> bool:
-        """Whether what it writes has been saved, and nothing of it depends on the call."""
+        """Whether the containers that a kernel writes have been saved, and the launch does not depend on the call."""
         is_simple = not len(self._tangents.arrays.regions) and backend.is_plain_call(kernel)
         is_simple = is_simple and not any(array.is_scratch for array in fused.first_order)  # new in each launch
         params = set(map(container_key, self._session.accesses.params))
         return is_simple and not fused.sites and not fused.facts.written & params
 
     def _runs_plainly(self, kernel: backend.Kernel, args: tuple[object, ...]) -> bool:
-        """Whether a kernel is one of Taichi's own that has no tangents; one that deactivates nodes clears theirs."""
+        """Whether a kernel is one of Taichi's own without tangents; if it deactivates nodes, clear their tangents."""
         if backend.is_reading_kernel(kernel):
             for source in (a for a in args if isinstance(a, (backend.Field, backend.Ndarray))):
                 self.host_read(source, None)
@@ -114,20 +114,20 @@ class Pipeline:
         return node is not None
 
     def _clear_under(self, node: object) -> None:
-        """A part of the layout is deactivated: its entries are constants from now on."""
+        """Clear the tangents under a node that is deactivated: its entries are constants from now on."""
         if self._state is not None:
             self._state.save_part(node)
         if backend.node_kind(node) == "bitmasked":
-            return  # Taichi keeps their memory, and reads it
+            return  # Taichi keeps the memory of these nodes, and reads it
         infos = self._session.table.infos
         for info in [infos[key] for key in self._tangents.field_keys() if key in infos]:
             if backend.is_under(info.obj, node):
                 self._tangents.clear(info.key, rows_under(info, node))
 
-    # --- what Python stores and reads between launches
+    # --- stores and reads of Python between launches
 
     def before_host_write(self, obj: object, value: object) -> None:
-        """Something is about to be assigned from Python: a field or array, or a host accessor of a matrix field."""
+        """Python is about to assign to a field or array, or through a host accessor of a matrix field."""
         if self._python.is_lost(value):
             warn_at_user(STORED)
         if self._record is not None:
@@ -156,12 +156,12 @@ class Pipeline:
         self._clear(view_of(array), rows_of_index(array, index))
 
     def _clear(self, key: Key, rows: object) -> None:
-        """Python has stored to entries of a container, which are constants from now on."""
+        """Clear the tangents of entries that Python has stored to; they are constants from now on."""
         if self._tangents.clear(key, rows):
             self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
 
     def host_read(self, obj: Any, value: object) -> Any:
-        """The value that Python reads, which is remembered where it has a tangent."""
+        """The value that Python reads; it is remembered if it has a tangent."""
         if self._record is not None:
             self._record.note_read()
         table = self._session.table

@@ -1,4 +1,4 @@
-"""Launches that are made again as they were: of prepared forms from call to call, of pipelines within one run."""
+"""Repeated launches: between calls of a prepared form, and within one run of a pipeline."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from taichi_ext.launches import Fused
 
 
 class Repetition:
-    """One kernel, launched again and again with arrays of the same types; what a launch needs is set up once.
+    """One kernel, launched repeatedly with arrays of the same types; the launch is set up once.
 
     Args:
         fused: the kernel.
-        kept: the arrays that are the same in each launch, by key; it may grow until the first launch.
-        passed: all that it was passed in a launch that was made, where nothing of it changes; None before one.
+        kept: the arrays that are the same in each launch, by key; the dict may grow until the first launch.
+        passed: all arguments of an earlier launch, if none of them changes; None before one.
     """
 
     def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[Any] | None = None) -> None:
@@ -26,14 +26,14 @@ class Repetition:
         self._repeated = backend.RepeatedLaunch(fused.kernel, list(passed)) if passed is not None else None
 
     def is_current(self) -> bool:
-        """Whether its rules are those of the registry; raises where a Python number that it reads has changed."""
+        """Whether its rules are those of the registry; raises if a Python number that it reads has changed."""
         if self.fused.memory.rules_version != registry.version:
             return False
         self.fused.check_unchanged()
         return True
 
     def launch(self, args: tuple[Any, ...], array: Callable[[Key], Any]) -> None:
-        """Launch it; ``array`` gives those that are not kept."""
+        """Launch it; ``array`` gives the arrays that are not kept."""
         fused, kept = self.fused, self.kept
         given = [kept[key] if key in kept else array(key) for key in fused.shadows]
         if self._repeated is None:
@@ -48,6 +48,6 @@ class Repetition:
             self._repeated(None if key in kept else a for key, a in keyed)
 
     def again(self) -> None:
-        """Launch it with all that it was passed before."""
+        """Launch it with the arguments of the launch before."""
         assert self._repeated is not None
         self._repeated()

@@ -29,7 +29,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Output:
-    """A container that is an output: how many entries it has, and the memory in which its J is computed, if given."""
+    """A container that is an output: its number of entries, and memory for its J if that was given."""
 
     key: Key
     name: Label | str
@@ -40,12 +40,12 @@ class Output:
 
 @dataclass(frozen=True)
 class Restart:
-    """How a run can be undone, and how it is compared with those before.
+    """How a run can be undone, and compared with earlier runs.
 
     Attributes:
-        state: keeps what the run changes.
-        record: what the runs of a pipeline launch and store, where its columns take several of them.
-        is_repeated: whether everything is put back and run again afterwards.
+        state: saves the containers that the run changes.
+        record: the launches and stores of a pipeline, if its columns take several runs.
+        is_repeated: whether the state is restored and the run repeated afterwards.
     """
 
     state: State | None = None
@@ -62,14 +62,14 @@ class Request:
         seeds: the fields and arrays that are parameters.
         arrays: the arrays among the parameters and outputs.
         outputs: the containers whose tangents are wanted.
-        directions: the tangents of the parameters, a row for each entry, where these are not columns of J.
+        directions: the tangents of the parameters, a row for each entry, if they are not the columns of J.
         numbers: arguments and Python numbers that are parameters.
         wants_return: whether the returned value is an output.
         max_memory: bytes for tangents other than J.
         strategy: how tangents of locals are stored.
-        watch: is shown what kernels compute.
+        watch: observer of the values that kernels compute.
         restart: see ``Restart``.
-        energy: what second derivatives are of, by the keys of this run.
+        energy: the energy to differentiate twice, by the keys of this run.
     """
 
     block: ColumnBlock
@@ -87,7 +87,7 @@ class Request:
 
     @property
     def params(self) -> dict[Key, Label | str]:
-        """The names of the fields and arrays that have some of the columns."""
+        """The names of the fields and arrays that have columns in this run."""
         if self.directions is not None:
             return {}
         start, end = self.block.first, self.block.first + self.block.count

@@ -23,7 +23,7 @@ from taichi_ext.runtime.memory.shadows import FieldTable
 from taichi_ext.runtime.python.passed_arguments import NumberSeeds, taken_out
 from taichi_ext.runtime.python.passed_numbers import PipelineRun
 
-Check = Callable[[Fused, Mapping[Key, Key]], None]  # of a kernel that was built, with the keys of a run by its own
+Check = Callable[[Fused, Mapping[Key, Key]], None]  # takes a new kernel, and the keys of the run by the kernel's keys
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Launched:
     Attributes:
         fused: the kernel.
         args: the user's arguments.
-        passed: what it took behind them.
-        changes: of tangents, before it.
-        result: what it returned.
+        passed: the arguments after those of the user.
+        changes: the count of changes of tangents before the launch.
+        result: the value returned.
     """
 
     fused: Fused
@@ -46,12 +46,12 @@ class Launched:
 
 
 class Accesses:
-    """The containers that the launches and stores of one run have read and written.
+    """The containers read and written by the launches and stores of one run.
 
     Attributes:
-        read: containers, and numbers by their keys.
-        written: containers.
-        overwritten: parameters that nothing has read and of whose columns nothing is left.
+        read: containers that were read, and the keys of numbers.
+        written: containers that were written.
+        overwritten: parameters that were overwritten before anything read them.
         params: the names of the parameters that have columns in this run.
     """
 
@@ -62,17 +62,17 @@ class Accesses:
         self._tangents = tangents
 
     def note(self, read: Set[Key], written: Set[Key]) -> None:
-        """A kernel has read and written containers."""
+        """Note containers that a kernel has read and written."""
         self.read |= read
         self.written |= written
         self.note_overwritten(written)
 
     def note_passed(self, names: Iterable[str]) -> None:
-        """Arguments of a pipeline, passed by value, were given to kernels."""
+        """Note arguments of a pipeline, passed by value, that were passed on to kernels."""
         self.read |= {PipelineArgument(name) for name in names}
 
     def note_overwritten(self, containers: Iterable[Key]) -> None:
-        """Containers have been stored to."""
+        """Note containers that were overwritten."""
         stored = set(containers)
         for key in self.params:
             container = container_key(key)
@@ -86,15 +86,15 @@ class Session:
     """One run of a kernel, or of a pipeline of them.
 
     Args:
-        request: what is computed.
+        request: the columns to compute.
         table: the fields that kernels use.
-        kernels: the kernels with tangents, kept from run to run.
-        target: where entries of J go.
+        kernels: the kernels with tangents, kept between runs.
+        target: the target for entries of J.
         is_direct: whether one kernel is run, rather than a pipeline.
 
     Attributes:
-        tangents: what containers carry.
-        accesses: what has been read and written.
+        tangents: the tangents of containers.
+        accesses: the containers read and written so far.
     """
 
     def __init__(
@@ -122,10 +122,10 @@ class Session:
 
         Args:
             kernel: the user's kernel.
-            args: what it is called with.
-            check: is called with a kernel that was built, before its first launch.
-            lookahead: what the pipeline launches afterwards.
-            run: that the numbers with tangents among the arguments belong to.
+            args: its arguments.
+            check: called with a newly built kernel before its first launch.
+            lookahead: a prediction of the pipeline's later launches.
+            run: the pipeline run that numbers with tangents among the arguments belong to.
         """
         with backend.exclusive:
             self.check_program()
@@ -174,7 +174,7 @@ class Session:
         check: Check | None,
         lookahead: Lookahead | None,
     ) -> Fused:
-        """The kernel with tangents, from the table where the same was built before."""
+        """The kernel with tangents, from the table if it was built before."""
         request, tangents, outer = self.request, self.tangents, binding.outer
         roles = {key: tangents.role(key) for key in tangents.fields.names() if isinstance(key, FieldKey)}
         roles |= {local: tangents.role(key) for local, key in outer.items()}
@@ -217,7 +217,7 @@ class Session:
         return fused
 
     def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[Any], list[Callable[[], None]]]:
-        """The arguments of a kernel behind the user's, and the functions to call after the launch."""
+        """The arguments of a kernel after those of the user, and the functions to call after the launch."""
         tangents, passed, after = self.tangents, [], []
         for key in fused.shadows:
             is_covered = key in fused.facts.covered
@@ -243,7 +243,7 @@ class Session:
         return passed, after
 
     def _save(self, fused: Fused, values: tuple[object, ...]) -> None:
-        """Keep what a kernel may change, and compare what it reads with the run before."""
+        """Save the containers that a kernel may change, and compare the arrays that it reads with the run before."""
         restart = self.request.restart
         if restart.state is not None:
             save_changed(restart.state, fused, self.table, values)
@@ -257,7 +257,7 @@ class Session:
         check_same_program(self._program())
 
     def finish(self) -> None:
-        """The run is over."""
+        """End the run."""
         self.check_program()
         energy = self.request.energy
         self._target.finish(is_direct=self.is_direct, energy=None if energy is None else energy.key)

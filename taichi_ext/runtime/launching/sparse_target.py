@@ -1,4 +1,4 @@
-"""The target of a sparse J: each launch gives sparse blocks, which are put together launch by launch."""
+"""The target of a sparse J: each launch gives sparse blocks, which are composed launch by launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from taichi_ext.runtime.sparse.streams import Saved, Streams
 
 @dataclass(frozen=True)
 class Adjoints:
-    """Derivatives of an energy with respect to fields that it is computed from: a number for each column."""
+    """Derivatives of an energy with respect to the fields it is computed from: a number for each column."""
 
     keys: frozenset[Key]
     shadow: Shadow
@@ -37,10 +37,10 @@ class SparseEntries(DenseRows):
     Args:
         numbering: the columns.
         outputs: the containers that J has rows of.
-        rows: what the entries are composed to.
-        most_entries: of one launch, beyond which dense rows are computed instead.
-        projection: how the blocks of elements are made positive semidefinite, of a Hessian.
-        adjoints: of the fields that an energy is computed from, by their keys.
+        rows: the composed rows.
+        most_entries: the limit of entries of one launch; beyond it dense rows are computed instead.
+        projection: how the blocks of a Hessian's elements are made positive semidefinite.
+        adjoints: derivatives with respect to the fields that an energy is computed from, by their keys.
 
     Attributes:
         launched: the last kernel.
@@ -69,7 +69,7 @@ class SparseEntries(DenseRows):
         self._streams: Streams | None = None
         self.is_symmetric = True
         self._read: set[Key] = set()
-        self._left_out: dict[Key, Any] = {}  # containers whose tangents are not kept: their names
+        self._left_out: dict[Key, Any] = {}  # names of containers whose tangents are not kept
         self._saved: list[tuple[Fused, Mapping[Key, Key], Saved]] = []  # entries of launches, before a projection
 
     # --- containers
@@ -90,7 +90,7 @@ class SparseEntries(DenseRows):
                 raise DenseRowsError("two arrays share a part of their memory")
 
     def _note_clear(self, key: Key) -> None:
-        """Python is about to store to a parameter: from now on its entries are other columns than at the start."""
+        """Python is about to store to a parameter: its entries no longer are the columns from the start."""
         if self._adjoints is not None and key in self._adjoints.keys:
             raise DenseRowsError("a field that the energy is computed from is changed from Python")
         if key not in self.numbering.sizes:
@@ -104,7 +104,7 @@ class SparseEntries(DenseRows):
         self._extend(self.numbering.in_rows, {**self.numbering.intermediates, key: self.numbering.sizes[key]})
 
     def _extend(self, in_rows: set[Key], intermediates: dict[Key, int]) -> None:
-        """Number the columns of more containers; kernels that launches repeat may lack the tangents of these."""
+        """Number the columns of more containers; repeated launches may lack tangents of these."""
         self.numbering = self.numbering.extended(in_rows, intermediates, {})
         self.changes += 1
 
@@ -148,7 +148,7 @@ class SparseEntries(DenseRows):
             self._renumber(before, tangents)
 
     def _check_left_out(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents) -> None:
-        """Come to dense tangents where a kernel reads what another one has computed from parameters."""
+        """Raise if a kernel reads values that another one has computed from parameters: their tangents are needed."""
         for key in (outer.get(k, k) for k in fused.facts.read):
             if key in self._left_out:
                 reason = FROM_INTERMEDIATES.format(self._left_out[key], "another kernel")
@@ -159,7 +159,7 @@ class SparseEntries(DenseRows):
             self._left_out[key] = tangents.info(key).name
 
     def _check_intermediates(self, fused: Fused, adjoints: Adjoints) -> None:
-        """Raise where an entry of an intermediate may have two values that count, or where a run cannot be repeated."""
+        """Raise if two values of an intermediate's entry may matter, or if a run cannot be repeated."""
         if fused.facts.has_random:
             raise DenseRowsError("the energy is computed from fields, and a kernel draws random numbers")
         stored = {site.key for site in fused.sites if not site.is_sum} & adjoints.keys
@@ -169,7 +169,7 @@ class SparseEntries(DenseRows):
         self._read |= fused.facts.read
 
     def _renumber(self, before: Columns, tangents: Tangents) -> None:
-        """Rows of tangents that earlier launches have made get the columns of the others, or become sparse."""
+        """Extend rows of tangents of earlier launches by the new columns, or make them sparse."""
         if any(region.shadow is not None for region in tangents.arrays.regions):
             raise DenseRowsError("an array carries tangents of a parameter whose columns rows come to hold later")
         now, shadows = self.numbering, tangents.fields.shadows
@@ -203,7 +203,7 @@ class SparseEntries(DenseRows):
             raise DenseRowsError("rows have nearly as many entries as columns")
 
     def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
-        """Launch a kernel, again where there was too little room for the entries that it counts."""
+        """Launch a kernel, and again if there was too little room for the entries that it counts."""
         self.launched = fused
         streams, state = Streams.of(fused), State()
         if streams.counts:
@@ -215,12 +215,12 @@ class SparseEntries(DenseRows):
                 return result
             state.undo()
             streams.make_room()
-            self._streams = None  # which are begun again
+            self._streams = None  # they are begun again
 
     def collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
         if not fused.sites:
             return
-        streams, self._streams = self._streams or Streams.of(fused), None  # those that only clear rows write nothing
+        streams, self._streams = self._streams or Streams.of(fused), None  # kernels that only clear rows write nothing
         if self._projection == "on_demand":
             if streams.counts and any(fused is other for other, _, _ in self._saved):
                 raise UnsupportedError(
@@ -245,7 +245,7 @@ class SparseEntries(DenseRows):
             raise DenseRowsError("the energy is an array that Python can change")
 
     def project_saved(self, arithmetic: Arithmetic) -> SparseRows:
-        """Project the blocks of a Hessian after all; the rows of the matrix that they make up."""
+        """Project the saved blocks of a Hessian; returns the rows of the assembled matrix."""
         self.sparse_rows = SparseRows(self.numbering.sizes, arithmetic)
         for fused, outer, saved in self._saved:
             streams = Streams.of(fused)
@@ -256,7 +256,7 @@ class SparseEntries(DenseRows):
 
 
 def _check_repeatable(state: State, fused: Fused) -> None:
-    """Raise where a kernel that counts its entries cannot be run again."""
+    """Raise if a kernel that counts its entries cannot be run again."""
     is_lost = any(k in fused.facts.written for k in fused.shadows if not isinstance(k, OwnArray))
     if is_lost or state.has_random:
         raise DenseRowsError(

@@ -1,4 +1,4 @@
-"""The tangents of one run, by the keys of containers, and the target that entries of J go to."""
+"""The tangents of one run, by the keys of containers, and the target for entries of J."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class DenseRows:
     """The target of a dense J: its rows are the tangents of the outputs; nothing else is written."""
 
     is_dense = True
-    changes = 0  # of the columns
+    changes = 0  # number of changes of the columns
 
     def variant(self, names: Mapping[Key, Key]) -> Any:
-        """A key of a kernel among those made of one kernel; ``names`` are the keys of a launch by those of the run."""
+        """A key for this variant of a kernel; ``names`` are the keys of a launch by those of the run."""
         return None
 
     def of_launch(self, names: Mapping[Key, Key]) -> SparseTarget | None:
@@ -33,32 +33,32 @@ class DenseRows:
         return None
 
     def rows(self, key: Key) -> Any:
-        """The rows of a container whose tangents are kept here; None for all others."""
+        """The rows of a container whose tangents are kept in the target; None for all others."""
         return None
 
     def keys(self) -> Sequence[Key]:
-        """The containers whose tangents are kept here."""
+        """The containers whose tangents are kept in the target."""
         return ()
 
     def check_role(self, key: Key) -> None:
-        """Raise for a container that cannot have tangents in addition to those kept here."""
+        """Raise for a container that cannot have tangents in addition to those kept in the target."""
 
     def accept(self, fused: Fused, outer: Mapping[Key, Key], tangents: Tangents, *, is_direct: bool) -> None:
-        """Take note of what a trace has found out, before the launch."""
+        """Called before each launch of a kernel, with the kernel's facts."""
 
     def array(self, fused: Fused, key: Any) -> Any:
         """An array that the kernel writes entries to."""
         raise AssertionError(key)
 
     def run(self, fused: Fused, save: Callable[[State], None], launch: Callable[[], object]) -> Any:
-        """Launch a kernel; ``save`` keeps what it may change."""
+        """Launch a kernel; ``save`` saves the containers that it may change."""
         return launch()
 
     def collect(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
-        """Take what a launch has written."""
+        """Take the entries that a launch has written."""
 
     def finish(self, *, is_direct: bool, energy: Key | None) -> None:
-        """The run, of a kernel or of a pipeline, is over."""
+        """Called when the run of a kernel or pipeline has ended."""
 
 
 class Tangents:
@@ -67,8 +67,8 @@ class Tangents:
     Attributes:
         fields: those of fields.
         arrays: those of arrays.
-        first_order: those of which there are second derivatives.
-        columns: which columns they have.
+        first_order: those of the first order, in a run that gives second derivatives.
+        columns: the columns of the run.
     """
 
     def __init__(self, request: Request, table: FieldTable, target: DenseRows) -> None:
@@ -92,7 +92,7 @@ class Tangents:
 
     @property
     def changes(self) -> int:
-        """How often it has changed which tangents there are, and whether they are zero."""
+        """The number of changes of the set of tangents, or of whether they are zero."""
         return self.columns.changes + self._target.changes
 
     def info(self, key: Key) -> ContainerInfo:
@@ -100,7 +100,7 @@ class Tangents:
         return self._of(key).info(key)
 
     def shadow(self, key: Key) -> Any:
-        """The tangents of a container, made when first needed; a parameter's start as its seeds."""
+        """The tangents of a container, allocated at first use; those of a parameter start as its seeds."""
         key, rows = self.first_order.outer_key(key), self._target.rows(key)
         return self._of(key).shadow(key) if rows is None else rows
 
@@ -144,12 +144,12 @@ class Tangents:
         return [*self.fields.names(), *self._target.keys(), *self.first_order.containers()]
 
     def set_numbers(self, numbers: NumberSeeds) -> None:
-        """Store the tangents of the numbers that a launch is given, where these are rows."""
+        """Store the tangents of the numbers that are passed to a launch, if they are rows."""
         if numbers.tangents is not None:
             self.fields.shadows[VALUES] = numbers.shadow(self.columns.count)
 
     def note_written(self, fused: Fused, keys: Sequence[Key]) -> None:
-        """A kernel may have written to the tangents of these, and to those of the first order."""
+        """Note that a kernel may have written to these tangents, and to those of the first order."""
         self.columns.changes += self.first_order.note_written(fused)
         for shadow in map(self.shadow, keys):
             self.columns.changes += shadow.is_fresh
@@ -157,7 +157,7 @@ class Tangents:
 
 
 def scratch_of(fused: Fused, key: Any, columns: TangentColumns) -> Shadow:
-    """Memory for the rows of locals, kept from launch to launch."""
+    """Memory for the rows of locals, kept between launches."""
     if key not in fused.memory.scratch:
         columns.spend(fused.scratch_sizes[key] * 8)
         fused.memory.scratch[key] = Shadow("rows", fused.scratch_sizes[key], 1, backend.named_type(key.dtype))
@@ -165,7 +165,7 @@ def scratch_of(fused: Fused, key: Any, columns: TangentColumns) -> Shadow:
 
 
 def save_changed(state: State, fused: Fused, table: FieldTable, values: tuple[object, ...]) -> None:
-    """Keep copies of what a kernel may change; ``values`` are its leaf arguments."""
+    """Save the containers that a kernel may change; ``values`` are its leaf arguments."""
     state.has_random |= fused.facts.has_random
     fields = [table.infos[key].obj for key in fused.facts.written if key in table.infos]
     state.save_fields([*fields, *fused.facts.other_fields], fused.facts.changed_nodes)

@@ -1,1 +1,1 @@
-"""Tangents in memory, by field and array; what a run changes, kept."""
+"""Tangents of fields and arrays in memory; saved state."""

@@ -1,4 +1,4 @@
-"""Which numbers of arrays Python has stored to since the last launch, whether or not they have changed."""
+"""The numbers of arrays that Python has stored to since the last launch, whether or not they have changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTS = ("real", "imag", "flat")  # attributes of arrays by which all their numb
 
 
 class ArrayStores:
-    """Masks of memory: a byte is not zero where Python has stored."""
+    """Masks of memory: a byte is nonzero if Python has stored there."""
 
     def __init__(self) -> None:
         self._masks: dict[tuple[Any, int, int], np.ndarray] = {}
@@ -33,7 +33,7 @@ class ArrayStores:
         store(np.ndarray(tuple(array.shape), kind, mask, place, strides))
 
     def within(self, layout: View) -> np.ndarray | None:
-        """For each byte of a stretch of memory, whether it was stored to; None where nothing was."""
+        """For each byte of a stretch of memory, whether it was stored to; None if there were no stores."""
         found = np.zeros(layout.end - layout.start, bool)
         for (space, start, end), mask in self._masks.items():
             first, last = max(start, layout.start), min(end, layout.end)
@@ -42,7 +42,7 @@ class ArrayStores:
         return found if found.any() else None
 
     def clear(self) -> None:
-        """A kernel has run: what was stored before is known."""
+        """Forget all stores, after a launch."""
         self._masks.clear()
 
 
@@ -56,7 +56,7 @@ def _index_of(index: object) -> Any:
 def stores_of(
     function: Any, args: tuple[Any, ...], keywords: dict[str, Any]
 ) -> list[tuple[Any, Callable[[Any], None]]]:
-    """The arrays that a function of NumPy's, torch's or Python's stores to, and how it does to an array like each."""
+    """The arrays that a function of NumPy, torch or Python stores to, each with a function that stores likewise."""
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
     array = memory_of(owner)
     if array is not None and name == "__setitem__":
@@ -87,7 +87,7 @@ def is_memory(value: object) -> bool:
 
 
 def memory_of(value: object) -> Any:
-    """The array behind a NumPy array, a tensor, or an object of Python's that stands for its numbers."""
+    """The array or tensor that an object, such as a flat iterator, stores to; None for other objects."""
     if isinstance(value, np.flatiter):
         return value.base
     if isinstance(value, memoryview):
@@ -96,7 +96,7 @@ def memory_of(value: object) -> Any:
 
 
 def item_store(target: object, index: object) -> Callable[[Any], None]:
-    """How ``target[index] = ...`` stores to the array behind the target."""
+    """A function that stores to an array like the target's as ``target[index] = ...`` does."""
     place = _index_of(index)
     if isinstance(target, np.flatiter):
         return lambda mask: mask.flat.__setitem__(place, 1)
@@ -123,8 +123,8 @@ def _of_method(array: object, name: str, args: tuple[object, ...]) -> list[tuple
 
 
 def _probe(array: Any, store: Callable[[Any], object], mask: np.ndarray) -> None:
-    """Find out where numbers are stored, from what is done to arrays of other numbers."""
-    for number in (77, 78):  # one of which is not what is stored
+    """Find out where numbers are stored, by applying the store to arrays of other numbers."""
+    for number in (77, 78):  # at least one of them differs from the stored number
         other = array.detach().clone() if backend.is_torch_tensor(array) else array.copy()
         other[...] = number
         store(other)
@@ -132,7 +132,7 @@ def _probe(array: Any, store: Callable[[Any], object], mask: np.ndarray) -> None
 
 
 def everywhere(mask: np.ndarray) -> None:
-    """How the whole of an array is stored to."""
+    """Mark a whole array as stored to."""
     mask[...] = 1
 
 

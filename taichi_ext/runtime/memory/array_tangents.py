@@ -20,7 +20,7 @@ from taichi_ext.runtime.memory.regions import Region, Regions, View
 from taichi_ext.runtime.memory.shadows import Shadow, TangentColumns, array_info, view_of
 
 _SHARED = "{} and {} share a part of their memory"
-_MOST_BINDINGS = 1024  # launches with other arrays that are remembered
+_MOST_BINDINGS = 1024  # launches with different arrays that are remembered
 _OTHER_TYPE = ", but not the type of their elements; pass copies, or one array."
 
 
@@ -29,12 +29,12 @@ class Given:
     """An array as it is given to a kernel."""
 
     name: Label | str
-    view: View  # what a session knows the array by
+    view: View  # the key of the array in a session
     value: Any
     info: ContainerInfo | None  # the container of the trace; None for integers
 
     def is_current(self) -> bool:
-        """Whether the array is still where it was: the memory of a tensor can be another's from one day on."""
+        """Whether the array is still at the same address: the memory of a tensor can be replaced."""
         is_same = self.view.shape == backend.full_shape(self.value)
         return is_same and self.view.start == backend.memory_place(self.value)[1]
 
@@ -54,16 +54,16 @@ class Binding:
 
 
 class ArrayTangents:
-    """Which arrays carry which tangents, by the memory that they lie in.
+    """The tangents of arrays, by their memory.
 
-    The key of an array is its view; those that share memory share the tangents in it.
+    The key of an array is its view; arrays that share memory share the tangents in it.
     """
 
     def __init__(self, columns: TangentColumns) -> None:
         self.regions = Regions()
         self._columns = columns
         self.infos: dict[View, ContainerInfo] = {}  # of parameters and outputs, by key
-        self._registered: dict[int, Given] = {}  # these, by identity
+        self._registered: dict[int, Given] = {}  # parameters and outputs, by identity
         self._bindings: dict[Any, Binding] = {}
         self.stores = ArrayStores()
         self._relatives: dict[View, set[View]] = {}  # the keys of parameters and outputs in the memory of an array
@@ -75,7 +75,7 @@ class ArrayTangents:
         return self.infos[key]
 
     def register(self, array: Given) -> None:
-        """An array is a parameter or output."""
+        """Register an array that is a parameter or output."""
         self._registered[id(array.value)] = array
         if array.view not in self.infos:
             assert array.info is not None
@@ -84,7 +84,7 @@ class ArrayTangents:
             self._relatives.clear()
 
     def seed(self, key: View, column: int) -> None:
-        """An array is a parameter: its entries are the columns from one on."""
+        """Make an array a parameter: its entries are the columns from ``column`` on."""
         region = self._region(key)
         for other in region.seeds:
             if other.overlaps(key):
@@ -95,7 +95,7 @@ class ArrayTangents:
         region.seeds[key] = column
 
     def bind(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Binding:
-        """The arrays that a kernel is given among its leaf arguments, each in its region."""
+        """The arrays among the leaf arguments of a kernel, each in its region."""
         places = backend.array_positions(kernel)
         name = (id(kernel), *(id(args[position]) for position in places))
         binding = self._bindings.get(name)
@@ -149,7 +149,7 @@ class ArrayTangents:
         return binding.accesses[id(fused)][1:]
 
     def shared(self, keys: Iterable[Key]) -> set[Key]:
-        """The keys, with those of the parameters and outputs that arrays among them share memory with."""
+        """The keys, and those of parameters and outputs that share memory with arrays among them."""
         known = set(keys)
         for key in [key for key in known if isinstance(key, View)]:
             if key not in self._relatives:
@@ -168,7 +168,7 @@ class ArrayTangents:
         return any(region.is_active for region in self.regions.overlapping(key))
 
     def rows(self, key: View) -> slice | np.ndarray:
-        """The rows of the shadow of a region that are those of an array in it."""
+        """The rows of an array in the shadow of its region."""
         return self._region(key).rows(key)
 
     def is_stored(self, key: View) -> bool:
@@ -186,7 +186,7 @@ class ArrayTangents:
         return Role(has_shadow=not region.shadow.is_fresh, is_fresh=region.shadow.is_fresh)
 
     def open_output(self, key: View, name: Label | str, _rows: int, dtype: Any, place: np.ndarray | None) -> None:
-        """An array is an output; its J is computed in the memory given where that can hold it."""
+        """Make an array an output; its J is computed in ``place`` if that can hold it."""
         region = self._region(key)
         if region.shadow is None:
             place = place if region.is_whole(key) else None
@@ -195,14 +195,14 @@ class ArrayTangents:
             self._sow(region)
 
     def shadow(self, key: View) -> Shadow:
-        """The shadow of the memory that an array lies in."""
+        """The shadow of an array's region."""
         region = self._region(key)
         if region.shadow is None or region.seeds:
             return self._sow(region)
         return region.shadow
 
     def _sow(self, region: Region) -> Shadow:
-        """Give a region its shadow, with the seeds of the parameters that lie in it."""
+        """Allocate the shadow of a region, with the seeds of the parameters in it."""
         if region.shadow is None:
             dtype = backend.named_type(region.layout.dtype)
             region.shadow = self._columns.new_shadow(region.name, region.layout.size, dtype)
@@ -212,7 +212,7 @@ class ArrayTangents:
         return region.shadow
 
     def borrow(self, key: View, *, is_covered: bool) -> tuple[Any, Callable[[], None]]:
-        """The tangents of an array as a kernel takes them, and what is done after a launch that writes to them."""
+        """The tangents of an array as a kernel takes them, and a function to call after a launch that writes them."""
         view, region, shadow = key, self._region(key), self.shadow(key)
         if is_covered and region.is_whole(view):
             shadow.is_dirty = False
@@ -234,17 +234,17 @@ class ArrayTangents:
         values = region.shadow.to_numpy()
         return values if region.is_whole(view) else values[region.rows(view)]
 
-    # --- what Python changes between launches
+    # --- changes by Python between launches
 
     def is_active_memory(self, array: Any) -> bool:
-        """Whether a NumPy array or tensor has memory in common with one that may carry tangents."""
+        """Whether a NumPy array or tensor shares memory with one that may carry tangents."""
         if not len(self.regions):
             return False
         space, start, end = backend.memory_span(array)
         return any(region.is_active for region in self.regions.between(space, start, end))
 
     def remember(self) -> None:
-        """Keep the numbers of the arrays that carry tangents and that Python can change unseen."""
+        """Save the numbers of arrays that carry tangents and that Python can change unnoticed."""
         self.stores.clear()
         for region in self.regions:
             if region.is_active:
@@ -252,9 +252,9 @@ class ArrayTangents:
                 region.copy = None if memory is None else memory.copy()
 
     def changed(self) -> Iterator[tuple[Label | str, View, np.ndarray]]:
-        """The entries that Python has stored to, or that are not as the last launch left them.
+        """The entries that Python has stored to, or that have changed since the last launch.
 
-        Gives name and layout of each region, and the rows.
+        Yields name and layout of each region, and the rows.
         """
         for region in self.regions:
             if region.copy is None or not region.is_active:
@@ -274,7 +274,7 @@ class ArrayTangents:
 def array_arguments(
     kernel: backend.Kernel, args: tuple[Any, ...], known: Mapping[int, Given] = MappingProxyType({})
 ) -> Binding:
-    """The arrays among the arguments of a kernel, some known by identity; one given twice is one container."""
+    """The arrays among the arguments of a kernel, some known by identity; an array passed twice is one container."""
     binding = Binding([], {}, {})
     first: dict[Any, Any] = {}
     leaves = backend.leaf_arguments(kernel)
@@ -296,13 +296,13 @@ def array_arguments(
 
 
 def check_overlaps(given: Iterable[Given], written: Set[Any]) -> None:
-    """Raise where two arguments share memory and one is written: a kernel with tangents would not know."""
+    """Raise if two arguments share memory and one is written: a kernel with tangents would not notice."""
     for one, other in itertools.combinations(given, 2):
         if not one.view.overlaps(other.view) or (one.info is None and other.info is None):
             continue
         if one.info is None or other.info is None or not one.view.fits(other.view):
             raise InvalidArgumentError(_SHARED.format(one.name, other.name) + _OTHER_TYPE)
-        is_one = one.info.key == other.info.key and not one.view.is_fortran  # Taichi copies those, each on its own
+        is_one = one.info.key == other.info.key and not one.view.is_fortran  # Taichi copies those separately
         if not is_one and not written.isdisjoint((one.info.key, other.info.key)):
             raise InvalidArgumentError(
                 _SHARED.format(one.name, other.name) + ", and the kernel writes to it; pass copies, or one array."
@@ -310,7 +310,7 @@ def check_overlaps(given: Iterable[Given], written: Set[Any]) -> None:
 
 
 def _memory(region: Region) -> np.ndarray | None:
-    """The bytes of a region; None where Python cannot change them unseen."""
+    """The bytes of a region; None if Python cannot change them unnoticed."""
     return backend.memory_of(region.owners[-1][1], region.layout.start, region.layout.end - region.layout.start)
 
 

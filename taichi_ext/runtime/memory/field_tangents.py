@@ -14,11 +14,11 @@ from taichi_ext.runtime.memory.shadows import FieldTable, Shadow, TangentColumns
 
 
 class FieldTangents:
-    """Seeds and shadows by field, and of what is no container: returned values, numbers, gradients.
+    """Seeds and shadows by field, and of keys that are not containers: returned values, numbers, gradients.
 
     Attributes:
         shadows: the tangents that are stored, by key.
-        own_infos: of what is no field, by key.
+        own_infos: infos of keys that are not fields.
     """
 
     def __init__(self, table: FieldTable, columns: TangentColumns) -> None:
@@ -37,18 +37,18 @@ class FieldTangents:
         return [*self._seeds, *(key for key in self.shadows if key not in self._seeds)]
 
     def seed(self, key: Key, column: int) -> None:
-        """A field or component is a parameter: its entries are the columns from one on."""
+        """Make a field or component a parameter: its entries are the columns from ``column`` on."""
         self._seeds.setdefault(container_key(key), {})[key] = column
 
     def open_output(self, key: Key, name: Label | str, rows: int, dtype: object, place: np.ndarray | None) -> None:
-        """A container is an output; its J is computed in the memory given."""
+        """Make a container an output; its J is computed in ``place`` if given."""
         if key not in self.shadows:
             self.shadows[key] = Shadow(name, rows, self._columns.count, dtype, place)
             if key in self._seeds:
                 self.shadow(key)
 
     def shadow(self, key: Key) -> Shadow:
-        """The tangents of a container, made when first needed; a parameter's start as its seeds."""
+        """The tangents of a container, allocated at first use; those of a parameter start as its seeds."""
         if key not in self.shadows:
             info = self.info(key)
             self.shadows[key] = self._columns.new_shadow(info.name, info.size, info.dtype)
@@ -85,7 +85,7 @@ class FieldTangents:
 
 
 def row_of_entry(info: ContainerInfo, component: int, index: tuple[int, ...]) -> int:
-    """The row of one number, whose index may be filled up with zeros."""
+    """The row of one number; its index may be padded with zeros."""
     row = 0
     for i, first, size in zip(index, info.offset or (0,) * len(info.shape), info.shape, strict=False):
         row = row * size + i - first

@@ -1,7 +1,7 @@
-"""Tangents of the first order, in a run that gives second derivatives: the gradient of the energy is among them.
+"""Tangents of the first order in a run that gives second derivatives; among them the gradient of the energy.
 
-They have a column for each entry of the parameters, and have tangents themselves, as containers do in any run, under
-the key ``GradientKey(container)``.
+They have a column for each entry of the parameters, and carry tangents themselves, like containers, under the key
+``GradientKey(container)``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from taichi_ext.runtime.memory.shadows import Shadow
 
 
 class FirstOrderTangents:
-    """The tangents of the first order by container; there are none where ``energy`` is None.
+    """The tangents of the first order by container; there are none if ``energy`` is None.
 
     Args:
-        energy: what second derivatives are of, by the keys of the run.
+        energy: the energy to differentiate twice, by the keys of the run.
         fields: the tangents of fields, and of those of the first order.
         arrays: the tangents of arrays.
     """
@@ -36,40 +36,40 @@ class FirstOrderTangents:
         self._arrays = arrays
         self._shadows: dict[GradientKey, Shadow] = {}
         self._outer: Mapping[Key, Key] = {}  # the keys of the run by those of the launch
-        self._before: dict[GradientKey, np.ndarray] = {}  # what they were before the launch
+        self._before: dict[GradientKey, np.ndarray] = {}  # their values before the launch
 
     def gradient(self) -> np.ndarray | None:
-        """The gradient; None where the energy depends on no parameter."""
+        """The gradient; None if the energy depends on no parameter."""
         held = self._shadows.get(GRADIENT)
         return None if held is None else held.to_numpy().reshape(-1)
 
     def containers(self) -> list[Key]:
-        """The containers that have some."""
+        """The containers that have tangents of the first order."""
         found = (key.of for key in self._shadows if not isinstance(key.of, Scratch))
         return [self._energy.key if of == GRADIENT.of and self._energy else of for of in found]
 
     def has(self, container: Key) -> bool:
-        """Whether a container has some."""
+        """Whether a container has tangents of the first order."""
         return bool(self._shadows) and self._key(container) in self._shadows
 
     def _key(self, container: Key) -> GradientKey:
         return GRADIENT if self._energy is not None and container == self._energy.key else GradientKey(container)
 
     def outer_key(self, key: Any) -> Any:
-        """The key in the run of such tangents in a launch; other keys stay."""
+        """The key in the run for a gradient key of a launch; other keys are unchanged."""
         return GradientKey(self._outer.get(key.of, key.of)) if isinstance(key, GradientKey) else key
 
     # --- launches
 
     def roles(self, names: Mapping[Key, Key]) -> dict[Key, Role]:
-        """Their own tangents; ``names`` are the keys of a launch by those of the run."""
+        """The roles of the first-order tangents; ``names`` are the keys of a launch by those of the run."""
         if self._energy is None:
             return {}
         kept = (k for k in self._fields.shadows if isinstance(k, GradientKey) and not isinstance(k.of, Scratch))
         return {GradientKey(names.get(k.of, k.of)): self._fields.role(k) for k in kept}
 
     def carried(self, names: Mapping[Key, Key]) -> frozenset[Key]:
-        """The containers that have some, as a launch knows them."""
+        """The containers that have tangents of the first order, by the keys of a launch."""
         if not self._shadows:
             return frozenset()
         return frozenset(names.get(c, c) for c in self.containers() if not isinstance(c, View) or c in names)
@@ -95,11 +95,11 @@ class FirstOrderTangents:
         return replace(self._energy, key=names.get(key, key), starts=starts, carried=self.carried(names))
 
     def _views(self, energy: EnergyTarget) -> set[View]:
-        """The arrays that have some, or are parameters."""
+        """The arrays that have tangents of the first order, or are parameters."""
         return {key for key in (*self.containers(), *energy.starts) if isinstance(key, View)}
 
     def accept(self, fused: Fused, outer: Mapping[Key, Key]) -> None:
-        """A kernel is about to be launched; those of its scratch memory are of one launch."""
+        """Prepare for a launch; tangents of scratch memory are new in each launch."""
         self._outer = outer
         self._before.clear()
         for array in fused.first_order:
@@ -110,7 +110,7 @@ class FirstOrderTangents:
                 self._shadows.pop(key, None)
 
     def array(self, fused: Fused, name: FirstOrderArray, *, may_run_again: bool) -> Any:
-        """The arrays that a launch is passed; where a kernel runs again, as they were before the first time."""
+        """An array for a launch; if a kernel runs again, with its values before the first run."""
         (array,) = (array for array in fused.first_order if array.name == name)
         key = self.outer_key(array.info.key)
         shadow = self._shadows.get(key)
@@ -123,7 +123,7 @@ class FirstOrderTangents:
         return shadow.array
 
     def note_written(self, fused: Fused) -> bool:
-        """A kernel has written to them; whether some of them were zero before."""
+        """Note that a kernel has written to its first-order arrays; whether some of them were zero before."""
         written = [self._shadows[self.outer_key(array.info.key)] for array in fused.first_order]
         is_new = any(first.is_fresh for first in written)
         for first in written:
@@ -133,7 +133,7 @@ class FirstOrderTangents:
     # --- stores from Python
 
     def clear(self, key: Key, rows: Any) -> None:
-        """Entries of a container are constants from now on; of an array by the rows of its region."""
+        """Make entries of a container constants from now on; for an array, ``rows`` are those of its region."""
         if self._energy is None:
             return
         if not isinstance(key, View):

@@ -1,4 +1,4 @@
-"""Which memory arrays have in common: views of it, and the regions that overlapping views make up."""
+"""Memory shared by arrays: views of memory, and regions made of overlapping views."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class View:
-    """Where the numbers of one array lie in memory; equal for arrays that are the same one.
+    """The memory of one array; equal for arrays that are the same one.
 
-    The numbers lie one after the other, the last axis changing fastest, or the first one (``is_fortran``, as in a
-    transposed array).
+    The numbers are contiguous; the last axis changes fastest, or the first one (``is_fortran``, as in a transposed
+    array).
     """
 
     space: Any  # which memory: that of the host, of a device, or an object's own
@@ -27,7 +27,7 @@ class View:
     itemsize: int
     is_fortran: bool = False
     size: int = field(init=False, compare=False, repr=False)
-    end: int = field(init=False, compare=False, repr=False)  # behind the last byte
+    end: int = field(init=False, compare=False, repr=False)  # address after the last byte
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class View:
         return self.dtype == other.dtype and (self.start - other.start) % self.itemsize == 0
 
     def positions(self, start: int) -> slice | np.ndarray:
-        """Where the entries, in the order of the indices, lie in memory that begins at an address."""
+        """The positions of the entries, in the order of their indices, in memory that begins at an address."""
         first = (self.start - start) // self.itemsize
         if not self.is_fortran:
             return slice(first, first + self.size)
@@ -62,16 +62,16 @@ class View:
 
 @dataclass(eq=False)
 class Region:
-    """Memory that overlapping arrays lie in, and the tangents that all of them share.
+    """Memory of overlapping arrays, and the tangents that all of them share.
 
-    The rows of the shadow are in the order of ``layout``: of the one array that was seen, or the order in memory.
+    The rows of the shadow have the order of ``layout``: that of the only array seen so far, or the order in memory.
     """
 
     layout: View
     owners: list[tuple[str, Any]]  # the arrays that it was made from, by name: they keep the memory alive
     shadow: Any = None
-    seeds: dict[View, int] = field(default_factory=dict)  # arrays whose rows are their own seeds yet: first columns
-    copy: Any = None  # of its bytes, as the last kernel left them
+    seeds: dict[View, int] = field(default_factory=dict)  # first columns of arrays whose rows still are their seeds
+    copy: Any = None  # a copy of its bytes after the last kernel
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Region:
         )
 
     def first_seed(self, view: View) -> int | None:
-        """The first column of the seeds that an array's entries are; None where they are not seeds in a row."""
+        """The first column, if an array's entries are consecutive seeds; None otherwise."""
         for seeded, column in self.seeds.items():
             is_same = seeded.start == view.start and seeded.size == view.size
             if seeded == view or (is_same and not seeded.is_fortran and not view.is_fortran):
@@ -138,7 +138,7 @@ class Regions:
         return regions[first : bisect_left(regions, end, key=_start)]
 
     def include(self, view: View, name: Any, value: Any) -> tuple[Region, list[Region]]:
-        """The region of an array, and those that it takes the place of, whose tangents have to move to it."""
+        """The region of an array, and the regions that it replaces, whose tangents have to move to it."""
         known = self._places.get(view)
         if known is not None:
             return known, []

@@ -1,4 +1,4 @@
-"""Shadows: the arrays that hold tangents, J among them, and the tables that tell which container is which."""
+"""Shadows: the arrays that hold tangents, including J, and the tables that identify containers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _ADVICE = (
 
 
 class FieldTable:
-    """The fields that kernels were seen to use, by their placed components."""
+    """The fields used by kernels so far, by their placed components."""
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
         self.infos: dict[Key, ContainerInfo] = {}
         self._parts: dict[Key, ContainerInfo] = {}  # components, by key
         self._components: dict[int, tuple[ContainerInfo, int, Any]] = {}  # by id: container, number, the component
-        self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the place of a component in the layout
+        self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the node of a component in the layout
 
     def field(self, field: Any) -> ContainerInfo | None:
-        """The container of a scalar or matrix field, of a component that of its field; None for integer fields."""
+        """The container of a scalar or matrix field, or of the field of a component; None for integer fields."""
         known = self._components.get(id(backend.field_components(field)[0]))
         if known is not None:
             return known[0]
@@ -47,7 +47,7 @@ class FieldTable:
 
     def _added(self, field: Any) -> ContainerInfo:
         components = backend.field_components(field)
-        known = self._components.get(id(components[0]))  # another thread may have come first
+        known = self._components.get(id(components[0]))  # another thread may have added it
         if known is not None:
             return known[0]
         is_matrix = isinstance(field, backend.MatrixField)
@@ -73,7 +73,7 @@ class FieldTable:
         return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
 
     def part(self, field: Any) -> ContainerInfo:
-        """A field, or a component of one, as a parameter or output; its key is of that field or component."""
+        """A field or a component of one, as a parameter or output, with a key for that field or component."""
         info = self.field(field)
         assert info is not None  # of real numbers
         component = self.component(field)
@@ -91,7 +91,7 @@ class FieldTable:
 
 
 def view_of(array: object, name: str = "An array") -> View:
-    """Where the numbers of an array lie; those of a ti.ndarray, and of an empty array, in a memory of their own."""
+    """The memory of an array; that of a ti.ndarray, and of an empty array, is never shared."""
     dtype = backend.outer_array_dtype(array)
     if dtype is None:
         raise InvalidArgumentError(f"{name} {backend.array_problem(array)}.")
@@ -124,8 +124,8 @@ def numpy_dtype(dtype: Any) -> Any:
 class Shadow:
     """The tangent of one container: a matrix with a row per scalar entry and a column per seed.
 
-    In memory, rows come one after the other on the CPU, where a thread writes whole rows, and columns on a GPU, where
-    neighbouring threads write neighbouring rows at the same time. ``is_fresh`` tells that it is zero throughout.
+    It is stored by rows on the CPU, where a thread writes whole rows, and by columns on a GPU, where neighbouring
+    threads write neighbouring rows at the same time. ``is_fresh``: whether it is zero throughout.
     """
 
     def __init__(self, name: Label | str, rows: int, columns: int, dtype: Any, array: np.ndarray | None = None) -> None:
@@ -157,7 +157,7 @@ class Shadow:
             self.is_dirty = True
 
     def clean(self) -> None:
-        """Set it to zero where that has not been done."""
+        """Set it to zero if that has not been done."""
         if self.is_dirty:
             self.array.fill(0)
             self.is_dirty = False
@@ -167,7 +167,7 @@ class Shadow:
         self.set_rows(rows, np.eye(self.row_count(rows), self.shape[1], k=first_column, dtype=self.dtype))
 
     def row_count(self, rows: slice | np.ndarray) -> int:
-        """How many rows are meant."""
+        """The number of selected rows."""
         return len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
 
     def clear_rows(self, rows: Any) -> None:
@@ -198,15 +198,15 @@ class Shadow:
 
 
 class OverBudgetError(Exception):
-    """The tangents of intermediates need more memory than allowed; fewer columns at a time are tried."""
+    """The tangents of intermediates need more memory than allowed; smaller blocks of columns are tried."""
 
 
 class TangentColumns:
-    """The columns that the tangents of one run have, and the memory that these may take.
+    """The columns of the tangents of one run, and the limit on their memory.
 
     Attributes:
-        count: how many columns there are.
-        changes: how often it has changed which shadows there are, and whether they are zero.
+        count: the number of columns.
+        changes: the number of changes of the set of shadows, or of whether they are zero.
     """
 
     def __init__(self, block: ColumnBlock, directions: np.ndarray | None, max_memory: float) -> None:
@@ -223,7 +223,7 @@ class TangentColumns:
         return Shadow(name, rows, self.count, dtype)
 
     def seed_rows(self, shadow: Shadow, column: int, rows: Any) -> None:
-        """Give the rows of a parameter their tangents: its columns, or those that are given."""
+        """Set the rows of a parameter to its seeds: its columns, or the given directions."""
         self.changes += 1
         if self._directions is None:
             shadow.set_identity(column - self._first, rows)
@@ -238,7 +238,7 @@ class TangentColumns:
 
 
 def available_memory() -> float:
-    """Free memory of the host in bytes, infinity where the system does not tell."""
+    """Free memory of the host in bytes; infinity if the system does not report it."""
     try:
         with open("/proc/meminfo") as info:
             for line in info:

@@ -1,4 +1,4 @@
-"""The state before a run, put back for the next one: needed when columns are computed in several runs."""
+"""The state before a run, restored for the next one if columns are computed in several runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FEWER_RUNS = "Leave out chunk_size=, allow more max_memory, or use fewer parame
 
 @dataclass(eq=False)
 class _Stretch:
-    """A stretch of memory, as it was."""
+    """A saved stretch of memory."""
 
     owner: object  # keeps the memory alive
     start: int
@@ -37,14 +37,14 @@ class State:
     """Copies of fields and arrays as they were before they were first written."""
 
     def __init__(self) -> None:
-        self._log: dict[Any, tuple[Any, Any]] = {}  # what fields, parts of the layout, ti.ndarrays, single numbers held
-        self._memory: dict[Any, list[_Stretch]] = {}  # of arrays, by address; no two stretches overlap
+        self._log: dict[Any, tuple[Any, Any]] = {}  # copies of fields, parts of the layout, ti.ndarrays and numbers
+        self._memory: dict[Any, list[_Stretch]] = {}  # memory of arrays, by address; no two stretches overlap
         self.has_random = False
-        self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to do with one
+        self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to avoid it
         self._start = backend.moment()
 
     def save(self, obj: object) -> None:
-        """Keep a copy of a field or array, the first time that it is named; of memory only where there is none yet."""
+        """Save a field or array the first time; of the memory of an array, only parts that were not saved yet."""
         if backend.is_array(obj) and not isinstance(obj, backend.Ndarray):
             self._save_memory(obj)
         else:
@@ -53,7 +53,7 @@ class State:
                     self._keep(stored)
 
     def save_fields(self, fields: Sequence[object], nodes: Iterable[object] = ()) -> None:
-        """Keep copies of several fields, and of the parts of the layout that nodes lie in."""
+        """Save several fields, and the parts of the layout that contain the nodes."""
         with backend.suspend_following():
             backend.find_memory(f for f in fields if _name(f) not in self._log)
         for field in fields:
@@ -62,7 +62,7 @@ class State:
             self.save_part(node)
 
     def save_part(self, node: object) -> None:
-        """Keep a copy of the part of the layout that a node which is not dense lies in."""
+        """Save the part of the layout that contains a node which is not dense."""
         part = backend.sparse_part(node)
         if part is not None:
             self._keep(part)
@@ -75,7 +75,7 @@ class State:
                 self._log[name] = (obj, obj.copy() if isinstance(obj, backend.SparsePart) else backend.copy_of(obj))
 
     def save_entry(self, entry: backend.FieldEntry) -> None:
-        """Keep one number of a field that Python is about to store to; in a sparse layout, its part of the layout."""
+        """Save one number of a field before Python stores to it; in a sparse layout, its part of the layout."""
         part = entry.sparse_part()
         if part is not None:
             self._keep(part)
@@ -94,7 +94,7 @@ class State:
             insort(saved, _Stretch(array, gap, memory.copy()), key=lambda s: s.start)
 
     def _reuse(self, stretch: _Stretch, array: Any) -> None:
-        """The same memory is named again: at first it has to hold what it did in the run before."""
+        """Use a saved stretch again; at first use, the memory must hold the same numbers as in the run before."""
         if stretch.is_used:
             return
         stretch.is_used = True
@@ -111,7 +111,7 @@ class State:
         self.undo()
 
     def check_repetition(self) -> None:
-        """Raise where another run would compute something else."""
+        """Raise if another run would compute something else."""
         if self.has_random:
             raise InvalidArgumentError(
                 f"{self.reason}, and a kernel that draws random numbers cannot draw the same ones again. {self.advice}"
@@ -124,9 +124,9 @@ class State:
             )
 
     def undo(self) -> None:
-        """Put back what has been saved, as far as it still exists: another run makes its own."""
+        """Restore the saved objects that still exist; the others were created in the run, and are created again."""
         with backend.suspend_following():
-            for obj, copy in reversed(self._log.values()):  # they may overlap: what was saved first holds
+            for obj, copy in reversed(self._log.values()):  # copies may overlap: the one saved first counts
                 if backend.ended_problem(obj):
                     continue
                 if isinstance(obj, backend.FieldEntry):
@@ -141,12 +141,12 @@ class State:
 
 
 def _name(obj: Any) -> Any:
-    """The key of something that is saved as a whole; a component is another object each time."""
+    """The key of an object that is saved as a whole; a component is a new object at each access."""
     return backend.field_identity(obj) if isinstance(obj, backend.Field) else id(obj)
 
 
 def _gaps(saved: list[_Stretch], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The beginnings and lengths of what no stretch holds."""
+    """The starts and lengths of the gaps between saved stretches."""
     for stretch in saved:
         if start >= end or stretch.start >= end:
             break

@@ -1,8 +1,8 @@
-"""Which objects of Python depend on numbers with tangents, within one run of a pipeline.
+"""Python objects that depend on numbers with tangents, within one run of a pipeline.
 
-Kernels alone are differentiated: what Python stores, or passes to a kernel by value, counts as a constant.  A run
-knows the objects that were read from fields and arrays with tangents, and those computed from them, by their
-identity.  The objects are what they are without a derivative, and nothing is left of this after the run.
+Only kernels are differentiated: numbers that Python stores, or passes to a kernel by value, count as constants.  A
+run records the objects that were read from fields and arrays with tangents, and those computed from them, by
+identity.  The objects themselves are unchanged, and the record is dropped after the run.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from taichi_ext import backend
 from taichi_ext.runtime.memory.array_stores import is_memory, memory_of
 
 _NEVER = (bool, int, type(None), slice, range, type, np.integer, np.bool_, np.dtype)
-_TEXTS = (str, bytes)  # that are written from numbers, and read as numbers
-_HOLDERS = (backend.Field, backend.Ndarray)  # kernels read what they hold
+_TEXTS = (str, bytes)  # may be written from numbers, and read as numbers
+_HOLDERS = (backend.Field, backend.Ndarray)  # kernels read the numbers they hold
 _NO_NUMBERS = (*_NEVER, *_TEXTS, *_HOLDERS)
 _SIMPLE = (float, *_NO_NUMBERS)  # objects without parts
 _SEQUENCES = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
 KEEPING = (*_SEQUENCES, dict)  # their items are the objects that were put into them
-_MOST_ITEMS = 10_000  # of a list, that are looked at
-_LEAST_KEPT = 4096  # objects, before those without another reference are dropped
+_MOST_ITEMS = 10_000  # items of a list that are looked at
+_LEAST_KEPT = 4096  # count of objects from which those without another reference are dropped
 
 
 class ActiveNumbers:
     """The objects of one run that depend on numbers with tangents.
 
     Attributes:
-        reads: how often something with a tangent was read.
+        reads: the number of reads of values with tangents.
     """
 
     def __init__(self, is_active_memory: Callable[[Any], bool]) -> None:
         self.reads = 0
-        self._objects: dict[int, Any] = {}  # by identity; kept alive, so that it stays their own
+        self._objects: dict[int, Any] = {}  # by identity; kept alive, so that an identity is not used again
         self._most = _LEAST_KEPT
         self._is_active_memory = is_active_memory
 
     def is_active_memory(self, array: Any) -> bool:
-        """Whether an array lies in memory that carries tangents: kernels see them."""
+        """Whether the memory of an array carries tangents, which kernels then use."""
         return self._is_active_memory(array)
 
     def derive(self, result: Any, *operands: Any) -> None:
-        """Something was computed from operands; one that is handed on stays what it is."""
+        """Mark a result that was computed from operands that depend on tangents, unless it is one of them."""
         if isinstance(result, _NEVER):
             return
         for operand in operands:
@@ -62,7 +62,7 @@ class ActiveNumbers:
                 return
 
     def mark(self, value: Any) -> None:
-        """An object depends on numbers with tangents."""
+        """Note that an object depends on numbers with tangents."""
         if isinstance(value, float) or (isinstance(value, _TEXTS) and len(value) > 1):  # shorter ones are shared
             self._keep(value)
         elif isinstance(value, _NO_NUMBERS) or _is_no_value(value):
@@ -74,7 +74,7 @@ class ActiveNumbers:
         else:
             for part in () if _is_host_access(value) else _parts(value) or ():
                 self.mark(part)
-            if not isinstance(value, (*KEEPING, backend.Struct)):  # which keep their items as they are
+            if not isinstance(value, (*KEEPING, backend.Struct)):  # these keep their items as they are
                 self._keep(value)
 
     def _keep(self, value: Any) -> None:
@@ -83,7 +83,7 @@ class ActiveNumbers:
             self._drop()
 
     def mark_members(self, struct: Any, given: Any) -> None:
-        """A struct was made of members, each of which depends on what it was made of."""
+        """Mark members of a new struct whose given values depend on numbers with tangents."""
         for name in given.keys() if isinstance(given, dict) else given.keys:
             member = given[name]
             if isinstance(struct[name], backend.Struct) and isinstance(member, (dict, backend.Struct)):
@@ -92,7 +92,7 @@ class ActiveNumbers:
                 self.mark(struct[name])
 
     def marked(self, values: Iterable[Any]) -> Iterator[Any]:
-        """The items of something that depends on numbers with tangents."""
+        """Yield the items of an iterable that depends on numbers with tangents, marked."""
         for value in values:
             self.mark(value)
             yield value
@@ -112,7 +112,7 @@ class ActiveNumbers:
         return id(_owner(array)) in self._objects or (_is_real(array) and self._is_active_memory(array))
 
     def is_lost(self, value: Any) -> bool:
-        """Whether a value that is stored or passed on depends on numbers with tangents, and does not carry them."""
+        """Whether a value that is stored or passed on depends on numbers with tangents but does not carry them."""
         if isinstance(value, _NO_NUMBERS):
             return False
         if is_memory(value):
@@ -122,7 +122,7 @@ class ActiveNumbers:
         return id(value) in self._objects or any(map(self.is_lost, parts or ()))
 
     def clear(self) -> None:
-        """The run is over: no object depends on anything."""
+        """Forget all objects, at the end of the run."""
         self._objects.clear()
 
     def _forget(self, key: int, _: Any) -> None:
@@ -138,7 +138,7 @@ class ActiveNumbers:
 
 
 def _is_no_value(value: Any) -> bool:
-    """Whether something is code, or an object of Taichi's that is neither a vector, a matrix nor a struct."""
+    """Whether an object is code, or an object of Taichi other than a vector, a matrix or a struct."""
     if isinstance(value, (backend.Matrix, backend.Struct)):
         return False
     return isinstance(value, (types.FunctionType, types.ModuleType)) or backend.is_library(type(value))
@@ -160,12 +160,12 @@ def _owner(array: Any) -> Any:
 
 
 def _is_host_access(value: Any) -> bool:
-    """Whether something is a vector or matrix of a field, whose numbers are read when it is used."""
+    """Whether an object is a vector or matrix of a field, whose numbers are read when it is used."""
     return isinstance(value, backend.Matrix) and value.is_host_access
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """The items of a list or dict, the numbers of a vector, matrix or struct; None for something else."""
+    """The items of a list or dict, the numbers of a vector, matrix or struct; None for other objects."""
     if isinstance(value, _SEQUENCES):
         return value
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """The Python code of a pipeline, rewritten so that its operations and stores are made through ``watch.WATCH``.
 
-The code does what it did: operators, subscripts and calls are made by functions that then look at their operands.
+The code behaves as before: operators, subscripts and calls are done by functions that then look at their operands.
 Names, control flow, attributes and positions in the source stay as they are.
 """
 
@@ -17,11 +17,11 @@ from taichi_ext.record.python_source import KEPT, OWN_CODES, compiled, definitio
 from taichi_ext.runtime.memory.array_stores import PARTS
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
-_KEPT_OF = ("sys", "inspect")  # modules whose functions do
+_KEPT_OF = ("sys", "inspect")  # modules whose functions look at frames
 
 
 def rewritten_code(code: types.CodeType, qualname: str, watch: Any) -> types.CodeType | None:
-    """The code of a function, rewritten; None where its source cannot be found, or is another one by now."""
+    """The code of a function, rewritten; None if its source cannot be found or has changed."""
     return _rewritten(code, code.co_filename, qualname, watch)  # codes of two files can be equal
 
 
@@ -44,12 +44,12 @@ def _rewritten(code: types.CodeType, file: str, qualname: str, watch: Any) -> ty
 
 
 def _path(code: types.CodeType) -> str:
-    """The prefix of the paths of functions that are defined within a definition which was compiled alone."""
+    """The prefix of the qualified names of functions within a definition that was compiled alone."""
     return f"around.<locals>.{code.co_name}"
 
 
 def _completed(code: types.CodeType, watch: Any, path: str, qualname: str) -> types.CodeType:
-    """The code, and what is defined in it, with the watch itself among its constants and with paths as they were."""
+    """The code, and the code of definitions in it, with the watch among the constants and with the original paths."""
 
     def constant(value: Any) -> Any:
         if isinstance(value, types.CodeType):
@@ -69,7 +69,7 @@ def _completed(code: types.CodeType, watch: Any, path: str, qualname: str) -> ty
 
 class _Rewriter(ast.NodeTransformer):
     def __init__(self) -> None:
-        self._count = 0  # of names of its own
+        self._count = 0  # names added by the rewriter
 
     def of_definition(self, node: Any) -> Any:
         if isinstance(node, ast.Lambda):
@@ -213,7 +213,7 @@ class _Rewriter(ast.NodeTransformer):
             node.func = self.visit(node.func)
         node.args = [self.visit(a) for a in node.args]
         node.keywords = [self.visit(k) for k in node.keywords]
-        if callee:  # what is called may look at the frame that calls it
+        if callee:  # the callee may look at its caller's frame
             node.func = self._watched(callee, node.func, node.func)
         return node
 
@@ -222,7 +222,7 @@ class _Rewriter(ast.NodeTransformer):
         node.value = self._each(node.value) if isinstance(node.ctx, ast.Load) else node.value
         return node
 
-    # --- what is no code that runs
+    # --- parts that are not executable code
 
     def visit_arg(self, node: ast.arg) -> Any:
         return node

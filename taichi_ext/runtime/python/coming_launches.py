@@ -1,4 +1,4 @@
-"""The launches that a pipeline is still to make, read from its Python code without running it: what can be resolved."""
+"""The coming launches of a pipeline, as far as they can be read from its Python code without running it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PLAIN = (types.FunctionType, staticmethod, classmethod, types.MemberDescriptorT
 
 @dataclass(frozen=True, eq=False)
 class Coming:
-    """A launch that is named in the code, with its arguments; numbers among them may be any."""
+    """A launch that is named in the code, with its arguments; numbers among them are placeholders."""
 
     kernel: backend.Kernel
     args: tuple[Any, ...]
-    features: Any  # what tells its arguments from others for which the kernel is compiled again
+    features: Any  # key of its arguments; the kernel is compiled for each key
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +41,9 @@ class Loop:
 def coming_launches(end: types.CodeType) -> list[Any]:
     """The launches after the present one, in order: ``Coming`` and ``Loop``.
 
-    Of each function that is running, what stands behind the statement that is running, and the whole of the outermost
-    loop around that; ``end`` is the code that runs the pipeline.  Both branches of a condition count where its value is
-    not known.
+    For each running function, these are the launches after its current statement, and those of the whole outermost
+    loop around it; ``end`` is the code that runs the pipeline.  Both branches of a condition count if its value is
+    unknown.
     """
     reader, found = _Reader(), []
     frame = sys._getframe(1)
@@ -73,7 +73,7 @@ class _Reader:
         self._open: list[types.CodeType] = []  # functions that are being followed
 
     def rest(self, body: list[ast.stmt], line: int, names: dict[str, Any]) -> list[Any]:
-        """The kernels that a block launches behind the statement of a line."""
+        """The launches of a block after the statement at a line."""
         place = next((n for n, s in enumerate(body) if s.lineno <= line <= (s.end_lineno or 0)), None)
         if place is None:
             return []
@@ -171,7 +171,7 @@ class _Reader:
         return found
 
     def _value(self, node: ast.expr, names: dict[str, Any]) -> Any:
-        """The object that an expression stands for, as far as names and stored attributes tell."""
+        """The object that an expression evaluates to, if that follows from names and stored attributes."""
         match node:
             case ast.Constant():
                 return node.value
@@ -201,7 +201,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _launch(kernel: backend.Kernel, args: tuple[Any, ...], keywords: dict[str, Any]) -> list[Coming]:
-    """A launch, with any number in the place of unknown ones; none where the arguments are wrong or say too little."""
+    """A launch, with placeholders for unknown numbers; empty if the arguments are invalid or not known enough."""
     try:
         given = backend.process_args(kernel, args, keywords)
         unknown = [a.annotation for a, value in zip(kernel.arguments, given, strict=True) if value is _UNKNOWN]
@@ -209,5 +209,5 @@ def _launch(kernel: backend.Kernel, args: tuple[Any, ...], keywords: dict[str, A
             return []
         given = tuple(0 if value is _UNKNOWN else value for value in given)
         return [Coming(kernel, given, backend.argument_features(kernel, given))]
-    except Exception:  # whatever it is, the launch itself raises it, if there is one
+    except Exception:  # the launch itself raises it, if it is made
         return []

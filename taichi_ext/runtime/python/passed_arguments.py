@@ -23,7 +23,7 @@ class NumberSeeds:
     Attributes:
         arguments: leaf arguments by name, each with its first column, or row of ``tangents``.
         constants: Python numbers that kernels read, each with its first column or row.
-        tangents: a row for each entry, where these are not columns of J.
+        tangents: a row for each entry, if these are not columns of J.
     """
 
     arguments: dict[str, int] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class NumberSeeds:
 
     @property
     def key(self) -> Any:
-        """Equal for two launches that one kernel can do."""
+        """Equal for launches that can use the same kernel."""
         rows = None if self.tangents is None else len(self.tangents)
         return tuple(self.arguments.items()), tuple(first for _, first in self.constants), rows
 
     @property
     def columns(self) -> NumberColumns:
-        """The numbers as a launch is given them."""
+        """The columns of the numbers, for a launch."""
         shadow = None if self.tangents is None else (backend.default_type(float), len(self.tangents))
         return NumberColumns(self.arguments, self.constants, shadow)
 
@@ -52,7 +52,7 @@ class NumberSeeds:
     def with_passed(
         self, passed: dict[str, list[Tangent]], directions: np.ndarray | None, first: int, columns: int
     ) -> NumberSeeds:
-        """The same for a launch that is given numbers with tangents, by the names of its leaf arguments.
+        """The numbers of a launch with ``passed`` tangents, by the names of its leaf arguments.
 
         The run computes the columns from the first on, or the products with directions.
         """
@@ -122,7 +122,7 @@ def taken_out(
 
 
 def _check_passed(kernel: backend.Kernel, leaf: Any, names: frozenset[str]) -> None:
-    """Raise where a kernel takes numbers with tangents as something that carries none."""
+    """Raise if a kernel takes numbers with tangents as an argument that cannot carry them."""
     kind = leaf.annotation
     if isinstance(kind, backend.ti.template):
         problem = f"the template {leaf.name!r}, which is compiled into the kernel. Give the argument a type, as ti.f32"

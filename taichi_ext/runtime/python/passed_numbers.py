@@ -22,7 +22,7 @@ Tangent = dict[int, float]  # coefficients by column of J
 
 @dataclass
 class PipelineRun:
-    """The run of a pipeline that numbers belong to.
+    """One run of a pipeline, to which passed numbers belong.
 
     Attributes:
         warn: gives a warning at the user's line.
@@ -57,7 +57,7 @@ class PassedNumber:
         self.value, self.tangent, self.names, self.run = value, tangent, names, run
 
     @property
-    def __class__(self) -> type:  # type: ignore[override]  # for isinstance: Taichi checks what it is given
+    def __class__(self) -> type:  # type: ignore[override]  # for isinstance: Taichi checks the types of arguments
         return float
 
     @__class__.setter
@@ -80,7 +80,7 @@ class PassedNumber:
         return getattr(float(self) if hasattr(float, name) else self.value, name)
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """NumPy's functions, by the operators and methods of this class; others take the floats."""
+        """Apply NumPy's functions by the operators and methods of this class; other functions take the floats."""
         as_objects = [np.array(x, object) if is_passed(x) else x for x in inputs]
         if function in _OF_VALUES:
             return getattr(function, method)(*map(plain_number, inputs), **options)
@@ -137,7 +137,7 @@ def _combined(value: Any, parts: Sequence[tuple[PassedNumber, float]]) -> Any:
 
 
 def is_passed(x: Any) -> bool:
-    """Whether something is such a number."""
+    """Whether a value is a ``PassedNumber``."""
     return type(x) is PassedNumber
 
 
@@ -156,7 +156,7 @@ def _by_exponent(a: float, b: float) -> float:
     return a**b * math.log(a) if a > 0 else math.nan
 
 
-# by operator: the partials with respect to both operands, at them
+# by operator: the function, and the partials with respect to both operands
 _BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[[float, float], float], Callable[[float, float], float]]]
 _BINARY = {
     "add": (operator.add, lambda a, b: 1.0, lambda a, b: 1.0),
@@ -169,7 +169,7 @@ _BINARY = {
     "arctan2": (math.atan2, lambda a, b: b / (a * a + b * b), lambda a, b: -a / (a * a + b * b)),
     "hypot": (math.hypot, lambda a, b: a / math.hypot(a, b), lambda a, b: b / math.hypot(a, b)),
 }
-# by method, which NumPy's functions of objects call, too: the derivative at x, where the function is y
+# by method (NumPy's functions of objects call these, too): the function y(x), and its derivative from x and y
 _UNARY: dict[str, tuple[Callable[[float], float], Callable[[float, float], float]]] = {
     "__neg__": (operator.neg, lambda x, y: -1.0),
     "__pos__": (operator.pos, lambda x, y: 1.0),
@@ -198,7 +198,7 @@ _UNARY: dict[str, tuple[Callable[[float], float], Callable[[float, float], float
     "conjugate": (operator.pos, lambda x, y: 1.0),
     "rint": (lambda x: float(round(x)), lambda x, y: 0.0),
 }
-# of the value alone; where these are numbers, their derivative is 0, as in kernels
+# methods of the plain value; where they give numbers, their derivative is 0, as in kernels
 _PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__", "__floor__", "__ceil__", "__round__")
 _OF_VALUES = (np.isfinite, np.isinf, np.isnan, np.signbit)
 

@@ -18,16 +18,16 @@ _SEVERAL = (
     "The call takes several runs (chunk_size=, tangents that do not fit into max_memory, or a sparse Hessian of an "
     "energy of fields that kernels compute), and Python's state differs between them"
 )
-_ONE_PROGRAM = "Prepare what changes before the call, or compute all columns in one run (a larger max_memory=)."
-_ROUNDING = 1e-5  # relative: sums of parallel loops differ so much from run to run, and what is computed from them
+_ONE_PROGRAM = "Prepare changing objects before the call, or compute all columns in one run (a larger max_memory=)."
+_ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of numbers computed from them
 
 
 @dataclass(frozen=True)
 class _Object:
-    """A field, kernel or other object that a launch names, by what tells it from others."""
+    """A field, kernel or other object of a launch, with its identifying key."""
 
     key: Any
-    obj: Any  # kept alive, so that its identity stays its own
+    obj: Any  # kept alive, so that its identity is not used again
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Event:
 
 
 class RunRecord:
-    """The launches and stores of the first run; each later one is compared with them as it goes on."""
+    """The launches and stores of the first run; those of later runs are compared with them one by one."""
 
     def __init__(self) -> None:
         self._events: list[_Event] = []
@@ -55,40 +55,40 @@ class RunRecord:
         self._is_first = True
         self._has_read = False
         self._start = backend.moment()
-        self._others: dict[Any, tuple[Any, Any]] = {}  # what a later run has made: which of the first run it stands for
+        self._others: dict[Any, tuple[Any, Any]] = {}  # by key of a later run's object: that of the first
 
     def begin(self) -> None:
-        """A run begins: the first one, or another."""
+        """Start the first run, or another one."""
         self._is_first = not self._events
         self._at, self._has_read = 0, False
         self._others.clear()
 
     def note_read(self) -> None:
-        """Python reads numbers that kernels have written: sums of parallel loops can differ in rounding."""
+        """Note that Python reads numbers written by kernels: sums of parallel loops can differ in rounding."""
         self._has_read = True
 
     def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
-        """A kernel is about to be launched."""
+        """Record a launch before it is made."""
         args = backend.leaf_values(kernel, args)
         self._add(_Event(_use(kernel), (_named(kernel), *(p for a in args for p in _parts(a)))))
 
     def arrays(self, kernel: backend.Kernel, read: Set[str], args: tuple[Any, ...]) -> None:
-        """The same launch: the numbers of the NumPy arrays and tensors that it reads, by leaf arguments."""
+        """Record the numbers of NumPy arrays and tensors that this launch reads, by leaf arguments."""
         host = [n for n in backend.array_positions(kernel) if not isinstance(args[n], backend.Ndarray)]
         numbers = tuple(_numbers(args[n]) for n in host if backend.leaf_arguments(kernel)[n].name in read)
         if numbers:
             self._add(_Event(_use(kernel), numbers))
         if host and not backend.is_library_kernel(kernel):
-            self.note_read()  # Python can see what the kernel writes
+            self.note_read()  # Python can read numbers that the kernel writes
 
     def store(self, obj: Any, value: Any) -> None:
-        """Python is about to store to a field or array."""
+        """Record a store from Python to a field or array before it is made."""
         is_entry = isinstance(obj, backend.FieldEntry)
         place = (_Object(("node", obj.node), obj), obj.index) if is_entry else (_named(obj),)
         self._add(_Event("stores", (*place, *_parts(value))))
 
     def end(self) -> None:
-        """The run is over."""
+        """End the run."""
         if not self._is_first and self._at < len(self._events):
             raise InvalidArgumentError(f"{_SEVERAL}: a later run launches fewer kernels than the first. {_ONE_PROGRAM}")
 
@@ -133,7 +133,7 @@ class RunRecord:
         return self._others[now.key][0] == first.key
 
     def _is_made_alike(self, first: Any, now: Any) -> bool:
-        """Whether a run may have made an object as the first run has made the other one."""
+        """Whether both objects may have been created by the same code in their runs."""
         if isinstance(now, (backend.Field, backend.StructField, backend.Ndarray, backend.FieldEntry)):
             return backend.is_made_since(now, self._start)
         codes = [getattr(getattr(obj, "func", obj), "__code__", None) for obj in (first, now)]
@@ -141,7 +141,7 @@ class RunRecord:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """The numbers and objects that a run passes on."""
+    """Yield the numbers and objects in a value that a run passes on."""
     if isinstance(value, backend.Matrix):
         value = value.to_list()
     if isinstance(value, backend.Struct):
@@ -173,7 +173,7 @@ def _contents(obj: Any) -> tuple[Any, ...]:
 
 
 def _named(obj: Any) -> _Object:
-    is_field = isinstance(obj, backend.Field)  # a component is another object each time
+    is_field = isinstance(obj, backend.Field)  # a component is a new object at each access
     return _Object(backend.field_identity(obj) if is_field else id(obj), obj)
 
 

@@ -16,7 +16,7 @@ _said: ContextVar[set[Any] | None] = ContextVar("_said", default=None)
 
 @contextlib.contextmanager
 def saying_once(said: set[Any]) -> Iterator[None]:
-    """Within it no warning is repeated that is in a set, which grows: columns may be computed in many runs."""
+    """Within the context, warnings in ``said`` are not repeated, and new ones are added to it."""
     token = _said.set(said)
     try:
         yield

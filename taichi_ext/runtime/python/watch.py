@@ -1,7 +1,7 @@
 """The Python code of a pipeline under watch: numbers computed from active ones, and stores to arrays.
 
-The functions of the user that a run calls run with rewritten code (``code``) as long as the run lasts.  What
-they compute is what they compute without; a run remembers which objects depend on numbers with tangents.
+During a run of a pipeline, the user's functions have rewritten code (``code``).  Their results are unchanged; the run
+records which objects depend on numbers with tangents.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from taichi_ext.runtime.python.code import rewritten_code
 _OPERATORS = {kind: getattr(operator, f"__{name}__") for kind, name in OPERATORS.items()}
 _OPERATORS |= {"UAdd": operator.pos, "USub": operator.neg, "Invert": operator.invert}
 _IN_PLACE = {kind: getattr(operator, f"__i{name}__") for kind, name in OPERATORS.items()}
-# Callables that give the objects that they get, or containers and iterators of them.
+# Callables that return the objects passed to them, or containers and iterators of them.
 _STRUCTURE = (
     *(list, tuple, set, frozenset, dict, zip, enumerate, iter, sorted, min, max),
     *(chain, islice, cycle, product),
 )
 _CONVERSIONS = {"": lambda value: value, "s": str, "r": repr, "a": ascii}  # of f-strings
-_LOOKED_UP = ("__getattribute__", "__class__")  # which looking at an object runs
+_LOOKED_UP = ("__getattribute__", "__class__")  # run by any access to an object
 _ITSELF = (*KEEPING, backend.Struct, range)
 
 
@@ -83,56 +83,56 @@ class Watch:
 
     def part(self, owner: Any, name: str) -> Any:
         run = None if isinstance(owner, backend.Struct) else current_run()
-        if run is None or run.is_exact(type(owner)):  # whose properties are rewritten
+        if run is None or run.is_exact(type(owner)):  # its properties are rewritten
             return getattr(owner, name)
         result = getattr(owner, name)
         run.numbers.derive(result, owner)
         return result
 
     def unseen(self, value: Any) -> Any:
-        """The result of code that is not rewritten."""
+        """Mark the result of code that is not rewritten."""
         run = current_run()
         if run is not None and run.numbers.reads:
             run.numbers.mark(value)
         return value
 
     def each(self, values: Any) -> Any:
-        """The iterable."""
+        """The iterable of a loop, watched."""
         run = None if type(values) in _ITSELF else current_run()
         return values if run is None else run.items(values)
 
     def stored(self, target: Any) -> Any:
-        """An object of which an item is stored to next."""
+        """The target of a following item store, watched."""
         run = None if type(target) in _ITSELF or isinstance(target, backend.Field) else current_run()
         array = None if run is None else memory_of(target)
         return target if run is None or array is None else _Stored(run, target, array)
 
     def augmented(self, target: Any) -> Any:
-        """The same for ``target[i] += value``."""
+        """The target of ``target[i] += value``, watched."""
         run = None if isinstance(target, backend.Field) else current_run()
         return target if run is None else _Stored(run, target, memory_of(target))
 
     def part_stored(self, target: Any) -> Any:
-        """An object of which a part is stored to next that holds all its numbers, as in ``target.real = value``."""
+        """The target of a following store to all of its numbers, as in ``target.real = value``."""
         run, array = current_run(), memory_of(target)
         if run is not None and array is not None:
             run.note_stores([(array, everywhere)], run.operand)
         return target
 
     def operand(self, value: Any) -> Any:
-        """The value of such a statement."""
+        """The value of a store to a part."""
         run = current_run()
         if run is not None:
             run.operand = value
         return value
 
     def callee(self, function: Any) -> Any:
-        """The callable: a function of the user's itself, with no frame of ours between it and its caller."""
+        """The callable; for a user's function the function itself, without a frame of ours before its caller."""
         run = current_run()
         return function if run is None or run.is_exact(function) else functools.partial(run.call, function)
 
     def stated(self, function: Any) -> Any:
-        """The callable in a statement of its own; where only its frame can matter, the user's own."""
+        """The callable of an expression statement; the user's own if only its frame can matter."""
         found = self.callee(function)
         if found is function:
             return function
@@ -170,8 +170,8 @@ class PythonRun:
 
     Attributes:
         numbers: the objects that depend on numbers with tangents.
-        stores: where Python has stored to arrays since the last launch.
-        operand: the value of the augmented assignment that is being made.
+        stores: the stores from Python to arrays since the last launch.
+        operand: the value of the current augmented assignment.
     """
 
     def __init__(self, numbers: ActiveNumbers, stores: Any) -> None:
@@ -184,7 +184,7 @@ class PythonRun:
         self._rewritten: list[types.FunctionType] = []
 
     def call(self, function: Any, /, *args: Any, **keywords: Any) -> Any:
-        """Call what is no code of the user's: what it gives depends on what it gets, and on what it reads."""
+        """Call a function that is not the user's code; its result depends on its arguments and on values it reads."""
         while isinstance(function, functools.partial):
             args, keywords = (*function.args, *args), {**function.keywords, **keywords}
             function = function.func
@@ -206,20 +206,20 @@ class PythonRun:
         else:
             numbers.derive(result, owner, *given)
         if isinstance(result, (int, types.NoneType)) and numbers.depends(given):
-            for holder in (owner, *(given if result is None else ())):  # which may give them back as other objects
+            for holder in (owner, *(given if result is None else ())):  # may return them as other objects
                 if not isinstance(holder, (*KEEPING, float)) and memory_of(holder) is None:
                     numbers.mark(holder)
         return result
 
     def items(self, values: Any) -> Any:
-        """Something that may be iterated over, whose items depend on what it does."""
+        """An iterable whose items are marked if they depend on numbers with tangents."""
         if isinstance(values, (*KEEPING, float)) or getattr(values, "ndim", 1) == 0:
             return values
         is_some = isinstance(values, Iterable) and self.numbers.depends(values)
         return self.numbers.marked(values) if is_some else values
 
     def note_stores(self, stores: list[tuple[Any, Any]], value: Any) -> None:
-        """Python has stored to arrays, perhaps numbers that depend on ones with tangents."""
+        """Note stores from Python to arrays, perhaps of numbers that depend on tangents."""
         for array, store in stores:
             if self.numbers.is_active_memory(array):
                 self.stores.note(array, store)
@@ -227,7 +227,7 @@ class PythonRun:
                 self.numbers.mark(array)
 
     def read(self, value: Any) -> Any:
-        """Something with a tangent is read, by code that may not be rewritten."""
+        """Mark a value with a tangent that is read, perhaps by code that is not rewritten."""
         if not self._has_unseen_reads:
             frame = backend.user_frame()
             self._has_unseen_reads = frame is not None and not self._is_watched(frame.f_code)
@@ -255,7 +255,7 @@ class PythonRun:
     # --- functions
 
     def is_exact(self, function: Any) -> bool:
-        """Whether a callable is a kernel, or the user's own, which has rewritten code from now on."""
+        """Whether a callable is a kernel or the user's own code; the latter is rewritten."""
         while isinstance(function, (types.MethodType, functools.partial, functools._lru_cache_wrapper)):
             if isinstance(function, types.MethodType):
                 self.is_exact(type(function.__self__))
@@ -264,11 +264,11 @@ class PythonRun:
                 function = function.func if isinstance(function, functools.partial) else function.__wrapped__
         if isinstance(function, (types.BuiltinFunctionType, types.MethodWrapperType)):
             return False
-        if not isinstance(function, (types.FunctionType, type)):  # a new object at each access, so none is kept
+        if not isinstance(function, (types.FunctionType, type)):  # a new object at each access, so not remembered
             if backend.primal_kernel(function) is not None or backend.taichi_func(function) is not None:
                 return True
             function = type(function)
-            if not isinstance(function.__call__, types.FunctionType):  # of Cython, and such
+            if not isinstance(function.__call__, types.FunctionType):  # for example of Cython
                 return False
         known = self._known.get(id(function))
         if known is None:
@@ -300,7 +300,7 @@ class PythonRun:
                     self.is_exact(function)
 
     def _rewrite(self, function: types.FunctionType) -> bool:
-        """Let a function run with its code rewritten; False where that cannot be done."""
+        """Replace a function's code by rewritten code; False if that is not possible."""
         with _lock:
             swapped = _swapped.get(function)
             own = function.__code__ if swapped is None else swapped.code
@@ -318,7 +318,7 @@ class PythonRun:
         return True
 
     def end(self) -> None:
-        """Let functions have their own code again, and forget all objects."""
+        """Restore the code of all functions, and forget all objects."""
         with _lock:
             for function in self._rewritten:
                 swapped = _swapped[function]
@@ -332,7 +332,7 @@ class PythonRun:
 
 
 class _Swapped:
-    """A function's own code, and how many runs need the rewritten one."""
+    """A function's own code, and the number of runs that need the rewritten code."""
 
     def __init__(self, code: types.CodeType, users: int) -> None:
         self.code, self.users = code, users
@@ -356,7 +356,7 @@ def is_watched(code: types.CodeType) -> bool:
 
 @contextlib.contextmanager
 def watching(run: PythonRun, function: Any) -> Iterator[None]:
-    """Within the context, what this thread runs of a function and of what it calls is under watch."""
+    """Within the context, calls of the function by this thread, and of functions it calls, are watched."""
     me = threading.get_ident()
     before = _runs.get(me)
     run.is_exact(function)

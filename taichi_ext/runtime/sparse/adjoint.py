@@ -1,7 +1,7 @@
-"""Products with the transpose of a sparse J: cotangents go backwards through the entries that each launch has written.
+"""Products with the transpose of a sparse J: cotangents go backwards through the entries of each launch.
 
-Nothing is composed, so that J itself is never there: the entries of each stage are kept as they are. In the end they
-are visited in reverse order; each container has one adjoint for each number of stages that have written to it.
+The entries of each stage are kept without composing them, so J itself is never formed. In the end they are visited in
+reverse order; each container has one adjoint for each number of stages that have written to it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class _Written:
 
 
 class AdjointRows(SparseRows):
-    """The matrices written so far, launch by launch; the blocks of the class before only say what carries tangents."""
+    """The matrices written so far, launch by launch; inherited blocks only record which containers carry tangents."""
 
     def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
         super().__init__(sizes, arithmetic)
         self._events: list[Callable[[Adjoints, Adjoints], None]] = []
-        self.adjoints: Adjoints = {}  # after ``times``, of what launches have written, from the last of them on
+        self.adjoints: Adjoints = {}  # after ``times``: adjoints of written containers, after the last launch first
 
     def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
-        """Rows of tangents become sparse."""
+        """Turn rows of tangents into sparse ones."""
         self._blocks[key] = {key: IDENTITY}
 
         def back(adjoints: Adjoints, gradient: Adjoints) -> None:
@@ -49,7 +49,7 @@ class AdjointRows(SparseRows):
         self._events.append(back)
 
     def clear(self, key: Key, rows: Any) -> None:
-        """Constants are stored to some entries from outside of a kernel."""
+        """Note that Python has stored constants to some entries."""
 
         def back(adjoints: Adjoints, gradient: Adjoints) -> None:
             if key in adjoints:
@@ -66,14 +66,14 @@ class AdjointRows(SparseRows):
         matrices = []
         for owner, (block, data) in written.blocks.items():
             source = Version(outer(owner.of), owner.number) if isinstance(owner, Version) else outer(owner)
-            own = data.copy() if block.is_lent else data  # it is used after the last launch
+            own = data.copy() if block.is_lent else data  # used after the last launch
             matrices.append((source, Matrix(block.pattern, own).view()))
         if matrices and not isinstance(key, SumKey):
             self._blocks[key] = {key: IDENTITY}
         return _Written(key, written.stored, matrices)
 
     def times(self, cotangents: Adjoints) -> Adjoints:
-        """For each parameter the product of the transpose of J with cotangents: matrices with a row for each entry."""
+        """The product of the transpose of J with cotangents: for each parameter a matrix with a row for each entry."""
         adjoints, gradient = dict(cotangents), {}
         for back in reversed(self._events):
             back(adjoints, gradient)
@@ -83,8 +83,8 @@ class AdjointRows(SparseRows):
 
 
 def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints, of_written: Adjoints) -> None:
-    """The adjoints before a launch, from those after it; what belongs to parameters is added to the gradient."""
-    now: dict[Key, int] = {}  # how many of the stages, from the first one on, have written to a container
+    """The adjoints before a launch, from those after it; those of parameters are added to the gradient."""
+    now: dict[Key, int] = {}  # the number of stages so far that have written to a container
     for stage in launch:
         for written in stage:
             now[written.key] = now.get(written.key, 0) + 1
@@ -105,7 +105,7 @@ def _back(launch: list[list[_Written]], adjoints: Adjoints, gradient: Adjoints, 
 
 
 def _without(adjoint: np.ndarray, rows: Any) -> np.ndarray:
-    """The adjoint of the other entries."""
+    """The adjoint with some rows set to zero."""
     rest = adjoint.copy()
     rest[rows] = 0
     return rest

@@ -1,4 +1,4 @@
-"""How many slots the sites of a sparse Jacobian have where that is only known at run time, launch by launch."""
+"""Numbers of slots of the sites of a sparse Jacobian that are only known at run time, launch by launch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MOST_SLOTS = 2**31 - 2
 
 
 class SlotCounts:
-    """The room for entries, and the part that the last launch has filled.
+    """The room for entries, and the part filled by the last launch.
 
     Attributes:
-        rooms: by open loop how many iterations there is room for.
-        lengths: how many there were.
-        offsets: by counter where the slots of each iteration begin, and the end of the last one twice. The slot after
-            that holds nothing.
-        counts: by counter how many slots each iteration has filled.
+        rooms: by open loop, the number of iterations that fit.
+        lengths: by open loop, the number of iterations in the last launch.
+        offsets: by counter, the starts of the slots of each iteration, and the end of the last one twice. The slot
+            after that is unused.
+        counts: by counter, the number of slots that each iteration has filled.
     """
 
     def __init__(self, sites: Iterable[Site], new_array: Callable[[np.ndarray], Any]) -> None:
@@ -40,7 +40,7 @@ class SlotCounts:
         return bool(self._sites)
 
     def _iterations(self, site: Site) -> int:
-        """Of the loops around a site whose numbers of iterations are known, or of which there is room for some."""
+        """The number of iterations of the loops around a site, known ones and those that there is room for."""
         return site.slots * (1 if site.around.opened is None else self.rooms[site.around.opened])
 
     def _set_counts(self, site: Site, counts: np.ndarray) -> None:
@@ -52,13 +52,13 @@ class SlotCounts:
     # --- slots
 
     def slots(self, site: Site) -> int:
-        """How many slots a site has; where the launch decides, the last one holds nothing."""
+        """The number of slots of a site; if only known at run time, the last one is unused."""
         if site.around.counter is not None:
             return int(self.offsets[site.around.counter][-1]) + 1
         return self._iterations(site) + (site.around.opened is not None)
 
     def numbers(self, site: Site) -> tuple[np.ndarray, np.ndarray]:
-        """For each slot the number of the iteration that it belongs to, and whether that has filled it."""
+        """For each slot, the number of its iteration, and whether it is filled."""
         if site.around.counter is None:
             numbers = np.arange(self.slots(site), dtype=np.int64)
             if site.around.opened is None:
@@ -73,7 +73,7 @@ class SlotCounts:
     # --- launches
 
     def begin(self) -> None:
-        """The arrays that tell a kernel how much room there is."""
+        """Allocate the arrays that hold the room of a kernel."""
         self._memory = {}
         for number, room in self.rooms.items():
             self._memory[number, "lengths"] = self._filled(np.array([room, 0]))
@@ -93,7 +93,7 @@ class SlotCounts:
         return self._memory[number, what]
 
     def end(self, to_numpy: Callable[[Any], np.ndarray]) -> bool:
-        """Take over what the launch has counted; False where there was too little room, which there is from now on."""
+        """Read the counts of the launch; False if there was too little room, which is then made."""
         found = {name: to_numpy(array).astype(np.int64) for name, array in self._memory.items()}
         self.lengths = {number: int(found[number, "lengths"][1]) for number in self.rooms}
         if any(self.lengths[number] > room for number, room in self.rooms.items()):

@@ -1,7 +1,7 @@
-"""Products and sums of sparse matrices whose patterns are mostly those of the call before.
+"""Products and sums of sparse matrices whose patterns are mostly those of the previous call.
 
-SciPy finds the pattern of a result in each call, and leaves out entries that are zero. Here that pattern, and the order
-of its entries, are found once for the patterns that it is made of; after that only numbers are computed.
+SciPy finds the pattern of a result in each call, and drops entries that are zero. Here the pattern of a result, and
+the order of its entries, are found once for the patterns of the operands; after that only numbers are computed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-FEW_TERMS = 2**13  # of a product up to which they are listed: SciPy takes 0.1 ms for any
+FEW_TERMS = 2**13  # products of up to so many terms list them: SciPy takes 0.1 ms for any product
 MOST_KEPT = 2**29  # bytes that a plan keeps for patterns
 
 
@@ -27,7 +27,7 @@ def scipy_sparse() -> Any:
 
 
 def symmetric_factors(matrix: Any) -> Any:
-    """SciPy's LU of a sparse matrix in symmetric mode, a SuperLU; None where the matrix is not positive definite."""
+    """SciPy's LU of a sparse matrix in symmetric mode, a SuperLU; None unless the matrix is positive definite."""
     from scipy.sparse.linalg import splu
 
     options = {"SymmetricMode": True}
@@ -42,7 +42,7 @@ def symmetric_factors(matrix: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Where a matrix has entries: CSR index arrays in canonical form. Nobody changes them."""
+    """The pattern of a matrix: CSR index arrays in canonical form, which are never modified."""
 
     indptr: np.ndarray
     indices: np.ndarray
@@ -56,7 +56,7 @@ class Pattern:
 
     @functools.cached_property
     def _empty(self) -> Any:
-        """A CSR array without numbers: SciPy checks index arrays once, not for each array with the same ones."""
+        """A CSR array without numbers: SciPy then checks the index arrays once, not for each array that shares them."""
         numbers = np.zeros(len(self.indices), np.int8)
         matrix = scipy_sparse().csr_array((numbers, self.indices, self.indptr), shape=self.shape)
         matrix.has_canonical_format = True
@@ -76,7 +76,7 @@ class Matrix:
 
     @staticmethod
     def of(matrix: Any) -> Matrix:
-        """A CSR array in canonical form, which is used up."""
+        """A matrix from a CSR array in canonical form, which must not be used afterwards."""
         return Matrix(Pattern(matrix.indptr, matrix.indices, matrix.shape), matrix.data)
 
     @property
@@ -92,7 +92,7 @@ class Matrix:
         return self.pattern.with_data(self.data)
 
     def csr(self) -> Any:
-        """A CSR array with index arrays of its own: users may change them."""
+        """A CSR array with separate index arrays, since users may change them."""
         matrix = self.view()
         matrix.indptr, matrix.indices = matrix.indptr.copy(), matrix.indices.copy()
         return matrix
@@ -117,14 +117,14 @@ class _Known:
 
 
 class Arithmetic:
-    """Operations on matrices, and the patterns of their results; the next call drops what a call does not use."""
+    """Operations on matrices, and the patterns of their results; patterns unused in a call are dropped in the next."""
 
     def __init__(self) -> None:
         self._known: dict[Any, _Known] = {}
         self._round = 0
 
     def begin(self) -> None:
-        """A call begins."""
+        """Start a call."""
         for name, known in list(self._known.items()):
             if known.round < self._round:
                 self._known.pop(name, None)
@@ -139,7 +139,7 @@ class Arithmetic:
         return known.result
 
     def _keep(self, name: Any, inputs: tuple[Any, ...], result: tuple[Pattern, Any]) -> _Known:
-        """Keep a result, in the place of another one of that name, if there is room."""
+        """Keep a result, in place of an earlier one of the same name, if there is room."""
         pattern, rest = result
         arrays = (pattern.indptr, pattern.indices, *(rest if isinstance(rest, list) else [rest]))
         known = _Known(inputs, result, sum(a.nbytes for a in arrays), self._round)
@@ -159,7 +159,7 @@ class Arithmetic:
         found = a.view() @ b.view()
         if found.nnz == len(order) and np.array_equal(found.indices.take(order), pattern.indices):
             return Matrix(pattern, found.data.take(order))
-        found.sort_indices()  # SciPy leaves out what is zero
+        found.sort_indices()  # SciPy drops entries that are zero
         data = np.zeros(len(order), found.dtype)
         data[_places(Pattern(found.indptr, found.indices, found.shape), pattern)] = found.data
         return Matrix(pattern, data)
@@ -176,7 +176,7 @@ class Arithmetic:
         return Matrix(pattern, data)
 
     def without_zeros(self, pattern: Pattern, data: np.ndarray) -> Matrix:
-        """The entries that are not zero, mostly those of the call before."""
+        """The entries that are not zero, mostly those of the previous call."""
         is_there = data != 0
         name = ("nonzero", id(pattern))
         known = self._known.get(name)
@@ -188,7 +188,7 @@ class Arithmetic:
         return Matrix(found, data.take(entries))
 
     def without_rows(self, matrix: Matrix, rows: np.ndarray) -> Matrix | None:
-        """The matrix with some rows empty; None where nothing is left."""
+        """The matrix with some rows empty; None if no entry is left."""
         pattern, entries = self._find("without", (matrix.pattern, rows), lambda: _rest_pattern(matrix.pattern, rows))
         if len(entries) == matrix.nnz:
             return matrix
@@ -196,9 +196,9 @@ class Arithmetic:
 
 
 def _product_pattern(a: Pattern, b: Pattern) -> tuple[Pattern, Any]:
-    """The pattern of a product, and where each entry stands in a product as SciPy computes it.
+    """The pattern of a product, and the position of each entry in SciPy's result.
 
-    Of one with few terms it is these: the numbers of their factors, and where those of each entry begin.
+    For products with few terms, instead of positions: the numbers of their factors, and the start of each entry's.
     """
     counts = np.diff(b.indptr).take(a.indices)
     if counts.sum() <= FEW_TERMS:
@@ -210,7 +210,7 @@ def _product_pattern(a: Pattern, b: Pattern) -> tuple[Pattern, Any]:
 
 
 def _few_terms(a: Pattern, b: Pattern, counts: np.ndarray) -> tuple[Pattern, list[np.ndarray]]:
-    """The pattern of a product whose terms are listed; so many of them have each entry of ``a`` as a factor."""
+    """The pattern of a product whose terms are listed; ``counts``: the number of terms with each entry of ``a``."""
     of_a = np.repeat(np.arange(len(a.indices)), counts)
     of_b = np.arange(len(of_a)) + np.repeat(b.indptr[a.indices] - (np.cumsum(counts) - counts), counts)
     rows = np.repeat(np.arange(a.shape[0]), np.diff(a.indptr)).take(of_a)
@@ -224,14 +224,14 @@ def _few_terms(a: Pattern, b: Pattern, counts: np.ndarray) -> tuple[Pattern, lis
 
 
 def _total_pattern(patterns: tuple[Pattern, ...]) -> tuple[Pattern, list[np.ndarray]]:
-    """The pattern of a sum, and for each summand where its entries stand in it."""
+    """The pattern of a sum, and for each summand the positions of its entries in it."""
     found = functools.reduce(operator.add, (p.ones() for p in patterns))
     pattern = Pattern(found.indptr, found.indices, found.shape)
     return pattern, [_places(p, pattern) for p in patterns]
 
 
 def _rest_pattern(pattern: Pattern, rows: np.ndarray) -> tuple[Pattern, np.ndarray]:
-    """The pattern without some rows, and the numbers of the entries that are left."""
+    """The pattern without some rows, and the numbers of the remaining entries."""
     is_kept = np.ones(pattern.shape[0], bool)
     is_kept[rows] = False
     counts = np.diff(pattern.indptr)
@@ -248,7 +248,7 @@ def _nonzero_pattern(pattern: Pattern, is_there: np.ndarray) -> tuple[Pattern, n
 
 
 def _places(part: Pattern, whole: Pattern) -> np.ndarray:
-    """Where the entries of a pattern stand in another one that has all of them."""
+    """The positions of the entries of a pattern in another one that contains them."""
     numbers = whole.with_data(np.arange(1, len(whole.indices) + 1, dtype=whole.indptr.dtype))
     places = numbers.multiply(part.ones()).data
     places -= 1

@@ -1,4 +1,4 @@
-"""Numbers put in order and added up, by all threads."""
+"""Reorder and sum numbers in parallel."""
 
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
 # pyright: reportInvalidTypeForm=false
@@ -46,9 +46,9 @@ def _kernels(ti: ModuleType) -> tuple[Callable[..., None], ...]:
 
 
 def merged(numbers: np.ndarray, order: np.ndarray, starts: Any, length: int) -> np.ndarray:
-    """The numbers in an order; with ``starts``, one per entry and where they end, the sum of each stretch of them.
+    """The numbers in an order; with ``starts`` (one per entry, and the end), the sum of each stretch of them.
 
-    Where the length is more than 1, each place in the order stands for so many numbers that lie together.
+    If ``length`` is more than 1, each place in the order stands for ``length`` contiguous numbers.
     """
     gather, add_up, add_up_vectors = _kernels(backend.RUNTIME.module)
     with backend.suspend_following():

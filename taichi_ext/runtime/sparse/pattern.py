@@ -1,4 +1,4 @@
-"""The pattern of a sparse Jacobian: from the integers that a kernel has kept to CSR arrays, computed once."""
+"""The pattern of a sparse Jacobian: CSR arrays from the integers that a kernel has kept, computed once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taichi_ext.runtime.sparse.merging import merged
 
 
 class Slots:
-    """The slots of a site in one launch: which were filled, and what rows and columns are in them."""
+    """The slots of a site in one launch: whether they are filled, and their rows and columns."""
 
     def __init__(self, site: Site, integers: np.ndarray | None, counts: SlotCounts) -> None:
         self.site = site
@@ -42,7 +42,7 @@ class Slots:
         return total
 
     def has_repeats(self) -> bool:
-        """Whether two parts of a slot are the same row."""
+        """Whether two parts of a slot have the same row."""
         rows = np.stack([self.of(row)[self.is_filled] for row in self.site.rows], axis=1)
         rows.sort(axis=1)
         return bool((rows[:, 1:] == rows[:, :-1]).any())
@@ -56,30 +56,30 @@ class Slots:
         return found.reshape(-1)
 
     def columns(self, group: Group) -> np.ndarray:
-        """The column of each entry, among all columns; negative where there is none."""
+        """The column of each entry, among all columns; negative if it has none."""
         found = np.empty((self.count, len(group.entries)), np.int32)  # columns end before 2**31
         for n, entry in enumerate(group.entries):
             found[:, n] = self.of(entry.column)
         return found.reshape(-1)
 
 
-PART = 1 << 18  # numbers that are worked on at a time, to save memory
-LONG = 1 << 15  # from here on, threads share the work
-LENGTHS = (12, 6, 4, 3, 2)  # of vectors, by which entries may come together
+PART = 1 << 18  # count of numbers processed in one pass, to save memory
+LONG = 1 << 15  # count of numbers from which threads share the work
+LENGTHS = (12, 6, 4, 3, 2)  # of vectors in which entries may be contiguous
 
 
 @dataclass
 class Block:
-    """Where the entries of one container by the columns of another one come from, and their CSR arrays.
+    """The CSR arrays of one container's entries in the columns of another one, and the sources of their numbers.
 
     Attributes:
         indptr: of the CSR arrays.
         indices: likewise.
-        order: for each entry in turn, the numbers that are added up; None where they lie in the memory of the data.
-        starts: where in ``order`` each entry begins, and the end; None where each is one number.
+        order: for each entry in turn, the numbers that are added up; None if the written memory is the data.
+        starts: the start of each entry in ``order``, and the end; None if each entry is one number.
         shape: of the block.
-        has_rows: whether numbers come from rows of tangents: those that are zero are no entries.
-        length: so many entries at a time come from numbers that lie together; ``order`` has the first of them.
+        has_rows: whether numbers come from rows of tangents, whose zeros are not entries.
+        length: the count of contiguous entries for each place in ``order``, which has the first of them.
     """
 
     indptr: np.ndarray
@@ -96,7 +96,7 @@ class Block:
 
     @property
     def is_lent(self) -> bool:
-        """Whether the data are memory that the next launch of the kernel writes to again."""
+        """Whether the data are memory that the next launch of the kernel overwrites."""
         return self.is_in_place and self.has_rows
 
     @cached_property
@@ -154,7 +154,7 @@ def block_of(
 
 
 def _row_starts(key: np.ndarray, shape: tuple[int, int], dtype: Any) -> np.ndarray:
-    """Where each row begins among ascending places, and the end."""
+    """The start of each row among ascending places, and the end."""
     indptr = np.zeros(shape[0] + 1, dtype)
     np.cumsum(np.bincount(key // max(1, shape[1]), minlength=shape[0]), out=indptr[1:])
     return indptr
@@ -178,7 +178,7 @@ def _sorted(key: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bool:
-    """Whether entries come from numbers that lie together, so many at a time: those of one are next to the others'."""
+    """Whether groups of ``length`` entries come from contiguous numbers."""
     if (len(ends) - 1) % length:
         return False
     step = PART // length * length
@@ -200,7 +200,7 @@ def _part_comes_together(order: np.ndarray, ends: np.ndarray, length: int) -> bo
 
 
 def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
-    """For each site which of its rows count, slot by slot and part by part: what is stored over later does not."""
+    """For each site, a mask of its rows, by slot and part: rows that are overwritten later do not count."""
     kept = [np.repeat(s.is_filled[:, None], len(s.site.rows), axis=1) for s in sites]
     stores = [n for n, s in enumerate(sites) if not s.site.is_sum]
     for n, slots in enumerate(sites):
@@ -218,7 +218,7 @@ def kept_slots(sites: list[Slots]) -> list[np.ndarray]:
 
 
 def _keep_last(slots: Slots, kept: np.ndarray) -> None:
-    """Of several stores to one row, in a loop, the last one counts."""
+    """Among several stores to one row in a loop, keep the last one."""
     rows = np.stack([slots.of(row) for row in slots.site.rows], axis=1).reshape(-1)
     flat = kept.reshape(-1)
     numbers = np.flatnonzero(flat)[::-1]
@@ -228,7 +228,7 @@ def _keep_last(slots: Slots, kept: np.ndarray) -> None:
 
 
 def stored_rows(sites: list[Slots]) -> np.ndarray:
-    """The rows that are stored to, rather than added to."""
+    """The rows that are overwritten, rather than added to."""
     found: list[Any] = [np.zeros(0, np.int64)]
     for s in sites:
         if not s.site.is_sum:

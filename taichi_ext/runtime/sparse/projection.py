@@ -1,7 +1,7 @@
-"""Blocks of the elements of an energy made positive semidefinite, in the memory that a kernel has written them to.
+"""Make the blocks of an energy's elements positive semidefinite, in the memory that a kernel has written.
 
-Each element's block is tried by a factorisation without pivots, LDL', of all blocks in one kernel. Only those that are
-not positive semidefinite are decomposed: their negative eigenvalues become 0, or their absolute values.
+One kernel tests all blocks by a factorisation without pivots, LDL'. Only blocks that are not positive semidefinite
+are decomposed: their negative eigenvalues are replaced by 0, or by their absolute values.
 """
 
 # The annotations of a kernel are values that Taichi reads, such as ti.template().
@@ -20,7 +20,7 @@ from taichi_ext.runtime.sparse.matrices import symmetric_factors
 from taichi_ext.runtime.sparse.streams import Streams
 
 PROJECTIONS = ("clamp", "abs", "on_demand")
-ROUNDING = 1000  # units in the last place of the largest entry of a diagonal that a pivot of 0 may differ by
+ROUNDING = 1000  # tolerance of a zero pivot, in units in the last place of the largest diagonal entry
 
 
 @functools.cache
@@ -32,7 +32,7 @@ def _marking(ti: ModuleType) -> Callable[..., None]:
     def mark(blocks: array, work: array, marks: ti.types.ndarray(dtype=ti.i32, ndim=1), rounding: ti.f64):
         for e in range(blocks.shape[0]):
             size = blocks.shape[1]
-            zero = 0.0 * blocks[e, 0, 0]  # what counts as zero
+            zero = 0.0 * blocks[e, 0, 0]  # the tolerance
             for i in range(size):
                 zero = ti.max(zero, ti.abs(blocks[e, i, i]) * rounding)
             for i in range(size):
@@ -57,7 +57,7 @@ def _marking(ti: ModuleType) -> Callable[..., None]:
 
 
 def project(streams: Streams, way: str) -> int:
-    """Project the blocks of all sites of a launch; returns how many were not positive semidefinite."""
+    """Project the blocks of all sites of a launch; returns the number of blocks that were not semidefinite."""
     return sum(_project_site(streams, site, way) for site in streams.sites)
 
 
@@ -91,7 +91,7 @@ def _project_site(streams: Streams, site: Site, way: str) -> int:
 
 
 def semidefinite(blocks: np.ndarray, way: str) -> np.ndarray:
-    """Symmetric matrices with other eigenvalues: those below 0 are 0 ("clamp"), or positive ("abs")."""
+    """Symmetric matrices with negative eigenvalues replaced by 0 ("clamp") or their absolute values ("abs")."""
     values, vectors = np.linalg.eigh(blocks)
     values = np.abs(values) if way == "abs" else np.maximum(values, 0)
     found = (vectors * values[:, None, :]) @ vectors.transpose(0, 2, 1)
@@ -99,9 +99,9 @@ def semidefinite(blocks: np.ndarray, way: str) -> np.ndarray:
 
 
 def positive_factors(matrix: Any) -> Any:
-    """The factors of a symmetric sparse matrix, a SuperLU of SciPy; None where it is not positive definite.
+    """The factors of a symmetric sparse matrix, a SuperLU of SciPy; None unless it is positive definite.
 
-    Without pivots, in an order for symmetric patterns: LU is LDL' then, and the signs of D are those of the eigenvalues
+    Without pivots, in an order for symmetric patterns, LU is LDL', and the signs of D are those of the eigenvalues
     (Sylvester's law of inertia).
     """
     factors = symmetric_factors(matrix)

@@ -1,4 +1,4 @@
-"""The rows of the containers that have columns: by parameter, as they are between two stages."""
+"""The current rows of containers, by parameter, between two stages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from taichi_ext.runtime.sparse.matrices import Arithmetic, Matrix, identity, sci
 from taichi_ext.runtime.sparse.pattern import sparse_dtype
 from taichi_ext.runtime.sparse.streams import StageBlocks
 
-IDENTITY = "identity"  # a parameter that nothing has written to, by itself
+IDENTITY = "identity"  # the derivative of a parameter with respect to itself, before any write
 
 
 class SparseRows:
-    """For each container a sparse matrix by each parameter; ``arithmetic`` is kept from call to call."""
+    """For each container, a sparse matrix for each parameter; ``arithmetic`` is kept between calls."""
 
     def __init__(self, sizes: dict[Key, int], arithmetic: Arithmetic) -> None:
         self._sizes = sizes
@@ -42,7 +42,7 @@ class SparseRows:
         return identity(rows, dtype).csr() if isinstance(found, str) else found.csr()
 
     def replace(self, key: Key, blocks: dict[Key, Any]) -> None:
-        """Give a container the rows of CSR arrays."""
+        """Replace the rows of a container by CSR arrays."""
         self._blocks[key] = {param: Matrix.of(block) for param, block in blocks.items()}
 
     def clear(self, key: Key, rows: Any) -> None:
@@ -56,7 +56,7 @@ class SparseRows:
         self._blocks[key] = left
 
     def compose(self, stages: Iterable[list[StageBlocks]], outer: Callable[[Key], Key]) -> None:
-        """Go on by one launch: what each stage writes, by what was there before it."""
+        """Compose the entries of one launch, stage by stage, with the rows before it."""
         versions: dict[Key, list[Any]] = {}
 
         def before(key: Key, version: int) -> dict[Key, Any]:
@@ -91,7 +91,7 @@ class SparseRows:
         return {param: self._total(param, matrices) for param, matrices in terms.items()}
 
     def _without_rows(self, block: Any, rows: np.ndarray, size: int) -> Any:
-        """A block with some rows empty; None where nothing is left."""
+        """A block with some rows empty; None if no entry is left."""
         if isinstance(block, str):
             if not len(rows):
                 return block
@@ -107,7 +107,7 @@ class SparseRows:
 
 
 class Rows:
-    """The rows of one container, as a session clears and asks for them."""
+    """The rows of one container, with the methods that a session uses."""
 
     is_fresh = False
 

@@ -1,4 +1,4 @@
-"""The memory that a kernel writes the entries of a sparse Jacobian to, and what becomes of it after a launch."""
+"""The memory that a kernel writes the entries of a sparse Jacobian to, and its blocks after a launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from taichi_ext.runtime.memory.shadows import available_memory, numpy_dtype
 from taichi_ext.runtime.sparse.counts import SlotCounts
 from taichi_ext.runtime.sparse.pattern import Block, Slots, block_of, kept_slots, stored_rows
 
-ORDERING = 32  # bytes by entry: row, column, key, order
+ORDERING = 32  # bytes per entry to put entries in order: row, column, key, order
 
 Stage = tuple[int, int]  # of a site
 Saved = tuple[list[np.ndarray], dict[int, Any]]  # numbers of bundles, and the integers of sites
@@ -28,13 +28,13 @@ Saved = tuple[list[np.ndarray], dict[int, Any]]  # numbers of bundles, and the i
 
 @dataclass(frozen=True)
 class StageBlocks:
-    """The entries that one stage writes to one container, by the container whose columns they have.
+    """The entries that one stage writes to one container, by the container that owns their columns.
 
     Attributes:
         key: the container.
-        size: how many entries it has.
-        stored: its entries that are stored to, rather than added to.
-        blocks: CSR arrays, data included, by the owner of the columns. Data that are lent hold until the next launch.
+        size: its number of entries.
+        stored: its entries that are overwritten, rather than added to.
+        blocks: CSR arrays, including data, by the owner of the columns. Lent data are valid until the next launch.
     """
 
     key: Key
@@ -49,7 +49,7 @@ class _Bundle:
 
     sources: list[tuple[Site, Group]]
     owners: tuple[Any, ...]
-    starts: list[int]  # of what each source writes, and the end
+    starts: list[int]  # of the numbers of each source, and the end
     memory: Any = None  # an array until it belongs to a result; on a GPU, whose arrays have no slices, one by source
 
     @property
@@ -57,7 +57,7 @@ class _Bundle:
         return self.starts[-1]
 
     def allocate(self, dtype: Any) -> None:
-        """Get memory for the numbers of one launch."""
+        """Allocate memory for the numbers of one launch."""
         if backend.is_host_arch():
             self.memory = _new_array(self.numbers, dtype)
         else:
@@ -99,11 +99,11 @@ class Streams:
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """Where the kernel writes entries."""
+        """The sites at which the kernel writes entries."""
         return self._program.sites
 
     def make_room(self) -> None:
-        """Get ready for as many slots as are known of."""
+        """Allocate memory for the number of slots known so far."""
         for key, container in self._program.containers.items():
             if container.opened is not None and isinstance(key, SumKey) and self._size(key) > OPEN_ENTRIES:
                 raise InvalidArgumentError(
@@ -135,7 +135,7 @@ class Streams:
     # --- a launch
 
     def begin(self) -> None:
-        """Memory for the numbers of one launch."""
+        """Allocate memory for the numbers of one launch."""
         self.counts.begin()
         for (_, key, _), bundle in self._bundles.items():
             if bundle.memory is None:
@@ -159,16 +159,16 @@ class Streams:
                 return self.counts.array(name.number, name.what)
 
     def has_room(self) -> bool:
-        """After a launch: whether there was room for all that it has written; otherwise ``make_room`` makes some."""
+        """After a launch, whether there was room for all entries; otherwise ``make_room`` allocates more."""
         return not self.counts or self.counts.end(_to_numpy)
 
     @property
     def entries(self) -> int:
-        """How many numbers a launch writes at most."""
+        """The largest number of entries that a launch writes."""
         return sum(bundle.numbers for bundle in self._bundles.values())
 
     def end(self) -> None:
-        """After the launch: find the pattern again where the integers that it depends on are others."""
+        """After the launch, find the pattern again if the integers that it depends on have changed."""
         integers: dict[Any, Any] = {n: _to_numpy(array) for n, array in self._integers.items()}
         integers |= {("lengths", n): np.array(length) for n, length in self.counts.lengths.items()}
         integers |= {("counts", n): counts for n, counts in self.counts.counts.items()}
@@ -191,7 +191,7 @@ class Streams:
                     blocks.update(self._bundle_blocks(bundle, key, slots, kept))
 
     def _size(self, key: Key) -> int:
-        """How many entries a container has, or a local that has columns of its own in this launch."""
+        """The number of entries of a container, or of a local that has separate columns in this launch."""
         container = self._program.containers[key]
         return container.size * (1 if container.opened is None else self.counts.rooms[container.opened])
 
@@ -206,7 +206,7 @@ class Streams:
         places = [_joined([slots[s.number].rows(g, row_type) for s, g in bundle.sources])]
         places.append(_joined([slots[s.number].columns(g) for s, g in bundle.sources]))
         is_kept = _joined([kept[s.number][:, [e.part for e in g.entries]].reshape(-1) for s, g in bundle.sources])
-        if any(s.is_symmetric for s, _ in bundle.sources):  # rows are those of parameters, also where they do not exist
+        if any(s.is_symmetric for s, _ in bundle.sources):  # rows are parameter entries, even where they do not exist
             is_kept &= (places[0] >= 0) & (places[0] < size)
         has_rows = any(s.has_rows for s, _ in bundle.sources)
         is_whole = len(bundle.owners) == 1
@@ -223,21 +223,21 @@ class Streams:
                     ):
                         columns = self._size(owner.of)
                     shape = (size, columns)
-                    width = max(1, columns)  # the keys are passed on at once, so that they can go, too
+                    width = max(1, columns)  # no reference to the keys is kept, so that they can be freed
                     is_row = has_rows and owner in self._program.columns.in_rows
                     blocks[owner] = block_of(
                         _keys(places, first, width, is_last=is_whole), here, shape, is_row, may_be_in_place=is_whole
                     )
         return blocks
 
-    # --- what it wrote
+    # --- entries after a launch
 
     def entries_of(self, site: Site, group: Group) -> np.ndarray:
-        """The numbers of a group of a site, in the memory that the kernel has written them to."""
+        """The numbers of a site's group, in the memory that the kernel has written."""
         return _to_numpy(self.array(site.entries(group.owner)))[: self.counts.slots(site) * len(group.entries)]
 
     def is_filled(self, site: Site) -> np.ndarray:
-        """Which slots of a site the kernel has filled."""
+        """A mask of the slots of a site that the kernel has filled."""
         integers = self._integers.get(site.number)
         return Slots(site, None if integers is None else _to_numpy(integers), self.counts).is_filled
 
@@ -247,7 +247,7 @@ class Streams:
         return [bundle.written().copy() for bundle in self._bundles.values()], integers
 
     def put_back(self, saved: Saved) -> None:
-        """Let the memory hold what was saved."""
+        """Restore saved numbers in memory."""
         numbers, self._integers = saved
         for bundle, values in zip(self._bundles.values(), numbers, strict=True):
             bundle.memory = values
@@ -279,7 +279,7 @@ def _keys(places: list[np.ndarray], first: int, width: int, *, is_last: bool) ->
 
 
 def _check_number(sizes: list[tuple[int, int]]) -> None:
-    """Raise, before a launch, where the entries and what puts them in order do not fit into memory."""
+    """Raise, before a launch, if the entries and the memory to put them in order do not fit."""
     needed, free = sum(count * (size + ORDERING) for count, size in sizes), available_memory()
     if needed > free:
         count = sum(count for count, _ in sizes)
