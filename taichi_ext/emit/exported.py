@@ -199,9 +199,15 @@ class _Module:
         names = [name for name, _, _ in self.jacobians]
         numbers = [f"{name}={name}" for name in self.numbers]
         arguments = ", ".join([*self.arguments, *(t.name for t in self.tangents)])
+        exist = f"_check_exist({_by_name(sorted(self.given))})"
+        again = [
+            "if not _kernel._primal.compiled_kernels:  # Taichi clears them where a tree is destroyed",
+            f"    {exist}",
+        ]
         lines = [
             f"def bind({'*, ' if self.names else ''}{self.names}):",
             '    """A function that runs the kernel and fills the arrays of J, which it takes."""',
+            *([f"    {exist}"] if self.given else []),
             *(f"    {check}" for check in self.checks),
             "    _program = _weakref.ref(ti.lang.impl.get_runtime().prog)",
             f"    _kernel = _make({', '.join(objects)})",
@@ -210,6 +216,7 @@ class _Module:
             "",
             f"    def _run({', '.join([*names, *(['*', *numbers] if numbers else [])])}):",
             "        _check_not_ended(_program)",
+            *(f"        {line}" for line in again if self.given),
             *(f"        {check}" for check in self.checks if check.startswith(("_number(", "_vector("))),
             *(f"        {name} = {self.jacobian(name, t, part)}" for name, t, part in self.jacobians),
             f"        _apart({_by_name(names)}, {_by_name(self.arrays)})",

@@ -146,6 +146,42 @@ CHECKS = textwrap.dedent('''\
             raise RuntimeError("ti.init or ti.reset was called since bind, which ended all fields; call bind again.")
 
 
+    def _check_exist(fields):
+        """Raise for a field or a node of a layout whose tree was destroyed: Taichi would use freed memory."""
+        nodes, expressions = _living()
+        for name, given in fields.items():
+            if isinstance(given, ti.Field):
+                is_there = all(v.ptr.get_underlying_ptr_address() in expressions for v in getattr(given, "vars", ()))
+            else:
+                is_there = not isinstance(given, ti.SNode) or any(given.ptr is node for node in nodes)
+            if not is_there:
+                reason = "its tree was destroyed, or ti.init was called since it was made"
+                raise ValueError(f"{name} no longer exists: {reason}; create it again.")
+
+
+    def _living():
+        """All nodes of the trees that exist, and the addresses of the expressions of fields.
+
+        Taichi puts no mark on a tree that was destroyed, but gives its number to the next one. So empty trees take all
+        free numbers, and are destroyed last to first, which leaves the numbers in their order for the next time.
+        """
+        ti.lang.impl.get_runtime().materialize()
+        core, program, taken = ti._lib.core, ti.lang.impl.get_runtime().prog, []
+        count, registry = program.get_snode_tree_size(), core.SNodeRegistry()
+        free_last = {n for n in range(count) if not program.get_snode_root(n).get_num_ch()} | {count}
+        while not taken or taken[-1].id() not in free_last:
+            root = registry.create_root(program)
+            taken.append(core.finalize_snode_tree(registry, root, program, False))
+        nodes, expressions = [program.get_snode_root(n) for n in range(count)], set()
+        for node in nodes:  # which grows
+            nodes += [node.get_ch(n) for n in range(node.get_num_ch())]
+            if node.is_place():
+                expressions.add(node.get_expr().get_underlying_ptr_address())
+        for tree in reversed(taken):
+            tree.destroy_snode_tree(program)
+        return nodes, expressions
+
+
     def _seed(array, first, stride, count):
         for n in range(count):
             array[first + n * stride] = 1

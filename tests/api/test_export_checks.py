@@ -286,6 +286,69 @@ def test_after_another_start(fields):
         run(np.zeros((3, 3)))
 
 
+def placed(fields):
+    """The tree of some fields of 3 entries."""
+    builder = ti.FieldsBuilder()
+    builder.dense(ti.i, 3).place(*fields)
+    return builder.finalize()
+
+
+def test_fields_of_destroyed_trees(fields):
+    """They are found where the number of their tree is free, and where it has been given again; all others stay as they are."""
+    bind, given = fields
+    trees, gone = [], []
+    for _ in range(3):
+        pair = ti.field(ti.f64), ti.field(ti.f64)
+        trees.append(placed(pair))
+        pair[0].from_numpy(X)
+        gone.append({**given, "x": pair[0], "y": pair[1]})
+    run, kept, J = bind(**gone[1]), bind(**gone[2]), np.zeros((3, 3))
+    run(J)
+    trees[1].destroy()
+    count = ti.lang.impl.get_runtime().prog.get_snode_tree_size()
+    for _ in range(3):
+        for call in (lambda: run(J), lambda: bind(**gone[1]), lambda: bind(**{**given, "x": gone[1]["x"]})):
+            with pytest.raises(ValueError, match=r"[xy] no longer exists: its tree was destroyed"):
+                call()
+    trees[0].destroy()
+    again = ti.field(ti.f64), ti.field(ti.f64)
+    numbers = [placed([field]).id for field in again]
+    assert set(numbers) < set(range(count)), "free numbers are given again"
+    for n in (0, 1):
+        with pytest.raises(ValueError, match="no longer exists"):
+            bind(**gone[n])
+    again[0].from_numpy(X)
+    for call in (kept, bind(**{**given, "x": again[0], "y": again[1]})):
+        J[:] = np.nan
+        call(J)
+        assert_array_equal(J, np.diag(2.0 * X))
+    assert ti.lang.impl.get_runtime().prog.get_snode_tree_size() <= count + 1
+
+
+def test_nodes_of_destroyed_trees(tmp_path):
+    x, s = ti.field(ti.f64, 3), ti.field(ti.f64)
+    block = ti.root.pointer(ti.i, 3)
+    block.place(s)
+    x.from_numpy(X)
+    s[1] = 2.0
+
+    @ti.kernel
+    def k():
+        for i in x:
+            if ti.is_active(block, [i]):
+                s[i] = x[i] ** 2
+
+    bind, J = bind_of(Jacobian(k, x, s), tmp_path / "nodes.py"), np.zeros((3, 3))
+    bind(x=x, s=s, snode=block)(J)
+    assert_array_equal(J, np.diag([0.0, 2.0 * X[1], 0.0]))
+    builder, other = ti.FieldsBuilder(), ti.field(ti.f64)
+    gone = builder.pointer(ti.i, 3)
+    gone.place(other)
+    builder.finalize().destroy()
+    with pytest.raises(ValueError, match="snode no longer exists"):
+        bind(x=x, s=s, snode=gone)
+
+
 def test_members_of_structs_and_vectors(tmp_path):
     x, y = ti.field(ti.f64, 2), ti.field(ti.f64, 2)
     x.from_numpy(np.array([0.5, 2.0]))
