@@ -287,15 +287,47 @@ class Body:
         length = str(count)
         if self.is_wide and self.loop.integers and self.chance(0.5):
             length = f"({self.rng.choice(self.loop.integers)[0]} + {self.rng.randint(0, 2)}) % {count + 1}"
-        self.emit(f"for {j} in range({length}):")
-        with self.block():
-            self.loop.integers.append((j, count))
+        (text,), [end], tests = self.offsets((j,), (length,), (count,))
+        self.emit(f"for {j} in range({end}):")
+        with self.block(), self.under(tests):
+            self.loop.integers.append((text, count))
             if self.is_wide and self.chance(0.3):
                 self.emit(f"if {self.condition()}:")
                 self.emit(f"    {self.rng.choice(['break', 'continue'])}")
             if self.chance(0.3):
                 self.statement(0)
             self.emit(f"{name} += {self.scalar(2)}")
+
+    def offsets(
+        self, names: tuple[str, ...], lengths: tuple[str, ...], counts: tuple[int, ...]
+    ) -> tuple[tuple[str, ...], list[str], list[str]]:
+        """What loops over so many numbers are written as: the indices, the bounds of the loops, and conditions.
+
+        Some run over more numbers, or begin at others; conditions keep the indices within the containers.
+        """
+        texts, ends, tests = [], [], []
+        for name, length, count in zip(names, lengths, counts, strict=True):
+            more = self.rng.randint(1, 4) if length.isdigit() and self.chance(0.25) else 0
+            first, before = self.rng.choice([(0, 0), (0, 0), (0, 1), (2, 0), (3, 2)]) if more else (0, 0)
+            texts.append(f"({name} - {first})" if first else name)
+            start = f"{first - before}, " if first - before else ""
+            ends.append(f"{start}{count + first + more}" if more else length)
+            tests += [f"{name} >= {first}"] * (before > 0) + [f"{name} < {count + first}"] * (more > 0)
+        return tuple(texts), ends, tests
+
+    @contextlib.contextmanager
+    def under(self, tests: list[str]) -> Iterator[None]:
+        """The statements for which all of these hold."""
+        if not tests:
+            yield
+        elif self.chance(0.25):
+            self.emit(f"if not ({' and '.join(tests)}):")
+            self.emit("    continue")
+            yield
+        else:
+            self.emit(f"if {' and '.join(tests)}:")
+            with self.block():
+                yield
 
     def write_loop(self, shape: tuple[int, ...], own: list[Operand], sums: list[Operand], is_serial: bool) -> None:
         """A loop at the outermost level."""
@@ -304,15 +336,20 @@ class Body:
         if is_serial:
             self.loop.own = own + sums
             self.emit("ti.loop_config(serialize=True)")
-        header = f"range({shape[0]})" if len(shape) == 1 else f"ti.ndrange({', '.join(map(str, shape))})"
+        texts, ends, tests = self.offsets(names, tuple(map(str, shape)), shape)
+        header = f"range({ends[0]})"
+        if len(shape) > 1:
+            header = f"ti.ndrange({', '.join(f'({end})' if ',' in end else end for end in ends)})"
         dense = [o for o in own if o.shape == shape]
         target = ", ".join(names)
         if dense and self.chance(0.4):
+            texts, tests = names, []
             header = self.rng.choice(dense).text
             if len(shape) > 1 and self.chance(0.3):
                 target, header = f"{names[0]}g", f"ti.grouped({header})"
         self.emit(f"for {target} in {header}:")
-        with self.block():
+        with self.block(), self.under(tests):
+            self.loop.indices, self.loop.integers = texts, list(zip(texts, shape, strict=True))
             if target.endswith("g"):
                 self.loop.indices = (target,)
                 self.loop.integers = [(f"{target}[{k}]", n) for k, n in enumerate(shape)]

@@ -40,8 +40,12 @@ class Expressions(Writer):
             return None if name is None else f"{size - 1} - {name}"
 
         def shifted() -> str | None:
-            fitting = [v for v in self.readable("i") if v.low >= 0 and v.high < size - 1]
-            return f"{self.rng.choice(fitting).name} + 1" if fitting else None
+            fitting = [v for v in self.readable("i") if 0 <= v.high - v.low < size]
+            if not fitting:
+                return None
+            v = self.rng.choice(fitting)
+            offset = self.rng.randint(-v.low, size - 1 - v.high)
+            return f"{v.name} {'-' if offset < 0 else '+'} {abs(offset)}"
 
         def scaled() -> str | None:
             fitting = [v for v in self.readable("i") if v.low >= 0 and 2 * v.high + 1 < size]

@@ -68,7 +68,7 @@ class Levels:
     def rule(self) -> list[str]:
         """A function with a rule that adds up its tangents in a loop, and is not the derivative."""
         update = self.rng.choice(["t = t * 0.5 + d_u * a[k] + d_v * 0.3", "t += d_u * 0.2 - d_v * b[k] * 0.1"])
-        loop = ["    t = d_u * 0.4", f"    for k in range({self.bound()}):", f"        {update}", "    return t"]
+        loop = ["    t = d_u * 0.4", *self.loop([update]), "    return t"]
         return ["@ti.func", "def bent(u, v):", "    return u + 0.3 * v", "@rule", "def _(d_u, d_v):", *loop]
 
     def bound(self) -> str:
@@ -87,7 +87,17 @@ class Levels:
         start = self.rng.choice(["-9.0", "9.0", "0.3 * x - p[0]", "0.0"])
         end = self.rng.choice(["", "", " + m * 0.3", " - 1.0"])
         first = ["@ti.func", "def level(x, y):", f"    l = {start}", "    m = 0.2 * y"]
-        return [*first, f"    for k in range({self.bound()}):", *(f"        {s}" for s in body), f"    return l{end}"]
+        return [*first, *self.loop(body), f"    return l{end}"]
+
+    def loop(self, body: list[str]) -> list[str]:
+        """A loop over the half-planes, sometimes over more numbers and with a condition."""
+        bound, more = self.bound(), self.rng.randint(1, 5)
+        if not self.chance(0.25):
+            return [f"    for k in range({bound}):", *(f"        {s}" for s in body)]
+        head = [f"    for k in range({bound} + {more}):"]
+        if self.chance(0.3):
+            return [*head, f"        if k >= {bound}:", "            continue", *(f"        {s}" for s in body)]
+        return [*head, f"        if k < {bound}:", *(f"            {s}" for s in body)]
 
     def updates(self) -> list[tuple[str, ...]]:
         """What an iteration does with the half-plane ``e``."""

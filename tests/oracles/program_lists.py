@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from program_grammar import Grammar
 from program_model import VECTORS, Field, Program, Variable
@@ -67,7 +68,7 @@ class Lists(Grammar):
             return f"{bound}, {bound} + 2", 0, f.high
         return bound, 0, f.high - 2
 
-    def root_header(self) -> tuple[list[Variable], Callable[[Field], tuple[str | None, ...] | None]]:
+    def root_header(self) -> tuple[list[Variable], list[Variable], Callable[[Field], tuple[str | None, ...] | None]]:
         """The first line of a parallel loop, sometimes over two ranges that are read."""
         counts = [f for f in self.fields if f.type == "i" and f.high <= 9]
         if not counts or not self.chance(0.25):
@@ -85,7 +86,7 @@ class Lists(Grammar):
                 return tuple(names)
             return (f"{names[0]} * {b} + {names[1]}",) if len(f.shape) == 1 and f.shape[0] >= a * b else None
 
-        return variables, own
+        return variables, variables, own
 
     def statement(self) -> None:
         if self.budget > 0 and self.place.depth < 4 and self.place.trips <= 40 and self.chance(0.3):
@@ -104,18 +105,12 @@ class Lists(Grammar):
         k = self.fresh("i")
         if is_root:
             self.emit("ti.loop_config(serialize=True)")
+        text, first, last = self.padded(text, low, high)
         self.emit(f"for {k} in range({text}):")
-        counter = Variable(k, "i", low, high, is_writable=False)
-        with self.block(counter, trips=max(high - low + 1, 1), can_break=not is_root, can_continue=True):
-            if self.chance(0.3):
-                self.leave_loop()
-            if self.chance(0.4):
-                self.statement()
-            factor = "0.5 * " if self.chance(0.2) else ""
-            operator = self.rng.choice(["+=", "+=", "+=", "-=", f"= {factor}{name} +", "="])
-            self.emit(f"{name} {operator} {self.value(type, 2)}")
-            if self.chance(0.3):
-                self.simple()
+        counter = Variable(k, "i", first, last, is_writable=False)
+        with self.block(counter, trips=max(last - first + 1, 1), can_break=not is_root, can_continue=True):
+            with self.within([counter], [replace(counter, low=low, high=high)]):
+                self.sum_term(name, type)
         for _ in range(self.rng.choice([0, 0, 1, 2])):
             self.emit(f"{name} {self.rng.choice(['+=', '-=', '='])} {self.value(type, 2)}")
         found = self.any_entry("add") if self.chance(0.7) else None
@@ -123,6 +118,18 @@ class Lists(Grammar):
             local = Variable(name, type)
             taken = f"{self.as_scalar(local)} * {self.scalar(1)}" if found[1] == "f" else self.value(found[1], 2)
             self.emit(f"{found[0]} {self.rng.choice(['+=', '-='])} {taken}")
+
+    def sum_term(self, name: str, type: str) -> None:
+        """An iteration of a loop that adds up terms."""
+        if self.chance(0.3):
+            self.leave_loop()
+        if self.chance(0.4):
+            self.statement()
+        factor = "0.5 * " if self.chance(0.2) else ""
+        operator = self.rng.choice(["+=", "+=", "+=", "-=", f"= {factor}{name} +", "="])
+        self.emit(f"{name} {operator} {self.value(type, 2)}")
+        if self.chance(0.3):
+            self.simple()
 
     def new_sum(self, type: str) -> str:
         """A local as it is before a loop adds to it."""

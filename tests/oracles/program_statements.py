@@ -7,12 +7,13 @@ iteration's own, or added to and not read; a local from outside it is read only,
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from program_expressions import Expressions
+from program_guards import Guards
 from program_model import MATRICES, VECTORS, Access, Field, Variable, locals_of
 
 
-class Statements(Expressions):
+class Statements(Guards):
     """Writes statements, with the blocks that belong to them."""
 
     main_size: int
@@ -234,6 +235,8 @@ class Statements(Expressions):
         return f"{v.name}.sum()" if self.chance(0.5) else self.component(v)
 
     def branch(self) -> None:
+        if self.chance(0.15) and self.guarded_offset():
+            return
         is_static = self.chance(0.06)
         self.emit(f"if ti.static({self.rng.choice(['2 > 1', '1 > 2'])}):" if is_static else f"if {self.condition(2)}:")
         with self.block(is_root=is_static and self.place.is_root):
@@ -262,20 +265,18 @@ class Statements(Expressions):
             return
         if self.chance(0.15):
             a, b = self.rng.randint(1, 3), self.rng.randint(2, 3)
-            other = name + "b"
-            self.emit(f"for {name}, {other} in ti.ndrange({a}, {b}):")
-            variables = [
-                Variable(name, "i", 0, a - 1, is_writable=False),
-                Variable(other, "i", 0, b - 1, is_writable=False),
-            ]
+            variables, narrow = self.ndrange(name, a, b)
             with self.block(*variables, trips=a * b, can_break=False, can_continue=False):
-                self.body()
+                with self.within(variables, narrow):
+                    self.body()
             return
         text, low, high = self.range_text(6)
+        text, first, last = self.padded(text, low, high)
         self.emit(f"for {name} in range({text}):")
-        v = Variable(name, "i", low, high, is_writable=False)
-        with self.block(v, trips=max(high - low + 1, 1), can_break=True, can_continue=True):
-            self.body()
+        wide = Variable(name, "i", first, last, is_writable=False)
+        with self.block(wide, trips=max(last - first + 1, 1), can_break=True, can_continue=True):
+            with self.within([wide], [replace(wide, low=low, high=high)]):
+                self.body()
 
     def range_text(self, longest: int) -> tuple[str, int, int]:
         """The bounds of a loop, and those of its variable."""
@@ -294,8 +295,11 @@ class Statements(Expressions):
 
     def while_loop(self) -> None:
         name, n = self.fresh("i"), self.rng.randint(2, 4)
-        self.emit(f"{name} = 0")
-        self.place.scopes[-1].append(Variable(name, "i", 0, n, is_writable=False))
+        first = self.rng.choice([0, 0, 0, -2])
+        self.emit(f"{name} = {first}")
+        wide = Variable(name, "i", first, n, is_writable=False)
+        self.place.scopes[-1].append(wide)
+        narrow = replace(wide, low=0, high=self.rng.randint(1, n)) if first or self.chance(0.3) else wide
         extra = f" and ({self.condition(1)})" if self.chance(0.4) else ""
         is_open = not extra and self.chance(0.2)
         self.emit("while True:" if is_open else f"while {name} < {n}{extra}:")
@@ -304,7 +308,8 @@ class Statements(Expressions):
             if is_open:
                 self.emit(f"if {name} > {n - 1}:")
                 self.emit("    break")
-            self.body()
+            with self.within([wide], [narrow]):
+                self.body()
 
     def leave_loop(self) -> None:
         words = ["break"] * self.place.can_break + ["continue"] * self.place.can_continue
@@ -320,14 +325,16 @@ class Statements(Expressions):
         if self.chance(self.serial_share):
             self.emit("ti.loop_config(serialize=True)")
             text, low, high = self.range_text(self.main_size)
+            text, first, last = self.padded(text, low, high)
             name = self.fresh("i")
             self.emit(f"for {name} in range({text}):")
-            v = Variable(name, "i", low, high, is_writable=False)
-            with self.block(v, trips=max(high - low + 1, 1), can_continue=True):
-                self.body()
+            wide = Variable(name, "i", first, last, is_writable=False)
+            with self.block(wide, trips=max(last - first + 1, 1), can_continue=True):
+                with self.within([wide], [replace(wide, low=low, high=high)]):
+                    self.body()
             return
-        variables, own = self.root_header()
-        access = {f.name: self.root_access(f, variables, own) for f in self.fields}
+        variables, narrow, own = self.root_header()
+        access = {f.name: self.root_access(f, narrow, own) for f in self.fields}
         trips = 1
         for v in variables:
             trips *= v.high - v.low + 1
@@ -335,10 +342,11 @@ class Statements(Expressions):
         extra = {"access": access, "trips": max(trips, 1), "can_continue": True}
         with self.block(*variables, **extra):  # type: ignore[arg-type]
             self.place.scopes = [outer, self.place.scopes[-1]]
-            self.statements(self.rng.randint(1, 3))
-            self.use_locals()
-            if self.chance(0.5):
-                self.emit(self.pick((1, self.assign_entry), (1, self.add_to_entry), (0.1, lambda: "pass")))
+            with self.within(variables, narrow):
+                self.statements(self.rng.randint(1, 3))
+                self.use_locals()
+                if self.chance(0.5):
+                    self.emit(self.pick((1, self.assign_entry), (1, self.add_to_entry), (0.1, lambda: "pass")))
 
     def as_seen_in_parallel(self, v: Variable) -> Variable:
         """A local of the outermost level inside a parallel loop: read only, or a sum that is not read."""
@@ -346,18 +354,17 @@ class Statements(Expressions):
             return Variable(v.name, v.type, is_readable=False, is_writable=False, is_sum=True)
         return Variable(v.name, v.type, v.low, v.high, v.is_readable, is_writable=False)
 
-    def root_header(self) -> tuple[list[Variable], Callable[[Field], tuple[str | None, ...] | None]]:
-        """The first line of a parallel loop: its variables, and what indices are an iteration's own in a field."""
+    def root_header(self) -> tuple[list[Variable], list[Variable], Callable[[Field], tuple[str | None, ...] | None]]:
+        """The first line of a parallel loop.
+
+        Returns its variables; those with the bounds that conditions give them; what indices are an iteration's own in a field.
+        """
         kind = self.rng.random()
         name = self.fresh("i")
         if kind < 0.15:
             a, b = self.rng.randint(2, 3), self.rng.randint(2, 4)
+            variables, narrow = self.ndrange(name, a, b)
             other = name + "b"
-            self.emit(f"for {name}, {other} in ti.ndrange({a}, {b}):")
-            variables = [
-                Variable(name, "i", 0, a - 1, is_writable=False),
-                Variable(other, "i", 0, b - 1, is_writable=False),
-            ]
 
             def own(f: Field) -> tuple[str | None, ...] | None:
                 if len(f.shape) == 2 and f.shape[0] >= a and f.shape[1] >= b:
@@ -366,14 +373,14 @@ class Statements(Expressions):
                     return (other, name)
                 return (f"{name} * {b} + {other}",) if len(f.shape) == 1 and f.shape[0] >= a * b else None
 
-            return variables, own
+            return variables, narrow, own
         tables = [f for f in self.fields if len(f.shape) == 2 and not f.is_array]
         if kind < 0.3 and tables:
             table = self.rng.choice(tables)
             if self.chance(0.5):
                 self.emit(f"for {name} in ti.grouped({table.name}):")
                 parts = [Variable(f"{name}[{d}]", "i", 0, n - 1, is_writable=False) for d, n in enumerate(table.shape)]
-                return parts, lambda f: (name,) if f.shape == table.shape else None
+                return parts, parts, lambda f: (name,) if f.shape == table.shape else None
             other = name + "b"
             self.emit(f"for {name}, {other} in {table.name}:")
             a, b = table.shape
@@ -381,24 +388,28 @@ class Statements(Expressions):
                 Variable(name, "i", 0, a - 1, is_writable=False),
                 Variable(other, "i", 0, b - 1, is_writable=False),
             ]
-            return variables, lambda f: (name, other) if f.shape == table.shape else None
+            return variables, variables, lambda f: (name, other) if f.shape == table.shape else None
         lists = [f for f in self.fields if len(f.shape) == 1 and not f.is_array]
         if kind < 0.42 and lists:
             table = self.rng.choice(lists)
             self.emit(f"for {name} in {table.name}:")
             low, high = 0, table.shape[0] - 1
+            first, last = low, self.rng.randint(0, high) if self.chance(0.2) else high
+            first, last, low, high = low, high, first, last
         else:
             text, low, high = self.range_text(self.main_size)
+            text, first, last = self.padded(text, low, high)
             self.emit(f"for {name} in range({text}):")
-        return [Variable(name, "i", low, high, is_writable=False)], lambda f: self.own_index(f, name, high)
+        wide = Variable(name, "i", first, last, is_writable=False)
+        return [wide], [replace(wide, low=low, high=high)], lambda f: self.own_index(f, name, low, high)
 
-    def own_index(self, f: Field, name: str, high: int) -> tuple[str | None, ...] | None:
-        dims = [d for d, size in enumerate(f.shape) if size > high]
+    def own_index(self, f: Field, name: str, low: int, high: int) -> tuple[str | None, ...] | None:
+        dims = [d for d, size in enumerate(f.shape) if size > high - low]
         if not dims:
             return None
         d = self.rng.choice(dims)
         size = f.shape[d]
-        forms = [name] * 5 + [f"{size - 1} - {name}"]
+        forms = ([name] * 5 + [f"{size - 1} - {name}"]) * (high < size) + [f"{name} - {low}"] * (low > 0)
         forms += [f"{name} + 1"] * (high + 1 < size) + [f"2 * {name}"] * (2 * high < size)
         own: list[str | None] = [None] * len(f.shape)
         own[d] = self.rng.choice(forms)
