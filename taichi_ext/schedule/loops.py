@@ -17,13 +17,23 @@ from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
 from taichi_ext.analysis.loops import is_serialized
-from taichi_ext.differentiate.forms.build import add, cast, is_over_columns, literal, multiply, operation
+from taichi_ext.differentiate.forms.build import (
+    add,
+    cast,
+    is_over_columns,
+    literal,
+    multiply,
+    number_of,
+    operation,
+    subtract,
+)
 from taichi_ext.differentiate.plan.report import LoopChoice, parallel_loops
 from taichi_ext.schedule.columns import is_serial, with_counted_columns
 from taichi_ext.schedule.joining import with_joined_columns, with_joined_guards
 from taichi_ext.schedule.lanes import CannotError, Lanes, find_lanes
 from taichi_ext.schedule.machine import Machine
 from taichi_ext.schedule.stretches import in_lanes, indices_of
+from taichi_ext.simplify.usage import assigned_locals
 
 SHORTEST = 8  # part of a row that is worth a loop
 UNKNOWN = "it ends early, or its indices are not all from 0 to sizes that are known, in the order of memory"
@@ -57,7 +67,7 @@ def schedule(
             continue
         domain, number = _domain(s, machine), numbers.get(s.variables[0], 0)
         if domain is None:
-            body.append(s)
+            body.append(from_zero(s))
             if number and not is_serialized(s):
                 choices.append(LoopChoice(number, f"does not run in lanes: {UNKNOWN}"))
             continue
@@ -97,6 +107,17 @@ def _is_left(body: ir.Body) -> bool:
     """Whether a statement leaves the loop, which Taichi refuses where it is parallel."""
     blocks = (b for s in body if isinstance(s, ir.If) for b in (s.then, s.orelse))
     return any(isinstance(s, ir.Jump) and s.kind == "break" for s in body) or any(map(_is_left, blocks))
+
+
+def from_zero(loop: ir.For) -> ir.For:
+    """A loop that begins below zero as one from zero on: LLVM 15 may extend an index below zero without its sign."""
+    first = number_of(loop.domain[0]) if loop.kind == "range" and len(loop.domain) == 2 else None
+    if first is None or first >= 0 or is_serialized(loop) or loop.variables[0] in assigned_locals(loop.body):
+        return loop
+    count = cast(subtract(loop.domain[1], first), ir.I32)
+    flat = ir.Local("flat", ir.I32, (), "loop")
+    declare = ir.Declare(loop.variables[0], (cast(add(ir.Read(flat), first), ir.I32),), place=loop.place)
+    return replace(loop, variables=(flat,), domain=(count,), body=(declare, *loop.body))
 
 
 # --- short loops

@@ -224,3 +224,39 @@ def test_long_rows_on_all_threads():
     plan = Jacobian(k, x, y)
     plan()
     assert "spread over all threads" in plan.explain()
+
+
+def test_loops_that_begin_below_zero():
+    """A condition keeps them within the fields; as the loop stands, LLVM reads far outside of them."""
+    y, w = scalars([0.5] * 4), ti.field(ti.f64, (2, 4))
+
+    @ti.kernel
+    def k():
+        for i in range(-1, 7):
+            if i >= 0 and i < 4:
+                y[i] += w[1, i] + y[i] * 0.5
+
+    def run():
+        k()
+        k()
+
+    plan = Jacobian(run, y, y, tangents="dense")
+    np.testing.assert_allclose(plan(), 2.25 * np.eye(4), rtol=1e-14)
+    assert "i = flat + -1" in plan.source
+
+
+def test_loops_below_zero_whose_ends_are_computed():
+    x, n, y, total = scalars(X), ti.field(ti.i32, ()), outputs(3), outputs(1)
+    n[None] = 2
+
+    @ti.kernel
+    def k():
+        for i in range(-3, n[None] + 3):
+            total[0] += ti.sin(x[abs(i) % 3]) * i
+            if 0 <= i < 3:
+                for j in range(-2, 9):
+                    if not (0 <= i + j < 3):
+                        continue
+                    y[i] += x[i] * x[i + j]
+
+    check_jacobian(k, [x], [y, total])
