@@ -1,1 +1,1 @@
-"""From a program to the program that computes its tangents too."""
+"""Differentiate a program: the result also computes tangents."""

@@ -1,1 +1,1 @@
-"""Derivatives that are given: edges, users' rules, stopped and replaced gradients."""
+"""Custom derivatives: edges, users' rules, stopped and replaced gradients."""

@@ -16,14 +16,14 @@ def boundary(ctx: RuleContext, s: Boundary) -> None:
     if ctx.walk.facts.seeds.is_again and ("what" in s.options or s.kind not in ("stop_gradient", "replace_gradient")):
         place = "" if s.place is None else s.place.message() + "\n"
         raise UnsupportedError(
-            f"{place}The second derivative of {name} is not known: what is given for it is its "
-            "first derivative. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
+            f"{place}The second derivative of {name} is not known: only its first derivative "
+            "is given. Use jacobian or value_and_gradient, or stop_gradient where it counts as a constant."
         )
     _KINDS[s.kind](ctx, s)
 
 
 def _kept(ctx: RuleContext, s: Boundary, forms: list[Form]) -> None:
-    """The statement stays, since its results have this derivative when they are differentiated again, too."""
+    """Keep the statement, so that its results have this derivative in a second differentiation, too."""
     for result, form in zip(s.results, forms, strict=True):
         ctx.walk.builder.frozen.add(result)
         ctx.forms.forms[result] = materialize(ctx.walk.builder, form)

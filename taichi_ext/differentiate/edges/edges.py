@@ -64,7 +64,7 @@ def edge(ctx: RuleContext, s: Boundary) -> None:
         rim, parts = height, []
         roots = [_roots_within(ctx, side.form, level) for side in sides]
         if any(roots):
-            # the mean of a root of this level is one over the whole pixel already, and the root is 0 on the edge
+            # a root of this level already is averaged over the whole pixel, and is 0 on the edge
             root = formula.sqrt(formula.max(level, 0)).kept("root")
             inner, outer = (sum((r.factor for r in found), formula.term(0)) for found in roots)
             for weight, found in zip(weights, roots, strict=True):
@@ -90,7 +90,7 @@ def sqrt_edge(ctx: RuleContext, s: Boundary) -> None:
 
 
 def gradient(ctx: RuleContext, s: Boundary) -> None:
-    """The derivative of a value by the position of the pixel."""
+    """The derivative of a value with respect to the position of the pixel."""
     value = s.given["value"]
     assert isinstance(value, Value)
     form = ctx.form(value)
@@ -102,7 +102,7 @@ def gradient(ctx: RuleContext, s: Boundary) -> None:
 
 
 def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> OwnSeeds:
-    """Seeds that belong to no column, by local and entry: positions of pixels, tangents of rules, roots."""
+    """Seeds without a column, by local and entry: positions of pixels, tangents of rules, roots."""
     found: dict[tuple[Local, int], None] = {}
     for s in everything:
         if not isinstance(s, Boundary):
@@ -123,15 +123,15 @@ def own_seeds(everything: Iterable[Statement], *, takes_derivative: bool) -> Own
 
 
 def takes_position(s: Boundary, *, takes_derivative: bool) -> bool:
-    """Whether the derivative of a level by the position is taken: antialiased values need it, too."""
+    """Whether the derivative of a level by its position is taken; antialiased values need it, too."""
     return "at" in s.given and bool(takes_derivative or s.kind == "gradient" or s.options.get("antialias"))
 
 
 def check_positions(body: Body, *, takes_derivative: bool) -> None:
-    """Raise where a level depends on its position in a way that its gradient would lack.
+    """Raise if the gradient of a level would miss a part of its dependence on the position.
 
     Raises:
-        UnsupportedError: a level reads from memory what was computed from the position, or takes the index of the loop.
+        UnsupportedError: a level reads values computed from the position from memory, or takes the index of the loop.
     """
     boundaries = [s for s in statements(body) if isinstance(s, Boundary)]
     using = [s for s in boundaries if takes_position(s, takes_derivative=takes_derivative)]
@@ -176,7 +176,7 @@ def position_entries(s: Boundary) -> list[tuple[Local, int]]:
     """The locals that hold the position of a pixel, each with the number of its entry.
 
     Raises:
-        UnsupportedError: it is held neither by real variables nor by indices of a loop.
+        UnsupportedError: the position is neither real variables nor indices of a loop.
     """
     found = []
     for value in entries(s.given["at"]):
@@ -199,7 +199,7 @@ def _kept_level(ctx: RuleContext, s: Boundary) -> Term:
 
 
 def _motion(ctx: RuleContext, s: Boundary) -> tuple[Argument, ...]:
-    """0, with the tangent of what the level covers of the pixel."""
+    """0, with the tangent of the part of the pixel that the level covers."""
     if "at" not in s.given:
         raise UnsupportedError(
             f"{_place(s)}{s.kind} needs at=(px, py), the position of the pixel, where a derivative is taken."
@@ -224,7 +224,7 @@ def _by_position(ctx: RuleContext, s: Boundary, form: Form) -> tuple[Coefficient
 
 @dataclass(frozen=True)
 class _Root:
-    """A ``sqrt_edge`` in a value: its factor, 0 where it is one of another level, and the tangent of its mean."""
+    """A ``sqrt_edge`` in a value: its factor, 0 if it belongs to another level, and the tangent of its mean."""
 
     factor: Term
     is_constant: bool
@@ -232,7 +232,7 @@ class _Root:
 
 
 def _roots_within(ctx: RuleContext, form: Form, own_level: Term) -> list[_Root]:
-    """The roots that a value holds."""
+    """The roots in a value."""
     formula, found = own_level.formula, []
     for seed, (level, block, motion) in ctx.forms.roots.items():
         factor = bare(form.get(seed, 0))
@@ -250,7 +250,7 @@ def _is_not_zero(c: Weight) -> bool:
 
 
 def _declare(ctx: RuleContext, s: Boundary, result: Local, value: Term, parts: list[tuple[Argument, Term]]) -> None:
-    """A result of a value, and of a partial for each argument."""
+    """Declare a result with a value and a partial for each argument."""
     form: Form = {}
     for argument, partial in parts:
         accumulate(form, argument.form, partial.value)

@@ -1,4 +1,4 @@
-"""The tools for the derivative of a statement of its own kind."""
+"""The tools for the derivative of a special statement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RuleContext:
     Attributes:
         walk: the walk.
         linearizer: the forms of values.
-        forms: what is known of the tangents of locals.
+        forms: the tangents of locals.
         locals: the statements that write locals.
     """
 
@@ -37,5 +37,5 @@ class RuleContext:
         return materialize(self.walk.builder, self.linearizer.form(value))
 
     def declare(self, s: Boundary, result: Local, primal: Value, form: Form) -> None:
-        """A result of a statement: its value, and its tangent."""
+        """Declare a result of a statement, with its value and its tangent."""
         self.locals.declare_form(Declare(result, (primal,), place=s.place), form)

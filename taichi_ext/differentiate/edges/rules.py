@@ -1,4 +1,4 @@
-"""Rules of users: the form of what a rule returns over its own tangents gives the partials of the rule."""
+"""Rules of users: the linear form of a rule's result over its tangents gives the partials of the rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from taichi_ext.program import Boundary, Value
 
 
 def rule(ctx: RuleContext, s: Boundary) -> None:
-    """Results with the tangent that a rule gives, and that of autodiff where the rule leaves arguments to it."""
+    """Declare results with the tangent from a rule, and from autodiff for arguments that the rule does not take."""
     tangents = _Tangents(ctx, s)
     for result, value, given in zip(s.results, s.numbers, s.sources("returned"), strict=True):
         form: Form = {}
@@ -21,7 +21,7 @@ def rule(ctx: RuleContext, s: Boundary) -> None:
 
 
 class _Tangents:
-    """The meaning of the tangents that a rule is given."""
+    """The tangents that a rule takes, as forms."""
 
     def __init__(self, ctx: RuleContext, s: Boundary) -> None:
         self._ctx = ctx
@@ -32,7 +32,7 @@ class _Tangents:
         self.forms: dict[Leaf, Form] = {}
 
     def form(self, leaf: Leaf) -> Form:
-        """The form that a leaf stands for: nothing for fields that the rule reads, at tangents of 0."""
+        """The form of a leaf: empty for fields that the rule reads, whose tangents are 0."""
         if leaf not in self.forms:
             source = self.sources.get(leaf)
             self.forms[leaf] = {} if source is None else self._ctx.form(source)

@@ -1,4 +1,4 @@
-"""The arguments that a differentiated kernel takes behind the user's: shadows, and scratch memory for long rows."""
+"""The arguments of a differentiated kernel after the user's: shadows, and scratch memory for long rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from taichi_ext.program import I32, Argument, Container, Load, Local, Program, R
 
 
 def shadow_argument(c: Container) -> Argument:
-    """The argument of a kernel that is an array of the tangents' own."""
+    """The argument of a kernel for a shadow or scratch array."""
     return Argument(c.name, f"ti.types.ndarray(dtype=ti.{c.dtype}, ndim=1)", c)
 
 
 def first_column_argument(local: Local) -> Argument:
-    """The argument of a kernel that is the first column of the block that is computed."""
+    """The argument of a kernel for the first column of the computed block."""
     return Argument(local.name, "ti.i32", Read(local))
 
 
 class Arguments:
-    """The arguments of one walk: what each is for, and the array."""
+    """The arguments of one walk: the purpose of each, and the array."""
 
     def __init__(self, program: Program) -> None:
         self.given: list[tuple[Purpose, Container]] = []
@@ -32,13 +32,13 @@ class Arguments:
         self._taken = {a.name for a in program.arguments} | {c.name for c in program.containers}
 
     def add(self, what: Purpose, name: str, dtype: Type) -> Container:
-        """A new array of one dimension, under a name that nothing else has."""
+        """A new array of one dimension, with a unique name."""
         argument = Container(self._unique(name if name.isidentifier() else "d_field"), dtype, 1, is_argument=True)
         self.given.append((what, argument))
         return argument
 
     def first_of_block(self) -> Read:
-        """The first column of the block that is computed, which the kernel is given."""
+        """The first column of the computed block, an argument of the kernel."""
         if self.first_column is None:
             self.first_column = Local(self._unique("first_column"), I32, (), "parameter")
         return Read(self.first_column)
@@ -51,17 +51,17 @@ class Arguments:
         return unique
 
     def find(self, what: Purpose, name: str, dtype: Type) -> Container:
-        """The array for that; a new one where there is none yet."""
+        """The array for a purpose; a new one if there is none yet."""
         known = next((argument for key, argument in self.given if key == what), None)
         return self.add(what, name, dtype) if known is None else known
 
     def reserve_scratch(self, size: int, dtype: Type, part: tuple[int, Coefficient]) -> tuple[Container, Coefficient]:
-        """Memory for a row: the array, and where the row starts.
+        """Memory for a row: the array, and the start of the row in it.
 
         Args:
             size: the length of the row.
             dtype: its type.
-            part: into how many parts the memory is cut, and the number of the one that is used here.
+            part: the number of parts of the memory, and the number of the one to use.
         """
         key = Scratch(dtype.name)
         if key not in self._scratch:
@@ -82,7 +82,7 @@ class ShadowMatrix:
     array: Container
     rows: int
     columns: int
-    by_column: bool  # columns lie together in memory
+    by_column: bool  # columns are contiguous in memory
 
     def entry(self, row: Coefficient, column: Coefficient) -> Load:
         """One tangent."""
@@ -97,7 +97,7 @@ class ShadowMatrix:
 
 
 def given_tangents(facts: Facts, arguments: Arguments) -> ShadowMatrix | None:
-    """The tangents of arguments and Python numbers, where they are given, a row for each, and not columns."""
+    """The tangents of arguments and Python numbers if these have rows instead of columns; None otherwise."""
     if facts.seeds.values is None or not facts.seeds.arguments:
         return None
     dtype, rows = facts.seeds.values

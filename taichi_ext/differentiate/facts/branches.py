@@ -1,4 +1,4 @@
-"""Conditional expressions that carry tangents as ``if`` statements: only the side that is taken is evaluated."""
+"""Turn conditional expressions that carry tangents into ``if`` statements: only the chosen side is evaluated."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class Role:
 
     first_column: int | None = None
     is_fresh: bool = True  # its tangents are zero at the start
-    by_column: bool = False  # columns of the shadow lie together in memory
-    components: tuple[tuple[int, int], ...] = ()  # that alone have columns, by number, each with its first one
+    by_column: bool = False  # columns of the shadow are contiguous in memory
+    components: tuple[tuple[int, int], ...] = ()  # if only some have columns: their numbers and first columns
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Device:
 
     Attributes:
         is_host: whether it is a CPU.
-        by_column: whether columns of shadows lie together in memory.
-        threads: how many run iterations of a parallel loop at the same time; 0 where they have no number.
+        by_column: whether columns of shadows are contiguous in memory.
+        threads: the number of threads of a parallel loop; 0 if threads cannot be numbered.
     """
 
     is_host: bool = True
@@ -51,18 +51,18 @@ class Seeds:
     limits: Limits = field(default_factory=Limits)
     wants_return: bool = False
     device: Device = field(default_factory=Device)
-    values: tuple[Type, int] | None = None  # ``arguments`` are rows of a shadow: its type and how many there are
-    is_reverse: bool = False  # for Taichi's reverse mode, which takes the derivative itself
+    values: tuple[Type, int] | None = None  # if ``arguments`` are rows of a shadow: its type and row count
+    is_reverse: bool = False  # for Taichi's reverse mode, which differentiates by itself
     sparse: SparseSeeds | None = None  # of a sparse Jacobian
-    first_column: int | None = None  # of a block of columns, from which all columns here are counted; None: of all
+    first_column: int | None = None  # of a block of columns, from which columns are counted; None: all columns
     is_again: bool = False  # the result is differentiated again
-    ignored: frozenset[Container | Local] = frozenset()  # whose tangents nobody asks for
-    sums: EnergySums | None = None  # the energy whose gradient is added up, term by term
-    intermediates: frozenset[Container] = frozenset()  # that it is computed from, written here; they have columns
+    ignored: frozenset[Container | Local] = frozenset()  # their tangents are not needed
+    sums: EnergySums | None = None  # the energy whose gradient is summed, term by term
+    intermediates: frozenset[Container] = frozenset()  # the energy's, if written here; they have columns
 
     @property
     def takes_derivative(self) -> bool:
-        """Whether values have tangents, or Taichi's reverse mode is to take them."""
+        """Whether values have tangents, or Taichi's reverse mode differentiates them."""
         return self.columns > 0 or self.is_reverse or self.sparse is not None
 
     @property
@@ -76,16 +76,16 @@ class Seeds:
 
 @dataclass(frozen=True)
 class Differentiated:
-    """A program with tangents: its shadows in order, and what is known of its containers."""
+    """A program with tangents: its shadows in order, and facts about its containers."""
 
     program: Program
-    shadows: tuple[tuple[Purpose, Container], ...]  # what for (a container, "return", "scratch"), and the argument
-    covered: frozenset[Container]  # of which all tangents are written, whatever they were
-    scratch_sizes: dict[Scratch, int]  # of scratch memory, by what it is for
-    active: Activity  # what carries tangents, of the program that was differentiated
+    shadows: tuple[tuple[Purpose, Container], ...]  # purpose (a container, "return", "scratch") and argument
+    covered: frozenset[Container]  # containers all of whose tangents are overwritten
+    scratch_sizes: dict[Scratch, int]  # of scratch memory, by purpose
+    active: Activity  # the values that carry tangents in the original program
     walks: int
-    relied: frozenset[Container] = frozenset()  # of which the tangents must be zero at the start
-    report: Report = field(default_factory=Report)  # the decisions, for people
+    relied: frozenset[Container] = frozenset()  # containers whose tangents must be zero at the start
+    report: Report = field(default_factory=Report)  # the decisions, as text for users
     sparse: SparseResult | None = None  # the entries of a sparse Jacobian
-    first_columns: range | None = None  # of the blocks that the program is right for; None: of all columns
-    first_column: Local | None = None  # the argument that says which it is, where there is one
+    first_columns: range | None = None  # of blocks that the program is valid for; None: all columns
+    first_column: Local | None = None  # the argument for the first column, if there is one

@@ -1,4 +1,4 @@
-"""Facts about a program, found before its tangents are computed."""
+"""Facts about a program, derived before its tangents are computed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Facts:
     """The request of a differentiation, and facts that follow from the text of the program.
 
     Attributes:
-        program: what is differentiated.
+        program: the program to differentiate.
         seeds: the request.
-        activity: what carries tangents.
-        own_seeds: seeds that are no columns, by local and entry: of positions of pixels and tangents of rules.
-        olds: what an atomic operation finds in its place, in a local.
+        activity: the values that carry tangents.
+        own_seeds: seeds without a column, by local and entry: of positions of pixels and tangents of rules.
+        olds: locals for the old values that atomic operations return.
         changed: the locals that are assigned to.
         indices: the normal forms of indices; the names of new locals are added to them.
         loops: the loops.
         stores: the stores to containers.
-        columns: how many columns a row has.
+        columns: the number of columns of a row.
         serial: the parallel loops that run serially.
     """
 
@@ -51,7 +51,7 @@ class Facts:
 
     @classmethod
     def of(cls, program: Program, seeds: Seeds, activity: Activity, own_seeds: OwnSeeds) -> Facts:
-        """The facts where no loop has been found to need its order."""
+        """The facts before any loop is known to need its order."""
         atomics = [s for s in statements(program.body) if isinstance(s, Atomic)]
         olds: dict[Statement, Local] = {}
         for s in atomics:
@@ -63,7 +63,7 @@ class Facts:
         return cls(program, seeds, activity, own_seeds, olds, changed, indices, loops, stores, seeds.columns)
 
     def with_serial(self, serial: AbstractSet[Statement]) -> Facts:
-        """The same where these loops run serially."""
+        """The same facts, with these loops run serially."""
         loops = find_loops(self.program.body, self.seeds.extents, frozenset(serial))
         stores = Stores(self.program, self.indices, loops, self.seeds.extents)
         return replace(self, serial=frozenset(serial), loops=loops, stores=stores)
@@ -73,7 +73,7 @@ class Facts:
         return self.activity.has(value)
 
     def is_column(self, number: int) -> bool:
-        """Whether a number is that of a column."""
+        """Whether a number is the number of a column."""
         return 0 <= number < self.columns or (self.seeds.sparse is not None and number >= FIRST_SPARSE)
 
 

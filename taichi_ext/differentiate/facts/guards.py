@@ -1,6 +1,6 @@
-"""Entries whose indices are not known to lie within: outside there is no tangent, to be read or to be stored.
+"""Guards for entries whose indices may be out of range: no tangent is read or stored there.
 
-The kernel itself reads there the memory that Taichi finds; tangents have memory of their own.
+The kernel itself reads whatever is in memory there; tangents are in separate memory.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from taichi_ext.differentiate.forms.forms import Form, is_row, times
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.program import I32, U1, U32, Check, Const, Declare, If, Load, Local, Op, Read, Type, Value
 
-INSIDE = "inside"  # the name of locals that say whether the indices of an entry lie within
-Condition = Value | bool  # a bool where it is known
+INSIDE = "inside"  # the name of locals that hold whether the indices of an entry are in range
+Condition = Value | bool  # a bool if it is known
 
 
 def is_inside(naming: Naming, entry: Load | Read) -> Condition:
-    """Whether the indices of an entry lie within, in a local that does not change."""
+    """Whether the indices of an entry are in range, in a local that does not change."""
     if not entry.checks:
         return True
     builder = naming.builder
@@ -29,7 +29,7 @@ def is_inside(naming: Naming, entry: Load | Read) -> Condition:
     numbers = [int(i.value) if isinstance(i, Const) else i for i in (indices[check.axis] for check in entry.checks)]
     checked = list(zip(numbers, entry.checks, strict=True))
     if not all(isinstance(n, Value) or _is_within(n, check) for n, check in checked):
-        builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # for a watch; otherwise nothing reads it
+        builder.keep(operation("lt", literal(0, I32), 0), INSIDE)  # read only by watched programs
         return False
     checked = [(n, check) for n, check in checked if isinstance(n, Value)]
     if not checked:
@@ -42,7 +42,7 @@ def is_inside(naming: Naming, entry: Load | Read) -> Condition:
         )
         known = builder.evaluated[name] = builder.keep(functools.reduce(_both, parts), INSIDE)
     else:
-        builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=builder.place))  # for a watch, too
+        builder.emit(Declare(Local(INSIDE, U1, (), INSIDE), (known,), place=builder.place))  # read by watched programs
     return known
 
 
@@ -65,12 +65,12 @@ def _lies_within(index: Value, check: Check) -> Value:
 
 
 def clamped(condition: Condition, index: Value) -> Value:
-    """An index that lies within in any case."""
+    """An index that is in range in any case."""
     return index if isinstance(condition, bool) else select(condition, index, literal(0, I32))
 
 
 def where(condition: Condition, form: Form, dtype: Type) -> Form:
-    """A form where a condition holds; nothing elsewhere, whatever its rows hold."""
+    """A form where a condition holds, and zero elsewhere, even if its rows are infinite there."""
     if isinstance(condition, bool):
         return form if condition else {}
     weight = select(condition, literal(1, dtype), literal(0, dtype))
@@ -82,7 +82,7 @@ def where(condition: Condition, form: Form, dtype: Type) -> Form:
 
 @contextlib.contextmanager
 def only_inside(naming: Naming, cursor: Cursor, entry: Load | Read) -> Iterator[bool]:
-    """Within the context, emitted statements run where the indices of an entry lie within; False if never."""
+    """Within the context, emitted statements run only if the indices of an entry are in range; False if never."""
     builder = naming.builder
     condition = is_inside(naming, entry)
     if isinstance(condition, bool):

@@ -1,6 +1,6 @@
-"""Names for indices that are no sums of loop variables, such as those that are read from a field.
+"""Names for indices that are not sums of loop variables, such as indices read from a field.
 
-A column by such an index has a name, then, that is the same wherever the index stands.
+A column with such an index then has the same name wherever the index occurs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Names:
         self.activity = activity
         self.indices = Indices(program.body)
         self.changing = written(program.body)
-        self.known: list[tuple[ir.Value, ir.Local]] = []  # what has a name here
+        self.known: list[tuple[ir.Value, ir.Local]] = []  # indices that have a name here
         self.added: list[ir.Statement] = []
 
     def block(self, body: ir.Body) -> ir.Body:
@@ -40,7 +40,7 @@ class _Names:
         return tuple(result)
 
     def _is_lasting(self, value: ir.Value) -> bool:
-        """Whether nothing in the kernel changes what an index is made of."""
+        """Whether nothing in the kernel changes the values that an index is computed from."""
         for node in ir.walk(value):
             if isinstance(node, ir.Op) and node.name == "random":
                 return False

@@ -1,4 +1,4 @@
-"""Positions of pixels that are given by the indices of their loop, ``at=(i, j)``: real variables take their place."""
+"""Replace positions of pixels given by loop indices, ``at=(i, j)``, by real variables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_real_positions(program: ir.Program) -> ir.Program:
         reals.setdefault((read.local, read.index), ir.Local(f"{read.local.name}_real", program.default_real))
 
     def real(value: ir.Value) -> ir.Value:
-        """The real number of an index; anything else as it is."""
+        """An index as a real number; other values unchanged."""
         local = reals.get((value.local, value.index)) if isinstance(value, ir.Read) else None
         return value if local is None else ir.Read(local, place=value.place)
 

@@ -1,4 +1,4 @@
-"""The tangents of containers when a kernel starts, as the columns of one walk number it."""
+"""The roles of containers when a kernel starts, in the column numbers of one walk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from taichi_ext.program import Container
 
 
 def role_of(container: Container, seeds: Seeds, numbering: Numbering | None) -> Role:
-    """The role of a container; in a sparse Jacobian its columns have the numbers of this walk."""
+    """The role of a container; in a sparse Jacobian, its columns are numbered by this walk."""
     role = seeds.roles.get(container, Role())
     if numbering is None:
         return role
@@ -22,12 +22,12 @@ def role_of(container: Container, seeds: Seeds, numbering: Numbering | None) -> 
 
 
 def size_of(container: Container, seeds: Seeds) -> int:
-    """How many numbers a container has."""
+    """The count of numbers in a container."""
     return math.prod(seeds.extents[container].shape) * math.prod(container.element_shape)
 
 
 def named_columns(container: Container, role: Role, seeds: Seeds) -> dict[str, tuple[int, int]]:
-    """The first column and the number of columns of a parameter, by name; of components that are parameters."""
+    """The first column and the number of columns of a parameter, or of each component that is one, by name."""
     first, name, size = role.first_column, container.name, size_of(container, seeds)
     if role.components:
         count = math.prod(container.element_shape)

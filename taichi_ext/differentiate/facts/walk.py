@@ -19,7 +19,7 @@ from taichi_ext.program import Local, Place
 
 @dataclass(frozen=True)
 class Declaration:
-    """Where a local is declared: the block, the loops around it, the place in the source."""
+    """The declaration of a local: the block, the loops around it, the place in the source."""
 
     local: Local
     block: Block
@@ -32,16 +32,16 @@ class Walk:
     """One walk over the statements of a program.
 
     Attributes:
-        facts: what is known of the program.
-        plan: where tangents are kept.
-        blocks: the blocks of columns that the program is right for, as far as the walk has asked.
+        facts: facts about the program.
+        plan: the storage of tangents.
+        blocks: the blocks of columns that the program is valid for so far.
         builder: where statements are emitted.
-        expressions: the values of the statement, and those that are in temporaries.
-        cursor: the statement that the walk has come to.
+        expressions: the values of the statement, and those in temporaries.
+        cursor: the current statement of the walk.
         naming: the names of columns and indices.
-        arguments: the arguments that the new kernel takes behind those of the old one.
+        arguments: the arguments of the new kernel after those of the original one.
         proposals: the rows of locals that could be rows of containers.
-        problems: what is wrong with the program, unless another walk finds that it is not.
+        problems: errors in the program that another walk may still resolve.
     """
 
     facts: Facts
@@ -56,9 +56,9 @@ class Walk:
     problems: list[str] = field(default_factory=list)
 
     def declaration(self, local: Local) -> Declaration:
-        """That of a local which is declared here."""
+        """The declaration of a local that is declared at the current place."""
         return Declaration(local, self.cursor.block, self.cursor.loops, self.builder.place)
 
     def add_problem(self, message: str) -> None:
-        """Raise at the end of the walk, unless something was found that may change this."""
+        """Note an error to raise at the end of the walk, unless another walk may resolve it."""
         self.problems.append(message)

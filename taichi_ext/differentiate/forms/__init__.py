@@ -1,1 +1,1 @@
-"""Linear forms and what they are made of: values, statements, seeds, columns, places."""
+"""Linear forms and their parts: values, statements, seeds, columns, places."""

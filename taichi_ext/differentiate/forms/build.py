@@ -1,4 +1,4 @@
-"""Values and statements that are put together: operations with their types, temporaries, blocks."""
+"""Builders of values and statements: operations with their types, temporaries, blocks."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from taichi_ext.program import (
 )
 from taichi_ext.program.statements import Target
 
-# Products of which one factor may be infinite where the other is 0, in a program that is differentiated again: 0 where
-# the first factor is, or one of both.
+# Products in a program that is differentiated again, one factor of which may be infinite where the other is 0: they
+# are 0 where the first factor is 0, or where either factor is.
 GUARDED, GUARDED_BOTH = "guarded", "guarded both"
 INVERSE = "inverse"  # 1 / x, and 0 where x is 0
 
-LARGEST_EXACT = 2048  # up to which all whole numbers are numbers of float16, too
+LARGEST_EXACT = 2048  # float16 holds all whole numbers up to this one
 Number = int | float
 Coefficient = Value | Number
 Index = Value | int
 
-# Kinds of temporaries by their names: partials, products and sums that make up tangents, conditions of indices.
+# Kinds of temporaries by their names: partials, products and sums of tangents, conditions on indices.
 _KINDS = {"partial": "partial", "w": "weight", "inside": "inside"}
 _FOLDED = frozenset(("add", "sub", "mul"))
 _TRUTHS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not"))
@@ -59,7 +59,7 @@ def literal(x: Number, dtype: Type) -> Const:
 
 
 def operation(name: str, *args: Value | Number) -> Value:
-    """An operation; a number takes the type of what it is combined with."""
+    """An operation; a number takes the type of the other operands."""
     folded = _of_integers(name, args) if name in _FOLDED else None
     if folded is not None:
         return folded
@@ -77,7 +77,7 @@ def operation(name: str, *args: Value | Number) -> Value:
 
 
 def _of_integers(name: str, args: tuple[Value | Number, ...]) -> Const | None:
-    """A sum or product of integers that are known."""
+    """A sum or product of known integers."""
     a, b = args
     x, y = number_of(a), number_of(b)
     if x is None or y is None or isinstance(x, float) or isinstance(y, float):
@@ -96,14 +96,14 @@ def cast(x: Value | Number, dtype: Type) -> Value:
 
 
 def _is_exact(x: Value, dtype: Type) -> TypeGuard[Const]:
-    """Whether a value is a whole number that every real type can hold, to be cast to one."""
+    """Whether a value is a whole number, to be cast to a real type, that every real type holds exactly."""
     if not isinstance(x, Const) or not x.dtype.is_integer or isinstance(x.value, bool):
         return False
     return dtype.is_real and abs(x.value) <= LARGEST_EXACT
 
 
 def is_over_columns(s: Statement) -> TypeGuard[For]:
-    """Whether a statement is a loop over columns, as ``Builder.loop`` makes them."""
+    """Whether a statement is a loop over columns, from ``Builder.loop``."""
     return isinstance(s, For) and s.variables[0].kind == "column"
 
 
@@ -111,7 +111,7 @@ def is_over_columns(s: Statement) -> TypeGuard[For]:
 
 
 def number_of(c: object) -> Number | None:
-    """The number that a coefficient is; None where it is computed."""
+    """The number if a coefficient is constant; None if it is computed."""
     if isinstance(c, Const):
         return c.value
     return c if isinstance(c, (int, float)) else None
@@ -143,12 +143,12 @@ def multiply(a: Coefficient, b: Coefficient) -> Coefficient:
         return negative(multiply(a, b.args[0]))
     for one, other in ((a, b), (b, a)):
         if _is_one_or_zero(one) and isinstance(other, Value):
-            return select(one.args[0], other, 0)  # 0, also where the other is infinite
+            return select(one.args[0], other, 0)  # 0, even where the other is infinite
     return operation("mul", a, b)
 
 
 def _is_one_or_zero(x: Coefficient) -> TypeGuard[Op]:
-    """Whether a coefficient is 1 where a condition holds, as that of a column of a block is, and 0 elsewhere."""
+    """Whether a coefficient is 1 where a condition holds and 0 elsewhere, as that of a column of a block."""
     return isinstance(x, Op) and x.name == "select" and is_number(x.args[1], 1) and is_number(x.args[2], 0)
 
 
@@ -183,7 +183,7 @@ def select(condition: Value, a: Coefficient, b: Coefficient) -> Value:
 
 
 def written_out(x: Value) -> Value:
-    """An operation that only stands in a program which is differentiated again, by others."""
+    """An operation that only occurs before a second differentiation, written with other operations."""
     if not isinstance(x, Op) or x.name not in (GUARDED, GUARDED_BOTH, INVERSE):
         return x
     a = x.args[0]
@@ -197,7 +197,7 @@ def written_out(x: Value) -> Value:
 
 
 def not_written_out(loop: For, array: Container) -> Body:
-    """The loop from 0 as a ``while`` loop that LLVM does not write out, since its condition reads a size again.
+    """The loop from 0 as a ``while`` loop that LLVM does not unroll, since its condition reads a size again.
 
     It stores to ``array``, which is at least as long as the loop.
     """
@@ -214,15 +214,15 @@ def element(array: Container, index: Coefficient) -> Load:
 
 
 class Builder:
-    """Statements that are being put together, block within block; ``discards``: nobody wants them."""
+    """A builder of statements, in nested blocks; ``discards``: whether the statements are dropped."""
 
     def __init__(self, *, discards: bool = False) -> None:
         self.discards = discards
-        self.emitted = 0  # statements, those included that nobody wants
+        self.emitted = 0  # number of statements, including dropped ones
         self.body: list[Statement] = []
         self.place: Place | None = None  # in the user's source
         self.frozen: set[Local] = set()  # locals that are never assigned to
-        self.evaluated: ChainMap[Hashable, Value] = ChainMap()  # what a local of this block, or one around it, holds
+        self.evaluated: ChainMap[Hashable, Value] = ChainMap()  # locals of this block or an outer one that hold a value
 
     def emit(self, statement: Statement) -> None:
         self.emitted += 1
@@ -262,7 +262,7 @@ class Builder:
         return Read(local)
 
     def array(self, name: str, size: int, dtype: Type, *, is_filled: bool = False) -> Local:
-        """A local array of zeros, or ``is_filled`` by others."""
+        """A local array of zeros; ``is_filled``: whether other statements fill it."""
         local = Local(name, dtype, (size,), "tangent")
         self.emit(Declare(local, () if is_filled else (literal(0, dtype),) * size, place=self.place))
         return local
@@ -277,10 +277,10 @@ class Builder:
     def keep(self, x: Coefficient, name: str = "t") -> Coefficient: ...
 
     def keep(self, x: Coefficient, name: str = "t") -> Coefficient:
-        """The value as it is now: itself where it cannot change, else a temporary."""
+        """The current value: the value itself if it cannot change, else a temporary."""
         if not isinstance(x, Value) or isinstance(x, Const):
             return x
-        if self._is_frozen(x) or (_is_one_or_zero(x) and self._is_frozen(x.args[0])):  # which products are to see
+        if self._is_frozen(x) or (_is_one_or_zero(x) and self._is_frozen(x.args[0])):  # visible to products
             return x
         local = Local(name, x.dtype, (), _KINDS.get(name, "temporary"))
         self.frozen.add(local)
@@ -295,7 +295,7 @@ class Builder:
         self.emit(Update(target, op, cast(value, target.dtype), place=self.place))
 
     def increase(self, target: Target, value: Coefficient, *, is_shared: bool) -> None:
-        """``target += value``; atomic where others add to it at the same time."""
+        """``target += value``; atomic if other threads may add to it at the same time."""
         if is_shared:
             self.update(target, value)
         else:

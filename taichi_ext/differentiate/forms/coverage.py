@@ -1,4 +1,4 @@
-"""How a kernel treats the shadows of containers: which it reads, which it writes in full, which must be zero before."""
+"""The shadows of containers that a kernel reads, those it overwrites in full, and those it needs to be zero."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ class Coverage:
 
     Attributes:
         read: containers whose tangents have been read.
-        covered: those of which all tangents are written, whatever they were.
-        assumed_zero: those whose tangents are taken to be zero at the start.
+        covered: containers all of whose tangents are overwritten.
+        assumed_zero: containers whose tangents are assumed to be zero at the start.
     """
 
     def __init__(self) -> None:
@@ -21,10 +21,10 @@ class Coverage:
         self._in_loop: set[Container] = set()
 
     def note_covered(self, container: Container) -> None:
-        """The loop that is walked over writes all tangents of a container, which nothing has accessed before."""
+        """Note that the current loop writes all tangents of a container that nothing has accessed before."""
         self._in_loop.add(container)
 
     def end_loop(self) -> None:
-        """At the end of a parallel loop: what it covers need not be cleared before, unless it reads it as well."""
+        """At the end of a parallel loop, note the containers that it covers and does not read."""
         self.covered |= self._in_loop - self.read
         self._in_loop.clear()

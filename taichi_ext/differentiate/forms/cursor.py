@@ -1,6 +1,6 @@
-"""The place that a walk over a program has come to: the block, and the loops around it.
+"""The current place of a walk over a program: the block, and the loops around it.
 
-It moves by context managers alone: after ``with cursor.in_loop(loop)`` it is where it was before.
+Only context managers move it: after ``with cursor.in_loop(loop)`` it is back at its place.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from taichi_ext.program import Container, Local, Value
 
 
 class Block:
-    """A block of control flow: what is declared in it can be named in it."""
+    """A block of control flow, in which its declarations are visible."""
 
     def __init__(self, outer: Block | None, *, is_guard: bool = False) -> None:
         self.outer = outer
-        self.is_guard = is_guard  # of the index of one statement
+        self.is_guard = is_guard  # whether it guards the index of one statement
         self.depth: int = 0 if outer is None else outer.depth + 1  # of the kernel's own block: 1
         self.declared: set[Local] = set()
         self.stopped: set[Container] = set()  # containers that count as constants in the rest of the block
@@ -28,11 +28,11 @@ class Block:
         return self.depth <= 1
 
     def stops(self, container: Container) -> bool:
-        """Whether what is read from a container counts as constant."""
+        """Whether values read from a container count as constants."""
         return container in self.stopped or (self.outer is not None and self.outer.stops(container))
 
     def is_within(self, other: Block) -> bool:
-        """Whether this is another block, or stands in it."""
+        """Whether this is ``other``, or is nested in it."""
         block: Block | None = self
         while block is not None and block is not other:
             block = block.outer
@@ -77,7 +77,7 @@ class Cursor:
 
     @contextlib.contextmanager
     def in_block(self, declared: tuple[Local, ...] = (), *, is_guard: bool = False) -> Iterator[None]:
-        """Enter a block in which these locals can be named."""
+        """Enter a block in which these locals are visible."""
         outer, self._block = self._block, Block(self._block, is_guard=is_guard)
         self._block.declared.update(declared)
         try:
@@ -87,7 +87,7 @@ class Cursor:
 
     @contextlib.contextmanager
     def in_loop(self, loop: Loop, *, is_reversed: bool = False) -> Iterator[None]:
-        """Enter a loop; ``is_reversed`` where it writes a tape."""
+        """Enter a loop; ``is_reversed``: whether it writes a tape."""
         outer, self._loops = (self._loops, self._reversed), (*self._loops, loop)
         if is_reversed:
             self._reversed = loop

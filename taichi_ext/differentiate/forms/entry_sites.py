@@ -1,4 +1,4 @@
-"""Where a kernel writes entries of a sparse Jacobian: what the host has to know to put them into place.
+"""The sites at which a kernel writes entries of a sparse Jacobian, with the data from which the host places them.
 
 A *site* is a statement that stores or adds a tangent.  Each time it runs it fills one *slot*: a coefficient for each of
 its entries, and the integers that rows and columns depend on and that are not loop variables.  Rows and columns are
@@ -33,7 +33,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Entry:
-    """One number that a site writes: the row is that of a part of the place, the column is one of all columns."""
+    """One number that a site writes: its row, that of a part of the slot, and its column among all columns."""
 
     part: int
     column: Affine
@@ -41,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Group:
-    """The entries of a site whose columns belong to one container; owner None: which one is known at run time."""
+    """The entries of a site whose columns belong to one owner, a container; None if it is only known at run time."""
 
     owner: Key
     entries: tuple[Entry, ...]
@@ -52,10 +52,10 @@ class SiteLoops:
     """The loops around a site.
 
     Attributes:
-        loops: all of them, by what tells them apart.
-        axes: those whose numbers of iterations are known.
-        opened: the number of the first one whose number of iterations is only known at run time.
-        counter: the number of what counts the slots of the site, if that is only known at run time.
+        loops: identifiers of all loops.
+        axes: the loops whose numbers of iterations are known.
+        opened: the number of the open loop, whose number of iterations is only known at run time.
+        counter: the number of the counter of the site's slots, if their number is only known at run time.
     """
 
     loops: tuple[Loop, ...]
@@ -70,18 +70,17 @@ class Site:
 
     Attributes:
         number: among the sites of a kernel, in the order of the text.
-        stage: the top-level statement that it is in, and a step of it: all that one stage reads is older than what it
-            writes.
+        stage: the top-level statement that contains it, and a step of that: a stage never reads its own writes.
         key: the container that it writes to.
-        is_sum: whether it adds to what is there.
+        is_sum: whether it adds to entries rather than replacing them.
         around: the loops around it.
-        is_conditional: whether some slots may not be filled; the integers then end with a mark.
-        is_injective: whether no two slots are of the same row.
+        is_conditional: whether some slots may not be filled; the integers then end with a flag.
+        is_injective: whether no two slots have the same row.
         rows: the row of each part.
         atoms: the integers that each slot keeps.
         groups: the entries by owner.
-        has_rows: whether entries come from rows of tangents, of which any number can be zero.
-        parts: of a Hessian whose entries are a symmetric block in each slot: the part that each column belongs to.
+        has_rows: whether entries come from rows of tangents, which may have zeros anywhere.
+        parts: for a Hessian whose slots are symmetric blocks, the part that each column belongs to.
     """
 
     number: int
@@ -104,12 +103,12 @@ class Site:
 
     @property
     def slots(self) -> int:
-        """How many there are, without those that are only known at run time."""
+        """The number of slots, without counters and open loops."""
         return math.prod(axis.length for axis in self.around.axes)
 
     @property
     def integers(self) -> int:
-        """How many integers a slot keeps."""
+        """The number of integers kept for a slot."""
         return len(self.atoms) + self.is_conditional
 
     def entries(self, owner: Key) -> SiteArray:
@@ -119,15 +118,15 @@ class Site:
 
 @dataclass(frozen=True)
 class EntryTarget:
-    """A container whose tangents are written as entries, or a local with columns of its own.
+    """A container whose tangents are written as entries, or a local with separate columns.
 
     Attributes:
-        key: what tells it apart.
+        key: its identity.
         name: its name in messages.
-        size: how many entries it has.
+        size: its number of entries.
         dtype: their type.
-        is_columns: its entries are columns of their own.
-        opened: the number of an open loop, for each iteration of which there are so many entries.
+        is_columns: whether its entries are separate columns.
+        opened: the number of an open loop; there are ``size`` entries for each of its iterations.
     """
 
     key: Key
@@ -140,7 +139,7 @@ class EntryTarget:
 
 @dataclass(frozen=True)
 class SparseResult:
-    """The entries that a program writes: where, by which columns, and the containers that they are of."""
+    """The entries that a program writes: their sites, columns and containers."""
 
     sites: tuple[Site, ...]
     columns: Columns

@@ -1,4 +1,4 @@
-"""The values of a program in the new one: temporaries hold what several tangents of a statement need."""
+"""The values of a program in the new one: temporaries hold values shared by several tangents of a statement."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from taichi_ext.program import Known, Read, Type, Value, with_children
 
 
 class Expressions:
-    """The values of the current statement, and those that are in temporaries.
+    """The values of the current statement, and those in temporaries.
 
     Args:
-        builder: where temporaries are declared.
-        is_again: whether the new program is differentiated again: what is known of a value does not replace it then.
+        builder: the builder that declares temporaries.
+        is_again: whether the new program is differentiated again; values are then not replaced by their known numbers.
     """
 
     def __init__(self, builder: Builder, *, is_again: bool) -> None:
@@ -20,7 +20,7 @@ class Expressions:
         self.kept: dict[Value, Value] = {}
 
     def begin_statement(self) -> None:
-        """Forget what was evaluated for the statement before."""
+        """Forget the values of the previous statement."""
         self.kept.clear()
 
     def primal(self, node: Value) -> Value:

@@ -1,8 +1,8 @@
 """Tangents as sparse linear forms ``{leaf: coefficient}``.
 
-A leaf is a ``Seed``, one column of the Jacobian, given by a number or an index expression in normal form; or a *row*:
-the tangent of something stored, one number per column; or a seed that is no column, an ``OwnSeed`` or what is
-``Carried``. Coefficients are numbers or values that do not change.
+A leaf is a ``Seed``, one column of the Jacobian, given by a number or an index expression in normal form; or a *row*,
+the stored tangent of an entry, one number per column; or a seed without a column, ``OwnSeed`` or ``Carried``.
+Coefficients are numbers or values that do not change.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Seed:
 
 @dataclass(frozen=True)
 class OwnSeed:
-    """A seed that is no column: an entry of a pixel's position, of a tangent that a rule is given, or a root.
+    """A seed without a column: an entry of a pixel's position, of a tangent of a rule, or a root.
 
-    It has no number, so that no row, slot, shadow or tape can hold it: its coefficients are in registers.
+    It has no number, so no row, slot, shadow or tape can hold it: its coefficients are in registers.
     """
 
     local: Local
@@ -57,7 +57,7 @@ class OwnSeed:
 
 @dataclass(frozen=True)
 class Carried:
-    """The adjoint that a reversed loop carries, as an iteration finds it: no column either."""
+    """The seed of a number carried by a reversed loop, at the start of an iteration; it has no column either."""
 
     local: Local
 
@@ -72,7 +72,7 @@ class RowReader(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """The row of an entry of a container's shadow, or of a local's: ``source`` says of what, ``key`` of which entry."""
+    """The row of the entry ``key`` of a container's shadow, or of a local's; ``source`` is the owner."""
 
     source: Local | Container
     key: int | Affine
@@ -80,7 +80,7 @@ class Row:
     index: Index = field(compare=False, default=0)
     version: int = 0  # of the source when this was read
     loops: tuple[Loop, ...] = ()  # around the place where this was read
-    condition: Value | None = field(compare=False, default=None)  # where it does not hold, there is no tangent
+    condition: Value | None = field(compare=False, default=None)  # the tangent is zero where it does not hold
 
     def __hash__(self) -> int:
         return hash((self.source, self.key))
@@ -91,11 +91,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A coefficient of a row of which either may be infinite.
+    """A coefficient of a row, where the coefficient or the row may be infinite.
 
-    ``may_be_infinite``: the factor; where the row is zero, so is the product. ``is_chosen``: where the factor is zero,
-    so is the product. A choice did not pick the row, whatever it holds. ``is_again``: the product is differentiated
-    again.
+    ``may_be_infinite``: the coefficient may be; where the row is zero, so is the product. ``is_chosen``: where the
+    coefficient is zero, so is the product, since a choice did not pick the row. ``is_again``: whether the product is
+    differentiated again.
     """
 
     factor: Coefficient
@@ -120,17 +120,17 @@ def has_row(form: Form) -> bool:
 
 
 def columns_of(form: Form) -> dict[Seed, Weight]:
-    """The columns of a form, with their coefficients: all but its rows and the seeds that are no columns."""
+    """The columns of a form, with their coefficients: all leaves but its rows and seeds without a column."""
     return {leaf: c for leaf, c in form.items() if isinstance(leaf, Seed)}
 
 
 def unnumbered(form: Form) -> dict[Unnumbered, Weight]:
-    """The seeds of a form that are no columns, with their coefficients."""
+    """The seeds of a form without a column, with their coefficients."""
     return {leaf: c for leaf, c in form.items() if isinstance(leaf, (OwnSeed, Carried))}
 
 
 def numbered(form: Form) -> Form:
-    """The form without the seeds that are no columns: what can be stored in rows."""
+    """The part of a form that can be stored in rows: without seeds that have no column."""
     return {leaf: c for leaf, c in form.items() if isinstance(leaf, (Seed, Row))}
 
 
@@ -154,7 +154,7 @@ def bare(c: Weight) -> Coefficient:
 
 
 def _guarded_as(c: Coefficient, *sources: Weight) -> Weight:
-    """A coefficient with the guards of those that it is made of."""
+    """A coefficient with the guards of its factors or summands."""
     guards = [s for s in sources if isinstance(s, Guarded)]
     if not guards or is_number(c, 0):
         return c
@@ -198,9 +198,9 @@ def negated(form: Form) -> Form:
 
 
 def guarded_scale(form: Form, weight: Coefficient, *, is_again: bool = False) -> Form:
-    """``weight * form`` where a tangent that is zero stays zero although the weight is infinite.
+    """``weight * form``; a zero tangent stays zero even if the weight is infinite.
 
-    ``is_again``: it is differentiated again, so that it stays one operation.
+    ``is_again``: whether it is differentiated again, so that it stays one operation.
     """
     scaled: Form = {}
     for leaf, c in form.items():
@@ -217,7 +217,7 @@ def guarded_scale(form: Form, weight: Coefficient, *, is_again: bool = False) ->
 
 
 def where_nonzero(value: Value, form: Form) -> Form:
-    """``value * form``, nothing where the value is 0, whatever the form is there."""
+    """``value * form``, zero where the value is 0, even if the form is infinite there."""
     scaled: Form = {}
     for leaf, c in form.items():
         product = multiply(value, bare(c))
@@ -242,7 +242,7 @@ def chosen(picks: Iterable[Value | None], forms: list[Form], dtype: Type, *, is_
 
 
 def kept(builder: Builder, c: Weight) -> Weight:
-    """A coefficient as it is now, whatever changes later."""
+    """The current value of a coefficient, in a temporary if it can change."""
     return replace(c, factor=builder.keep(c.factor, "w")) if isinstance(c, Guarded) else builder.keep(c, "w")
 
 
@@ -257,13 +257,13 @@ def materialize(builder: Builder, form: Form) -> Form:
 
 def row_sum(form: Form, column: Coefficient) -> Coefficient | None:
     """One column of the rows of a form, None when it has no rows."""
-    sums: dict[Value | None, Coefficient] = {}  # of the rows that are there by the same condition
+    sums: dict[Value | None, Coefficient] = {}  # of rows with the same condition
     for leaf, c in form.items():
         if is_row(leaf):
             term = times_entry(c, leaf.entry(column))
             sums[leaf.condition] = add(sums[leaf.condition], term) if leaf.condition in sums else term
     total = sums.pop(None, None)
-    for condition, term in sums.items():  # whatever a row and its coefficient are elsewhere
+    for condition, term in sums.items():  # elsewhere a row may be infinite
         term = select(condition, term, 0) if condition is not None else term
         total = term if total is None else add(total, term)
     return total
@@ -276,7 +276,7 @@ def row_value(form: Form, column: Coefficient, dtype: Type) -> Value:
 
 
 def columns_only(form: Form, is_column: Callable[[int], bool]) -> Form:
-    """The part of a form that a shadow has a place for: only seeds that are columns, and numbers within the columns."""
+    """The part of a form that fits into a shadow: its rows, and seeds whose column is in the block."""
     return {
         leaf: c
         for leaf, c in numbered(form).items()

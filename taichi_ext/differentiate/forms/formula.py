@@ -1,4 +1,4 @@
-"""Formulas as they are written on paper: terms with operators, evaluated into temporaries on request."""
+"""Formulas in mathematical notation: terms with operators, evaluated into temporaries on request."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Term:
         return self.formula.operation("eq", self, other)
 
     def kept(self, name: str = "t") -> Term:
-        """The same, evaluated now."""
+        """The same term, evaluated now."""
         return self._with(self.formula.builder.keep(self.value, name))
 
 
@@ -85,7 +85,7 @@ def _value(x: Operand) -> Coefficient:
 
 
 class Formula:
-    """Terms of one real type; what is ``kept`` goes to the builder."""
+    """Terms of one real type; ``kept`` terms are emitted by the builder."""
 
     def __init__(self, builder: Builder, dtype: Type) -> None:
         self.builder = builder

@@ -1,6 +1,6 @@
-"""Purposes of the arrays that a kernel with tangents takes, and owners of the columns of a sparse Jacobian.
+"""Purposes of the arrays of a kernel with tangents, and owners of the columns of a sparse Jacobian.
 
-A container is known by a key that whoever asks for a derivative has given; here are the keys of everything else.
+The key of a container is given in the request for a derivative; here are the keys of everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RETURN, VALUES = Whole.RETURN, Whole.VALUES
 
 
 class OwnArray:
-    """An array of a kernel's own, which holds no tangents of a container."""
+    """An internal array of a kernel, which holds no tangents of a container."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class Scratch(OwnArray):
 
 
 class LaunchArray(OwnArray):
-    """A new one for each launch, also where a launch is repeated."""
+    """An array that is new in each launch, even in a repeated one."""
 
 
 @dataclass(frozen=True)
 class SiteArray(LaunchArray):
-    """An array of a site where entries of a sparse Jacobian are written, or of a loop around it.
+    """An array of a site of a sparse Jacobian, or of a loop around it.
 
     Attributes:
         number: of the site, the loop or the counter.
-        what: it holds.
-        owner: whose columns the entries have; None where that is only known at run time.
+        what: the kind of its contents.
+        owner: the owner of the columns of the entries; None if it is only known at run time.
         key: of the container that the site writes to.
     """
 
@@ -59,16 +59,16 @@ class SiteArray(LaunchArray):
 
 @dataclass(frozen=True)
 class Adjoints(LaunchArray):
-    """The derivatives of an energy with respect to the fields that it is computed from, a number for each column."""
+    """The derivatives of an energy with respect to the fields it is computed from, a number for each column."""
 
 
 ADJOINTS = Adjoints()
-Purpose = Container | Whole | OwnArray  # what an array is for
+Purpose = Container | Whole | OwnArray  # the purpose of an array
 
 
 @dataclass(frozen=True)
 class SumKey:
-    """A local of a kernel that has columns of its own."""
+    """A local of a kernel that has separate columns."""
 
     name: str
     number: int
@@ -76,7 +76,7 @@ class SumKey:
 
 @dataclass(frozen=True)
 class Version:
-    """A container, or such a local, as it is after so many of the stages that write to it: the owner of columns."""
+    """A container, or such a local, after a number of the stages that write to it: an owner of columns."""
 
     of: Key
     number: int

@@ -10,20 +10,20 @@ from taichi_ext.program import Container, Local
 
 
 class Source(Protocol):
-    """The tangent of a local or a container; its version is another one after each change."""
+    """The tangent of a local or a container; each change gives it a new version."""
 
     version: int
 
 
 class RowSources:
-    """The sources of rows by local and container; tangents that are given have none, and do not change."""
+    """The sources of rows by local and container; given tangents have none, and do not change."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
         self._sources: dict[Local | Container, Source] = {}
 
     def add(self, what: Local | Container, source: Source) -> None:
-        """The tangent of a local or container from here on."""
+        """Set the source for a local or container from here on."""
         self._sources[what] = source
 
     def is_stale(self, row: Row) -> bool:

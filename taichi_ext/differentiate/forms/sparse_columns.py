@@ -1,4 +1,4 @@
-"""The columns of a sparse Jacobian: which container each belongs to, and which of them rows of tangents hold."""
+"""The columns of a sparse Jacobian: their owners, and which of them rows of tangents hold."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from taichi_ext.differentiate.forms.keys import Key, Version
 
-FIRST_SPARSE = 1 << 28  # columns from here on are in no row
+FIRST_SPARSE = 1 << 28  # rows do not hold columns from this number on
 LAST_SPARSE = 2**31 - 1
-OPEN_ENTRIES = 1 << 25  # columns of a local in a loop over ranges that are only known at run time, at most
+OPEN_ENTRIES = 1 << 25  # most columns of a local in a loop over ranges that are only known at run time
 
 
 class DenseRowsError(Exception):
-    """Tangents need rows of all columns here: what and why."""
+    """Tangents need rows of all columns; the message gives the reason."""
 
 
 class IntermediatesError(DenseRowsError):
-    """An energy is computed from containers that kernels compute from params; ``sizes`` of them."""
+    """An energy is computed from containers that kernels compute from params; ``sizes`` are their sizes."""
 
     def __init__(self, reason: str, sizes: Mapping[Key, int]) -> None:
         super().__init__(reason)
@@ -31,8 +31,8 @@ class Columns:
     Attributes:
         sizes: the entries of each parameter, in order.
         in_rows: the parameters whose columns rows hold.
-        intermediates: containers whose entries are columns of their own, and their sizes.
-        versions: how many versions of them a kernel reads, where that is more than one.
+        intermediates: containers whose entries are separate columns, and their sizes.
+        versions: the number of their versions that a kernel reads, if more than one.
     """
 
     sizes: dict[Key, int] = field(default_factory=dict)
@@ -42,15 +42,15 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """How many columns rows have."""
+        """The number of columns of rows."""
         return max(1, sum(self.sizes[key] for key in self.in_rows))
 
     def extended(self, in_rows: set[Key], intermediates: dict[Key, int], versions: dict[Key, int]) -> Columns:
-        """The same parameters with what a trace has found out."""
+        """The same parameters, with the columns that a trace needs in addition."""
         return Columns(self.sizes, set(in_rows), dict(intermediates), dict(versions))
 
     def first(self, key: Key) -> int | None:
-        """The first column of a container; None where it has none."""
+        """The first column of a container; None if it has none."""
         return self._numbers().get(key)
 
     def _numbers(self) -> dict[Key, int]:

@@ -1,4 +1,4 @@
-"""Programs for Taichi's own reverse mode: values that it takes for constants, operations that it lacks."""
+"""Programs for Taichi's own reverse mode: constants without a derivative, replacements of missing operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import taichi_ext.program as ir
 from taichi_ext.differentiate.forms.build import cast, literal, operation, select
 from taichi_ext.errors import UnsupportedError
 
-# By type: the factor of a number before it is rounded, and from where on all numbers are whole
+# By type: the factor of a number before it is rounded, and the magnitude from which on all numbers are whole
 _SCALES: dict[ir.Type, tuple[float, float]] = {ir.F64: (2.0**512, 2.0**53), ir.F32: (2.0**64, 2.0**24)}
 
 
@@ -28,10 +28,10 @@ def as_constant(x: ir.Value) -> ir.Value:
 
 
 def with_known_operations(program: ir.Program) -> ir.Program:
-    """The program without the operations that Taichi's reverse mode does not take.
+    """The program without operations that Taichi's reverse mode does not support.
 
     Raises:
-        UnsupportedError: there are no others for one of them.
+        UnsupportedError: an operation has no replacement.
     """
 
     def change(s: ir.Statement) -> ir.Statement:
@@ -57,7 +57,7 @@ def _with_others(value: ir.Value, s: ir.Statement) -> ir.Value:
 
 
 def _rounded(x: ir.Value) -> ir.Value:
-    """The nearest whole number; of two, the one that is farther from 0."""
+    """The nearest whole number; at a tie, the one farther from 0."""
     size = operation("abs", x)
     below = operation("floor", size)
     is_above = operation("ge", operation("sub", size, below), 0.5)

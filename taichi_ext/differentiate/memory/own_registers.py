@@ -1,7 +1,7 @@
-"""The tangents of a local by seeds that are no columns: registers, next to whatever holds its tangents by columns.
+"""Registers for a local's tangents by seeds without a column, in addition to the storage of its columns.
 
-The position of a pixel and the tangents that a rule is given have no number that a row, a slot or an entry of a sparse
-Jacobian could be found by. There are few of them, so each has a register of its own, whatever becomes of the columns.
+The position of a pixel and the tangents of a rule have no number that would identify them in a row, a slot or an entry
+of a sparse Jacobian. There are few of them, so each has a register, however the columns are stored.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class OwnRegisters:
 
     Args:
         walk: the walk.
-        declared: where the local is declared.
-        known: what is planned for the local.
-        before: registers that hold these tangents already, which a loop goes on with.
+        declared: the declaration of the local.
+        known: the plan for the local.
+        before: existing registers of these tangents, which a loop continues.
     """
 
     def __init__(self, walk: Walk, declared: Declaration, known: LocalPlan, before: OwnRegisters | None = None) -> None:
@@ -40,16 +40,16 @@ class OwnRegisters:
         return len(self._registers)
 
     def note(self, seeds: Iterable[Unnumbered]) -> None:
-        """Seeds reach the local: they need registers."""
+        """Note that seeds reach the local and need registers."""
         self._known.require(self._known.facts.with_own(seeds))
 
     @property
     def own_seeds(self) -> list[OwnSeed]:
-        """The seeds that reach the local, but what a loop carries."""
+        """The seeds that reach the local, without carried ones."""
         return [seed for seed in self._known.facts.own if isinstance(seed, OwnSeed)]
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
-        """Drop the local's tangents with respect to these seeds, which a loop declares again in each iteration."""
+        """Drop the tangents with respect to these seeds, which a loop declares again in each iteration."""
         cursor, declared = self._walk.cursor, self._declared
         if declared.loops == cursor.loops or not cursor.block.is_within(declared.block):
             return
@@ -60,7 +60,7 @@ class OwnRegisters:
                     self._walk.builder.assign(self._registers.read(seed, index), zero)
 
     def form(self, index: Index = 0) -> Form:
-        """The tangent of one element as it is now."""
+        """The current tangent of one element."""
         return {**self._registers.form(index)}
 
     def write(self, forms: list[Form], indices: list[Index]) -> None:
@@ -77,7 +77,7 @@ class OwnRegisters:
         self._registers.add(own, index)
 
     def begin(self, seed: Carried) -> None:
-        """The local is what a loop carries: its tangent by itself is 1, and those that it had before go on."""
+        """Make the local carried by a loop: its derivative by its own seed is 1; its other tangents continue."""
         self._walk.builder.assign(self._registers.read(seed), 1)
         self._registers.note_used(seed)
 

@@ -21,9 +21,9 @@ class Registers(Generic[S]):
     """The registers of one local, or arrays of them for each entry of a local array.
 
     Args:
-        builder: where their declarations go.
-        cursor: stands where the local is declared, and moves on.
-        local: whose tangents they hold.
+        builder: the builder of their declarations.
+        cursor: the place of the walk, first at the local's declaration.
+        local: the local whose tangents they hold.
     """
 
     def __init__(self, builder: Builder, cursor: Cursor, local: Local) -> None:
@@ -32,7 +32,7 @@ class Registers(Generic[S]):
         self._cursor = cursor
         self._block = cursor.block
         self._by_seed: dict[S, Local] = {}
-        self._zeros: set[S] = set()  # whose registers hold 0, as far as the block of the declaration has come
+        self._zeros: set[S] = set()  # seeds whose registers hold 0 so far in the declaration's block
 
     def __contains__(self, seed: object) -> bool:
         return seed in self._by_seed
@@ -42,11 +42,11 @@ class Registers(Generic[S]):
 
     @property
     def size(self) -> int:
-        """How many entries the local has."""
+        """The number of entries of the local."""
         return math.prod(self.local.shape)
 
     def declare(self, seed: S, name: str) -> None:
-        """A new register, which holds 0."""
+        """Declare a register with value 0."""
         name, dtype = f"d_{self.local.name}_{name}", self.local.dtype
         is_array = bool(self.local.shape)
         builder = self._builder
@@ -55,12 +55,12 @@ class Registers(Generic[S]):
         self._zeros.add(seed)
 
     def take_over(self, seed: S, other: Registers[S]) -> None:
-        """Go on with the register of a seed that others have."""
+        """Use the register of a seed from other registers."""
         self._by_seed[seed] = other._by_seed[seed]
         other.note_used(seed)
 
     def note_used(self, seed: S) -> None:
-        """The register of a seed is written by others."""
+        """Note that other code writes the register of a seed."""
         self._zeros.discard(seed)
 
     def read(self, seed: S, index: Index = 0) -> Read:
@@ -68,12 +68,12 @@ class Registers(Generic[S]):
         return Read(self._by_seed[seed], (index,) if self.local.shape else ())
 
     def form(self, index: Index = 0) -> dict[S, Weight]:
-        """The coefficients of one entry, but for those that are certain to be 0."""
+        """The coefficients of one entry, except those known to be 0."""
         zeros = self._zeros if self._cursor.block is self._block else ()
         return {seed: self.read(seed, index) for seed in self._by_seed if seed not in zeros}
 
     def write(self, coefficients: Mapping[S, Weight], index: Index) -> None:
-        """Replace the coefficients of one entry; those that are not given are 0."""
+        """Replace the coefficients of one entry; missing ones are set to 0."""
         if self._cursor.block is self._block and not self.local.shape:
             self._zeros.update(self._by_seed)
         self._zeros -= coefficients.keys()

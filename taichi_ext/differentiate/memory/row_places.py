@@ -1,4 +1,4 @@
-"""Where the rows of locals lie: in a local array, in scratch memory, in J."""
+"""Memory for the rows of locals: a local array, scratch memory, or J."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RowMemory:
 
 
 def local_row(builder: Builder, name: str, size: int, dtype: Type, *, is_filled: bool = False) -> RowMemory:
-    """A row in a local array: the fastest to reach, slow to compile when it is long."""
+    """A row in a local array: fastest to access, but slow to compile if long."""
     array = builder.array(name, size, dtype, is_filled=is_filled)
     return RowMemory(lambda k: Read(array, (k if isinstance(k, Value) else int(k),)), is_local=True)
 
@@ -43,7 +43,7 @@ def scratch_row(
 
 
 def placed_row(builder: Builder, number: Value, matrix: ShadowMatrix, *, is_filled: bool) -> RowMemory:
-    """A row of J itself, which an iteration of the parallel loop over all of an output writes to as it goes."""
+    """A row of J itself, written directly by an iteration of the parallel loop over all of an output."""
     number = builder.keep(number, "row")
     memory = RowMemory(lambda k: matrix.entry(number, k))
     return _cleared(builder, matrix.columns, matrix.array.dtype, memory, is_filled=is_filled)
@@ -57,9 +57,9 @@ def _cleared(builder: Builder, size: int, dtype: Type, memory: RowMemory, *, is_
 
 
 def scratch_part(facts: Facts, cursor: Cursor, plan: Plan) -> tuple[int, Coefficient]:
-    """Into how many parts scratch memory is cut, and the number of the iteration's own.
+    """The number of parts of scratch memory, and the number of this iteration's part.
 
-    There is a part for each thread, or for each iteration where those are fewer or threads have no number.
+    There is a part for each thread, or for each iteration if those are fewer or threads cannot be numbered.
     """
     loop, seeds = cursor.parallel_loop, facts.seeds
     if loop is None:

@@ -20,8 +20,8 @@ class Rows:
 
     Args:
         walk: the walk.
-        declared: where the local is declared.
-        memory: where the rows lie.
+        declared: the declaration of the local.
+        memory: the memory of the rows.
     """
 
     def __init__(self, walk: Walk, declared: Declaration, memory: RowMemory) -> None:
@@ -42,14 +42,14 @@ class Rows:
         return add(multiply(index, columns), column)
 
     def write(self, forms: list[Form], indices: list[Index], *, are_zero: bool) -> None:
-        """Replace those parts of rows that are rows, or clear them."""
+        """Replace the rows by the rows of forms, or clear them."""
         keeps = self.keeps(forms, indices)
         if (any(map(has_row, forms)) or not are_zero) and not keeps:
             self.terms.row_loops += 1
             self._walk.builder.loop(self._walk.facts.columns, lambda k: self._write_column(forms, indices, k))
 
     def write_terms(self, terms: list[tuple[Seed, Weight]], index: Index, *, replaces: bool) -> None:
-        """The columns that are left; ``replaces``: where there is one, it is all that the row holds."""
+        """Write the remaining columns of a form; ``replaces``: a single column replaces the whole row."""
         for seed, c in terms:
             target = self.entry(index, self._walk.naming.column(seed))
             value = coefficient(c, self._declared.local.dtype)
@@ -64,7 +64,7 @@ class Rows:
             builder.assign(self.entry(index, k), value)
 
     def keeps(self, forms: list[Form], indices: list[Index]) -> bool:
-        """Whether the rows of each form are just those of the entry itself, once."""
+        """Whether the only row of each form is that of the entry itself, with factor 1."""
         return all(self._keeps(form, index) for form, index in zip(forms, indices, strict=True))
 
     def _keeps(self, form: Form, index: Index) -> bool:
@@ -74,7 +74,7 @@ class Rows:
         return rows[0][0].source is self._declared.local and rows[0][0].key == index
 
     def add(self, form: Form, index: Index, registers: Collection[Seed]) -> None:
-        """Add the rows of a form; ``registers`` hold the others of its columns."""
+        """Add the rows of a form; ``registers`` hold its other columns."""
         if has_row(form):
             self.terms.row_loops += 1
             self._walk.builder.loop(self._walk.facts.columns, lambda k: self._add_column(form, index, k))
@@ -86,7 +86,7 @@ class Rows:
             self._increase(index, k, cast(total, self._declared.local.dtype))
 
     def add_terms(self, terms: list[tuple[Seed, Weight]], index: Index) -> None:
-        """Add the columns that are left."""
+        """Add the remaining columns of a form."""
         is_stored = self._walk.plan.row(self._declared.local).terms >= STORED
         for seed, c in terms:
             column, value = self._walk.naming.column(seed), coefficient(c, self._declared.local.dtype)
@@ -96,6 +96,6 @@ class Rows:
                 self._increase(index, column, value)
 
     def _increase(self, index: Index, column: Value, value: Value) -> None:
-        """Add to one number; atomically where iterations of a parallel loop meet in the local."""
+        """Add to one number; atomically if iterations of a parallel loop share the local."""
         is_shared = self._declared.block.is_kernel and self._walk.cursor.parallel_loop is not None
         self._walk.builder.increase(self.entry(index, column), value, is_shared=is_shared)

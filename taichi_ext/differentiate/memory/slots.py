@@ -17,8 +17,8 @@ class Slots:
     Args:
         walk: the walk.
         local: the local.
-        count: how many there are.
-        no_column: what a slot holds as long as it has no column.
+        count: the number of slots.
+        no_column: the number in a slot without a column.
     """
 
     def __init__(self, walk: Walk, local: Local, count: int, no_column: int) -> None:
@@ -26,7 +26,7 @@ class Slots:
         self._no_column = literal(no_column, I32)
         self._zero = literal(0, local.dtype)
         self._pairs: list[tuple[Read, Read]] = []
-        self._used = 0  # that may hold something by now
+        self._used = 0  # number of slots that may be filled so far
         for n in range(count):
             column = walk.builder.declare(f"column_{n}", self._no_column)
             self._pairs.append((column, walk.builder.declare(f"d_{local.name}_{n}", self._zero)))
@@ -35,11 +35,11 @@ class Slots:
         return len(self._pairs)
 
     def held(self, later: int) -> list[tuple[Read, Read]]:
-        """Those that may hold something, also of what a loop around this place writes ``later``."""
+        """The slots that may be filled, including ``later`` ones that a loop around this place writes."""
         return self._pairs[: max(self._used, later)]
 
     def write(self, terms: list[tuple[Seed, Weight]]) -> None:
-        """Replace what the slots hold."""
+        """Replace the contents of the slots."""
         builder = self._walk.builder
         terms = terms[: len(self._pairs)]
         self._used = max(self._used, len(terms))

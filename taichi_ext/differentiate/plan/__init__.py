@@ -1,1 +1,1 @@
-"""Where tangents are kept, and the names of columns."""
+"""The storage plan of tangents, and the names of columns."""

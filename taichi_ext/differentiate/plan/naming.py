@@ -15,7 +15,7 @@ from taichi_ext.program import I32, Const, Known, Local, Read, Type, Value
 
 
 class SlotOwner(Protocol):
-    """A local with slots, and what is known of it."""
+    """A local with slots, and facts about it."""
 
     @property
     def local(self) -> Local:
@@ -31,7 +31,7 @@ class SlotOwner(Protocol):
 class Naming:
     """The names of columns in one walk; ``parameters`` are the names of parameters by their first columns and sizes.
 
-    ``columns`` is the number that rows have; ``is_held`` says which columns these are: not all in a sparse Jacobian.
+    ``columns`` is the number of columns of rows; ``is_held`` tells them apart from others in a sparse Jacobian.
     """
 
     def __init__(
@@ -46,28 +46,28 @@ class Naming:
         self.builder = builder
         self.indices = indices
         self.owners: dict[Atom, SlotOwner] = {}  # of columns that were read from slots
-        self.conditional: set[Seed] = set()  # that may lie outside of all columns, with a coefficient of 0 then
-        self._keep = keep  # in a temporary of the statement, unless it does not change
+        self.conditional: set[Seed] = set()  # seeds that may be out of range, with a coefficient of 0 then
+        self._keep = keep  # puts a value that may change into a temporary of the statement
         self._parameters = parameters
         self._columns = columns
         self._is_held = is_held
 
     def named(self, column: Coefficient, owner: SlotOwner | None = None) -> Affine:
-        """A column that is known in a local, as a normal form."""
+        """A column held by a local, as a normal form."""
         if isinstance(column, Read):
             if owner is not None:
                 self.owners[column.local] = owner
             return self.indices.name(column.local)
         number = column.constant if isinstance(column, Known) else column
         value = number.value if isinstance(number, Const) else number
-        assert not isinstance(value, Value)  # what is kept is a local or a number
+        assert not isinstance(value, Value)  # a kept value is a local or a number
         return Affine((), int(value))
 
     def slot_owner(self, atom: Atom) -> SlotOwner | None:
         return self.owners.get(atom)
 
     def normal(self, index: Value | int) -> Affine:
-        """An index in normal form; what is not linear in unchanging locals is evaluated now and named."""
+        """An index in normal form; parts that are not linear in unchanging locals are evaluated now and named."""
         if isinstance(index, int):
             return Affine((), index)
         known = self.indices.form(index)
@@ -101,15 +101,15 @@ class Naming:
         return cast(add(total, affine.constant), I32)
 
     def column(self, seed: Seed) -> Value:
-        """The number of a seed's column; one of all columns, whatever is not read in this iteration.
+        """The number of a seed's column, kept in range even for a condition that does not hold.
 
         Raises:
-            TypeError: the seed is no column.
+            TypeError: the seed has no column.
         """
         return self.column_within(seed, 0, self._columns)
 
     def column_within(self, seed: Seed, first: int, size: int) -> Value:
-        """A seed's column, counted from the first of some that come one after the other, and kept within them."""
+        """A seed's column, counted from ``first`` and kept within the ``size`` columns from there."""
         if not isinstance(seed, Seed):
             raise TypeError(f"{seed} is no column")
         number = self.value_of(seed.column + Affine((), -first))
@@ -118,7 +118,7 @@ class Naming:
         return operation("max", 0, operation("min", number, size - 1))
 
     def note_conditional(self, seed: Seed, loops: Iterable[Loop]) -> None:
-        """Take note of a column that a condition may guard: where it does not hold, there may be no such column."""
+        """Note a column that a condition may guard: if that does not hold, the column may be out of range."""
         if seed.is_constant:
             return
         known = span(seed.column, loops)
@@ -126,11 +126,11 @@ class Naming:
             self.conditional.add(seed)
 
     def note_guarded(self, form: Form) -> None:
-        """Take note of the columns of a form that may be outside, with a coefficient of 0 then."""
+        """Note the columns of a form, which may be out of range, with a coefficient of 0 then."""
         self.conditional.update(seed for seed in columns_of(form) if not seed.is_constant)
 
     def is_visible(self, seed: Seed, block: Block) -> bool:
-        """Whether a seed can be named in a block."""
+        """Whether a seed is visible in a block."""
         return all(block.can_name(source_of(atom)) for atom, _ in seed.column.terms)
 
     def seed_name(self, seed: Seed) -> str:

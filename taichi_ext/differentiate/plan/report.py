@@ -1,4 +1,4 @@
-"""The decisions for a kernel and their reasons, for people: storage of tangents, loops, cost of lines."""
+"""The decisions for a kernel and their reasons, as text: storage of tangents, loops, cost of lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTED = frozenset(("add", "sub", "mul", "truediv"))
 
 @dataclass(frozen=True, order=True)
 class Line:
-    """A line of the user's source; of an inlined function with the function and the line of its call."""
+    """A line of the user's source; in an inlined function, with the function and the line of its call."""
 
     number: int
     function: str = ""
@@ -31,9 +31,9 @@ class Line:
 
 @dataclass(frozen=True)
 class LocalChoice:
-    """Where the tangent of a local is: in registers, slots, a row; ``row`` says where that is, if there is one.
+    """The storage of a local's tangent: registers, slots, a row.
 
-    ``row`` is ``LOCAL_ARRAY``, ``SCRATCH``, or the container in whose tangents the row lies.
+    ``row`` is the place of the row: ``LOCAL_ARRAY``, ``SCRATCH``, or the container whose tangents contain it.
     """
 
     name: str
@@ -41,14 +41,14 @@ class LocalChoice:
     registers: int = 0
     slots: int = 0
     row: ir.Container | Key | str | None = None
-    terms: int = ADDED  # how terms go to the row
-    why: str = ""  # it is so
-    notes: tuple[str, ...] = ()  # what else was decided, each with its reason
+    terms: int = ADDED  # how terms are written to the row
+    why: str = ""  # the reason for the storage
+    notes: tuple[str, ...] = ()  # other decisions, each with its reason
 
 
 @dataclass(frozen=True)
 class LoopChoice:
-    """How a parallel loop runs, and why: ``runs serially: ...``; ``number`` counts the parallel loops of a kernel."""
+    """How a parallel loop runs, and why: ``runs serially: ...``; ``number`` is that of the loop in its kernel."""
 
     number: int
     text: str
@@ -60,18 +60,18 @@ class Report:
 
     locals: tuple[LocalChoice, ...] = ()
     loops: tuple[LoopChoice, ...] = ()
-    in_rows: tuple[tuple[Key, str], ...] = ()  # parameters whose columns rows of a sparse Jacobian hold, and for what
+    in_rows: tuple[tuple[Key, str], ...] = ()  # parameters whose columns rows hold, and the reason
     operations: dict[Line, int] = field(default_factory=dict)  # on tangents, each time a line runs
-    accesses: tuple[Access, ...] = ()  # by indices that are not known to lie within
+    accesses: tuple[Access, ...] = ()  # accesses whose indices may be out of range
     edges: tuple[ir.Place, ...] = ()  # conditions that ``pixel`` has found
 
     def placed(self, key_of: Callable[[ir.Container], Key]) -> Report:
-        """The same with the keys of containers in their place."""
+        """The same with containers replaced by their keys."""
         rows = (replace(c, row=key_of(c.row)) if isinstance(c.row, ir.Container) else c for c in self.locals)
         return replace(self, locals=tuple(rows))
 
     def lines(self, columns: int, name_of: Callable[[ir.Container | Key], str]) -> list[str]:
-        """The decisions in words; ``name_of`` gives what the user calls a container."""
+        """The decisions as lines of text; ``name_of`` gives the user's name of a container."""
         locals_ = dict.fromkeys(_of_local(choice, columns, name_of) for choice in self.locals)
         operations = (f"{line}: {count} operations on tangents" for line, count in sorted(self.operations.items()))
         loops = sorted(self.loops, key=lambda loop: loop.number)
@@ -102,11 +102,11 @@ def _of_local(choice: LocalChoice, columns: int, name_of: Callable[[ir.Container
     return f"local {choice.name}, {choice.line}: {'; '.join((*said, *choice.notes))}"
 
 
-# --- what has been planned
+# --- loops and edges
 
 
 def found_edges(body: ir.Body) -> tuple[ir.Place, ...]:
-    """Where the conditions stand that ``pixel`` looks for edges at."""
+    """The places of the conditions at which ``pixel`` looks for edges."""
     found = (s for s in ir.statements(body) if isinstance(s, ir.Boundary) and s.options.get("is_found"))
     return tuple(s.place for s in found if s.place is not None)
 
@@ -125,7 +125,7 @@ def loop_choices(
 
 
 def parallel_loops(body: ir.Body) -> list[ir.For]:
-    """The loops that a kernel runs in parallel, or could, in the order in which they are counted."""
+    """The loops that a kernel runs in parallel, or could, in the order of their numbers."""
     return [s for s in body if isinstance(s, ir.For)]
 
 
@@ -156,7 +156,7 @@ def _count(body: ir.Body, shadows: set[ir.Container], found: Counter[Line], time
 
 
 def _length(loop: ir.For) -> int:
-    """How often a loop over columns runs."""
+    """The number of iterations of a loop over columns."""
     bounds = [d.value for d in loop.domain if isinstance(d, ir.Const)]
     return int(bounds[-1] - (bounds[0] if len(bounds) > 1 else 0)) if bounds else 1
 
@@ -177,7 +177,7 @@ def _is_tangent(target: ir.Read | ir.Load, shadows: set[ir.Container]) -> bool:
 
 
 def _size(value: ir.Value) -> int:
-    """The products and sums of real numbers in an expression; indices are not looked into."""
+    """The number of products and sums of real numbers in an expression, without those in indices."""
     if not isinstance(value, ir.Op) or not value.dtype.is_real:
         return 0
     return (value.name in _COUNTED) + sum(map(_size, ir.children(value)))

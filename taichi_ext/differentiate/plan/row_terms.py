@@ -1,10 +1,10 @@
-"""Rows of locals: which of their terms never meet, and which rows are those of J from the start.
+"""Rows of locals: whether their terms go to distinct entries, and whether a row can be a row of J from the start.
 
-Both are judged at the end of a planning walk that has found nothing else, and again by the next one.
+Both are decided at the end of a planning walk that required nothing else, and checked by the next walk.
 
-* A row of which each entry gets one term at most is *stored* to: nothing is read and added. If each entry does get one
-  before anything reads it, the row is *filled*, and need not be zero before.
-* A local whose row is stored, as it is, to an output of which every row is written once, can have its row there.
+* If each entry of a row gets at most one term, the row is *stored* to: nothing is read and added. If each entry gets
+  exactly one before any read, the row is *filled*, and need not be zero before.
+* If a local's row is stored unchanged to an output every row of which is written once, it can be that row of J.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from taichi_ext.differentiate.forms.forms import Form, Row, Seed, columns_of, ha
 from taichi_ext.differentiate.plan.naming import Naming
 from taichi_ext.program import Container, Local
 
-ADDED = 0  # terms that go to a row are added to what is there
-STORED = 1  # each entry gets one term at most, which can be stored
-FILLED = 2  # and each does get one, before anything reads it: the row need not be zero before
+ADDED = 0  # terms are added to the entries of a row
+STORED = 1  # each entry gets at most one term, which can be stored
+FILLED = 2  # each entry gets exactly one term before any read: the row need not be zero before
 WORDS = {ADDED: "added up", STORED: "stored, each to a column of its own", FILLED: "stored, one to each column"}
 
 
 @dataclass(frozen=True)
 class RowDecision:
-    """How the row of a local is written, and the container in whose tangents it lies, if it does."""
+    """How the row of a local is written, and the container whose tangents contain the row, if any."""
 
     terms: int = ADDED
     container: Container | None = None
 
 
 class Terms:
-    """Findings of one walk about the terms that go to the row of one local.
+    """Findings of one walk about the terms in the row of one local.
 
     Args:
         naming: the names of columns.
-        cursor: stands where the local is declared, and moves on.
-        width: how many columns the row has.
+        cursor: the place of the walk, first at the local's declaration.
+        width: the number of columns of the row.
         is_array: whether the local has several entries, each with a row.
     """
 
@@ -48,7 +48,7 @@ class Terms:
         self._naming, self._cursor = naming, cursor
         self._width, self._is_array = width, is_array
         self._loops, self._block = cursor.loops, cursor.block
-        self.level = FILLED  # what still holds: it only ever gets less
+        self.level = FILLED  # the level found so far; it only decreases
         self.has_any = False
         self.reads = 0
         self.row_loops = 0  # updates of all of the row
@@ -64,28 +64,28 @@ class Terms:
             self.level = min(self.level, STORED)
 
     def note_write(self, *, is_zero: bool) -> None:
-        """The row is replaced; by zeros as the first thing, that is nothing."""
+        """Note that the row is replaced; zeros as the first write do not count."""
         if not is_zero:
             self.level = ADDED
 
     def note_add(self, form: Form, registers: Collection[Seed]) -> None:
-        """A form is added, of which the row has what the registers do not hold."""
+        """Note that a form is added; the row gets the columns that are not in registers."""
         if numbered(form):
             is_first = not self.has_any and not has_row(form)
             self.level = min(self.level, self._level(columns_of(form), registers) if is_first else ADDED)
             self.has_any = True
 
     def _level(self, form: Collection[Seed], registers: Collection[Seed]) -> int:
-        """Whether what is added goes to another entry of the row for each term and each time it runs.
+        """The level of an addition: whether each term goes to a different entry each time it runs.
 
-        So it is where all columns are ``factor * v + c`` with the variable v of the only loop since the row was made,
-        up to variables of the loops around that, and the constants c less than the factor apart. They are all entries
-        where there are as many c as the factor says, and the loop runs once, whole, over as many v as that takes.
+        This holds if all columns are ``factor * v + c`` with the variable v of the only loop since the declaration,
+        up to variables of the loops around that, and the constants c less than the factor apart. The terms fill all
+        entries if there are ``factor`` constants, and the loop runs once, in full, over all values v needed.
         """
         if self._is_array or any(seed in registers for seed in form):
             return ADDED
         if any(seed in self._naming.conditional for seed in form):
-            return ADDED  # with a coefficient of 0, to the column of another term
+            return ADDED  # a coefficient of 0 may go to the column of another term
         loops, outside = self._cursor.loops, len(self._loops)
         around, inner = loops[:outside], loops[outside:]
         fixed = {atom for loop in around for atom in loop.atoms}
@@ -95,7 +95,7 @@ class Terms:
         return self._level_in_loop(columns, inner[0], fixed) if inner else STORED
 
     def _level_in_loop(self, columns: list[Affine], loop: Loop, fixed: set[Atom]) -> int:
-        """The same for columns that differ in their constants alone, ``fixed`` being the variables of loops around."""
+        """The same for columns that differ only in their constants; ``fixed`` are the variables of outer loops."""
         factors, width = dict(columns[0].terms), self._width
         if len(loop.atoms) != 1 or not fixed.issuperset(factors.keys() - set(loop.atoms)):
             return ADDED
@@ -118,7 +118,7 @@ class RowProposals:
         self._candidates: dict[Local, tuple[Terms, Container, tuple[int, int]]] = {}
 
     def note_stored_row(self, local: Local, terms: Terms, version: int, container: Container) -> None:
-        """The row of a local could be the one of a container that it is stored to."""
+        """Note that the row of a local could be that of the container entry it is stored to."""
         self._candidates[local] = (terms, container, (version, terms.reads))
 
     def decisions(
@@ -127,11 +127,11 @@ class RowProposals:
         rows: Mapping[Local, tuple[Terms, int]],
         read: Collection[Container],
     ) -> dict[Local, RowDecision]:
-        """At the end of a walk that found nothing else: how rows are to be written from the next one on.
+        """At the end of a walk that required nothing else: how the next walk writes rows.
 
         Args:
-            known: how they are written in this one.
-            rows: of each local with a row, the terms and how often it has changed.
+            known: how this walk writes them.
+            rows: for each local with a row, the terms and the number of its changes.
             read: the containers whose tangents have been read.
         """
         found: dict[Local, RowDecision] = {}
@@ -141,7 +141,7 @@ class RowProposals:
             candidate = self._candidates.get(local)
             if container is None and candidate is not None:
                 its_terms, place, state = candidate
-                is_left_alone = (version, terms.reads) == state  # after it was stored
+                is_left_alone = (version, terms.reads) == state  # unchanged since it was stored
                 container = place if is_left_alone and its_terms is terms and place not in read else None
             level = terms.found if local not in known else min(before.terms, terms.found)
             found[local] = RowDecision(level, container)
@@ -149,6 +149,6 @@ class RowProposals:
 
 
 def only_row(form: Form) -> Row | None:
-    """The row that is, once, all the rows of a form."""
+    """The only row of a form, with factor 1; None otherwise."""
     rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
     return rows[0][0] if len(rows) == 1 and is_number(rows[0][1], 1) else None

@@ -1,4 +1,4 @@
-"""The columns of a sparse Jacobian in one walk: their numbers, whose they are, and which of them rows hold."""
+"""The columns of a sparse Jacobian in one walk: their numbers and owners, and which of them rows hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taichi_ext.differentiate.forms.sparse_columns import FIRST_SPARSE, Columns,
 from taichi_ext.differentiate.plan.storage_plan import Plan
 from taichi_ext.program import Container, Local
 
-MOST_IN_ROWS = 4096  # columns that rows may have
+MOST_IN_ROWS = 4096  # most columns of rows
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class SparseSeeds:
         columns: its columns.
         outputs: the keys of its outputs.
         keys: those of containers and locals.
-        starts: of a Hessian, whose output is a gradient: the row of the first entry of each parameter.
-        has_whole_blocks: whether the symmetric blocks of a Hessian are written with their zeros.
+        starts: for a Hessian, whose output is a gradient, the row of the first entry of each parameter.
+        has_whole_blocks: whether the symmetric blocks of a Hessian are written including zeros.
     """
 
     columns: Columns
@@ -35,7 +35,7 @@ class SparseSeeds:
     has_whole_blocks: bool = False
 
     def has_entries(self, container: Container, intermediates: Mapping[Key, int]) -> bool:
-        """Whether what is stored to a container are entries of sparse rows."""
+        """Whether stores to a container are entries of sparse rows."""
         return self.keys.get(container) in self.outputs or self.keys.get(container) in intermediates
 
 
@@ -51,11 +51,11 @@ class Numbering:
         self._owners: dict[Affine, frozenset[Key]] = {}
 
     def has_entries(self, container: Container) -> bool:
-        """Whether what is stored to a container are entries of sparse rows in this walk."""
+        """Whether stores to a container are entries of sparse rows in this walk."""
         return self.asked.has_entries(container, self.columns.intermediates)
 
     def first(self, what: Local | Container) -> int | None:
-        """The first column of a container or local; None where it has none."""
+        """The first column of a container or local; None if it has none."""
         key = self.asked.keys.get(what)
         return self.columns.first(Version(key, 0) if key in self.columns.intermediates else key)
 
@@ -74,23 +74,23 @@ class Numbering:
         return {Seed(column): 1}
 
     def owner(self, column: Affine) -> Key:
-        """The container of a column, None where that is only known at run time."""
+        """The owner of a column; None if it is only known at run time."""
         owners = self.owners(column)
         return next(iter(owners)) if len(owners) == 1 else None
 
     def owners(self, column: Affine) -> frozenset[Key]:
-        """The containers that a column can be of."""
+        """The possible owners of a column."""
         if not column.is_constant:
             return self._owners.get(column, frozenset())
         return frozenset(key for first, end, key in self._ranges if first <= column.constant < end)
 
     def note_owners(self, column: Affine, owners: AbstractSet[Key]) -> None:
-        """Take note of whose column this may be."""
+        """Note the possible owners of a column."""
         if not column.is_constant:
             self._owners[column] = self.owners(column) | owners
 
     def no_column(self, owner: Key) -> int:
-        """The number in a slot without a column yet: a column that rows have, where the slot may be added to a row."""
+        """The number in a slot without a column: one that rows have, if the slot may be added to a row."""
         return self.columns.first(owner) or 0 if owner in self.columns.in_rows else -1
 
     def has_sparse(self, form: Form) -> bool:
@@ -106,15 +106,15 @@ class Numbering:
         """Whether a column is, by its number, one of those that rows hold."""
         return column.is_constant and column.constant < self.columns.width
 
-    # --- what the plan has to have
+    # --- requirements of the plan
 
     def require_columns(self, key: Key, size: int) -> None:
-        """The entries of a container are to be columns of their own."""
+        """Require that the entries of a container are separate columns."""
         if self._plan.columns.intermediates.get(key) != size:
             self._plan.columns.intermediates.require(key, size)
 
     def require_rows(self, column: Affine, local: Local) -> None:
-        """Rows are to hold a column: that of a term which is added to the row of a local."""
+        """Require that rows hold a column, whose term is added to the row of a local."""
         owner = self.owner(column)
         if owner is None or owner not in self.columns.sizes:
             raise DenseRowsError(

@@ -1,4 +1,4 @@
-"""Facts about the tangents that reach a local, and how much of them is kept in registers, slots or a row."""
+"""Facts about the tangents that reach a local, and the limits of registers, slots and rows."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from taichi_ext.differentiate.forms.keys import Key
 from taichi_ext.program import Local, Statement
 
 MAX_LOCAL_ARRAY = 512
-SHORTEST_ROW = 8  # columns from which on rows are worth their loops in kernels of many statements
-MOST_GROWTHS = 8  # walks that find more slots than the one before: where each adds some, there is no end to it
+SHORTEST_ROW = 8  # least columns for which rows are worth their loops in kernels of many statements
+MOST_GROWTHS = 8  # most walks in which slots grow: a local that gets slots in each walk would never end
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many coefficients a stored tangent may have before it becomes a row of all columns; where rows are."""
+    """Limits on the coefficients of a stored tangent, beyond which it becomes a row; limits on rows."""
 
     registers: int = 24
-    next_to_row: int = 8  # registers: what has a row as well is a loop over all columns, and a line for each register
+    next_to_row: int = 8  # registers in addition to a row; each use costs a loop over columns, and a line each
     slots: int = 8
-    local_array: int = MAX_LOCAL_ARRAY  # of longer ones, rows are in scratch memory
-    statements: int = 1500  # of a kernel with its tangents: each register is one more wherever its local occurs
+    local_array: int = MAX_LOCAL_ARRAY  # longer rows are in scratch memory
+    statements: int = 1500  # of a kernel with tangents; each register adds one wherever its local occurs
 
     def within(self, statements: int, columns: int) -> Limits:
-        """The limits for a kernel of so many statements: if they are too many, rows take the place of registers."""
+        """The limits for a kernel; if it has too many statements, rows replace registers."""
         if statements <= self.statements or columns < SHORTEST_ROW:
             return self
         return replace(self, registers=min(self.registers, columns // 2), next_to_row=0)
 
 
 MANY = 1 << 30
-SPARSE = Limits(256, 256, slots=64, statements=MANY)  # of sparse Jacobians: only few columns can be in rows
+SPARSE = Limits(256, 256, slots=64, statements=MANY)  # for sparse Jacobians: only few columns can be in rows
 STRATEGIES = {
     "auto": Limits(),
     "sparse": Limits(MANY, MANY, slots=64, statements=MANY),
@@ -43,22 +43,22 @@ STRATEGIES = {
 
 @dataclass(frozen=True)
 class StorageFacts:
-    """Facts about the tangents that reach one local: with each form that is written, it stays or grows.
+    """Facts about the tangents that reach one local; they only grow with each form that is written.
 
     ``StorageFacts().with_form({x[0]: 2, x[n]: 3}, ...)`` for a local outside of the loop over n has ``x[0]`` among its
-    seeds, and one slot for ``x[n]``, which only the loop can name.
+    seeds, and one slot for ``x[n]``, which is only visible in the loop.
 
     Attributes:
-        seeds: those that can be named where the local is declared, in the order in which they were met.
-        own: those that are no columns.
-        slots: the most other columns of one form.
-        why_row: why the local needs a row; empty where it needs none.
-        owners: the containers whose columns are in slots of a sparse Jacobian.
-        register_owners: and those of which registers are.
-        in_loops: the slots that are written in loops that start later.
-        sources: the locals whose slots hold the columns that have been written to this one.
-        begun_with: the slots at the start of the last walk.
-        growths: the walks that started with more slots than the one before.
+        seeds: seeds that are visible at the local's declaration, in the order found.
+        own: seeds without a column.
+        slots: the largest number of other columns in one form.
+        why_row: why the local needs a row; empty if it needs none.
+        owners: the owners of columns in slots, for a sparse Jacobian.
+        register_owners: the owners of columns in registers.
+        in_loops: the number of slots written in loops that start later.
+        sources: the locals whose slots hold columns that were written to this one.
+        begun_with: the number of slots at the start of the last walk.
+        growths: the number of walks that started with more slots than the one before.
     """
 
     seeds: Mapping[Seed, None] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class StorageFacts:
         return bool(self.why_row)
 
     def begun(self) -> StorageFacts:
-        """The same where another walk starts."""
+        """The same facts at the start of another walk."""
         if self.slots == self.begun_with:
             return self
         return replace(self, begun_with=self.slots, growths=self.growths + (self.slots > self.begun_with))
@@ -92,7 +92,7 @@ class StorageFacts:
         loop: Statement | None,
         grows: bool,
     ) -> StorageFacts:
-        """The same with a form that is written, in a loop that starts after the local or not."""
+        """The facts after a form is written, perhaps in a loop that starts after the local."""
         columns = columns_of(form)
         outer = {seed: None for seed in columns if seed.is_constant or is_visible(seed)}
         inner = len(columns) - len(outer)
@@ -109,18 +109,18 @@ class StorageFacts:
         return new
 
     def with_own(self, seeds: Iterable[Unnumbered]) -> StorageFacts:
-        """The same with seeds that are no columns."""
+        """The facts with more seeds without a column."""
         own = {**self.own, **dict.fromkeys(seeds)}
         return self if len(own) == len(self.own) else replace(self, own=own)
 
     def with_owners(self, inner: AbstractSet[Key], registers: Mapping[Seed, frozenset[Key]]) -> StorageFacts:
-        """The same with the containers whose columns come into slots and registers of a sparse Jacobian."""
+        """The facts with more owners of columns in slots and registers of a sparse Jacobian."""
         owners, known = self.owners | inner, {**self.register_owners, **registers}
         is_known = owners == self.owners and known == self.register_owners
         return self if is_known else replace(self, owners=owners, register_owners=known)
 
     def with_sources(self, sources: AbstractSet[Local]) -> StorageFacts:
-        """The same with locals whose columns come into slots of this one."""
+        """The facts with more locals whose columns are written to slots of this one."""
         return self if sources <= self.sources else replace(self, sources=self.sources | sources)
 
     def is_full(self, limits: Limits) -> bool:
@@ -129,7 +129,7 @@ class StorageFacts:
 
 
 def _row_reason(facts: StorageFacts, form: Form, limits: Limits, *, grows: bool) -> str:
-    """Why a local needs a row now that a form is written to it; ``grows`` where each iteration adds columns."""
+    """Why a local needs a row after a form is written; ``grows``: whether each iteration adds columns."""
     if has_row(form):
         return "it is made of other rows"
     if grows:

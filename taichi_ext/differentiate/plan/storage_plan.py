@@ -1,8 +1,8 @@
-"""Where the tangents of a program are kept, and why: found out in one pass, taken as it is by the next.
+"""The storage of a program's tangents, with reasons: drafted by the planning pass, fixed for the emitting pass.
 
-Both passes go over the same statements with the same code. What it needs, it *requires* of the plan: the ``Draft`` of
-the planning pass takes it down, and the ``StoragePlan`` of the emitting pass, which cannot grow, compares. So a local
-that was not planned is an internal error, never a wrong derivative. Of
+Both passes run the same code over the same statements. The code *requires* entries of the plan: the ``Draft`` of the
+planning pass records them, and the ``StoragePlan`` of the emitting pass, which cannot grow, compares them. So a local
+that was not planned is an internal error, never a wrong derivative. For
 
     for i in y:
         s = 0.0
@@ -32,15 +32,15 @@ V = TypeVar("V")
 
 
 class UnplannedError(Exception):
-    """The emitting pass needs what its plan does not have: of what, and for which local, loop or container."""
+    """The emitting pass needs an entry that its plan lacks, in a table and for a local, loop or container."""
 
 
 class Table(Mapping[K, V]):
     """One table of the plan, by local, loop or container.
 
     Args:
-        name: what the table is of.
-        known: what it has at the start.
+        name: the name of the table.
+        known: its initial entries.
     """
 
     def __init__(self, name: str, known: Mapping[K, V] | None = None) -> None:
@@ -60,17 +60,17 @@ class Table(Mapping[K, V]):
         return len(self._known)
 
     def note(self, key: K, value: V) -> None:
-        """Require something for a key, unless there is something already."""
+        """Require a value for a key, unless it has one already."""
         if key not in self._known:
             self.require(key, value)
 
     @abstractmethod
     def require(self, key: K, value: V) -> None:
-        """Have exactly this for a key."""
+        """Require exactly this value for a key."""
 
     @abstractmethod
     def drop(self, key: K) -> None:
-        """Have nothing for a key."""
+        """Remove the value of a key."""
 
 
 class DraftTable(Table[K, V]):
@@ -84,7 +84,7 @@ class DraftTable(Table[K, V]):
 
 
 class FrozenTable(Table[K, V]):
-    """A table that raises where something else is required."""
+    """A table that raises if another value is required."""
 
     def require(self, key: K, value: V) -> None:
         if key not in self._known or self._known[key] != value:
@@ -96,7 +96,7 @@ class FrozenTable(Table[K, V]):
 
 
 def _described(key: object) -> str:
-    """The local, loop or container that a key of a table stands for."""
+    """The description of a key: a local, loop or container."""
     if isinstance(key, StorageKey):
         return _described(key.local)
     if isinstance(key, (Local, Container)):
@@ -108,7 +108,7 @@ def _described(key: object) -> str:
 
 @dataclass(frozen=True)
 class StorageKey:
-    """One storage of a local: in an iteration of a reversed loop, it has another one than before."""
+    """The key of a storage of a local: in an iteration of a reversed loop, the local has another one than before."""
 
     local: Local
     loop: Statement | None = None
@@ -117,7 +117,7 @@ class StorageKey:
 
 @dataclass(frozen=True)
 class TapeSum:
-    """The sum that one of the loops over the tape of a reversed loop adds up."""
+    """The key of a sum that a loop over the tape of a reversed loop computes."""
 
     loop: Statement
     number: int
@@ -130,10 +130,10 @@ class ColumnsPlan:
     Attributes:
         in_rows: the parameters whose columns rows hold, and the locals that need them.
         intermediates: containers whose entries are columns, and their sizes.
-        versions: how many versions of them are read.
-        sums: locals that have columns of their own, and their numbers.
-        no_sums: those that cannot have them, and why.
-        counters: how many counters a loop has that counts what it writes.
+        versions: the number of their versions that are read.
+        sums: locals that have separate columns, and their numbers.
+        no_sums: locals that cannot have them, and why.
+        counters: the number of counters of each loop that counts the slots it writes.
     """
 
     in_rows: Table[Key, str]
@@ -144,7 +144,7 @@ class ColumnsPlan:
     counters: Table[Statement, int]
 
     def give_up_sum(self, local: Local, why: str) -> None:
-        """A local that had columns of its own gets none."""
+        """Take separate columns away from a local."""
         number = self.sums.get(local)
         self.no_sums.note(local, why)
         if number is not None:
@@ -155,18 +155,18 @@ class ColumnsPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The requirements of the parts of a pass.
+    """The tables of requirements of a pass.
 
     Attributes:
-        storages: of the locals that change: what reaches them.
-        accumulated: locals whose tangent is accumulated where they are declared, and why.
-        own_rows: locals that do not change and have a row of their own, and why.
+        storages: facts about the tangents that reach locals that change.
+        accumulated: locals whose tangent is accumulated at their declaration, and why.
+        own_rows: locals that do not change but have a row, and why.
         indexed: vectors that do not change and are indexed at run time, and where.
         serial: parallel loops that keep the order of their iterations, and why.
-        rows: how the rows of locals are written, and where they lie.
+        rows: how the rows of locals are written, and their memory.
         reversed_loops: loops that may be accumulated backwards, and what they carry.
-        forward: those of them that go forward after all, and why.
-        tape_widths: the numbers that each iteration of a reversed loop keeps.
+        forward: those of them that are accumulated forward after all, and why.
+        tape_widths: the count of numbers that each iteration of a reversed loop keeps.
         tape_sums: the sums of the loops over a tape.
         columns: those of a sparse Jacobian.
     """
@@ -188,7 +188,7 @@ class Plan:
         return loop in self.reversed_loops and loop not in self.forward
 
     def key(self, local: Local) -> StorageKey:
-        """The storage of a local that is declared: before the loop, where a reversed loop carries it."""
+        """The key of the storage of a declared local; if a reversed loop carries it, of the one before the loop."""
         is_carried = any(local in carried for s, carried in self.reversed_loops.items() if s not in self.forward)
         return StorageKey(local, is_before=is_carried)
 
@@ -197,13 +197,13 @@ class Plan:
         return self.rows.get(local, RowDecision())
 
     def keep_order(self, loop: Loop | None, why: str) -> None:
-        """The order of the iterations matters: if this is a parallel loop, it must run serially."""
+        """Require the order of iterations: a parallel loop must run serially."""
         if loop is not None and loop.is_parallel:
             self.serial.note(loop.statement, why)
 
 
 class LocalPlan:
-    """The plan for one storage, as far as the pass has come."""
+    """The plan for one storage, at the current state of the pass."""
 
     def __init__(self, plan: Plan, key: StorageKey) -> None:
         self._storages = plan.storages
@@ -220,7 +220,7 @@ class LocalPlan:
         return self._storages.get(self._key, _NOTHING)
 
     def require(self, facts: StorageFacts) -> None:
-        """These are the facts from here on: those of before with what is written."""
+        """Replace the facts by those after a write."""
         if facts is not self.facts:
             self._storages.require(self._key, facts)
 
@@ -230,14 +230,14 @@ _NOTHING = StorageFacts()
 
 @dataclass(frozen=True)
 class DraftState:
-    """A draft at one time: all of it, and the part that the numbers of columns depend on."""
+    """The state of a draft: all of it, and the part that the numbers of columns depend on."""
 
     tables: list[dict[Any, Any]]
     columns: list[dict[Any, Any]]
 
 
 class Draft(Plan):
-    """The plan as it is found out: its tables are of the kind that grows."""
+    """The plan under construction: its tables record requirements."""
 
     @classmethod
     def empty(cls) -> Draft:
@@ -246,12 +246,12 @@ class Draft(Plan):
         return cls(**{name: DraftTable(name) for name in _names(Plan)}, columns=columns)
 
     def begin_walk(self) -> None:
-        """The statements are gone over once more."""
+        """Start another walk over the statements."""
         for key, facts in list(self.storages.items()):
             self.storages.require(key, facts.begun())
 
     def state(self) -> DraftState:
-        """The present findings of the walks; choices made between walks are not compared."""
+        """The current requirements, for comparison; choices made between walks are left out."""
         names = [name for name in _names(Plan) if name not in ("rows", "tape_sums")]
         counters = dict(self.columns.counters)
         return DraftState(
@@ -260,7 +260,7 @@ class Draft(Plan):
         )
 
     def forget_columns(self) -> None:
-        """Columns get other numbers: what was found out about those of before does not hold."""
+        """Forget facts that name columns, after these get other numbers."""
         for key in list(self.storages):
             self.storages.drop(key)
         for local in list(self.own_rows):
@@ -275,18 +275,18 @@ class Draft(Plan):
 
 @dataclass(frozen=True)
 class StoragePlan(Plan):
-    """The findings, complete: nothing can be added.
+    """The complete plan: nothing can be added.
 
     Attributes:
-        locals: where the tangent of each local is, for people.
-        walks: how often the statements were gone over.
+        locals: the storage of each local's tangent, for reports.
+        walks: the number of walks over the statements.
     """
 
     locals: tuple[LocalChoice, ...] = ()
     walks: int = 0
 
     def loop_notes(self) -> dict[Statement, str]:
-        """How the loops are differentiated that may be reversed, and why."""
+        """How loops that may be reversed are differentiated, and why."""
         return {s: self._loop_note(s, carried) for s, carried in self.reversed_loops.items()}
 
     def _loop_note(self, s: Statement, carried: tuple[Local, ...]) -> str:
@@ -297,5 +297,5 @@ class StoragePlan(Plan):
 
 
 def _names(plan: type[Plan] | type[ColumnsPlan]) -> list[str]:
-    """The tables of a plan."""
+    """The names of the tables of a plan."""
     return [f.name for f in fields(plan) if f.name != "columns"]

@@ -10,11 +10,11 @@ its derivative where singular values are equal.)  For a symmetric A = Q L Q^T, `
 For A = R P, ``R^T dA - dA^T R = Omega P + P Omega`` with ``dR = R Omega``.  For A x = b, ``A dx = db - dA x``, and
 ``d(A^-1) = -A^-1 dA A^-1``.
 
-Where two singular values are equal, the vectors that belong to them are only determined up to a rotation.  It is taken
-not to change, and S gets the off-diagonal entries that make up for it: U S V^T, V S V^T, U S U^T and U V^T keep their
-exact derivatives there; a function of the diagonal of S alone, put between U and V, does not.  Where two eigenvalues of
-a symmetric matrix are equal and the tangent would part them, that of the eigenvectors is infinite, and so it is here;
-eigenvalues and their symmetric functions keep their derivatives.
+Where two singular values are equal, their vectors are only determined up to a rotation.  It is assumed not to change,
+and S gets off-diagonal entries to compensate: U S V^T, V S V^T, U S U^T and U V^T keep their exact derivatives there; a
+function of the diagonal of S alone, put between U and V, does not.  Where two eigenvalues of a symmetric matrix are
+equal and the tangent would separate them, the derivative of the eigenvectors is infinite, as it is here; eigenvalues
+and their symmetric functions keep their derivatives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from taichi_ext.differentiate.forms.formula import Formula, Term
 from taichi_ext.program import Call, Local, Place, Read, Tensor, Value
 
 Grid = list[list[Any]]
-Partials = Callable[[int], list[Any]]  # of all results, in order, by entry n of the arguments; None for 0
+Partials = Callable[[int], list[Any]]  # of all results, in order, with respect to entry n of the arguments; None for 0
 
 
 def partials_of(builder: Builder, call: Call, args: list[tuple[Value, ...]]) -> Partials | None:
@@ -111,7 +111,7 @@ def _svd(c: _Context) -> Partials:
         return _flat(_times(u, turn_u)) + _flat(ds) + _flat(_times(v, turn_v))
 
     def _shared(w: Grid, i: int, j: int) -> Any:
-        """The rest of the turning of U and V where two singular values are equal."""
+        """The remaining part of the rotation of U and V where two singular values are equal."""
         return f.select(gaps[i, j].equals(0), (w[i][j] + w[j][i]) * 0.5, 0)
 
     return differential
@@ -184,7 +184,7 @@ def _inverse(c: _Context) -> Partials:
 
 
 def _atan2(c: _Context) -> Partials:
-    """Entry by entry; Taichi computes it of vectors in float32, so that it stays a call on vectors."""
+    """Entry by entry; Taichi computes it for vectors in float32, so it stays a call on vectors."""
     first, second = ([c.entry(v).kept() for v in group] for group in c.args)
     count = max(len(first), len(second))
 

@@ -4,9 +4,9 @@ A line gives the partials, one per argument: a number, or a function of the argu
 ``kind`` says how partials meet tangents:
 
 * ``smooth``: the product, accumulated in reverse within a statement.
-* ``singular``: a partial can be infinite where the operation is finite (sqrt at 0); a tangent that is zero stays zero.
+* ``singular``: a partial can be infinite where the operation is finite (sqrt at 0); a zero tangent stays zero.
 * ``choice``: one of the arguments is picked, and its tangent; ``picks`` gives one condition per argument.
-* ``guarded``: the product of a tangent that may be zero and a partial that may be infinite, differentiated again.
+* ``guarded``: the product of a possibly zero tangent and a possibly infinite partial, differentiated again.
 
 Kinks follow Taichi: ``abs'(0) = 0``; at a tie, max and min take the right-hand operand; ``x % y`` has the partials
 1 and ``-floor(x / y)``.
@@ -43,7 +43,7 @@ class Rule:
     partials: tuple[Partial, ...]
     kind: str = "smooth"
     picks: Callable[..., tuple[Value | None, ...]] | None = None
-    takes: str = "a"  # what the partials need: the arguments "a", the result "o", both "ao", nothing ""
+    takes: str = "a"  # inputs of the partials: the arguments "a", the result "o", both "ao", none ""
 
 
 def _div(a: Coefficient, b: Coefficient) -> Value:
@@ -118,21 +118,21 @@ _TABLE = [
     Rule("select", (None, 1, 1), kind="choice"),
     Rule(GUARDED, (None, None), kind="guarded"),
     Rule(GUARDED_BOTH, (None, None), kind="guarded"),
-    # not 0 at 0: a second derivative that is infinite there is not taken for 0
+    # not 0 at 0: there the second derivative is infinite, and must not become 0
     Rule(INVERSE, (lambda a, o: negative(_div(1.0, _square(a))),)),
 ]
 RULES = {rule.name: rule for rule in _TABLE}
 _SQUARE = Rule("square", (lambda a, b, o: multiply(2, a), 0))  # x * x: one argument, twice
 
 
-# a norm: where it is 0, so are the tangents of the squares, whatever the tangents of the numbers
+# a norm: where it is 0, the tangents of the squares are 0 for any tangents of the numbers
 _NORM = Rule("norm", (lambda a, o: select(operation("eq", o, 0.0), 0.0, _div(0.5, o)),), takes="o")
 
 
-# For a second differentiation: where a tangent or exponent is 0, its own derivative need not be
+# For a second differentiation: where a tangent or exponent is 0, its derivative may be nonzero
 _AGAIN = {
     "pow": Rule("pow", (lambda a, b, o: _pow_base_again(a, b, o), _pow_exponent), kind="singular", takes="ao"),
-    "log": replace(RULES["log"], kind="smooth"),  # infinite itself where its partial is
+    "log": replace(RULES["log"], kind="smooth"),  # the value is infinite where the partial is
     "rsqrt": replace(RULES["rsqrt"], kind="smooth"),
 }
 _NORM_AGAIN = replace(_NORM, partials=(lambda a, o: multiply(0.5, operation(INVERSE, o)),))
@@ -145,9 +145,9 @@ def _pow_base_again(a: Value, b: Value, o: Value) -> Coefficient:
 
 
 def rule_of(op: Op, definition: Callable[[Value], Value], *, is_again: bool = False) -> Rule | None:
-    """The line for an operation on these arguments; ``definition`` follows a local that does not change.
+    """The line for an operation; ``definition`` gives the definition of a local that does not change.
 
-    ``is_again``: the partials are differentiated again.
+    ``is_again``: whether the partials are differentiated again.
     """
     rule = _AGAIN.get(op.name, RULES.get(op.name)) if is_again else RULES.get(op.name)
     if rule is None:
@@ -165,7 +165,7 @@ def rule_of(op: Op, definition: Callable[[Value], Value], *, is_again: bool = Fa
 
 
 def is_same(a: Value, b: Value) -> bool:
-    """Whether two operands are one value."""
+    """Whether two operands are the same value."""
     if a is b:
         return True
     return isinstance(a, Read) and isinstance(b, Read) and a.local is b.local and not a.index and not b.index
@@ -179,7 +179,7 @@ def _is_sum_of_squares(x: Value, definition: Callable[[Value], Value]) -> bool:
 
 
 def sign_of(x: Value, definition: Callable[[Value], Value]) -> float:
-    """1 for what is certainly positive, 0 for what is certainly not negative, else -1."""
+    """1 for a value known to be positive, 0 for one known to be nonnegative, else -1."""
     x = definition(x)
     if isinstance(x, Const):
         return (x.value > 0) - (x.value < 0)

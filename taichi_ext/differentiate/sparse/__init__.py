@@ -1,1 +1,1 @@
-"""Entries of sparse Jacobians: sites, slots, locals with columns of their own."""
+"""Entries of sparse Jacobians: sites, slots, locals with separate columns."""

@@ -1,9 +1,9 @@
-"""Tangents that go into a sparse Jacobian: each store or addition writes its entries instead of a row of all columns.
+"""Tangents in a sparse Jacobian: each store or addition writes its entries instead of a row of all columns.
 
-Containers whose tangents are written as entries (the outputs, and what carries columns that no row can hold) have no
-shadow. What is read from them is a column of its own: the host multiplies the entries of one stage with the rows that
-the containers had before it. So a stage must not read what it has written itself, but for an entry that the same
-iteration stored before.
+Containers whose tangents are written as entries (outputs, and containers with columns that no row can hold) have no
+shadow. An entry that is read from them is a separate column: the host multiplies the entries of one stage with the
+rows that the containers had before it. So a stage must not read its own writes, except for an entry that the same
+iteration has stored before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EntryWriter:
         self.counts = counts
         self._sources = sources
         self.sites: list[Site] = []
-        self._steps: dict[Key, set[tuple[int, int]]] = {}  # in which each container is written, by stage
+        self._steps: dict[Key, set[tuple[int, int]]] = {}  # steps in which each container is written
         self.containers: dict[Key, EntryTarget] = {}
         self.stage = 0  # the number of the top-level statement
         self._reads: list[Access] = []
@@ -70,19 +70,19 @@ class EntryWriter:
         return SparseResult(tuple(self.sites), self.numbering.columns, self.containers)
 
     def check(self) -> None:
-        """Raise where the order of reads and writes is one that sparse rows cannot follow."""
+        """Raise if sparse rows cannot follow the order of reads and writes."""
         check_order(self._reads, self._writes)
 
     # --- reading
 
     def seed(self, key: Key, row: Affine, size: int) -> Form:
-        """The tangent of an entry that is a column: of the version that the stages before this one have left."""
+        """The tangent of an entry that is a column: of the container's version before this stage."""
         return self.numbering.seed(key, row, size, self.versions(key, (self.stage, 0)))
 
     def versions(self, key: Key, before: tuple[int, int]) -> int:
-        """How many versions of a container, but for the first, there are before a step: one for each that writes to it.
+        """The number of versions of a container before a step, without the first: one for each step that writes it.
 
-        The host counts the same steps, those of the sites.
+        The host counts the same steps, from the sites.
         """
         return sum(step < before for step in self._steps.get(key, ()))
 
@@ -109,7 +109,7 @@ class EntryWriter:
         return self.seed(target.key, row, target.size)
 
     def _block(self) -> Block:
-        """The block of the statement: where an index is guarded, what is read by the same index is guarded, too."""
+        """The block of the statement, without a guard: reads by the same index are guarded, too."""
         block = self.walk.cursor.block
         return block.outer if block.is_guard and block.outer is not None else block
 
@@ -118,7 +118,7 @@ class EntryWriter:
         return any(is_row(leaf) and self._sources.is_stale(leaf) for leaf in form)
 
     def _is_open(self, block: Block) -> bool:
-        """Whether a block is around this place."""
+        """Whether the current place is in a block."""
         here = self.walk.cursor.block
         while here is not None and here is not block:
             here = here.outer
@@ -154,14 +154,14 @@ class EntryWriter:
             self._note(target.key, row, is_injective, is_sum=True)
 
     def next_step(self) -> int:
-        """The number of the next step in which locals that have columns of their own are written."""
+        """The number of the next step in which locals with separate columns are written."""
         self._order += 1
         return self._order
 
     def write_sum(
         self, target: EntryTarget, rows: list[Affine], forms: list[Form], step: int, *, is_sum: bool, is_injective: bool
     ) -> None:
-        """Store to a local that has columns of its own, or add to it."""
+        """Store to a local with separate columns, or add to it."""
         self._emit(target, is_injective, rows, forms, is_sum=is_sum, step=step)
 
     def _is_written_before(self, key: Key, row: Affine) -> bool:
@@ -188,7 +188,7 @@ class EntryWriter:
         is_sum: bool,
         step: int | None = None,
     ) -> bool:
-        """Register an entry site, and write its entries; returns whether it writes each row once at most."""
+        """Register an entry site, and write its entries; returns whether it writes each row at most once."""
         around = self._around(target.name)
         axes, counter, slot, is_shared = around.axes, None, None, False
         if around.counted is not None:
@@ -229,11 +229,11 @@ class EntryWriter:
         return site.is_injective
 
     def _mirror(self, rows: list[Affine], forms: list[Form]) -> dict[Affine, int] | None:
-        """Of a Hessian, let what stands below the diagonal of a block be what stands above it.
+        """For a Hessian, copy the entries above the diagonal of a block to those below it.
 
         Returns:
-            The number of each column among the rows; None where the block has rows of tangents, or where its columns
-            are not the parameters' entries that its rows are.
+            The number of each column among the rows; None if the block has rows of tangents, or if its columns are not
+            the parameters' entries that its rows are.
         """
         starts, numbers, seeds = self.numbering.asked.starts, {row: n for n, row in enumerate(rows)}, {}
         for seed in {seed: None for form in forms for seed in columns_of(form)}:
@@ -258,7 +258,7 @@ class EntryWriter:
         return {seed.column: number for number, seed in seeds.items()}
 
     def iteration(self, name: str) -> Around:
-        """The loops around this place; raises where their iterations are not numbered."""
+        """The loops around this place; raises if their iterations cannot be numbered."""
         around = self._around(name)
         if around.counted is not None:
             raise DenseRowsError(f"{name} is declared in a loop whose number of iterations is not known")
@@ -271,7 +271,7 @@ class EntryWriter:
         return around
 
     def _is_conditional(self) -> bool:
-        """Whether the place may not be reached in an iteration."""
+        """Whether an iteration may skip the place."""
         is_branch = self.walk.cursor.block.depth > 1 + len(self.walk.cursor.loops)
         return is_branch or self._is_interrupted() or self.counts.is_partial(self.walk.cursor.loops)
 
@@ -279,7 +279,7 @@ class EntryWriter:
         return any(loop.is_interrupted for loop in self.walk.cursor.loops)
 
     def _is_once(self, place: stores.Site | bool, variables: list[Atom]) -> bool:
-        """Whether no two slots are of the same row."""
+        """Whether no two slots have the same row."""
         if not isinstance(place, stores.Site):
             return place
         opened = [a for loop in self.walk.cursor.loops[:1] for a in loop.atoms]
@@ -331,7 +331,7 @@ class EntryWriter:
                 self.walk.builder.assign(element(array, add(start, places[seed.column])), value)
 
     def _write_row(self, array: Container, start: Coefficient, form: Form, places: list[tuple[int, int]]) -> None:
-        """The rows of a form, column by column, to places that come one after the other."""
+        """Write the rows of a form, column by column, to consecutive places."""
         first, place = places[0]
         base = self.walk.builder.keep(add(start, place), "start")
 
@@ -344,19 +344,19 @@ class EntryWriter:
         self, array: Container, start: Coefficient, seed: Seed, places: dict[Affine, int], value: Value
     ) -> None:
         owner = self.numbering.owner(seed.column)
-        if owner is None:  # a local that has columns of its own from the next walk on
+        if owner is None:  # a local that has separate columns from the next walk on
             return
         first = self.numbering.columns.first(owner) or 0
         place = places.get(Affine((), first))
         if place is None:
-            return  # of another group
+            return  # it belongs to another group
         number = self.walk.naming.column_within(seed, first, self.numbering.columns.sizes[owner])
         entry = element(array, self.walk.builder.keep(add(add(start, place), number), "place"))
         self.walk.builder.assign(entry, add(entry, value))
 
 
 def _is_injective(site: stores.Site, variables: list[Atom]) -> bool:
-    """Whether each variable stands alone in one index, so that different iterations touch different entries."""
+    """Whether each variable is an index by itself, so that different iterations touch different entries."""
     indices = site.indices if site.component is None else (*site.indices, site.component)
     bare = {i.terms[0][0] for i in indices if len(i.terms) == 1 and abs(i.terms[0][1]) == 1}
     return bare.issuperset(variables)

@@ -1,12 +1,12 @@
 """Slots of a sparse Jacobian in loops whose number of iterations is only known at run time.
 
-A *counter* counts how often a block in such a loop runs, separately for each iteration of the loops around it whose
-numbers are known: the kernel is given where the slots of each of these begin, and tells how many it would have filled.
-Slots that there is no room for yet are written to one place that nobody reads; then the host makes room and launches
-the kernel again. From the next launch on, the same numbers fit at once.
+A *counter* counts the runs of a block in such a loop, separately for each iteration of the outer loops with known
+numbers of iterations. The kernel takes the starts of the slots of each of these iterations, and returns the number of
+slots it needed. If there is no room for a slot yet, it is written to a place that is never read; then the host makes
+room and launches the kernel again. From the next launch on, the same numbers fit at once.
 
-A parallel loop over ranges that are only known at run time is *open*: the kernel is given how many iterations there is
-room for, and tells how many there are.
+A parallel loop over ranges that are only known at run time is *open*: the kernel takes the number of iterations that
+there is room for, and returns the actual number.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from taichi_ext.simplify.usage import written_memory
 
 @dataclass(frozen=True)
 class Around:
-    """The loops around a place: those whose numbers of iterations are known, and the first one that has a counter."""
+    """The loops around a place: those with known numbers of iterations, and the first one that has a counter."""
 
     axes: tuple[Axis, ...]
-    opened: int | None  # the open loop that is the first of them
+    opened: int | None  # the number of the open loop, if the first of them is one
     counted: Loop | None
 
 
 @dataclass
 class _Open:
-    """An open loop that is being walked over: for how many iterations there is room; where each variable begins."""
+    """The current open loop: the number of iterations with room, and the start of each variable."""
 
     number: int
     room: Value
@@ -48,7 +48,7 @@ class _Open:
 
 @dataclass(frozen=True)
 class Counter:
-    """A counter of a loop: its number, the local that holds the next slot, the end of the slots, the last of all."""
+    """A counter of a loop: its number, the local with the next slot, the end of the slots, the last slot of all."""
 
     number: int
     following: Read
@@ -58,7 +58,7 @@ class Counter:
 
 @dataclass
 class _Counted:
-    """A loop with counters that is being walked over."""
+    """The current loop with counters."""
 
     counters: list[Counter] = field(default_factory=list)
     slots: dict[Block, tuple[int, Value]] = field(default_factory=dict)  # of this run, with their counters
@@ -78,7 +78,7 @@ class Counts:
     # --- loops
 
     def before(self, s: For | While) -> None:
-        """Emit what comes before a loop."""
+        """Emit the statements before a loop."""
         if not self.planned.get(s):
             return
         loop = self.walk.facts.loops[s]
@@ -97,7 +97,7 @@ class Counts:
             counted.counters.append(Counter(number, slot, end, last))
 
     def after(self, s: For | While) -> None:
-        """Emit what comes after a loop."""
+        """Emit the statements after a loop."""
         counted = self._counted.get(s)
         if counted is None:
             return
@@ -106,7 +106,7 @@ class Counts:
             self.builder.assign(element(self._array(counter.number, "counts"), place), counter.following)
 
     def forget_unused(self, sites: list[Site]) -> None:
-        """At the end of a walk: drop the counters of what earlier walks wrote, and this one does not."""
+        """At the end of a walk, drop the counters of slots that only earlier walks wrote."""
         used = {site.around.opened for site in sites} | {site.around.counter for site in sites}
         for s, planned in list(self.planned.items()):
             counters = self._counted[s].counters if s in self._counted else ()
@@ -135,7 +135,7 @@ class Counts:
     # --- places
 
     def around(self, loops: tuple[Loop, ...]) -> Around | None:
-        """Facts about some loops; None where there is one that cannot be counted."""
+        """Facts about some loops; None if one of them cannot be counted."""
         axes: list[Axis] = []
         opened = None
         for loop in loops:
@@ -154,13 +154,13 @@ class Counts:
         return Around(tuple(axes), opened, None)
 
     def _here(self) -> Around:
-        """The loops around a loop that has counters: so all of them are known."""
+        """The loops around a loop with counters; their numbers of iterations are known."""
         around = self.around(self.walk.cursor.loops)
         assert around is not None
         return around
 
     def _bounds(self, loop: Loop) -> tuple[tuple[int, int], ...] | None:
-        """The domain of a loop, or a domain of which it is a part."""
+        """The domain of a loop, or a domain that contains it."""
         changes = any(source_of(a) in self.walk.facts.changed for a in loop.atoms)
         if not loop.atoms or changes or loop.bounds is not None:
             return None if changes or not loop.atoms else loop.bounds
@@ -187,11 +187,11 @@ class Counts:
             self.planned.require(s, count)
 
     def is_partial(self, loops: tuple[Loop, ...]) -> bool:
-        """Whether a loop may leave out some of the iterations that there is room for."""
+        """Whether a loop may skip some of the iterations with room."""
         return any(loop.bounds is None and self._bounds(loop) is not None for loop in loops)
 
     def number(self, around: Around) -> Coefficient:
-        """The number of the iteration, among those of the loops whose numbers are known."""
+        """The number of the iteration, among those of the loops with known numbers of iterations."""
         number: Coefficient = 0
         opened = self._opened(around)
         if opened is not None:
@@ -210,13 +210,13 @@ class Counts:
         return next((o for o in self._open.values() if o.number == around.opened), None)
 
     def _length(self, around: Around) -> Coefficient:
-        """How many such iterations there are, or there is room for."""
+        """The number of such iterations, or of those with room."""
         length: Coefficient = math.prod(axis.length for axis in around.axes)
         opened = self._opened(around)
         return length if opened is None else multiply(opened.room, length)
 
     def slot(self, around: Around) -> tuple[int, Value, bool]:
-        """The counter of this block, the slot of this run of it, and whether a statement before has the same one."""
+        """The counter of this block, the slot of its current run, and whether an earlier statement has the same one."""
         assert around.counted is not None
         counted = self._counted.setdefault(around.counted.statement, _Counted())
         block = self.walk.cursor.block

@@ -1,4 +1,4 @@
-"""Reads and writes of containers with sparse rows: whether each stage reads what is older than what it writes."""
+"""Check that each stage reads containers with sparse rows before it writes them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Access:
     loops: tuple[Loop, ...]
     is_injective: bool = False  # no two iterations touch the same entry
     is_sum: bool = False
-    since: int | None = None  # of a read: it takes a form that was stored within so many of these loops
+    since: int | None = None  # for a read of a form stored by this iteration: the number of loops around the store
 
 
 def check_order(reads: list[Access], writes: list[Access]) -> None:
-    """Raise where a stage reads what it has written, or stores twice to one entry."""
+    """Raise if a stage reads its own writes, or stores twice to one entry."""
     for read in reads:
         for write in writes:
             if write.key == read.key and write.stage == read.stage and _meet(read, write):
@@ -38,7 +38,7 @@ def check_order(reads: list[Access], writes: list[Access]) -> None:
 
 
 def are_apart(a: Affine, b: Affine) -> bool:
-    """Whether two rows differ, whatever their variables are."""
+    """Whether two rows differ for all values of their variables."""
     if a.is_constant and b.is_constant:
         return a.constant != b.constant
     divisor = math.gcd(*(factor for _, factor in (*a.terms, *b.terms)))
@@ -46,10 +46,10 @@ def are_apart(a: Affine, b: Affine) -> bool:
 
 
 def _meet(read: Access, write: Access) -> bool:
-    """Whether a read may see what a write of the same stage has stored, and is not known to."""
+    """Whether a read may or may not see a write of the same stage."""
     if are_apart(read.row, write.row):
         return False
-    if read.since is not None:  # what this iteration stored before: it holds as long as nothing stores in between
+    if read.since is not None:  # stored before by this iteration: valid unless another store comes in between
         is_later = write.order > read.order
         inner = read.loops[read.since :]
         return is_later and bool(inner) and write.loops[: read.since + 1] == read.loops[: read.since + 1]
@@ -58,7 +58,7 @@ def _meet(read: Access, write: Access) -> bool:
 
 
 def _are_in_order(first: Access, second: Access) -> bool:
-    """Whether the host can tell which of two writes of a stage counts; the first is earlier in the text."""
+    """Whether the host can decide which of two writes of a stage counts; the first is earlier in the text."""
     if (first.is_sum and second.is_sum) or are_apart(first.row, second.row):
         return True
     is_same_row = first.row == second.row

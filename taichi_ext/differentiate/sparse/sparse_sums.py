@@ -1,13 +1,13 @@
-"""Locals whose tangents add up terms of many columns in a sparse Jacobian: each gets columns of its own.
+"""Locals whose tangents add up terms of many columns in a sparse Jacobian: each gets separate columns.
 
 ``s += w[nodes[i, k]] * x[k]`` in a loop over k has few terms in each iteration i, but their columns are all over w. A
 row of all columns would be long and nearly empty. Instead, s counts as an entry of a container that has one entry for
-each iteration of the loops around its declaration. The loop writes entries of s by w, what uses s afterwards writes
-entries by s, and the host multiplies the two, as it does for a field that one kernel writes and the next one reads.
+each iteration of the loops around its declaration. The loop writes the derivatives of s by w, later uses of s write
+derivatives by s, and the host multiplies the two, as it does for a field that one kernel writes and the next one reads.
 
-All writes come in steps, in the order of the text, and what reads s sees all steps before. That is right where no loop
-since the declaration holds both a read and a write, or two writes of which one is no sum. Where one does, the local
-gets a row after all.
+All writes come in steps, in the order of the text, and a read of s sees all earlier steps. That is correct unless a
+loop since the declaration contains both a read and a write, or two writes one of which is not a sum. In that case the
+local gets a row.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class _Write:
 
 
 class LocalSum:
-    """The tangent of a local that has columns of its own: in place of its storage.
+    """The tangent of a local with separate columns, in place of its storage.
 
     Args:
         walk: the walk.
-        writer: where its entries go.
-        declared: where the local is declared.
-        number: that of the sum in the kernel.
-        own: the registers of its tangents by seeds that are no columns.
+        writer: the writer of its entries.
+        declared: the declaration of the local.
+        number: the number of the sum in the kernel.
+        own: the registers of its tangents by seeds without a column.
     """
 
     def __init__(self, walk: Walk, writer: EntryWriter, declared: Declaration, number: int, own: OwnRegisters) -> None:
@@ -60,7 +60,7 @@ class LocalSum:
         local = declared.local
         self._reads: list[Loops] = []
         self._writes: list[_Write] = []
-        self._is_open = False  # whether what is added next belongs to the step before
+        self._is_open = False  # whether a following addition belongs to the current step
         self._first = Affine()
         size, opened = self._count()
         self.target = EntryTarget(
@@ -70,7 +70,7 @@ class LocalSum:
             self.writer.numbering.require_columns(self.target.key, size if opened is None else OPEN_ENTRIES)
 
     def _count(self) -> tuple[int, int | None]:
-        """How many entries there are for all iterations, or for one of the open loop; and that; sets the first one."""
+        """The number of entries for all iterations, or for one of the open loop; and the open loop's number."""
         try:
             around = self.writer.iteration(self.declared.local.name)
         except DenseRowsError as error:
@@ -87,7 +87,7 @@ class LocalSum:
         return max(1, count * math.prod(self.declared.local.shape)), around.opened
 
     def _give_up(self, why: str) -> None:
-        """The local has a row from the next walk on."""
+        """Give the local a row from the next walk on."""
         self.walk.plan.columns.give_up_sum(self.declared.local, why)
 
     def _entry(self, index: Index) -> Affine:
@@ -96,7 +96,7 @@ class LocalSum:
     # --- reading
 
     def form(self, index: Index = 0) -> Form:
-        """The tangent as it is now: a column of its own."""
+        """The current tangent: a separate column."""
         self._reads.append(self.walk.cursor.loops)
         self._is_open = False
         return {**self._seed(index), **self.own.form(index)}
@@ -106,14 +106,14 @@ class LocalSum:
         return self.writer.numbering.seed(self.target.key, self._entry(index), self.target.size, versions)
 
     def check(self) -> None:
-        """At the end of a walk: give the local a row where steps in the order of the text are not right."""
+        """At the end of a walk, give the local a row if steps in the order of the text are not correct."""
         pairs = itertools.combinations(self._writes, 2)
         is_mixed = any(self._share(a.loops, b.loops) and not (a.is_sum and b.is_sum) for a, b in pairs)
         if is_mixed or any(self._share(write.loops, read) for write in self._writes for read in self._reads):
             self._give_up("a loop holds both a read and a write of it")
 
     def _share(self, one: Loops, other: Loops) -> bool:
-        """Whether two places stand in one loop since the declaration."""
+        """Whether two places share a loop since the declaration."""
         deep = len(self.declared.loops)
         return len(one) > deep and len(other) > deep and one[deep] is other[deep]
 
@@ -132,7 +132,7 @@ class LocalSum:
             self._emit(forms, indices, is_sum=False)
 
     def _without_own(self, form: Form, index: Index) -> Form | None:
-        """The value added to the element; None where the element is replaced."""
+        """The form added to the element; None if the element is replaced."""
         ((own, _),) = self._seed(index).items()
         if form.get(own) != 1 or not self._reads:
             return None
@@ -161,7 +161,7 @@ class LocalSum:
         self._is_open = is_sum
 
     def _step(self, forms: list[Form], *, is_sum: bool) -> int:
-        """The number of the step: that of the sum before in the stage, unless it was read, or another sum is used."""
+        """The number of the step: that of the previous sum in the stage, unless it was read or another sum is used."""
         owners = {self.writer.numbering.owner(s.column) for form in forms for s in columns_of(form)}
         uses_sums = any(owner is None or is_of_sum(owner) for owner in owners)
         is_same = self._is_open and is_sum and not uses_sums and self._writes[-1].stage == self.writer.stage
@@ -171,9 +171,9 @@ class LocalSum:
 def takes_sum(
     walk: Walk, numbering: Numbering, local: Local, loops: tuple[Loop, ...], column: Affine, terms: int
 ) -> bool:
-    """Whether a term that no row holds yet makes its local a sum with columns of its own, from the next walk on.
+    """Whether a term that no row holds yet makes its local a sum with separate columns, from the next walk on.
 
-    There are so many terms each time; where they are as many as a row has entries, the row is no longer.
+    If there are as many terms as a row has entries, a row is not longer.
 
     Args:
         walk: the walk.
@@ -181,7 +181,7 @@ def takes_sum(
         local: the local.
         loops: those around its declaration.
         column: the column of the term.
-        terms: how many terms there are each time.
+        terms: the number of terms each time.
     """
     planned = walk.plan.columns
     if local in planned.no_sums:

@@ -1,4 +1,4 @@
-"""Statements that store to fields and arrays: what they store is evaluated first, then value and tangent are stored."""
+"""Stores to fields and arrays: first value and tangent are evaluated, then both are stored."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ContainerStores:
         walk: the walk.
         linearizer: the forms of values.
         containers: the tangents of containers.
-        coverage: what the walk finds out about their shadows.
-        reversals: the loops whose tangents are accumulated where they are stored.
+        coverage: the walk's findings about their shadows.
+        reversals: the loops whose tangents are accumulated at the store.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class ContainerStores:
         tangents.add(site, group, self._written(group, tangents), sign)
 
     def note_read(self, container: Container) -> None:
-        """A statement that stores reads what was there."""
+        """Note that a storing statement reads the old value."""
         self._coverage.read.add(container)
 
     def end_loop(self) -> None:
-        """At the end of a loop at the top of the kernel: what it covers."""
+        """At the end of a top-level loop, note the containers that it covers."""
         self._coverage.end_loop()
 
     def _written(self, group: tuple[Statement, ...], tangents: Tangents) -> Written:

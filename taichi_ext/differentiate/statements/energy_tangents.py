@@ -1,8 +1,8 @@
 """The tangents of an energy that is a field or an array, where its gradient is differentiated again.
 
-So are those of fields that the energy is computed from: for ``u[k] = f(x)``, ``energy = g(u)``, the gradient of
-``g(u) + sum(adjoint[k] * f(x))`` is added up, of which ``u`` is a parameter. With ``adjoint = dg/du`` the Jacobian of
-that gradient has the second derivatives of ``f``, and the tangents of ``u`` turn it into the Hessian with respect to
+Also the tangents of fields that the energy is computed from: for ``u[k] = f(x)``, ``energy = g(u)``, the gradient of
+``g(u) + sum(adjoint[k] * f(x))`` is computed, with ``u`` as a parameter. With ``adjoint = dg/du``, the Jacobian of that
+gradient contains the second derivatives of ``f``, and the tangents of ``u`` turn it into the Hessian with respect to
 ``x``.
 """
 
@@ -45,7 +45,7 @@ class EnergyTangents(Tangents):
         self.gradient = gradient
 
     def _store_forms(self, site: Site, targets: list[Load], forms: list[Form]) -> None:
-        if has_row(forms[0]):  # it may be the gradient itself, so each column is read before it is stored
+        if has_row(forms[0]):  # perhaps the gradient itself, so each column is read before it is stored
             super()._store_forms(site, targets, forms)
             return
         if not (self.walk.facts.stores.is_first(site) and self._is_fresh()):
@@ -61,8 +61,8 @@ class EnergyTangents(Tangents):
 class IntermediateTangents(EnergyTangents):
     """A field that the energy is computed from: its entries are columns, as those of a parameter are.
 
-    What is stored to it is a term of the energy, times its adjoint. There is one adjoint for each entry, so that this
-    needs entries that have one value from when they are first read.
+    A value stored to it, times its adjoint, is a term of the energy. Each entry has one adjoint, so it must not change
+    after its first read.
     """
 
     _is_read = False
@@ -117,5 +117,5 @@ class IntermediateTangents(EnergyTangents):
 
 
 def _is_own(site: Site, loop: Loop) -> bool:
-    """Whether each iteration of a loop writes to entries of its own."""
+    """Whether different iterations of a loop write to different entries."""
     return bool(loop.atoms) and site.covers(loop.atoms)

@@ -1,7 +1,7 @@
 """The tangent of an expression as a linear form: reverse accumulation over smooth operations, forward over the others.
 
-Each smooth operation costs one product per argument, whatever the number of columns. Choices, and operations whose
-partial can be infinite, go forward: what was not picked is not touched, and a tangent that is zero stays zero.
+Each smooth operation costs one product per argument, for any number of columns. Choices, and operations whose partial
+can be infinite, are accumulated forward: arguments that were not picked do not enter, and a zero tangent stays zero.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Linearizer:
         walk: the walk.
         locals_: the tangents of locals.
         containers: the tangents of containers.
-        coverage: what the walk finds out about their shadows.
+        coverage: the walk's findings about their shadows.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class Linearizer:
         self.builder = walk.builder
         self.expressions = walk.expressions
         self.is_again = walk.facts.seeds.is_again
-        self.forms: dict[Value, Form] = {}  # of nodes that are not smooth
+        self.forms: dict[Value, Form] = {}  # forms of nodes that are not smooth
         self.tapes: dict[Value, list[Step]] = {}
         self.lasting: dict[Value, Form] = {}  # within the definitions of deferred locals
         self.lasting_tapes: dict[Value, list[Step]] = {}
         self.sweeps = 0
 
     def begin_statement(self) -> None:
-        """Forget what was evaluated for the statement before."""
+        """Forget the forms of the previous statement."""
         self.expressions.begin_statement()
         self.forms.clear()
         self.tapes.clear()
 
     def prepare(self, root: Value) -> bool:
-        """Evaluate the partials of a definition; False where they depend on what may change before they are used."""
+        """Evaluate the partials of a definition; False if they depend on values that may change before the use."""
         nodes: list[Value] = [root]
         found: dict[Value, Form] = {}
         tapes: dict[Value, list[Step]] = {}
@@ -99,7 +99,7 @@ class Linearizer:
         return self.leaf_form(node)
 
     def _definition(self, node: Value) -> Value:
-        """The definition of a local that does not change, for what is known of its sign."""
+        """The definition of a local that does not change, to find its sign."""
         if isinstance(node, Read) and not node.index:
             return self._locals.definitions.get(node.local, node)
         return node
@@ -112,7 +112,7 @@ class Linearizer:
         return isinstance(node, Known) or (rule is not None and rule.kind == "smooth")
 
     def leaf_form(self, node: Value) -> Form:
-        """The form of what reverse accumulation stops at."""
+        """The form of a node at which reverse accumulation stops."""
         if node in self.lasting:
             return self.lasting[node]
         if isinstance(node, (Read, Load)):
@@ -126,7 +126,7 @@ class Linearizer:
         return self._locals.deferred.get(node.local) if isinstance(node, Read) and not node.index else None
 
     def _form_of(self, value: Read | Load) -> Form:
-        """The tangent of what is read."""
+        """The tangent of a value that is read."""
         if isinstance(value, Read):
             return self._locals.form(value)
         if self._walk.cursor.block.stops(value.container):
@@ -148,17 +148,17 @@ class Linearizer:
                 name = self._name(arg)
                 weights[name] = plus(weights.get(name, 0), product)
         form: Form = {}
-        for name, weight in weights.items():  # what is left are the leaves
+        for name, weight in weights.items():  # the remaining nodes are leaves
             leaf = leaves[name]
             accumulate(form, leaf, kept(self.builder, weight) if len(leaf) > 1 else weight)
         return form
 
     def _name(self, node: Value) -> Value | Local:
-        """The identity of a node in an accumulation: for a deferred local, the local."""
+        """The key of a node in an accumulation: for a deferred local, the local."""
         return node.local if self._deferred(node) is not None else node  # type: ignore[attr-defined]
 
     def _order(self, root: Value) -> tuple[list[Value], dict[Value | Local, Form]]:
-        """Smooth nodes, arguments first, and the forms of what they end at."""
+        """Smooth nodes, arguments first, and the forms of the leaves."""
         order: list[Value] = []
         leaves: dict[Value | Local, Form] = {}
         seen: set[Value | Local] = set()
@@ -201,7 +201,7 @@ class Linearizer:
         return self.tapes[node]
 
     def _squared_root(self, node: Op) -> Value | None:
-        """``a`` of ``sqrt(a) ** 2``, whose partial is 1 where that of the root is infinite; None of anything else."""
+        """``a`` of ``sqrt(a) ** 2``, whose partial is 1 where that of the root is infinite; None for other nodes."""
         base = node.args[0]
         if not ((node.name == "mul" and is_same(*node.args)) or (node.name == "pow" and is_number(node.args[1], 2))):
             return None
@@ -253,7 +253,7 @@ class Linearizer:
         return form
 
     def _note_singular(self, form: Form) -> None:
-        """An operation whose partial may be infinite: only going forward, a tangent that is zero stays zero there."""
+        """Note that a partial may be infinite: a zero tangent only stays zero in forward accumulation."""
         loop = self._walk.cursor.reversed_loop
         if loop is not None and any(isinstance(leaf, Carried) for leaf in form):
             self._walk.plan.forward.note(loop.statement, "an operation in it may have an infinite partial")

@@ -1,4 +1,4 @@
-"""Declarations and assignments of locals: their tangents are deferred to their use, kept as a form, or stored."""
+"""Declarations and assignments of locals: their tangents are deferred to the use, kept as a form, or stored."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class LocalTangents:
 
     Args:
         walk: the walk.
-        storages: where locals that change are stored.
-        known: what is known of locals, to which declarations add.
+        storages: the storages of locals that change.
+        known: the tangents of locals, to which declarations add.
         linearizer: the forms of values.
     """
 
@@ -32,13 +32,13 @@ class LocalTangents:
         self._linearizer = linearizer
 
     def _begin_own(self, local: Local) -> None:
-        """The seeds that are a local's own begin with its declaration: in a loop, each iteration has others."""
+        """Start the seeds without a column at the local's declaration: in a loop, each iteration has others."""
         own = self._walk.facts.own_seeds.get(local)
         if own is not None:
             self._storages.forget(own.values())
 
     def declare_form(self, s: Declare, form: Form) -> None:
-        """A local that does not change, of a value that is evaluated and a given tangent."""
+        """Declare a local that does not change, with an evaluated value and a given tangent."""
         local = s.local
         self._begin_own(local)
         self._builder.frozen.add(local)
@@ -52,7 +52,7 @@ class LocalTangents:
             self._known.forms[local] = form
 
     def declare(self, s: Declare) -> None:
-        """A new local."""
+        """Declare a local."""
         local = s.local
         self._begin_own(local)
         if local not in self._walk.facts.changed and not local.shape:
@@ -74,7 +74,7 @@ class LocalTangents:
             self.declare_fixed(s, value)
 
     def _defer(self, s: Declare, value: Value) -> bool:
-        """Let the tangent be accumulated where the local is used."""
+        """Defer the accumulation of the tangent to the use of the local; False if that is not possible."""
         value = _copied(value)
         with self._builder.collecting() as body:
             is_deferred = self._linearizer.prepare(value)
@@ -97,7 +97,7 @@ class LocalTangents:
         self._known.forms[s.local] = self._known.with_own(s.local, [form])[0]
 
     def _is_better_row(self, form: Form) -> bool:
-        """Whether a row for a local that is used several times is shorter than the forms that it becomes part of."""
+        """Whether a row for a local that is used several times is shorter than copies of its form in the uses."""
         is_short = self._walk.facts.seeds.sparse is None and self._walk.facts.columns <= MOST_IN_ROWS
         return is_short and len(form) > 1 and any(map(is_row, form))
 
@@ -148,7 +148,7 @@ class LocalTangents:
 
 
 def _copied(value: Value) -> Value:
-    """The same expression of nodes of its own: a recorded node can occur in several statements."""
+    """A copy of the expression with new nodes: a recorded node can occur in several statements."""
     known: dict[Value, Value] = {}
 
     def copy(node: Value) -> Value:

@@ -1,15 +1,14 @@
 """Serial loops whose tangents are accumulated backwards.
 
-A loop that carries a few numbers from iteration to iteration, each with the tangents of all iterations before, costs a
-product per column and iteration if their rows go forward. Where all that is stored in the end is one sum of them, the
-loop is *reversed*: each iteration keeps the partial derivatives of what it carries on, by what came in and by
-parameters, on a tape, and a second loop goes over the tape from its end, with one weight for each number carried.
-Tangents by seeds that are no columns, such as the position of a pixel, go forward in registers: edges read them.
+A loop that carries a few numbers between iterations, with the tangents of all earlier iterations, costs a product per
+column and iteration in forward accumulation of rows. If only one sum of these numbers is stored in the end, the loop is
+*reversed*: each iteration writes the partial derivatives of its carried numbers, by the previous ones and by
+parameters, to a tape, and a second loop goes over the tape backwards, with one weight for each carried number. Tangents
+by seeds without a column, such as the position of a pixel, are accumulated forward in registers, since edges read them.
 
-It assumes that the number of iterations is known and that each is run to its end; that the body has no other effects
-on tangents than on these numbers; and that the coefficients of each iteration have names outside of it. All but the
-first is found out in the walk: where something else reads or changes such a tangent, the loop is walked forward after
-all.
+This requires that the number of iterations is known and that each runs to its end; that the body only affects the
+tangents of the carried numbers; and that the columns of each iteration can be named outside of it. The walk checks the
+last two: if other code reads or changes such a tangent, the loop is accumulated forward after all.
 """
 
 from __future__ import annotations
@@ -74,25 +73,25 @@ from taichi_ext.program.statements import Target
 
 # A walk over the statements of a block; arguments: the block, its variables, calls before and after its statements
 WalkBlock = Callable[[Body, tuple[Local, ...], Callable[[], None], Callable[[], None]], Body]
-LEAST_COLUMNS = 8  # below which rows that go forward cost no more
-MOST_CARRIED = 4  # numbers; their partial derivatives by each other are as many squared
+LEAST_COLUMNS = 8  # with fewer columns, forward accumulation of rows costs no more
+MOST_CARRIED = 4  # carried numbers; the number of their partial derivatives is the square
 
 
 @dataclass(eq=False)
 class Tape:
-    """The values that a reversed loop has kept."""
+    """The tape of a reversed loop."""
 
     statement: For
     loop: Loop
     carried: tuple[Local, ...]
     around: tuple[Loop, ...]
-    sums: frozenset[Local]  # of them, those that are only added to
+    sums: frozenset[Local]  # the carried locals that are only added to
     before: dict[Local, Form]
-    own: dict[Local, OwnRegisters]  # the tangents by seeds that are no columns, before the loop and after it
+    own: dict[Local, OwnRegisters]  # the tangents by seeds without a column, before the loop and after it
     memory: RowMemory
     width: int
     sweeps: int = 0
-    entries: list[tuple[Local, Seed | Carried]] = field(default_factory=list)  # whose coefficients it has, in order
+    entries: list[tuple[Local, Seed | Carried]] = field(default_factory=list)  # the coefficients it holds, in order
 
     def entry(self, iteration: Value, number: int) -> Read | Load:
         first = self.loop.bounds[0][0]  # type: ignore[index]
@@ -116,22 +115,22 @@ class Reversals:
         return is_chosen
 
     def go_forward(self, s: Statement, why: str) -> None:
-        """The loop is not to be reversed."""
+        """Accumulate a loop forward."""
         self.plan.forward.note(s, why)
 
     def choose(self) -> bool:
-        """At the end of a planning walk that found nothing else: choose a loop; False where there is none."""
+        """At the end of a planning walk that required nothing else, choose a loop to reverse; False if none."""
         for s in self.seen:
             carried = self._carried(s) if s not in self.plan.forward else ()
             if carried:
                 self.plan.reversed_loops.require(s, carried)
                 for inner in (local for x in statements(s.body) for local in declared(x)):
-                    self.plan.storages.drop(StorageKey(inner))  # what reached it going forward
+                    self.plan.storages.drop(StorageKey(inner))  # facts from forward accumulation
                 return True  # the others after another walk
         return False
 
     def _carried(self, s: For) -> tuple[Local, ...]:
-        """The values that a loop carries if it is worth reversing it, as far as its text tells."""
+        """The numbers that a loop carries, if its text shows that reversing it is possible and pays."""
         if not (self._is_wanted() and self._is_counted(s) and self._is_closed(s)):
             return ()
         inner = {x.local for x in statements(s.body) if isinstance(x, Declare)}
@@ -142,20 +141,20 @@ class Reversals:
         return carried if len(carried) <= MOST_CARRIED and self._have_rows(carried) else ()
 
     def _is_wanted(self) -> bool:
-        """Whether there are columns enough, each of them in memory from the start."""
+        """Whether there are enough columns, all of them stored in memory."""
         seeds = self.walk.facts.seeds
         has_given = seeds.values is not None and bool(seeds.arguments)
         is_dense = seeds.sparse is None and seeds.sums is None
         return is_dense and not has_given and self.walk.facts.columns >= LEAST_COLUMNS
 
     def _is_counted(self, s: For) -> bool:
-        """Whether it is a serial loop over a range that runs to its end, by one number that nothing else changes."""
+        """Whether this is a serial loop over a range that runs to its end, and does not change its variable."""
         loop = self.walk.facts.loops[s]
         is_whole = not loop.is_parallel and loop.bounds is not None and not loop.is_interrupted
         return is_whole and s.kind == "range" and len(loop.atoms) == 1 and s.variables[0] not in self.walk.facts.changed
 
     def _is_closed(self, s: For) -> bool:
-        """Whether it changes nothing but locals, and takes no tangents of rules or edges."""
+        """Whether the loop only changes locals, and takes no tangents of rules or edges."""
         facts, changes = self.walk.facts, self.walk.facts.loops[s].changes
         kinds = (Declare, Assign, Update, If, For, While)
         if not all(isinstance(x, kinds) for x in statements(s.body)) or changes & facts.activity.containers:
@@ -205,7 +204,7 @@ class Reversals:
         return local_row(self.builder, "tape", size, dtype, is_filled=True)
 
     def _begin(self, tape: Tape) -> None:
-        """At the start of an iteration: what is carried has a seed of its own."""
+        """At the start of an iteration, give each carried number a seed."""
         for v in tape.carried:
             key = StorageKey(v, tape.statement)
             known = LocalPlan(self.plan, key)
@@ -217,7 +216,7 @@ class Reversals:
                 storage.own.begin(seed)
 
     def _finish(self, tape: Tape) -> None:
-        """At the end of an iteration: its coefficients go to the tape."""
+        """At the end of an iteration, write its coefficients to the tape."""
         iteration = Read(tape.statement.variables[0])
         for v in tape.carried:
             storage = self.storages.by_local[v]
@@ -229,7 +228,7 @@ class Reversals:
                 return
             for seed, c in form.items():
                 if not isinstance(seed, (Seed, Carried)):
-                    continue  # its register goes on
+                    continue  # its register is used further
                 entry = tape.entry(iteration, len(tape.entries))
                 self.builder.assign(entry, coefficient(c, entry.dtype))
                 tape.entries.append((v, seed))
@@ -237,9 +236,9 @@ class Reversals:
             self.plan.tape_widths.require(tape.statement, len(tape.entries))
 
     def _is_named(self, seed: Seed, iteration: Local) -> bool:
-        """Whether a column can be named outside of the loop, given the iteration."""
+        """Whether a column can be named outside of the loop, from the iteration's number."""
         outer = self.walk.cursor.block.outer
-        assert outer is not None  # the block of the loop stands in it
+        assert outer is not None  # it contains the block of the loop
         names = (source_of(atom) for atom, _ in seed.column.terms)
         return all(name is iteration or outer.can_name(name) for name in names)
 
@@ -310,7 +309,7 @@ class Reversals:
                 self.builder.assign(adjoints[v], x)
 
     def _renamed(self, seed: Seed, old: Local, new: Local) -> Seed:
-        """The seed with another variable; a column that a branch guards stays one."""
+        """The seed with another loop variable; if a branch guards its column, that is kept."""
         column = Affine((), seed.column.constant)
         for atom, factor in seed.column.terms:
             column = column + Affine(((new if atom is old else atom, factor),))
@@ -321,7 +320,7 @@ class Reversals:
 
 
 class Reversed:
-    """The tangent of what a reversed loop carried, after the loop: in place of its storage."""
+    """The tangent of a number carried by a reversed loop, after the loop, in place of its storage."""
 
     def __init__(self, reversals: Reversals, local: Local, tape: Tape) -> None:
         self.reversals, self.tape = reversals, tape
@@ -336,7 +335,7 @@ class Reversed:
         self.reversals.go_forward(self.tape.statement, "something else reads or changes what it has carried")
 
     def entry(self, index: Index, column: Coefficient) -> Value:
-        """One entry: something needs all of the row."""
+        """One entry of the row, which other code needs: the loop is then accumulated forward."""
         self._go_forward()
         return literal(0, self.declared.local.dtype)
 

@@ -1,7 +1,7 @@
 """Fields and arrays in a differentiated program: seeds that are read, shadows that are read and stored to.
 
-A parameter that is only read is its own seed. Whatever else carries tangents has a *shadow*: a matrix with one row per
-scalar entry (C order, components last) and one column per seed. An output's shadow is its Jacobian.
+The entries of a parameter that is only read are seeds. Every other container with tangents has a *shadow*: a matrix
+with one row per scalar entry (C order, components last) and one column per seed. An output's shadow is its Jacobian.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Tangents:
     Args:
         walk: the walk.
         container: the container.
-        role: what it carries when the kernel starts.
-        matrix: its shadow; None where it has none.
-        storages: those of locals, whose rows may be parts of the shadow.
-        coverage: what the walk finds out about shadows.
+        role: its tangents when the kernel starts.
+        matrix: its shadow; None if it has none.
+        storages: the storages of locals, whose rows may be parts of the shadow.
+        coverage: the walk's findings about shadows.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Tangents:
         self.role = role
         self.matrix = matrix
         self.version = 0
-        self.accesses = 0  # to single tangents
+        self.accesses = 0  # number of accesses to single tangents
         self.components = math.prod(container.element_shape)
         self.extent = walk.facts.seeds.extents[container]
         self._storages = storages
@@ -113,7 +113,7 @@ class Tangents:
         return self.matrix.entry(row, column)
 
     def form(self, load: Load) -> Form:
-        """The tangent of an entry as it is now."""
+        """The current tangent of an entry."""
         condition = is_inside(self.walk.naming, load)
         if condition is False:
             return {}
@@ -144,7 +144,7 @@ class Tangents:
         return form
 
     def _seed(self, entry: Affine, first: int, size: int, condition: Condition) -> Form:
-        """The seed of an entry where a condition holds, nothing where it is outside the block that is computed.
+        """The seed of an entry where a condition holds; zero if it is outside of the computed block.
 
         ``first`` is the column of the first of ``size`` entries.
         """
@@ -187,7 +187,7 @@ class Tangents:
             self._store_forms(site, targets, forms)
 
     def _is_fresh(self) -> bool:
-        """Whether the tangents are zero at the start; a kernel that makes use of that is only right where they are."""
+        """Whether the tangents are zero at the start; a kernel that uses this is only valid if they are."""
         if self.role.is_fresh:
             self._coverage.assumed_zero.add(self.container)
         return self.role.is_fresh
@@ -210,13 +210,13 @@ class Tangents:
         self.version += 1
 
     def _needs_no_clearing(self, site: Site, forms: list[Form], *, covers: bool) -> bool:
-        """Whether all that a store leaves out is zero already, or is stored with the rest."""
+        """Whether the columns that a store does not write are zero already, or are stored with the rest."""
         if covers:
             return all(_is_complete(form, self.walk.facts.columns) for form in forms)
         return self.walk.facts.stores.is_first(site) and self._is_fresh()
 
     def _store_seeds(self, rows: list[tuple[Affine, Value]], forms: list[Form], *, overwrites: bool) -> None:
-        """Store what belongs to single columns; constant ones differ, index expressions may meet any other."""
+        """Store single columns; constant columns are distinct, index expressions may equal any other."""
         for (_, index), form in zip(rows, forms, strict=True):
             for seed in sorted(columns_of(form), key=lambda s: (not s.is_constant, s.column.constant)):
                 entry = self.entry(index, self.walk.naming.column(seed))
@@ -225,7 +225,7 @@ class Tangents:
                 self.builder.assign(entry, value if is_alone else add(entry, value))
 
     def _is_placed(self, row: Row | None) -> bool:
-        """Whether the row of a local, which is stored as it is, lies here from the start."""
+        """Whether the row of a local that is stored unchanged is in this shadow from the start."""
         storage = self._storages.with_rows(row.source) if row is not None else None
         if storage is None or storage.rows is None:
             return False
@@ -235,10 +235,10 @@ class Tangents:
         return self.walk.plan.row(local).container is self.container
 
     def _can_hold(self, declared: Declaration, rows: Rows) -> bool:
-        """Whether the row of a local, which is stored here, may as well lie here."""
+        """Whether the row of a local that is stored to this shadow can be in it from the start."""
         local, terms = declared.local, rows.terms
         is_declared_here = declared.block is self.walk.cursor.block and not local.shape
-        # local memory pays for the copy where entries are added to, or all of a row is updated: it is vectorised there
+        # local memory pays for the copy if entries are added to, or whole rows updated: these are vectorised there
         is_better_local = rows.memory.is_local and (terms.row_loops > 0 or terms.found == ADDED)
         is_alike = local.dtype == self.container.dtype and self.components == 1
         return is_declared_here and not is_better_local and is_alike
@@ -255,7 +255,7 @@ class Tangents:
         return is_row(leaf) and leaf.source is self.container
 
     def _keeps_row(self, form: Form, row: Affine) -> bool:
-        """Whether the rows of the form are just the entry's own row, once."""
+        """Whether the only row of the form is the entry's own, with factor 1."""
         rows = [(leaf, c) for leaf, c in form.items() if is_row(leaf)]
         return len(rows) == 1 and is_number(rows[0][1], 1) and self._is_own(rows[0][0]) and rows[0][0].key == row
 
@@ -294,7 +294,7 @@ class Tangents:
 
 
 def _written_out(form: Form, columns: int) -> Form:
-    """A form over constant columns with its zeros."""
+    """A form over constant columns, with explicit zeros."""
     if _is_constant(form):
         return {Seed(Affine((), k)): form.get(Seed(Affine((), k)), 0) for k in range(columns)}
     return form
@@ -305,5 +305,5 @@ def _is_complete(form: Form, columns: int) -> bool:
 
 
 def _is_constant(form: Form) -> bool:
-    """Whether all leaves are columns by constant numbers."""
+    """Whether all leaves are columns with constant numbers."""
     return all(isinstance(leaf, Seed) and leaf.is_constant for leaf in form)

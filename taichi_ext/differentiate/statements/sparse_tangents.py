@@ -17,7 +17,7 @@ from taichi_ext.program import Container, Load
 
 
 class SparseTangents(Tangents):
-    """The tangents of one container: written as entries, columns, or rows of the columns that rows hold."""
+    """The tangents of one container: entries, columns, or rows of the columns that rows hold."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SparseTangents(Tangents):
         self.target = EntryTarget(self.key, container.name, self.size, container.dtype, is_columns)
 
     def form(self, load: Load) -> Form:
-        """The tangent of an entry as it is now."""
+        """The current tangent of an entry."""
         if self.matrix is not None:
             return super().form(load)
         condition = is_inside(self.walk.naming, load)
@@ -66,7 +66,7 @@ class SparseTangents(Tangents):
             super()._add_tangents(site, targets, forms, sign)
 
     def _require_columns(self, forms: list[Form]) -> bool:
-        """Whether forms have columns that no row holds, so that the next walk needs entries here."""
+        """Whether forms have columns that no row holds, so that the next walk needs entries here; requires them."""
         if not any(map(self.writer.numbering.has_sparse, forms)):
             return False
         self.writer.numbering.require_columns(self.key, self.size)

@@ -1,7 +1,7 @@
-"""The gradient of an energy, to be differentiated again: what adds to the energy adds its terms to the gradient.
+"""The gradient of an energy, to be differentiated again: each addition to the energy adds its terms to the gradient.
 
 The terms of one addition, ``gradient[column] += coefficient`` for each column of a form, are a *group* of updates.
-Where the gradient is differentiated again, they are one site, whose entries are the block of one element.
+When the gradient is differentiated again, they are one site, whose entries are the block of one element.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from taichi_ext.program import Container, Load, Update, Value
 
 
 class EnergyGradient:
-    """The gradient that one walk adds up.
+    """The gradient computed by one walk.
 
     Args:
         walk: the walk.
@@ -44,7 +44,7 @@ class EnergyGradient:
 
     @staticmethod
     def of(walk: Walk, sums: EnergySums, matrices: Mapping[Container, ShadowMatrix]) -> EnergyGradient | None:
-        """The gradient in the tangents of the energy; None where it has none."""
+        """The gradient in the tangents of the energy; None if it has none."""
         if sums.container is not None and sums.container in matrices:
             return EnergyGradient(walk, sums, matrices[sums.container])
         if sums.container is not None and not walk.facts.seeds.intermediates:
@@ -78,7 +78,7 @@ class EnergyGradient:
 
 
 class EnergyPart:
-    """A local that is a part of the energy, in place of a storage: what is added to it is added to the gradient."""
+    """A local that is a part of the energy, in place of a storage: additions to it are added to the gradient."""
 
     def __init__(self, gradient: EnergyGradient, declared: Declaration, own: OwnRegisters) -> None:
         self.declared, self.own = declared, own
@@ -86,11 +86,11 @@ class EnergyPart:
         self._gradient = gradient
 
     def form(self, index: Index = 0) -> Form:
-        """The tangent that the gradient does not have yet: none."""
+        """The tangent that is not in the gradient yet: none."""
         return {}
 
     def write(self, forms: list[Form], indices: list[Index]) -> None:
-        """The value that the local is declared with."""
+        """Write the initial value of the local."""
         self.add(forms[0])
 
     def add(self, form: Form, index: Index = 0) -> None:

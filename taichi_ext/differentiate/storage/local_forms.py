@@ -1,4 +1,4 @@
-"""Facts about the tangents of locals: deferred to their use, forms, storages; and how they are read."""
+"""The tangents of locals: deferred ones, forms, storages; and how they are read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taichi_ext.program import I32, Local, Read, Value
 
 @dataclass(eq=False)
 class Deferred:
-    """A local that is used once: its tangent is accumulated where it is used, over the partials kept here."""
+    """A local that is used once: its tangent is accumulated at the use, from the partials kept here."""
 
     local: Local
     root: Value  # its definition
@@ -31,10 +31,10 @@ class LocalForms:
 
     Attributes:
         definitions: the first values of locals that do not change.
-        deferred: locals whose tangent is left to the place of their use.
+        deferred: locals whose tangent is deferred to their use.
         forms: the tangents of other numbers that do not change.
-        entry_forms: those of vectors and matrices that do not change.
-        roots: of each ``sqrt_edge``, the level, the block that knows it, and its motion in a pixel that is divided.
+        entry_forms: the tangents of vectors and matrices that do not change.
+        roots: for each ``sqrt_edge``, the level, the block in which it is visible, and its motion in a divided pixel.
     """
 
     def __init__(self, walk: Walk, storages: Storages, sources: RowSources) -> None:
@@ -63,7 +63,7 @@ class LocalForms:
         return self._fresh(self.forms.get(local, {}), local)
 
     def _guarded(self, value: Read) -> Form:
-        """The tangent of an entry whose index is not known to lie within."""
+        """The tangent of an entry whose index may be out of range."""
         condition = is_inside(self._walk.naming, value)
         if condition is False:
             return {}
@@ -71,7 +71,7 @@ class LocalForms:
         return where(condition, self._storages.by_local[value.local].form(index), value.dtype)
 
     def _fresh(self, form: Form, local: Local) -> Form:
-        """The form of a local, or of one of its entries, whose rows hold what they did when it was computed."""
+        """The form of a local, or of one of its entries, with rows that have not changed since it was computed."""
         for leaf in form:
             if is_row(leaf):
                 self._check_fresh(leaf, local)
@@ -91,12 +91,12 @@ class LocalForms:
         return int(flat)
 
     def _check_fresh(self, leaf: Row, local: Local) -> None:
-        """A row that may have changed since a local took it on: that local needs a copy of its own."""
+        """If a row may have changed since it became part of a local's form, require a separate row for the local."""
         if self._sources.is_stale(leaf):
             self._walk.plan.own_rows.note(local, "a row in its form changes while the local is used")
 
     def note_sweep(self, deferred: Deferred, sweep: int) -> None:
-        """An accumulation uses a local whose tangent is left to the place of its use."""
+        """Note that an accumulation uses a local with a deferred tangent."""
         is_repeated = deferred.loops != self._walk.cursor.loops
         is_second = is_repeated or (deferred.sweep and deferred.sweep != sweep)
         if is_second:
@@ -105,14 +105,14 @@ class LocalForms:
         deferred.sweep = sweep
 
     def with_own(self, local: Local, forms: list[Form]) -> list[Form]:
-        """The forms of the entries of a local, with the seeds that are its own."""
+        """The forms of the entries of a local, with its own seeds."""
         own = self._walk.facts.own_seeds.get(local)
         if own is None:
             return forms
         return [{**form, own[n]: 1} if n in own else form for n, form in enumerate(forms)]
 
     def set_entries(self, local: Local, forms: list[Form]) -> None:
-        """The tangents of the entries of a vector or matrix that does not change."""
+        """Set the tangents of the entries of a vector or matrix that does not change."""
         forms = self.with_own(local, forms)
         if local in self._walk.plan.indexed or local in self._walk.plan.own_rows:
             self._storages.begin(local).write(forms, list(range(len(forms))))

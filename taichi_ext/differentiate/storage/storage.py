@@ -1,11 +1,11 @@
 """Tangents of locals that change: registers, slots or a row.
 
-* *registers*: one number per seed that can be named where the local is declared;
+* *registers*: one number per seed that is visible at the local's declaration;
 * *slots*: pairs of a column and a coefficient, for a few seeds known only inside (``if t < nearest: nearest = t``);
 * a *row*: one number per column, where seeds add up (a sum over a loop) or are too many.
 
-Seeds that are no columns have registers next to all of these. Whatever stands in the place of a storage, such
-as a sum with columns of its own, is a ``LocalStorage``, too.
+Seeds without a column have registers in addition to these. Objects that replace a storage, such as a sum with
+separate columns, implement ``LocalStorage``, too.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from taichi_ext.program import Local, Statement
 
 
 class LocalStorage(Protocol):
-    """Where the tangent of a local is kept.
+    """The interface of a storage of a local's tangent.
 
     Attributes:
-        declared: where the local is declared.
-        own: its tangents by seeds that are no columns.
-        version: another one after each change.
+        declared: the declaration of the local.
+        own: its tangents by seeds without a column.
+        version: a number that each change increases.
     """
 
     declared: Declaration
@@ -67,11 +67,11 @@ class Storage:
 
     Args:
         walk: the walk.
-        declared: where the local is declared.
-        known: what is planned for it.
+        declared: the declaration of the local.
+        known: the plan for the storage.
         rows: its rows, if it has some.
-        own: its tangents by seeds that are no columns.
-        writer: of a sparse Jacobian.
+        own: its tangents by seeds without a column.
+        writer: the writer of a sparse Jacobian's entries.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Storage:
         self.writer = writer
         self.version = 0
         self._is_zero = True
-        self._changed: set[int | None] = set()  # elements, by their numbers; None for one known at run time alone
+        self._changed: set[int | None] = set()  # numbers of elements; None for one only known at run time
         local, facts = declared.local, known.facts
         has_all = bool(local.shape) and rows is not None and writer is None  # registers would be in memory, too
         is_full = has_all or facts.is_full(walk.facts.seeds.limits)
@@ -108,7 +108,7 @@ class Storage:
     # --- reading
 
     def form(self, index: Index = 0) -> Form:
-        """The tangent as it is now, of one element; registers whose seeds are only named later are still zero."""
+        """The current tangent of one element; registers whose seeds only become visible later are still zero."""
         walk, writer, local = self.walk, self.writer, self.declared.local
         form: Form = self.own.form(index)
         for seed, register in self.registers.form(index).items():
@@ -126,7 +126,7 @@ class Storage:
         return form
 
     def _written_later(self) -> int:
-        """How many slots the outermost loop here writes, if it starts after the local."""
+        """The number of slots that the outermost loop here writes, if it starts after the local."""
         loop = self._outer_loop()
         return 0 if loop is None else self.known.facts.in_loops.get(loop, 0)
 
@@ -146,14 +146,14 @@ class Storage:
         self.known.require(facts)
 
     def _with_owners(self, facts: StorageFacts, form: Form, sparse: Numbering) -> StorageFacts:
-        """The facts with whose columns come into registers and slots."""
+        """The facts with the owners of columns in registers and slots."""
         columns = {seed: sparse.owners(seed.column) for seed in columns_of(form) if not seed.is_constant}
         known = {seed: owners for seed, owners in columns.items() if seed in facts.seeds}
         inner = {owner for seed, owners in columns.items() if seed not in self.registers for owner in owners}
         return facts.with_owners(inner, known)
 
     def _in_rows(self, form: Form) -> list[tuple[Seed, Weight]]:
-        """The seeds of a form that go to a row, and their coefficients; rows must be able to hold them."""
+        """The seeds of a form that are written to a row, and their coefficients; requires that rows can hold them."""
         seeds = self._beyond_registers(form)
         if self.writer is None:
             return seeds
@@ -192,7 +192,7 @@ class Storage:
         self._note_change()
 
     def forget_zeros(self) -> None:
-        """The tangent may be anything from here on: what follows may stand in a loop."""
+        """Assume nothing about the tangent from here on: following statements may be in a loop."""
         self._is_zero = False
 
     def _note_change(self) -> None:
@@ -200,7 +200,7 @@ class Storage:
         self._is_zero = False
 
     def _refers_to_itself(self, form: Form) -> bool:
-        """Whether a form refers to what this held before, also through others, and to other index expressions."""
+        """Whether a form refers to this storage, perhaps through others, and to other index expressions."""
         inner = [s for s in columns_of(form) if not s.is_constant]
         sources = [_sources(self.walk.naming, s) for s in inner]
         self.known.require(self.known.facts.with_sources(set().union(*sources)))
@@ -208,7 +208,7 @@ class Storage:
         return bool(own) and len(own) < len(inner)
 
     def _are_zero(self, indices: list[Index]) -> bool:
-        """Whether elements have no tangents yet, as far as the block of the declaration has come."""
+        """Whether elements have no tangents yet at this point of the declaration's block."""
         numbers = set(map(_number, indices))
         is_told = self.walk.cursor.block is self.declared.block and None not in self._changed | numbers
         return self._is_zero or (is_told and self._changed.isdisjoint(numbers))
@@ -217,7 +217,7 @@ class Storage:
         """Add to the tangent of one element."""
         self._note(form, grows=self.walk.cursor.loops != self.declared.loops)
         if self.rows is None and self.slots:
-            # a few index expressions, in straight-line code: old and new terms side by side
+            # a few index expressions, in straight-line code: keep old and new terms in separate slots
             total = dict(self.form(index))
             accumulate(total, form)
             self.write([total], [index])
@@ -234,7 +234,7 @@ class Storage:
 
 
 def _sources(naming: Naming, seed: Seed) -> set[Local]:
-    """The locals whose slots a column comes from, directly or through others, in this walk or in one before."""
+    """The locals whose slots a column comes from, directly or through others, in this walk or an earlier one."""
     owners = [owner for owner in (naming.slot_owner(atom) for atom, _ in seed.column.terms) if owner is not None]
     return {owner.local for owner in owners}.union(*(owner.facts.sources for owner in owners))
 

@@ -1,4 +1,4 @@
-"""The storages of the locals of one walk: which kind each local has, and where its row lies."""
+"""The storages of the locals of one walk: the kind of each, and the memory of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taichi_ext.differentiate.storage.energy_gradient import EnergyGradient, Ene
 from taichi_ext.differentiate.storage.storage import LocalStorage, Storage
 from taichi_ext.program import Container, Local, declared, statements
 
-MOST_IN_ROWS = 16  # columns up to which a local has a row of its own where its form would have several rows in it
+MOST_IN_ROWS = 16  # with at most so many columns, a local whose form would have several rows gets a row
 
 
 class Storages:
@@ -31,9 +31,9 @@ class Storages:
 
     Args:
         walk: the walk.
-        sources: where each storage is entered, as what rows are of.
-        writer: of a sparse Jacobian.
-        matrices: the tangents of containers, in which rows may lie.
+        sources: the owners of rows, to which each storage is added.
+        writer: the writer of a sparse Jacobian's entries.
+        matrices: the tangents of containers, which may contain rows.
         gradient: of an energy, if that is added up.
     """
 
@@ -53,12 +53,12 @@ class Storages:
         self.by_local: dict[Local, LocalStorage] = {}
 
     def put(self, local: Local, storage: LocalStorage) -> None:
-        """From here on the tangent of a local is there."""
+        """Set the storage of a local from here on."""
         self.by_local[local] = storage
         self._sources.add(local, storage)
 
     def begin(self, local: Local) -> LocalStorage:
-        """The storage of a local that is declared here."""
+        """Create the storage of a local that is declared here."""
         walk, plan = self._walk, self._walk.plan
         key = plan.key(local)
         number = plan.columns.sums.get(local)
@@ -74,7 +74,7 @@ class Storages:
         return self.by_local[local]
 
     def begin_with(self, local: Local, key: StorageKey, before: OwnRegisters | None = None) -> Storage:
-        """A storage that is planned under this key, with registers that hold a part of its tangents already."""
+        """Create the storage planned under a key; ``before``: existing registers of its own seeds."""
         walk, known = self._walk, LocalPlan(self._walk.plan, key)
         declared, facts = walk.declaration(local), known.facts
         has_rows = facts.has_row or (local.shape and facts.slots)
@@ -85,22 +85,22 @@ class Storages:
         return storage
 
     def forget(self, seeds: Iterable[OwnSeed]) -> None:
-        """Values with these seeds are declared again."""
+        """Drop tangents with respect to seeds whose values are declared again."""
         for storage in self.by_local.values():
             storage.own.forget(seeds)
 
     def check_sums(self) -> None:
-        """At the end of a walk: whether the locals that have columns of their own can have them."""
+        """At the end of a walk, check the locals with separate columns."""
         for storage in self.by_local.values():
             if isinstance(storage, LocalSum):
                 storage.check()
 
     def rows(self) -> dict[Local, tuple[Terms, int]]:
-        """Of each local with a row, the terms that go there and how often it has changed."""
+        """For each local with a row, its terms and the number of its changes."""
         return {local: (s.rows.terms, s.version) for local, s in self._stored() if s.rows is not None}
 
     def choices(self) -> tuple[LocalChoice, ...]:
-        """Where the tangents of locals are, and why, for people."""
+        """The storage of the tangents of locals, with reasons, for reports."""
         places = {local: s.place for s in statements(self._walk.facts.program.body) for local in declared(s)}
         places |= {local: storage.declared.place for local, storage in self.by_local.items()}
         found = []
@@ -158,7 +158,7 @@ class Storages:
             value = walk.naming.value_of(number)
             return placed_row(builder, value, matrix, is_filled=is_filled)
         size = math.prod(local.shape) * facts.columns
-        is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # by loops: in memory in any case
+        is_shared = walk.cursor.block.is_kernel and size > MOST_IN_ROWS  # shared by loops, so in memory in any case
         if size <= facts.seeds.limits.local_array and not is_shared:
             return local_row(builder, f"d_{local.name}", size, local.dtype)
         part = scratch_part(facts, walk.cursor, walk.plan)

@@ -1,7 +1,7 @@
-"""Forward differentiation: from a program to the program that computes its tangents too.
+"""Forward differentiation: from a program to a program that also computes its tangents.
 
-First the ``StoragePlan``: where the tangent of each local is kept. Then the statements are gone over once more, and
-what they become is emitted.
+The first pass makes the ``StoragePlan``, the storage of each local's tangent. The second pass emits the new
+statements.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def differentiate(program: Program, seeds: Seeds) -> Differentiated:
 
 
 def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...]]:
-    """The program as it is differentiated, with what is known of it; and accesses that may be outside.
+    """The facts of the prepared program, and its accesses that may be out of range.
 
     Raises:
         UnsupportedError: a derivative is not known.
@@ -63,7 +63,7 @@ def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...
 
 
 def emit_tangents(facts: Facts, plan: StoragePlan, blocks: Blocks) -> Differentiated:
-    """The program with tangents, kept where the plan says.
+    """The program with tangents, stored as the plan says.
 
     Raises:
         UnsupportedError: a derivative is not known.

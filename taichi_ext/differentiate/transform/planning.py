@@ -1,8 +1,9 @@
-"""The planning pass: it goes over a program until it knows where all tangents are kept.
+"""The planning pass: it walks over a program until the storage of all tangents is known.
 
-A walk over the statements requires of the ``Draft`` what it needs, such as a row for a local. What it finds out late,
-the statements before did not know; so the walk is repeated until one requires nothing new. The draft only grows (what
-is given up once is never tried again), so this ends. What walks emit is thrown away: the draft, frozen, is the result.
+A walk over the statements records requirements in the ``Draft``, such as a row for a local. Earlier statements of the
+walk did not know requirements found later, so the walk is repeated until one requires nothing new. The draft only grows
+(a choice that was given up is never tried again), so this terminates. The statements emitted by these walks are
+discarded; the result is the frozen draft.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_WALKS = 100
 
 
 def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
-    """Where the tangents of a program are kept, and the facts with the loops that have to run serially.
+    """The storage of a program's tangents, and the facts with the loops that have to run serially.
 
     Raises:
         UnsupportedError: a derivative is not known.
@@ -44,14 +45,14 @@ def plan_storage(facts: Facts, blocks: Blocks) -> tuple[StoragePlan, Facts]:
 
 
 def _is_complete(draft: Draft, traversal: Traversal) -> bool:
-    """Walk over the program; whether the draft had all that it needs."""
+    """Walk over the program; whether the draft had all entries that it requires."""
     draft.begin_walk()
     before = draft.state()
     try:
         traversal.body()
         traversal.storages.check_sums()
     except DenseRowsError:
-        if draft.state() == before:  # otherwise the next walk keeps tangents elsewhere, and may not need these rows
+        if draft.state() == before:  # otherwise the next walk may not need these rows
             raise
     after = draft.state()
     if after.columns != before.columns:
@@ -62,7 +63,7 @@ def _is_complete(draft: Draft, traversal: Traversal) -> bool:
         traversal.writer.counts.forget_unused(traversal.writer.sites)
         if draft.state() != before:
             return False
-    # what is better left out, or better done, is decided last
+    # optimisations are decided last
     rows = traversal.walk.proposals.decisions(draft.rows, traversal.storages.rows(), traversal.coverage.read)
     has_news = any(draft.rows.get(local) != decision for local, decision in rows.items())
     for local, decision in rows.items():
@@ -71,7 +72,7 @@ def _is_complete(draft: Draft, traversal: Traversal) -> bool:
 
 
 def _first_draft(facts: Facts) -> Draft:
-    """The draft before the first walk: of a sparse Jacobian with what earlier launches have found out."""
+    """The draft before the first walk; for a sparse Jacobian, with the columns known from earlier launches."""
     draft, seeds = Draft.empty(), facts.seeds
     if seeds.sparse is None:
         return draft
@@ -85,7 +86,7 @@ def _first_draft(facts: Facts) -> Draft:
 
 
 def _compose(container: Container, seeds: Seeds, draft: Draft) -> None:
-    """A container that is written and carries tangents: its entries are columns, unless rows can hold what it has."""
+    """Make the entries of a written container with tangents columns, unless rows can hold its tangents."""
     assert seeds.sparse is not None
     key = seeds.sparse.keys[container]
     is_parameter = seeds.roles.get(container, Role()).first_column is not None

@@ -30,7 +30,7 @@ def serialized(loop: For, extent: Extent | None, *, is_host: bool) -> For:
 
 
 def _over_range(loop: For, extent: Extent) -> For:
-    """A loop over a dense field as one over a running number."""
+    """A loop over a dense field as a loop over the number of the entry."""
     number = Local("number", I32, (), "loop")
     before, inner = [], math.prod(extent.shape)
     for v, size, offset in zip(loop.variables, extent.shape, extent.offset or (0,) * len(extent.shape), strict=True):

@@ -1,4 +1,4 @@
-"""Statements of their own kind: atomics, returned values, library calls, boundaries."""
+"""Special statements: atomics, returned values, library calls, boundaries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ATOMIC = "order of iterations matters to an atomic"
 
 
 def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: ir.Atomic) -> None:
-    """An atomic operation whose result is used, or that selects: value and tangent change one after the other."""
+    """An atomic operation that selects, or whose result is used: value and tangent are updated one after the other."""
     walk = ctx.walk
     name = s.function.removeprefix("atomic_")
     target = s.target
@@ -59,7 +59,7 @@ def atomic(ctx: RuleContext, stores: ContainerStores, storages: Storages, s: ir.
     declare(declaration, target)
     was: ir.Value = ir.Read(old)
     given = cast(s.value, target.dtype)  # as Taichi does before it combines
-    # the right-hand operand wins a tie: here what was there before
+    # the right-hand operand wins a tie: here the old value
     value = ir.Op(name, (was, given) if name in ("add", "sub", "mul") else (given, was), target.dtype)
     ctx.linearizer.begin_statement()
     if isinstance(target, ir.Load):
@@ -99,7 +99,7 @@ def returned(ctx: RuleContext, writer: EntryWriter | None, gradient: EnergyGradi
 
 
 def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[ir.Value]) -> None:
-    """The tangents of what the kernel returns: one row each."""
+    """Store the tangents of the kernel's return values: one row each."""
     walk, builder, dtype = ctx.walk, ctx.walk.builder, values[0].dtype
 
     def form_of(value: ir.Value) -> Form:
@@ -123,7 +123,7 @@ def _store_returned(ctx: RuleContext, writer: EntryWriter | None, values: list[i
 
 
 def call(ctx: RuleContext, s: ir.Call) -> None:
-    """A function of Taichi's library: its results have the tangents that its equations give."""
+    """A function of Taichi's library: the tangents of its results follow from its equations."""
     args = [ir.entries(a) for a in s.args if isinstance(a, (ir.Value, ir.Tensor))]
     kept = [tuple(ctx.walk.expressions.keep(e) for e in group) for group in args]
     forms = [ctx.form(e) for group in args for e in group]
@@ -147,7 +147,7 @@ def call(ctx: RuleContext, s: ir.Call) -> None:
 
 
 def raise_effect(s: ir.Effect) -> None:
-    """Raise: a call that is passed on as it is gets a value with a tangent."""
+    """Raise: a call without a derivative takes a value with a tangent."""
     name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", repr(s.function))
     raise UnsupportedError(
         f"{_text(s)}{name!r} is called on a value with a tangent, and its derivative is not known. Write it as a "
@@ -156,7 +156,7 @@ def raise_effect(s: ir.Effect) -> None:
 
 
 def check_bits(body: ir.Body, activity: Activity) -> None:
-    """Raise: the bits of a number with a tangent are used for more than a comparison."""
+    """Raise if the bits of a number with a tangent are used for more than a comparison."""
     found = escaping_bits(body, activity)
     if found is not None:
         op, s = found

@@ -1,4 +1,4 @@
-"""Statements of a program with their tangents: each kind of statement goes to the part that knows it."""
+"""Statements of a program with their tangents: dispatch by the kind of statement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taichi_ext.differentiate.storage.storages import Storages
 from taichi_ext.differentiate.transform import special
 from taichi_ext.differentiate.transform.serial_loops import serialized
 
-# Calls that stay, on values with tangents or without; by name
+# Names of calls that are kept unchanged, on values with tangents or without
 KEPT = frozenset(("print", "assert", "append", ".append"))
 
 
@@ -28,7 +28,7 @@ class Transform:
         stores: the stores to containers.
         storages: the storages of locals.
         reversals: the loops whose tangents are accumulated backwards.
-        writer: of a sparse Jacobian.
+        writer: the writer of a sparse Jacobian's entries.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Transform:
         self._writer = writer
 
     def body(self, body: ir.Body, variables: tuple[ir.Local, ...] = ()) -> ir.Body:
-        """A block with tangents, in which these variables can be named."""
+        """A block with tangents, in which these variables are visible."""
         return self._block(body, variables, _nothing, _nothing)
 
     def _block(
         self, body: ir.Body, variables: tuple[ir.Local, ...], begin: Callable[[], None], finish: Callable[[], None]
     ) -> ir.Body:
-        """A block with tangents; ``begin`` and ``finish`` emit what comes before and after its statements."""
+        """A block with tangents; ``begin`` and ``finish`` emit statements at its start and end."""
         cursor, builder = self._walk.cursor, self._walk.builder
         with cursor.in_block(variables), builder.collecting() as collected:
             begin()
@@ -104,7 +104,7 @@ class Transform:
                     walk.builder.emit(one)
 
     def _effect(self, s: ir.Effect) -> None:
-        """A call that stays as it is."""
+        """Emit a call unchanged."""
         walk, seeds = self._walk, self._walk.facts.seeds
         name = s.function if isinstance(s.function, str) else getattr(s.function, "__name__", "")
         if name == "stop_grad" and not seeds.is_reverse:
@@ -117,7 +117,7 @@ class Transform:
         walk.builder.emit(s)
 
     def _loop(self, s: ir.For | ir.While) -> None:
-        """A loop that is walked forward."""
+        """Emit a loop that is accumulated forward."""
         walk, facts = self._walk, self._walk.facts
         if self._writer is not None:
             self._writer.counts.before(s)

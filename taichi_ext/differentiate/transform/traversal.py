@@ -1,7 +1,7 @@
-"""One pass over the statements of a program: its parts, each given those below it that it uses, and the body they make.
+"""One pass over the statements of a program: its parts, each with the lower ones that it uses, and the emitted body.
 
-``Walk`` is what all share. On it stand the storages and tangents of containers, then what is known of locals, then the
-forms of expressions, which read both, then the statements that write locals and containers, and at the top
+All parts share the ``Walk``. Above it are the storages and the tangents of containers, then the tangents of locals,
+then the forms of expressions, which read both, then the statements that write locals and containers, and at the top
 ``Transform``.
 """
 
@@ -54,13 +54,13 @@ class Traversal:
     """The parts of one pass.
 
     Attributes:
-        walk: what all share.
+        walk: the state shared by all parts.
         numbering: the columns of a sparse Jacobian.
-        writer: where the entries of one go.
-        storages: those of locals.
+        writer: the writer of a sparse Jacobian's entries.
+        storages: the storages of locals.
         reversals: the loops whose tangents are accumulated backwards.
-        coverage: how shadows are treated.
-        forms: what is known of the tangents of locals.
+        coverage: the findings about shadows.
+        forms: the tangents of locals.
         transform: the statements.
     """
 
@@ -75,7 +75,7 @@ class Traversal:
 
     @classmethod
     def of(cls, facts: Facts, plan: Plan, blocks: Blocks, *, discards: bool = False) -> Traversal:
-        """The parts, at the start of the program; ``discards``: nobody wants the statements."""
+        """The parts, at the start of the program; ``discards``: whether emitted statements are dropped."""
         numbering: Numbering | None = None
         if facts.seeds.sparse is not None:
             numbering = Numbering(facts.seeds.sparse, plan)
@@ -136,7 +136,7 @@ def _new_walk(
 
 
 def _has_shadow(container: Container, facts: Facts, numbering: Numbering | None) -> bool:
-    """Whether tangents of a container are in memory: those of a parameter that is only read are its columns."""
+    """Whether tangents of a container are in memory: a parameter that is only read has columns instead."""
     if container in facts.seeds.intermediates or (numbering is not None and numbering.has_entries(container)):
         return False
     role = facts.seeds.roles.get(container, Role())

@@ -1,4 +1,4 @@
-"""A differentiated program that counts, by place in the source, what is not finite, and indices that are outside."""
+"""A differentiated program that counts, by place in the source, values that are not finite and indices out of range."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Number = Callable[[ir.Place | None, bool], int | None]
 
 
 def watched(d: Differentiated, counts: ir.Container, number: Number) -> ir.Program:
-    """The program in which each value with a tangent, and each part of a tangent, that is not finite is counted.
+    """The program that counts values with tangents, and parts of tangents, that are not finite.
 
-    And each access by an index that is outside.
+    It also counts accesses by an index that is out of range.
 
     Args:
         d: a differentiated program.
         counts: a field of integers, by the number of a place.
-        number: gives the number of a place in the source, for what is not finite or, if asked, for indices; None for
-            one that is not counted.
+        number: gives the number of a place in the source, for values or for indices; None for a place that is not
+            counted.
     """
     active = {*d.active.locals, *d.active.containers, *(c for _, c in d.shadows)}
 
@@ -47,7 +47,7 @@ def watched(d: Differentiated, counts: ir.Container, number: Number) -> ir.Progr
 
 
 def _watched_values(s: ir.Statement, active: set[ir.Local | ir.Container]) -> tuple[ir.Value, ...]:
-    """The value that a statement stores, where it carries a tangent or is part of one."""
+    """The value that a statement stores, if it carries a tangent or is part of one."""
     if isinstance(s, ir.Declare):
         return s.values if s.local in active or s.local.kind in TANGENT_KINDS else ()
     if isinstance(s, ir.Return):
@@ -60,7 +60,7 @@ def _watched_values(s: ir.Statement, active: set[ir.Local | ir.Container]) -> tu
 
 
 def _with_known(s: ir.Statement, known: dict[ir.Value, ir.Local]) -> ir.Statement:
-    """The statement with values that have been computed."""
+    """The statement with computed values replaced by locals."""
     now = {v: ir.Read(local, place=v.place) for v, local in known.items()}
     if isinstance(s, ir.Declare):
         return replace(s, values=tuple(now.get(v, v) for v in s.values))
@@ -70,7 +70,7 @@ def _with_known(s: ir.Statement, known: dict[ir.Value, ir.Local]) -> ir.Statemen
 
 
 def _counted(value: ir.Value, local: ir.Local, counts: ir.Container, number: int, place: ir.Place | None) -> ir.Body:
-    """The value in a local, and a count where it is not finite."""
+    """Put the value in a local, and count if it is not finite."""
     return ir.Declare(local, (value,), place=place), _count(_is_not_finite(ir.Read(local)), counts, number, place)
 
 
@@ -81,7 +81,7 @@ def _count(condition: ir.Value, counts: ir.Container, number: int, place: ir.Pla
 
 
 def _is_not_finite(x: ir.Value) -> ir.Value:
-    """By its bits, because Taichi's fast_math lets ``x != x`` be false."""
+    """Whether a value is not finite, by its bits: with Taichi's fast_math ``x != x`` may be false."""
     kind, first, mask = (ir.I64, 52, 0x7FF) if x.dtype == ir.F64 else (ir.I32, 23, 0xFF)
     bits = ir.Op("bit_cast", (x if x.dtype == ir.F64 else cast(x, ir.F32),), kind)
     exponent = ir.Op("bit_and", (ir.Op("shift_right", (bits, literal(first, kind)), kind), literal(mask, kind)), kind)
