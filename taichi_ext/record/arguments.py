@@ -14,7 +14,7 @@ from taichi_ext.record.taichi_types import type_of
 
 
 def bind_arguments(r: Recording) -> None:
-    """Let the names of the kernel's arguments stand for values and containers of the program."""
+    """Bind the names of the kernel's arguments to values and containers of the program."""
     made = []
     for argument in r.kernel.arguments:
         name, annotation = argument.name, argument.annotation
@@ -62,7 +62,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: Any) -> Any:
 
 
 def annotation_text(annotation: object) -> Any:
-    """An annotation as it can be written; a struct type as the object that it is."""
+    """The text of an annotation; for a struct type, the object itself."""
     if isinstance(annotation, backend.MatrixType):
         return tensor_annotation(type_of(annotation.dtype).name, (annotation.n, annotation.m)[: annotation.ndim])
     if annotation in (int, float, bool):

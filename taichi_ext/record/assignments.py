@@ -19,12 +19,12 @@ from taichi_ext.record.operations import operate, tensor
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.subscripts import places
 
-# Taichi converts the value of these to the type of the place first, and then combines.
+# For these, Taichi converts the value to the type of the place before combining.
 _ATOMIC = ("add", "sub", "bit_and", "bit_or", "bit_xor")
 
 
 def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
-    """A new local that holds a value; Python objects stay what they are."""
+    """A new local that holds a value; Python objects are returned unchanged."""
     value = value_of(value)
     kind = "temporary" if kind == "user" and r.frame.is_library else kind
     if isinstance(value, (list, tuple)):
@@ -51,7 +51,7 @@ def declare(r: Recording, name: str, value: Any, kind: str = "user") -> Any:
 
 
 def _kept(value: Value, kind: Type | None = None) -> Value:
-    """A value that is given a name, or stored to a place of a type: no whole number depends on parameters."""
+    """A value to be named, or stored to a place of a type; raises if a whole number depends on parameters."""
     if isinstance(value, Known) and not (kind or value.dtype).is_real:
         raise_baked("A whole number")
     return value
@@ -64,7 +64,7 @@ def _note_copy(r: Recording, local: Local, index: tuple[int, ...], value: Value)
 
 
 def _is_object(x: object) -> bool:
-    """Whether a name for something is another name for the same object."""
+    """Whether assigning a value makes a second name for the same object."""
     if isinstance(x, Value):
         return False
     is_known = x is None or isinstance(x, (str, Format, DynamicList, backend.Field, backend.AnyArray, backend.DataType))
@@ -72,7 +72,7 @@ def _is_object(x: object) -> bool:
 
 
 def frozen(r: Recording, value: Any, name: str = "value") -> Any:
-    """The value as it is now, in locals of its own; a constant is one already."""
+    """The current value, in separate locals; a constant is returned unchanged."""
     return value_of(declare(r, name, value, "temporary"))
 
 
@@ -95,7 +95,7 @@ def let(r: Recording, name: str, value: object) -> None:
 
 @contextlib.contextmanager
 def outside(r: Recording, scopes: int) -> Iterator[None]:
-    """Names are declared a number of scopes further out."""
+    """Within the context, names are declared a number of scopes further out."""
     opened = [r.context.local_scopes.pop() for _ in range(scopes)]
     try:
         yield
@@ -122,7 +122,7 @@ def _unpacked(value: Any, count: int) -> list[Any]:
 
 
 def unpack(r: Recording, names: tuple[str, ...], value: object) -> None:
-    """``a, b = value``: all is read before anything is written."""
+    """``a, b = value``: all values are read before anything is written."""
     parts = _unpacked(value, len(names))
     if any(r.context.is_var_declared(n) for n in names):
         parts = [declare(r, "value", p, "temporary") for p in parts]
@@ -193,7 +193,7 @@ def assign_to(r: Recording, target: object, value: object) -> None:
 
 
 def place_of(r: Recording, base: object, index: object) -> Any:
-    """The place that ``base[index]`` or ``base.name`` names, to store to."""
+    """The place ``base[index]`` or ``base.name``, to store to."""
     if not isinstance(index, str):
         return places(r, base, index)
     numbers = backend.swizzle_indices(index) if isinstance(base, (Cells, Tensor)) else None
@@ -226,7 +226,7 @@ def update_place(r: Recording, target: object, op: str, value: object) -> None:
 
 
 def _update(r: Recording, cell: Cell, op: str, value: Value) -> None:
-    """Sums and bits stay updates, which Taichi makes atomic; of locals, all else is an assignment."""
+    """Sums and bit operations stay updates, which Taichi makes atomic; other updates of locals become assignments."""
     target, value = cell.target, _kept(value, cell.target.dtype)
     if isinstance(target, Load):
         r.add(Update(target, op, value, place=r.place()))

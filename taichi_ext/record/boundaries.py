@@ -1,4 +1,4 @@
-"""Values whose derivative is not that of their expression: recorded with what takes its place."""
+"""Values whose derivative is not that of their expression, recorded with its replacement."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _as_handle(group: Any, like: Any) -> Any:
 
 
 def by_number(change: Callable[..., Value], value: Any, *others: Any) -> Any:
-    """A function of numbers, applied to those that values of one structure consist of."""
+    """Apply a function of numbers to the numbers of values that share a structure."""
     if isinstance(value, (tuple, list)):
         return tuple(by_number(change, *parts) for parts in zip(value, *others, strict=True))
     if isinstance(value, Record):
@@ -84,7 +84,7 @@ def stopped(r: Recording, value: Any) -> Any:
 
 
 def difference(x: Value, y: Value) -> Value:
-    """A tangent of reverse mode: a value less the same value stopped."""
+    """A tangent in reverse mode: a value minus the same value, stopped."""
     return operation("sub", x, y) if x.dtype.is_real else Const(0, x.dtype)
 
 
@@ -112,7 +112,7 @@ def replaced(r: Recording, value: object, surrogate: object) -> Any:
 
 
 def _check_real(value: Any, surrogate: Any) -> None:
-    """Raise where the derivative of a real number would be that of an integer, which has none."""
+    """Raise if the derivative of a real number would be that of an integer, which has none."""
     if isinstance(value, tuple):
         for parts in zip(value, surrogate, strict=True):
             _check_real(*parts)

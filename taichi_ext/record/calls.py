@@ -1,4 +1,4 @@
-"""Calls in a recorded kernel: what each callable that a kernel names stands for."""
+"""Calls in a recorded kernel: the handler of each callable that a kernel names."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any],
 
 
 def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
-    """A callable of Python's or Taichi's own without a meaning of its own here."""
+    """A callable of Python or Taichi without a handler."""
     if backend.is_library(function):
         return effects.opaque(r, function, args, keywords, is_statement)
     if not has_values(args) and not has_values(keywords):
@@ -111,17 +111,17 @@ def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any
 
 
 def _by_position(function: Any, args: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments that are given by name, by position where that is possible."""
+    """Arguments with those passed by name moved to their positions, where possible."""
     if not keywords:
         return args, keywords
     try:
         bound = inspect.signature(function).bind(*args, **keywords)
-    except (TypeError, ValueError):  # no signature, or not such arguments: the call itself will tell
+    except (TypeError, ValueError):  # no signature, or not such arguments: the call itself raises
         return args, keywords
     return list(bound.args), bound.kwargs
 
 
-# --- callables with a meaning of their own ----------------------------------------------------------------------------
+# --- callables with a handler -----------------------------------------------------------------------------------------
 
 
 def _extremum(name: str) -> Handler:

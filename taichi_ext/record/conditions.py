@@ -1,9 +1,9 @@
-"""The conditions of a recorded function of a position: what it can jump at, as levels.
+"""The conditions of a recorded function of a position, at which it can jump, as levels.
 
-A recorded body is rewritten so that it counts its conditions as it runs through them, keeps a hash of how they turned
-out, and either the level of one of them, or how near the nearest edge is.  A level is 0 where its condition changes.
-What a body can jump at are comparisons of real numbers, conversions to integers, roundings, remainders and the cut of
-``atan2``; everything else is continuous, or depends on integers that come from these.
+A recorded body is rewritten so that it counts its conditions as they are evaluated, and keeps a hash of their outcomes,
+and either the level of one of them or the distance of the nearest edge.  A level is 0 where its condition changes.  A
+body can jump at comparisons of real numbers, conversions to integers, roundings, remainders and the cut of ``atan2``;
+everything else is continuous, or depends on integers that come from these.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _BITS = 30  # of the hash
 
 @dataclass(frozen=True)
 class Probe:
-    """The locals of one call that take what its conditions say; ``which`` are counted in the hash, from 1 on.
+    """The locals of one call that record its conditions, which are numbered from 1.
 
-    The hash takes the conditions up to ``which``, and ``level`` is that of number ``which``.  ``near`` is the least
-    distance of an edge, by its level and its slope at the position ``at``, in steps of (1/2, 1/2) pixels and the like.
-    Each is None where it is not asked for.
+    The hash takes the conditions up to number ``which``, whose level is ``level``.  ``near`` is the least distance of
+    an edge, from its level and its slope at the position ``at``, in steps of (1/2, 1/2) pixels and similar ones.  A
+    local that is not needed is None.
     """
 
     count: ir.Local
@@ -37,7 +37,7 @@ class Probe:
         """A body with its conditions noted.
 
         Raises:
-            UnsupportedError: the body does what a function of a position cannot do.
+            UnsupportedError: the body has an effect or a construct that a function of a position must not have.
         """
         moving = _depending(body, self.at, is_real=True)
         varying = _depending(body, self.at, is_real=False)
@@ -56,7 +56,7 @@ class Probe:
         return (*(n for v in values for n in notes(v)), s)
 
     def _notes(self, value: ir.Value, place: ir.Place | None, noted: set[ir.Value], moving: set[ir.Local]) -> ir.Body:
-        """The notes of the conditions in a value; those that may not be evaluated only where they are."""
+        """The notes of the conditions in a value; conditions of a choice are noted only if they are evaluated."""
         if value in noted or not isinstance(value, (ir.Op, ir.Read, ir.Load)):
             return ()
         noted.add(value)
@@ -131,9 +131,9 @@ _JUMPS = ("cast", "floor", "ceil", "round", "mod", "floordiv", "atan2")
 
 
 def _depending(body: ir.Body, at: ir.Tensor, *, is_real: bool) -> set[ir.Local]:
-    """The locals whose values depend on the position; with ``is_real``, those that do not only jump where it moves.
+    """The locals whose values depend on the position; with ``is_real``, without those that only jump.
 
-    What only jumps does so where a condition changes that is noted before.  Values without their gradient do not move.
+    Those only jump where an earlier, noted condition changes.  Values without their gradient count as constant.
     """
     found = {e.local for e in at.entries if isinstance(e, ir.Read)}
     everything = ir.statements(body)
@@ -151,18 +151,18 @@ def _depending(body: ir.Body, at: ir.Tensor, *, is_real: bool) -> set[ir.Local]:
 
 
 def _reads(value: ir.Value, locals_: set[ir.Local], *, is_real: bool) -> bool:
-    """Whether a value is computed from one of the locals, with ``is_real`` by real numbers alone."""
+    """Whether a value is computed from one of the locals; with ``is_real``, only by real numbers."""
     if isinstance(value, ir.Read) and value.local in locals_:
         return True
     parts = value.args if isinstance(value, ir.Op) and is_real else ir.children(value)
     if isinstance(value, ir.Load) and is_real:
-        return False  # it depends on its indices alone
+        return False  # it depends only on its indices
     is_choice = is_real and isinstance(value, ir.Op) and value.name in ("select", "ifte")
     return any(_reads(v, locals_, is_real=is_real) for v in (parts[1:] if is_choice else parts))
 
 
 def _require_supported(s: ir.Statement, varying: set[ir.Local]) -> None:
-    """Raise where a statement has an effect, a derivative of its own, or what no edge can be found in."""
+    """Raise if a statement has an effect, a custom derivative, or a construct in which no edge can be found."""
     what = "the function of a position"
     stores = isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) and isinstance(s.target, ir.Load)
     if stores or isinstance(s, ir.Effect):

@@ -1,8 +1,8 @@
-"""Python numbers that are parameters: where a kernel reads them, they become values with a derivative.
+"""Python numbers that are parameters: they become values with a derivative when a kernel reads them.
 
-The value stays Python's own number, so that Python folds it with others exactly as it does for the plain kernel; what
-it was computed from is kept with it. Python code that runs while the kernel is recorded is watched: where it names
-such a number, it is run rewritten, so that the number takes its derivative along.
+The value stays a Python number, so that Python folds it with others exactly as for the plain kernel; the expression
+that computed it is kept with it. Python code that runs while the kernel is recorded is watched: if it names such a
+number, it runs rewritten, so that the number carries its derivative.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from taichi_ext.record.variables import (
 )
 
 READS_PARAMETER = (
-    "{} may read a Python number that is a parameter, and what it computes from it is not known. Read the number in "
-    "the kernel and pass it as an argument."
+    "{} may read a Python number that is a parameter, and whether its results depend on it is unknown. Read the "
+    "number in the kernel and pass it as an argument."
 )
 # packages whose code reads no number of the user's by its name
 _NAMELESS = (backend.RUNTIME.name, "numpy", "taichi_ext")
 
 
 class PythonNumber(Known):
-    """A number that depends on parameters, as Python code meets it: it decides nothing that is compiled."""
+    """A number that depends on parameters, in Python code; it must not decide what is compiled."""
 
     def __bool__(self) -> NoReturn:
         raise_baked("A choice")
@@ -60,7 +60,7 @@ def known(value: Any, source: Any) -> PythonNumber:
 
 @dataclass
 class Watched:
-    """Whether Python code that ran in the meantime may have read a number that is a parameter."""
+    """Whether Python code within the context may have read a number that is a parameter."""
 
     may_read: bool = False
 
@@ -73,9 +73,9 @@ class Constants:
         variables: the variables, in the order of the parameters.
         arguments: the names of arguments that are parameters.
         library: the recorder, which calls functions of Python's.
-        locals: what stands in the program for the variables that have been read, by their keys.
+        locals: the locals of the program for the variables that have been read, by their keys.
         namesakes: other variables of the same name that hold the same number, by the key of the parameter.
-        static: calls of ``ti.static`` around what is evaluated.
+        static: the number of calls of ``ti.static`` around the current expression.
     """
 
     variables: tuple[Variable, ...] = ()
@@ -121,7 +121,7 @@ class Constants:
         return value
 
     def _namesake(self, meant: Variable, found: Variable, function: types.FunctionType, value: object) -> Any:
-        """Another variable of the same name: the same number where it was imported from there, else another one."""
+        """The value of another variable of the same name: the parameter if it was imported from there, else its own."""
         if found.read() is meant.read():
             same = self.namesakes.setdefault(meant.key, [])
             if all(variable.key != found.key for variable in same):
@@ -160,7 +160,7 @@ class Constants:
         """A number, or vector of numbers, with reads of the local that stands for the variable as its sources."""
         if self.static:
             raise UnsupportedError(
-                f"The parameter {variable.name!r} is read in ti.static: what is compiled depends on it, which has no "
+                f"The parameter {variable.name!r} is read in ti.static: the compiled code depends on it, which has no "
                 "derivative. Read it outside of ti.static."
             )
         shape = number_shape(value)
@@ -181,7 +181,7 @@ class Constants:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Watched]:
-        """Notice whether Python code that runs in the meantime names one of the variables."""
+        """Watch whether Python code within the context names one of the variables."""
         watched = Watched()
         if self.is_empty:
             yield watched
@@ -199,7 +199,7 @@ class Constants:
             sys.setprofile(before)
 
     def replaced(self, function: types.FunctionType) -> dict[str, Any]:
-        """The names of a Python function that stand for such numbers, with what they read as."""
+        """The names of a Python function for such numbers, with their replacements."""
         found = {}
         for name in self._names & names_in_code(function.__code__):
             variable = global_variable(function, name)

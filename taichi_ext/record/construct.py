@@ -36,7 +36,7 @@ def construct(r: Recording, kind: Any, args: list[Any], keywords: dict[str, Any]
         return struct_of_type(r, kind, args, keywords)
     shape = matrix_shape(kind)
     if len(args) == 1 and isinstance(args[0], Tensor) and args[0].shape == shape:
-        return args[0]  # as Taichi: the type of the entries stays
+        return args[0]  # as in Taichi, the type of the entries stays
     flat = list(flattened(args))
     return typed_tensor(flat * math.prod(shape) if len(flat) == 1 else flat, shape, type_of(kind.dtype))
 
@@ -73,7 +73,7 @@ def _member(value: object) -> Any:
 
 
 def struct_of_type(r: Recording, kind: Any, args: list[Any], keywords: dict[str, Any]) -> Record:
-    """A struct of a type that the user has declared; members that are not given are 0."""
+    """A struct of a type declared by the user; missing members are 0."""
     if len(args) == 1 and isinstance(args[0], Record) and list(args[0].members) == list(kind.members):
         args = list(args[0].members.values())
     members: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Edges of images in a recorded kernel: what they are given, checked, and their values without antialiasing."""
+"""Edges of images in a recorded kernel: checks of their arguments, and their values without antialiasing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sqrt_edge(r: Recording, call: Call, function: object, given: Mapping[str, ob
 def _crossed(
     r: Recording, call: Call, function: Any, level: Value, at: Tensor | None, *, antialias: bool
 ) -> tuple[Value, dict[str, Any]]:
-    """The level in a local of its own; what it covers of the pixel, and 0 with the tangent of that."""
+    """The level in a separate local; the part of the pixel that it covers, and 0 with the tangent of that."""
     if at is None or not (r.rules.takes_derivative or antialias):
         return level, {}
     level = frozen(r, level, "level")
@@ -76,14 +76,14 @@ def _crossed(
 
 
 def level_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    """A level at another position; ``with_levels`` puts the code that computes it in the place of this statement."""
+    """A level at another position; ``with_levels`` replaces this statement by the code that computes it."""
     level = given["level"]
     by = {name: frozen(r, given[name], name) for name in ("x", "y")}
     return statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
 
 
 def gradient(r: Recording, kind: str, value: Any, at: tuple[Any, Any], *, may_be_flat: bool) -> Any:
-    """The gradient of a value by a position, without a tangent of its own."""
+    """The gradient of a value with respect to a position; it has no tangent."""
     return _gradient(r, kind, as_value(value), _pixel(r, kind, at), may_be_flat=may_be_flat)
 
 
@@ -98,11 +98,11 @@ def boundary_term(r: Recording, call: Call, function: object, given: Mapping[str
     return statement(r, "replace_gradient", {"surrogate": given["moved"]}, zeros, what=given["name"])
 
 
-# --- what they are given ----------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def is_antialiased(kind: str, given: dict[str, Any]) -> bool:
-    """The argument ``antialias``, False where there is none."""
+    """The argument ``antialias``; False by default."""
     antialias = given.get("antialias", False)
     if not isinstance(antialias, (bool, np.bool_)):
         shown = "a value of the kernel" if isinstance(antialias, (Value, Tensor)) else repr(antialias)
@@ -113,7 +113,7 @@ def is_antialiased(kind: str, given: dict[str, Any]) -> bool:
 
 
 def real_level(kind: str, level: Any) -> Value:
-    """The level, if it can be one."""
+    """The level; raises if the argument cannot be one."""
     if not isinstance(level, Value) or not level.dtype.is_real:
         raise UnsupportedError(
             f"{kind}: level must be a real scalar computed from the position of the pixel; {shown_value(level)} is "

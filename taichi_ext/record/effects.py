@@ -33,7 +33,7 @@ def place_of_local(local: Local) -> Any:
 
 
 def atomic(r: Recording, name: str, target: object, value: object, is_statement: bool) -> Any:
-    """``ti.atomic_add(target, value)`` and the like, entry by entry; returns what was there before."""
+    """``ti.atomic_add(target, value)`` and similar functions, entry by entry; returns the old value."""
     if not isinstance(target, (Cell, Cells)):
         raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
     results: list[Value] = []
@@ -126,14 +126,14 @@ def _result_local(name: str, kind: object) -> Local:
 
 
 def stop_grad(r: Recording, field: object) -> None:
-    """``ti.stop_grad(field)``: what is read from the field in the rest of this block counts as constant."""
+    """``ti.stop_grad(field)``: values read from the field in the rest of this block count as constants."""
     r.add(Effect("stop_grad", (r.container(field),), place=r.place()))
 
 
 def opaque(
     r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool
 ) -> Any:
-    """A function of Taichi's own that stays a call, in its place; what it gives is found by a call on dummies."""
+    """A function of Taichi that stays a call; the type of its result is found by a call on dummies."""
     values, named = value_of(args), value_of(keywords)
     is_known = is_without_tangents(function) or function in (ti.append, ti.deactivate)
     try:
@@ -176,7 +176,7 @@ def _argument(r: Recording, x: object) -> Any:
 
 
 def random(r: Recording, args: Sequence[object], keywords: Mapping[str, object]) -> Read:
-    """``ti.random()``: drawn here, as by Taichi, even if it stands in a side of a choice that is not taken."""
+    """``ti.random()``: drawn here, as by Taichi, even in a side of a choice that is not taken."""
     kind = type_of([*args, *keywords.values(), float][0])
     local = Local("random", kind, (), "temporary")
     r.add(Declare(local, (Op("random", (), kind, place=r.place()),), place=r.place()))

@@ -50,7 +50,7 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Callback:
-    """A function that code of this package calls for the user, and what it is given behind other arguments."""
+    """A user's function that code of this package calls, with further arguments to pass after the others."""
 
     function: Any
     args: tuple[Any, ...]
@@ -113,7 +113,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def has_values(x: object) -> bool:
-    """Whether something holds what is only known when the kernel runs."""
+    """Whether an object contains values that are only known when the kernel runs."""
     if isinstance(x, (list, tuple)):
         return any(map(has_values, x))
     if isinstance(x, dict):
@@ -141,7 +141,7 @@ def numbers_of(x: object) -> Iterator[Value]:
 
 
 def flattened(x: object) -> Iterator[Any]:
-    """The entries of lists, vectors and matrices in each other."""
+    """The entries of nested lists, vectors and matrices."""
     if isinstance(x, (list, tuple)):
         for e in x:
             yield from flattened(e)

@@ -36,7 +36,7 @@ def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywor
 
 
 def walk_typed(r: Recording, func: backend.Func, bound: list[Any]) -> Any:
-    """Record a function in place; what it returns has the types that it says."""
+    """Record a function in place; its results are converted to its annotated types."""
     return _returned(r, func, walk_function(r, func, bound))
 
 
@@ -64,7 +64,7 @@ def _returned(r: Recording, func: backend.Func, result: Any) -> Any:
 
 
 def _typed_result(r: Recording, value: object, kind: object) -> Any:
-    """As in Taichi, types of numbers convert and other annotations (``-> ti.Matrix``) say nothing."""
+    """As in Taichi, annotated types of numbers convert; other annotations (``-> ti.Matrix``) have no effect."""
     return cast(r, value, kind) if backend.is_scalar_type(kind) else value
 
 

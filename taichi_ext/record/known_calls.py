@@ -9,7 +9,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.backend import matrix_ops, ti
 
-# Called on values without tangents, as Taichi calls them: they neither read nor write what a field holds.
+# Called on values without tangents, as Taichi calls them: they neither read nor write entries of fields.
 WITHOUT_TANGENTS: frozenset[Any] = frozenset(
     (
         *(ti.random, ti.randn),  # marked in Facts.has_random
@@ -28,13 +28,13 @@ _METHODS = (
     *("max", "min", "any", "all", "fill", "dot", "cross", "outer_product"),
 )
 _OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne")
-# Methods of matrices that are called by their class, and what they stand for.
+# Methods of matrices that are called on their class, and the functions for them.
 BY_CLASS: dict[Any, Callable[..., Any]] = {getattr(ti.Matrix, name): getattr(matrix_ops, name) for name in _METHODS}
 BY_CLASS.update({getattr(ti.Matrix, f"__{name}__"): getattr(operator, name) for name in _OPERATORS})
 
 
 def is_without_tangents(function: object) -> bool:
-    """Whether a callable is known to carry no tangent from one place to another."""
+    """Whether a callable is known not to propagate tangents."""
     try:
         return function in WITHOUT_TANGENTS
     except TypeError:  # it cannot be hashed

@@ -1,7 +1,7 @@
 """Levels at other positions: copies of the code that computes a level, with another position in it.
 
-What is copied are the statements before the level that compute it from its position, in the iteration of the loops
-around.  Everything else that they read is kept as it was then.
+The copied statements are those before the level that compute it from its position, in the iteration of the loops
+around.  Other values that they read are kept in locals.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def with_levels(body: Body) -> Body:
     found = [s for s in statements(body) if isinstance(s, Boundary) and s.kind == "level_at"]
     if not found:
         return body
-    before: dict[Statement, list[Declare]] = {}  # what is kept in front of the statements that read it
+    before: dict[Statement, list[Declare]] = {}  # values kept before the statements that read them
     instead: dict[Statement, Body] = {}
     slices: dict[Local, _Slice] = {}
     for s in found:
@@ -121,7 +121,7 @@ class _Slice:
     held: list[dict[_Entry, Local]] = field(default_factory=list)  # of each part, where the position was
 
     def collect(self, body: Body) -> None:
-        """Find the code, and what it reads."""
+        """Find the code, and the values that it reads."""
         moving = _moving(body, {local for local, _ in self.position})
         if self.level not in moving:
             return
@@ -150,7 +150,7 @@ class _Slice:
         self._keep(list(reversed(originals)), body)
 
     def _keep(self, originals: list[Statement], body: Body) -> None:
-        """Keep what the code reads from elsewhere, as it is where the code stands."""
+        """Keep values that the code reads from elsewhere, at the place of the code."""
         own = {x for part in self.parts for x in _written(part)} | {local for local, _ in self.position}
         changed = {x for s in statements(body) if isinstance(s, (Assign, Update, Atomic)) for x in _written(s)}
         for n, original in enumerate(originals):
@@ -181,7 +181,7 @@ class _Slice:
             moved.update((e, Op("add", (Read(x), offsets[e]), x.dtype)) for e, x in held.items())
             if isinstance(part, Declare) and isinstance(part.values[0], Read) and not part.local.dtype.is_real:
                 copied = names.get(part.values[0].local, part.values[0].local), part.values[0].index
-                if copied in moved:  # a copy of an index: what is computed from it moves, too
+                if copied in moved:  # a copy of an index: values computed from it move, too
                     moved[names[part.local], ()] = moved[copied]
             yield _copied(part, names, moved)
         yield Declare(result, (Read(names[self.level]),), place=s.place)
@@ -191,7 +191,7 @@ class _Slice:
 class _Kept:
     """Values that one part of the code reads from elsewhere, in locals that are declared before it.
 
-    ``own`` are the locals that the code computes, ``changed`` those that do not keep their value.
+    ``own`` are the locals that the code computes, ``changed`` those whose value changes.
     """
 
     own: frozenset[Local]
@@ -207,7 +207,7 @@ class _Kept:
         return self.names[key]
 
     def value(self, node: Value, is_guarded: bool) -> Value:
-        """The replacement of a node; an entry of a field that may not be read otherwise stays."""
+        """The replacement of a node; an entry of a field that is only read under a condition stays."""
         if isinstance(node, Op) and node.name == "random":
             raise _Lost("it draws random numbers")
         if isinstance(node, Load):
@@ -220,7 +220,7 @@ class _Kept:
 
 
 def _prefix(body: Body, level: Local) -> list[Statement | Body]:
-    """The statements up to the declaration of a level, that included; a loop around it is there as its whole body."""
+    """The statements up to and including the declaration of a level; a loop around it is given by its whole body."""
     for n, s in enumerate(body):
         if isinstance(s, Declare) and s.local is level:
             return list(body[: n + 1])
@@ -233,7 +233,7 @@ def _prefix(body: Body, level: Local) -> list[Statement | Body]:
 
 
 def _moving(body: Body, found: set[Local]) -> set[Local]:
-    """The locals that depend on the position, and on what is decided by it."""
+    """The locals that depend on the position, directly or through conditions."""
     before = -1
 
     def scan(block: Body, is_within: bool) -> None:
@@ -258,7 +258,7 @@ def _written_here(s: Statement) -> set[Local]:
 
 
 def _written(s: Statement) -> set[Local]:
-    """The locals that a statement declares or changes, blocks in it included."""
+    """The locals that a statement declares or changes, including those in its blocks."""
     return {x for one in (s, *s.within) for x in _written_here(one)}
 
 
@@ -271,7 +271,7 @@ def _reads(s: Statement) -> set[Local]:
 
 
 def _pruned(s: Statement, needed: set[Local]) -> Statement:
-    """A statement without what in its blocks does not compute the locals that are needed, and without effects."""
+    """A statement without effects, and without inner statements that do not compute needed locals."""
     part, before = _kept_part(s, needed), -1
     while len(needed) > before:
         before = len(needed)
@@ -295,7 +295,7 @@ def _kept_part(s: Statement, needed: set[Local]) -> Statement:
 
 
 def _changed(s: Statement, keep: Any, *, is_guarded: bool) -> Statement:
-    """A statement with changed values; those that are not always evaluated may not be evaluated before it."""
+    """A statement with changed values; values that are not always evaluated may not be evaluated before it."""
     names = {n.name for v in values_of(s) for n in walk(v) if isinstance(n, Op)}
     is_guarded = is_guarded or isinstance(s, While) or not names.isdisjoint(("ifte", "logical_and", "logical_or"))
     s = substituted(s, lambda node: keep(node, is_guarded))

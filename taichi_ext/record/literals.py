@@ -74,5 +74,5 @@ def matrix_value(x: Any) -> Tensor:
 
 
 def captured(x: Any) -> Any:
-    """A matrix of Python numbers as a value; anything else as it is."""
+    """A matrix of Python numbers as a value; other objects unchanged."""
     return matrix_value(x) if isinstance(x, backend.Matrix) else x

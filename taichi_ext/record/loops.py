@@ -15,7 +15,7 @@ from taichi_ext.record.recording import Recording
 
 
 def before_loop(r: Recording, kind: str, domain: tuple[object, ...]) -> None:
-    """The domain of a loop, and the one that Taichi walks in its place."""
+    """The domain of a loop, and the one that Taichi walks instead."""
     given = tuple(value_of(d) for d in domain)
     if any(isinstance(x, Known) for x in flattened(given)):
         raise_baked("The bound of a loop")
@@ -58,7 +58,7 @@ def _native_bound(x: object) -> Any:
 
 
 def enter_for(r: Recording, names: tuple[str, ...]) -> None:
-    """The body of a loop begins: its variables become locals of the program."""
+    """Start the body of a loop: its variables become locals of the program."""
     variables = []
     for name in names:
         scope = next(s for s in reversed(r.context.local_scopes) if name in s)

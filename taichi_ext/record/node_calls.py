@@ -1,7 +1,7 @@
-"""Calls on nodes of the layout, as they change the fields in them: appended entries, deactivated cells.
+"""Calls on nodes of the layout that change fields in them: appended entries, deactivated cells.
 
-The calls stay. What is appended is stored once more by an ordinary statement, and what a deactivated cell holds is set
-to zero before: values stay what they are, and tangents follow as they do for any other store.
+The calls stay. Appended values are stored once more by an ordinary statement, and the entries of a deactivated cell are
+set to zero before: values are unchanged, and tangents follow as for any other store.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from taichi_ext.differentiate.forms.build import add, literal, multiply
 from taichi_ext.errors import UnsupportedError
 from taichi_ext.program.types import I32
 
-Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to fields that are not known
+Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to unknown fields
 
 
 def changed_nodes(body: ir.Body) -> tuple[Any, ...]:
-    """The nodes of the layout cells of which are activated, appended to or deactivated by name."""
+    """The nodes of the layout with cells that are activated, appended to or deactivated by name."""
     kinds = ("append", "deactivate")
     calls = [
         s for s in ir.statements(body) if _kind(s) in kinds or (isinstance(s, ir.Effect) and s.function is ti.activate)
@@ -38,7 +38,7 @@ def has_node_calls(body: ir.Body) -> bool:
 
 
 def _kind(s: ir.Statement) -> str:
-    """``append`` or ``deactivate``, and whether the call is a method's: empty for any other statement."""
+    """``append`` or ``deactivate``, whether called as a function or as a method; empty for any other statement."""
     name = s.function if isinstance(s, ir.Effect) else ""
     if name in (".append", ".deactivate"):
         return name[1:]
@@ -56,7 +56,7 @@ def _indices_of(s: ir.Effect) -> tuple[ir.Value, ...]:
 
 
 def _scalars(x: Any) -> Iterator[ir.Value]:
-    """The numbers that a value consists of, in the order in which Taichi stores them."""
+    """The numbers of a value, in the order in which Taichi stores them."""
     if isinstance(x, (tuple, list)):
         for e in x:
             yield from _scalars(e)
@@ -122,7 +122,7 @@ def _components(c: ir.Container) -> list[tuple[int, ...]]:
 
 
 def check_appended(lost: Lost, activity: Activity) -> None:
-    """Raise where a value with a tangent goes to a field that is not known."""
+    """Raise if a value with a tangent is appended to an unknown field."""
     for s, value in lost:
         if activity.has(value):
             raise UnsupportedError(
@@ -139,7 +139,7 @@ def _text(s: ir.Statement) -> str:
 
 
 def with_clears(program: ir.Program, known: Iterable[ir.Container], activity: Activity) -> ir.Program:
-    """The program with zeros stored to what carries tangents in a cell, before the cell is deactivated."""
+    """The program with zeros stored to entries with tangents in a cell, before the cell is deactivated."""
     fields = list(known)
     outside = [s for s in program.body if not ir.bodies(s)]
     body: list[ir.Statement] = []
@@ -156,7 +156,7 @@ def _cleared(
         return s
     node = _node_of(s)
     if backend.node_kind(node) == "bitmasked":
-        return s  # its memory, and what is read from it, stays as it was
+        return s  # its memory stays unchanged
     before: list[ir.Statement] = []
     inside = [c for c in known if backend.is_under(c.object, node)]
     for c in inside:
@@ -176,7 +176,7 @@ def _check_deactivation(s: ir.Effect, node: object, c: ir.Container, written: se
     if kind == "pointer" and c in written:
         raise UnsupportedError(
             f"{_text(s)}{c.name} carries tangents and is stored to in the loop that deactivates a part of it: Taichi "
-            "may still read there what was stored. Deactivate it in a loop of its own."
+            "may still read the stored value there. Deactivate it in a loop of its own."
         )
 
 

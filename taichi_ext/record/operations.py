@@ -30,7 +30,7 @@ def tensor(rows: Any, dtype: Type | None = None) -> Tensor:
 
 
 def typed_tensor(flat: list[Any], shape: tuple[int, ...], dtype: Type | None = None) -> Tensor:
-    """A vector or matrix of given entries, of the type that they have in common where none is given."""
+    """A vector or matrix of given entries; its type is by default the common type of the entries."""
     values = [as_value(e) for e in flat]
     if len(values) != math.prod(shape):
         raise ti.TaichiSyntaxError(f"{len(values)} entries are given for a value of shape {shape}")
@@ -62,7 +62,7 @@ def _is_beside_tensor(given: Sequence[object]) -> bool:
 
 
 def whole_call(r: Recording, name: str, given: Sequence[object], shape: tuple[int, ...]) -> Tensor:
-    """An operation on whole vectors, which Taichi computes otherwise than entry by entry."""
+    """An operation on whole vectors, which Taichi does not compute entry by entry."""
     args = tuple(a if isinstance(a, Tensor) else as_value(a) for a in given)
     result = Local(name, result_type(name, tuple(a.dtype for a in args)), shape, "temporary")
     r.add(Call(name, args, (result,), place=r.place()))
@@ -70,7 +70,7 @@ def whole_call(r: Recording, name: str, given: Sequence[object], shape: tuple[in
 
 
 def scalar_operation(r: Recording, name: str, args: Sequence[object]) -> Any:
-    """An operation on scalars; on Python numbers alone Python computes it, as for Taichi."""
+    """An operation on scalars; if all are Python numbers, Python computes it, as in Taichi."""
     if name in _ROUNDING and len(args) == 2:
         done = scalar_operation(r, name, args[:1])
         return done if args[1] is None else convert(as_value(done), type_of(args[1]))
@@ -150,7 +150,7 @@ def where(r: Recording, condition: Any, then: Any, orelse: Any) -> Any:
 
 
 def native(x: object) -> Any:
-    """Something of Taichi's own of the same type, for its transformer and its functions to go on with."""
+    """An object of Taichi of the same type, for its transformer and its functions."""
     if isinstance(x, Value):
         return dummy(x.dtype)
     if isinstance(x, Tensor):

@@ -14,11 +14,11 @@ from taichi_ext.record.inlining import inline_call, walk_typed
 from taichi_ext.record.recording import Recording
 from taichi_ext.record.rules import marked
 
-_IN_REVERSE = ("mark", "stop_gradient", "replace_gradient")  # what Taichi's reverse mode can differentiate, rewritten
+_IN_REVERSE = ("mark", "stop_gradient", "replace_gradient")  # rewritten for Taichi's reverse mode
 
 
 def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
-    """A call of a function that carries derivatives of its own."""
+    """A call of a function with custom derivatives."""
     kind = function.boundary_kind
     bound = inspect.signature(function).bind(*args, **keywords)
     bound.apply_defaults()

@@ -26,7 +26,7 @@ from taichi_ext.record.rewriter import PYTHON_NAMES
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 _CONTAINERS = (list, tuple, dict, set, frozenset, str, range)
-# Callables that only put values together or take them apart, whatever they are.
+# Callables that only combine values into containers, or take them apart.
 _STRUCTURE = (
     *(list, tuple, dict, set, zip, enumerate, reversed, range, iter, next, slice, callable, id, len),
     *(itertools.chain, itertools.product, itertools.permutations, itertools.combinations, itertools.repeat),
@@ -106,7 +106,7 @@ def _native(library: Library, function: Any, args: list[Any], keywords: dict[str
 
 
 def _is_plain(x: object) -> bool:
-    """Whether a value is certain to hold nothing that is only known when the kernel runs."""
+    """Whether a value is known to contain nothing that is only known when the kernel runs."""
     if isinstance(x, (list, tuple, set)):
         return all(map(_is_plain, x))
     if isinstance(x, dict):
@@ -155,7 +155,7 @@ class PythonScope:
         return getattr(operator, f"__{PYTHON_NAMES.get(name, name)}__")(a, b)
 
     def _own_operator(self, name: str, a: object, b: object) -> Any:
-        """The result of an operator that a Python class defines; NotImplemented where there is none."""
+        """The result of an operator that a Python class defines; NotImplemented if it defines none."""
         for x, other, method in ((a, b, f"__{name}__"), (b, a, f"__r{name}__")):
             own = getattr(type(x), method, None)
             if isinstance(own, types.FunctionType) and not isinstance(x, HANDLES) and not backend.is_library(own):
@@ -192,7 +192,7 @@ class PythonScope:
         return result
 
     def augmented(self, target: object, name: str, value: object) -> Any:
-        """``target += value``: of a local or an entry of a field, that is changed; else a new object."""
+        """``target += value``: changes a local or an entry of a field in place; otherwise returns a new object."""
         if isinstance(target, (Cell, Cells)):
             self.library.augment(target, name, value)
             return target
@@ -262,7 +262,7 @@ class PythonScope:
         return otherwise(function, *args, **keywords) if found is NotImplemented else found
 
     def structure(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The result of a callable of Python's that puts values together; NotImplemented for any other."""
+        """The result of a callable of Python that combines values; NotImplemented for any other."""
         if function is len and isinstance(args[0], HANDLES):
             return NotImplemented
         if any(function is f for f in _STRUCTURE):
@@ -278,7 +278,7 @@ class PythonScope:
         return NotImplemented
 
     def _builtin(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The result of another of Python's built-in functions; NotImplemented for what is none."""
+        """The result of another built-in function of Python; NotImplemented for other callables."""
         if getattr(builtins, getattr(function, "__name__", ""), None) is not function:
             return NotImplemented
         if function is abs and isinstance(args[0], HANDLES):
@@ -315,7 +315,7 @@ def _has_objects(x: Any) -> bool:
 
 
 def _as_array(entries: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """An array of objects, which NumPy is kept from looking into."""
+    """An array of objects, built so that NumPy does not look into them."""
     array = np.empty(len(entries), object)
     for n, entry in enumerate(entries):
         array[n] = entry

@@ -1,7 +1,7 @@
 """Plain Python functions rewritten so that their operators and calls also take values with tangents; AST in, code out.
 
-Taichi runs a plain Python function while it compiles, with expressions as arguments. Its control flow is Python's own
-and stays as it is; operators, subscripts, attributes and calls become calls on ``<py>``, which is a
+Taichi runs a plain Python function while it compiles, with expressions as arguments. Its control flow is Python's
+and stays unchanged; operators, subscripts, attributes and calls become calls on ``<py>``, which is a
 ``python_functions.PythonScope``.
 """
 
@@ -20,9 +20,9 @@ from typing import Any
 from taichi_ext.record.rewriter import BINARY, COMPARE
 
 SCOPE = "<py>"
-_NAME = "<function>"  # such as no function has, so that names within mean what they meant
+_NAME = "<function>"  # no function has this name, so names within keep their meaning
 _UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
-KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # that look at the calling frame
+KEPT = frozenset(("super", "locals", "globals", "vars", "eval", "exec", "dir"))  # these look at the calling frame
 OWN_CODES: dict[types.CodeType, types.CodeType] = {}  # of functions that run with other code for a while, by that
 _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names))
 
@@ -30,9 +30,9 @@ _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __fut
 def rewritten(
     function: types.FunctionType, scope: object, replaced: Callable[[types.FunctionType], dict[str, Any]]
 ) -> Callable[..., Any] | None:
-    """The function with its operators and calls on ``scope``; None where its source cannot be found.
+    """The function with its operators and calls on ``scope``; None if its source cannot be found.
 
-    ``replaced`` says which names of its closure and module stand for something else.
+    ``replaced`` gives the names of its closure and module that have another value.
     """
     code = _rewritten_code(function.__code__, function.__qualname__)
     if code is None:
@@ -61,7 +61,7 @@ def _rewritten_code(code: types.CodeType, qualname: str) -> types.CodeType | Non
 
 
 def definition(code: types.CodeType, qualname: str) -> Any:
-    """The ``def`` or ``lambda`` that a code object was compiled from, without what is evaluated where it stands."""
+    """The ``def`` or ``lambda`` that a code object was compiled from, without decorators, defaults and annotations."""
     code = OWN_CODES.get(code, code)
     tree = _module(code)
     if tree is None:
@@ -131,7 +131,7 @@ def _alone(node: Any, qualname: str) -> Any:
 
 
 def compiled(node: Any, code: types.CodeType, free: tuple[str, ...]) -> types.CodeType:
-    """The code of a definition that stands where some names, and those that are free in ``code``, are known."""
+    """The code of a definition within a scope that has some names and the free names of ``code``."""
     is_lambda = isinstance(node, ast.Lambda)
     names = [ast.arg(arg=name) for name in (*free, *code.co_freevars)]
     around: Any = ast.parse("def around(): pass").body[0]

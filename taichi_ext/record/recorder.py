@@ -1,7 +1,7 @@
-"""The recorder: what the rewritten source of a kernel calls, as ``<ad>``, while Taichi walks it once.
+"""The recorder: the rewritten source of a kernel calls it as ``<ad>`` while Taichi walks it once.
 
-Each method hands over to a module of its own; what they share is a ``Recording``. The kernel that Taichi builds on the
-way only serves to find types, and is thrown away.
+Each method delegates to a module; they share a ``Recording``. The kernel that Taichi builds meanwhile only serves to
+find types, and is discarded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OPERATORS = [n for n in (*BINARY.values(), "neg", "logical_not", "invert") if n
 
 
 class Recorder:
-    """The library that one recording calls; ``names``: what each name in a rewritten source stands for."""
+    """The library that one recording calls; ``names``: the meaning of each name in the rewritten source."""
 
     def __init__(self, kernel: backend.Kernel, rules: Rules, constants: Constants | None, is_reverse: bool) -> None:
         methods = (name for name in dir(type(self)) if not name.startswith("__"))
@@ -193,11 +193,11 @@ class Recorder:
     # --- Python numbers that are parameters
 
     def watching(self) -> contextlib.AbstractContextManager[Watched]:
-        """Notice whether Python code that runs in the meantime may read one."""
+        """Watch whether Python code within the context may read one."""
         return self.recording.constants.watching()
 
     def replaced_names(self, function: Any) -> dict[str, Any]:
-        """The names of a Python function that stand for one, with what they read as."""
+        """The names of a Python function for such numbers, with their replacements."""
         return self.recording.constants.replaced(function)
 
     def python_attribute(self, owner: object, name: str) -> Any:
@@ -247,9 +247,9 @@ def record(
     Args:
         kernel: Taichi's kernel object, ``backend.primal_kernel(k)[0]``.
         args: all its arguments, in order.
-        rules: the users' rules that apply; none where it is None.
+        rules: the users' rules that apply; None for none.
         captures: takes the Python values that become part of the program.
-        constants: the Python numbers that are parameters; takes what stands for them in the program.
+        constants: the Python numbers that are parameters; takes the locals of the program for them.
         is_reverse: write users' rules, and gradients that are stopped or replaced, so that Taichi's own reverse mode
             differentiates them.
 
@@ -257,7 +257,7 @@ def record(
         The program.
 
     Raises:
-        UnsupportedError: the kernel uses what cannot be recorded; with the user's file, line and source text.
+        UnsupportedError: the kernel uses a construct that cannot be recorded; with the user's file, line and text.
     """
     rewritten = rewrite(kernel.func, None)
     recorder = Recorder(kernel, rules or NoRules(), constants, is_reverse)

@@ -23,7 +23,7 @@ _POSITION = re.compile(r'File "(.*?)", line (\d+), in (\S+):\n(.*)', re.DOTALL)
 
 @dataclass
 class Frame:
-    """A function that is being walked, and where it was called."""
+    """A function that is being walked, and the place of its call."""
 
     context: Any
     caller: ir.Place | None
@@ -36,7 +36,7 @@ class Block:
 
     owner: str  # kernel, if, while, for
     statements: list[ir.Statement] = field(default_factory=list)
-    head: Any = None  # If: condition, place and what came before else; While, For: the statement so far
+    head: Any = None  # If: condition, place and the statements before else; While, For: the statement so far
 
 
 @dataclass
@@ -45,7 +45,7 @@ class NextLoop:
 
     Attributes:
         statement: with its domain; None before the first one.
-        domain: what Taichi walks in its place.
+        domain: the domain that Taichi walks instead.
         config: the settings of the loop to come.
     """
 
@@ -89,9 +89,9 @@ class Recording:
         self.blocks = [Block("kernel")]
         self.containers = Containers()
         self.loop = NextLoop()
-        # of locals, with an index, that were declared as copies: what they were read from
+        # the source of each local, with an index, that was declared as a copy
         self.copies: dict[Any, Any] = {}
-        self.stopped: list[Any] = []  # what the rules that are being walked are for
+        self.stopped: list[Any] = []  # the functions and marks whose rules are being walked
         self._places: dict[Any, ir.Place | None] = {}
 
     @property
@@ -110,7 +110,7 @@ class Recording:
         return self.frames[-1].context
 
     def place(self) -> ir.Place | None:
-        """Where in the user's source the statement stands that is being walked."""
+        """The place of the current statement in the user's source."""
         for frame in reversed(self.frames):
             if not frame.is_library:
                 break
@@ -154,7 +154,7 @@ class Recording:
         self.blocks.append(Block("while", head=ir.While(None, (), place=self.place())))
 
     def set_condition(self, condition: ir.Value) -> None:
-        """The condition of a while loop; where computing it took statements, the loop is left by a branch."""
+        """Set the condition of a while loop; if computing it took statements, a branch leaves the loop."""
         block = self.blocks[-1]
         if block.statements:
             ends = ir.Op("logical_not", (condition,), U1)
@@ -213,7 +213,7 @@ def _writes(s: ir.Statement) -> bool:
 
 
 def _path(owner: object, obj: object, depth: int) -> tuple[str, ...] | None:
-    """The attributes, members and items by which one object is reached from another, so many; None where it is not."""
+    """The attributes, members and items, at most ``depth``, from one object to another; None if there is no path."""
     if depth == 0:
         return () if owner is obj else None
     for name, part in _named_parts(owner):

@@ -1,7 +1,7 @@
 """Real functions may return from inside a branch or loop; inlined ones may not: rewrite such returns first.
 
-``return e`` becomes ``<result0> = e; <returned> = 1``; what follows runs only ``if <returned> == 0``, and loops are
-left. Users cannot write such names.
+``return e`` becomes ``<result0> = e; <returned> = 1``; following statements run only ``if <returned> == 0``, and loops
+are left. Users cannot write such names.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Rewritten:
         yield tree
         nodes = list(ast.walk(tree)) if nodes is None else nodes
         for node in nodes:
-            node.__dict__.pop("ptr", None)  # what Taichi has left, and captures
+            node.__dict__.pop("ptr", None)  # left by Taichi; it refers to captures
             node.__dict__.pop("root", None)
         self.free.append((tree, nodes))
 
@@ -79,7 +79,7 @@ def rewrite(function: types.FunctionType, returned_values: int | None = None) ->
 
 
 def _count_scopes(node: ast.AST, scopes: int) -> None:
-    """Tell each walrus how many scopes Taichi opens between it and its statement: one per list of arguments."""
+    """Set the number of scopes that Taichi opens between each walrus and its statement: one per argument list."""
     for name, value in ast.iter_fields(node):
         opens = (isinstance(node, ast.Call) and name in ("args", "keywords")) or (
             isinstance(node, (ast.BoolOp, ast.Compare)) and name in ("values", "comparators")

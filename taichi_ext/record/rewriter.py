@@ -16,7 +16,7 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.errors import UnsupportedError
 
-RECORDER = "<ad>"  # what the recorder is called: a name such as no user can write
+RECORDER = "<ad>"  # the name of the recorder, which no user can write
 # operators of Python by the kind of their node, as its module ``operator`` names them
 OPERATORS = {"Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod"}
 OPERATORS |= {"Pow": "pow", "MatMult": "matmul", "BitAnd": "and", "BitOr": "or", "BitXor": "xor"}
@@ -29,7 +29,7 @@ COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "
 
 
 class Rewriter(ast.NodeTransformer):
-    """Turns a function into calls of the recorder; blocks are opened and closed by calls of their own."""
+    """Turns a function into calls of the recorder; separate calls open and close blocks."""
 
     def __init__(self, scope: dict[str, Any]) -> None:
         self.scope = scope
@@ -195,7 +195,7 @@ class Rewriter(ast.NodeTransformer):
         return [before, node]
 
     def _put_bounds(self, node: ast.For, kind: str, call: Any, inner: Any, count: int) -> None:
-        """Let the loop that Taichi walks run over what the library gives in place of the bounds."""
+        """Make the loop that Taichi walks run over the domain from the library."""
 
         def bound(*number: int) -> Any:
             return self.library("bound", node, *[self.string(n, node) for n in number])

@@ -111,7 +111,7 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
 
 
 def _check_stores(rule: Rule, body: list[Statement]) -> None:
-    """Raise where a function stores what it computes from arguments whose tangents only its rule knows."""
+    """Raise if a function stores values computed from arguments whose tangents only its rule takes."""
     for s in body:
         target = s.target if isinstance(s, (Assign, Update, Atomic)) and not isinstance(s.value, Const) else None
         if isinstance(target, Load) and target.dtype.is_real:
@@ -134,7 +134,7 @@ def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Wal
     if not isinstance(name, str):
         raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
     r.rules.note_mark(name)
-    kept = {k: frozen(r, v, k) for k, v in along.items()}  # which the kernel reads, whatever the rule takes
+    kept = {k: frozen(r, v, k) for k, v in along.items()}  # the kernel reads all of them
     rule = find_rule(r, name)
     if rule is None:
         return value
@@ -149,7 +149,7 @@ def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Wal
 
 
 def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic: object, walk: Walk) -> Any:
-    """``automatic`` is the result with the tangents of autodiff (of the arguments that the rule leaves to it)."""
+    """Apply a rule; ``automatic`` is the result with autodiff's tangents, of the arguments that the rule leaves."""
     is_tuple = isinstance(automatic, (tuple, list))
     parts = tuple(frozen(r, p, "automatic") for p in (automatic if is_tuple else (automatic,)))
     whole = parts if is_tuple else parts[0]
@@ -175,7 +175,7 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
     check_shapes(rule, list(map(structure_of, parts)), None if result is None else list(map(structure_of, returned)))
     groups, locals_, results = results_of("ruled", whole)
     if sum(len(entries(group)) for group in sources.get("auto", ())) == len(locals_):
-        del sources["auto"]  # the values themselves, which are then read once
+        del sources["auto"]  # the values themselves, so that they are read once
     if r.is_reverse:
         return _with_tangents(r, rule, whole, returned if is_tuple else returned[0])
     given = {**sources, "returned": as_groups(returned)}
@@ -185,10 +185,10 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
 
 
 def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[Any]) -> Any:
-    """The result of a rule; in reverse mode its loops are written out.
+    """The result of a rule; in reverse mode its loops are unrolled.
 
-    Taichi 1.7.4 counts only the last iteration of what a loop does to a value from before it, and reads wild memory
-    where the end of a loop in a loop is not a constant.
+    If a loop changes a value from before it, Taichi 1.7.4 counts only the last iteration; it also reads invalid memory
+    if the end of an inner loop is not a constant.
     """
     function = types.SimpleNamespace(func=rule.function, is_real_function=False, return_type=None, arguments=())
     r.stopped.append(rule.target)
@@ -211,7 +211,7 @@ def _unsuitable(rule: Rule, what: str) -> UnsupportedError:
 
 
 def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object) -> Any:
-    """The result in reverse mode: its value, stopped, plus what the rule returns, which is 0 and has the gradient."""
+    """The result in reverse mode: its value, stopped, plus the result of the rule, which is 0 and has the gradient."""
     values = stopped(r, automatic)
     if "auto" in rule.parameters:
         return by_number(total, values, tangents)
@@ -219,7 +219,7 @@ def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object
 
 
 def _tangent_of(r: Recording, name: str, value: object) -> tuple[Any, tuple[Local, ...], Any]:
-    """Tangents that stand for those of a value: what the rule is given, the locals, and the values in their order."""
+    """Tangents of a value: the argument of the rule, the locals, and the values in the order of the locals."""
     locals_: list[Local] = []
     given: list[Group] = []
 
@@ -244,7 +244,7 @@ def _tangent_of(r: Recording, name: str, value: object) -> tuple[Any, tuple[Loca
 
 
 def check_shapes(rule: Rule, wanted: Sequence[object], given: list[Any] | None) -> None:
-    """Raise unless a rule returns values of the shapes of its function's results; it returned nothing for None."""
+    """Raise unless a rule returns values of the shapes of its function's results; None means it returned nothing."""
     if wanted != given:
         shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))
         kind = "a value of shape" if not isinstance(found, str) else "a"

@@ -54,7 +54,7 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
 
 
 def callback(r: Recording, function: Any, args: tuple[Any, ...]) -> Callback:
-    """A function with the values that its further arguments have now."""
+    """A function with the current values of its further arguments."""
     kept = (declare(r, "passed", a, "argument") if isinstance(a, (Value, Tensor, Record)) else a for a in args)
     return Callback(function, tuple(kept))
 
@@ -68,7 +68,7 @@ class Seen:
 
 
 def seen_values(r: Recording, call: Call, kind: str, seen: Any, name: str = "seen") -> Seen:
-    """The result of a function of a position; it is recorded apart, and not kept."""
+    """The result of a function of a position; it is recorded separately, and not kept."""
     require_function(kind, name, seen, "x and y")
     real = default_types()[0]
     r.blocks.append(Block("for"))
@@ -83,7 +83,7 @@ def seen_values(r: Recording, call: Call, kind: str, seen: Any, name: str = "see
 
 
 def _beside(kind: str, given: Any, seen: Seen) -> Any:
-    """How far from an edge its sides are looked at."""
+    """The distance from an edge at which its sides are evaluated."""
     if given is None:
         return as_value(_BESIDE[seen.is_fine])
     if shape_of(given) != () or not isinstance(given, (Value, int, float)):
@@ -169,7 +169,7 @@ def shape_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
 
 
 def level_gradient(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
-    """The gradient of a level or a depth by the position."""
+    """The gradient of a level or a depth with respect to the position."""
     shapes, value = given["shape"], given["value"]
     may_be_flat = given["name"] != "level" or shapes.is_everywhere
     if not isinstance(value, Value):
@@ -191,7 +191,7 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
 
 
 def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[Any, ...]:
-    """A call of the function of ``pixel``, its conditions noted as the mode asks for: value, seen, near or level."""
+    """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near or level."""
     mode, real = given["mode"], default_types()[0]
     at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))
     r.blocks.append(Block("for"))

@@ -26,7 +26,7 @@ class Variable:
     """A name in a namespace: of a module, of a closure, of an object.
 
     Attributes:
-        key: equal for one variable, however it is reached; it holds while the namespace exists.
+        key: the same for each way to reach the variable; valid while the namespace exists.
         name: within its namespace.
         read: its value now.
         write: assigns another value.
@@ -55,7 +55,7 @@ def global_variable(function: types.FunctionType, name: str) -> Variable | None:
 
 
 def attribute_variable(owner: object, name: str) -> Variable:
-    """An attribute: of a module, of an object, or of its class where all objects of the class share it."""
+    """An attribute of a module or object, or of the class if all objects of the class share it."""
     if isinstance(owner, types.ModuleType):
         return _in_module(vars(owner), name)
     holder = owner
@@ -67,7 +67,7 @@ def attribute_variable(owner: object, name: str) -> Variable:
     try:
         held: Any = weakref.ref(holder)
     except TypeError:
-        held = lambda: holder  # noqa: E731  # it cannot be referred to weakly
+        held = lambda: holder  # noqa: E731  # it has no weak references
     if isinstance(owner, backend.Struct):  # assigning a vector to a member changes the one that is there
         read = lambda: copy.deepcopy(getattr(held(), name))  # noqa: E731
     else:
@@ -95,7 +95,7 @@ def _is_empty(cell: Any) -> bool:
 def find_variable(path: str, root: object, owner: tuple[object, ...] = ()) -> Variable | None:
     """The variable that ``a`` or ``a.b.c`` names in a kernel or function, or in the first that it can reach.
 
-    ``owner`` is what the first argument of ``root`` is bound to, if it is bound.
+    ``owner`` holds the object that the first argument of ``root`` is bound to, if it is bound.
     """
     first, *attributes = path.split(".")
     if not all(part.isidentifier() for part in (first, *attributes)):
@@ -112,7 +112,7 @@ def find_variable(path: str, root: object, owner: tuple[object, ...] = ()) -> Va
 
 
 def named_numbers(root: object, owner: tuple[object, ...] = ()) -> list[str]:
-    """The names by which the real numbers are found that a kernel or function, and those it can reach, may read."""
+    """The names of real numbers that a kernel or function, and the functions it can reach, may read."""
     functions = list(_reachable(root))
     names = set().union(*(names_in_code(f.__code__) for f in functions))
     first = functions[0].__code__.co_varnames[:1] if functions and owner else ()
@@ -139,7 +139,7 @@ def _numbers_under(bases: Mapping[str, object], names: set[str], depth: int) -> 
 
 
 def _has_numbers(base: object) -> bool:
-    """Whether something is an object or module of the user's."""
+    """Whether an object is a module or object of the user."""
     name = base.__name__ if isinstance(base, types.ModuleType) else type(base).__module__
     return hasattr(base, "__dict__") and not callable(base) and not is_library_module(name)
 
@@ -180,7 +180,7 @@ def python_reader(variable: Variable, root: object) -> types.FunctionType | None
 
 
 def _attributes_in_code(code: types.CodeType) -> set[str]:
-    """The names of the attributes that a function's code reads, and what is defined in it."""
+    """The names of the attributes that a function's code reads, including definitions in it."""
     names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_ATTR"}
     return names.union(*(_attributes_in_code(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
@@ -221,26 +221,26 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _members(owner: object, names: set[str]) -> Iterator[Any]:
-    """The attributes that the class of an object has under some of these names."""
+    """The attributes of an object's class with some of these names."""
     return (m for n in names if (m := inspect.getattr_static(type(owner), n, None)) is not None)
 
 
 def names_in_code(code: types.CodeType) -> set[str]:
-    """The names and texts in a function's code, and in what is defined in it."""
+    """The names and texts in a function's code, including definitions in it."""
     names = {*code.co_names, *code.co_freevars, *(c for c in code.co_consts if isinstance(c, str))}
     return names.union(*(names_in_code(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
-# --- what such a variable holds
+# --- values of variables
 
 
 def is_number(value: Any) -> bool:
-    """Whether something is a real number of Python's or NumPy's."""
+    """Whether a value is a real number of Python or NumPy."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def number_shape(value: object) -> tuple[int, ...] | None:
-    """The shape of a number, ``ti.Vector``, ``ti.Matrix``, or tuple or list of numbers; None for anything else."""
+    """The shape of a number, ``ti.Vector``, ``ti.Matrix``, or tuple or list of numbers; None for other objects."""
     if is_number(value):
         return ()
     if isinstance(value, backend.Matrix):
@@ -251,7 +251,7 @@ def number_shape(value: object) -> tuple[int, ...] | None:
 
 
 def with_entries(value: Any, entries: np.ndarray) -> Any:
-    """Something like ``value`` that holds other numbers."""
+    """An object like ``value`` with other numbers."""
     if is_number(value):
         return float(entries)
     if isinstance(value, backend.Matrix):

@@ -60,7 +60,7 @@ def _watched_values(s: ir.Statement, active: set[ir.Local | ir.Container]) -> tu
 
 
 def _with_known(s: ir.Statement, known: dict[ir.Value, ir.Local]) -> ir.Statement:
-    """The statement with computed values replaced by locals."""
+    """The statement with known values replaced by locals."""
     now = {v: ir.Read(local, place=v.place) for v, local in known.items()}
     if isinstance(s, ir.Declare):
         return replace(s, values=tuple(now.get(v, v) for v in s.values))
