@@ -29,6 +29,7 @@ from timing import LONG, Timing, time_first, time_in_turn
 from taichi_ext import Jacobian
 
 # FwdMode needs force_scalarize_matrix for kernels with vectors; the other methods run under the same settings.
+_PANELS = 3  # in one row of the picture
 SETTINGS = {"force_scalarize_matrix": True, "offline_cache": False, "log_level": ti.ERROR}
 PRIMAL, FORWARD, OURS, HAND = "primal alone", "FwdMode by column", "taichi_ext", "hand-derived"
 
@@ -110,7 +111,7 @@ def measure_all(cases, peer_names, seconds=2.0, clock=time.perf_counter) -> dict
         print(f"{name} ...", file=sys.stderr, flush=True)
         family = slow.setdefault(name.partition(",")[0], set())
         results[name] = measure(make, peer_names, frozenset(family), seconds, clock)
-        medians = [f"{method} {timing.median * 1e3:.3g}" for method, timing in results[name].timings.items()]
+        medians = [f"{method} {_milliseconds(timing)}" for method, timing in results[name].timings.items()]
         print(f"  milliseconds: {', '.join(medians)}", file=sys.stderr, flush=True)
         family |= {method for method, timing in results[name].timings.items() if timing.median > LONG}
     return results
@@ -131,7 +132,7 @@ def tables(results: dict[str, Case]) -> str:
         timing = case.timings[method]
         if kind == "first":
             return f"{timing.first:.2f}"
-        return f"{timing.median * 1e3:.3g} ({timing.median / case.timings[OURS].median:.2g}x)"
+        return f"{_milliseconds(timing)} ({_number(timing.median / case.timings[OURS].median, 2)}x)"
 
     def table(kind: str) -> str:
         rows = [[method] + [cell(case, method, kind) for case in results.values()] for method in methods]
@@ -157,38 +158,38 @@ def tables(results: dict[str, Case]) -> str:
 
 
 def draw(results: dict[str, Case], path: Path) -> None:
-    """Time against the number of parameters of the soft spheres, both logarithmic; the other programs as points."""
+    """One panel of bars for each program: the time of each method, on one logarithmic axis."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.add_subplot()
     methods = list(dict.fromkeys(m for case in results.values() for m in case.timings))
-    markers = {"sphere": "o", "volume": "^", "springs": "s", "network": "D", "recurrence": "v"}
-    for n, method in enumerate(methods):
-        style = {"color": f"C{n % 10}", "linestyle": "-" if n < 10 else "--"}
-        timed = {name: case for name, case in results.items() if method in case.timings}
-        soft = [case for name, case in timed.items() if name.startswith("soft")]
-        width = 2.5 if method == OURS else 1.2
-        axes.plot(
-            [case.columns for case in soft],
-            [case.timings[method].median * 1e3 for case in soft],
-            **style,
-            label=method,
-            linewidth=width,
-            marker=".",
-        )
-        for name, marker in markers.items():
-            if name in timed:
-                time_ms = timed[name].timings[method].median * 1e3
-                axes.plot(timed[name].columns, time_ms, marker, color=style["color"], fillstyle="none", markersize=7)
-    for name, marker in markers.items():
-        if name in results:
-            axes.plot([], [], marker, color="gray", fillstyle="none", label=f"({name})")
-    axes.set(xscale="log", yscale="log", xlabel="parameters P", ylabel="milliseconds per Jacobian")
-    axes.set_title("Lines: N soft spheres, 320 x 240 pixels, P = 4N")
-    axes.grid(which="both", alpha=0.25)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    rows = -(-len(results) // _PANELS)
+    figure = Figure(figsize=(11, 0.6 + rows * (0.7 + 0.19 * len(methods))), layout="constrained")
+    axes = figure.subplots(rows, _PANELS, sharex=True, sharey=True, squeeze=False).ravel()
+    for panel, (name, case) in zip(axes, results.items(), strict=False):
+        for n, method in enumerate(methods):
+            if method in case.timings:
+                timing = case.timings[method]
+                time_ms = timing.median * 1e3
+                panel.barh(n, time_ms, color="C1" if method == OURS else "C0", alpha=1.0 if method == OURS else 0.45)
+                panel.text(time_ms, n, f" {_milliseconds(timing)}", va="center", fontsize=7)
+        panel.set_title(f"{name}, {case.columns} parameters", fontsize=9)
+        panel.set(xscale="log", yticks=range(len(methods)), yticklabels=methods)
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="x", alpha=0.25)
+        panel.margins(x=0.25)
+    for panel in axes[len(results) :]:
+        panel.set_visible(False)
+    axes[0].invert_yaxis()  # of all panels
+    figure.supxlabel("milliseconds per Jacobian", fontsize=9)
     figure.savefig(path, dpi=120)
+
+
+def _milliseconds(timing: Timing) -> str:
+    return _number(timing.median * 1e3, 3)
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{value:.{digits}g}" if value < 99.5 else f"{value:,.0f}"
 
 
 def _times(value: float) -> str:
@@ -206,7 +207,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--history", type=Path, help="append the ratios to the hand-derived and the plain kernel, as JSON"
     )
-    parser.add_argument("--picture", type=Path, help="draw time against P in this file")
+    parser.add_argument("--picture", type=Path, help="draw the times in this file")
     options = parser.parse_args(arguments)
     cases = {name: make for name, make in CASES.items() if name.startswith(tuple(options.cases))}
     settings, clock, clock_name = dict(SETTINGS), time.perf_counter, "wall time"

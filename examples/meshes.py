@@ -209,10 +209,10 @@ def compare_columns(compared: Comparison, name: str, mesh: Mesh, parameters: Seq
 
 
 def draw_picture(path: Path, meshes: dict[str, Mesh], columns: dict[str, dict[str, np.ndarray]]) -> None:
-    figure = plotting.new_figure(17, 7.4)
+    figure = plotting.new_figure(17, 5.8)
     if figure is None:
         return
-    figure.suptitle("Meshes under a camera: derivatives of the image by the pose", fontsize=14)
+    figure.suptitle("Meshes under a camera: derivatives of the image with respect to the pose", fontsize=14)
     panels = figure.subplots(2, 5)[: len(meshes)]
     for row, (name, mesh) in zip(panels, meshes.items(), strict=True):
         mesh.supersample()

@@ -163,7 +163,7 @@ def draw(path: Path, discs: Discs, J: np.ndarray, reference: np.ndarray) -> None
     image = discs.image.to_numpy()
     discs.supersample()
     error = image - discs.image.to_numpy()
-    plotting.show(panels[0, 0], image, "image; the frame marks the detail", cmap="gray")
+    plotting.show(panels[0, 0], image, "image, detail framed", cmap="gray")
     plotting.frame(panels[0, 0], DETAIL)
     small = plotting.signed_scale(0.1)
     plotting.show_detail(panels[1, 0], image, "detail of the image", DETAIL, cmap="gray")
