@@ -1,6 +1,18 @@
 """Numbers that a pipeline reads from fields with tangents: ordinary ones, of which a run knows what depends on them."""
 
+import array
+import contextlib
+import csv
+import ctypes
+import gzip
 import importlib.util
+import io
+import json
+import logging
+import pickle
+import sqlite3
+import struct
+import types
 import warnings
 
 import devices
@@ -88,6 +100,145 @@ def test_numbers_compute_as_without_a_derivative(tmp_path):
     for text in functions:
         assert (type(found[text]), repr(found[text])) == plain[text], text
         assert lost[text] == (text in expressions(MARKED)), text
+
+
+def by_writer(v):
+    file = io.StringIO()
+    csv.writer(file).writerow([v])
+    return float(file.getvalue())
+
+
+def by_dict_writer(v):
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ["v"])
+    writer.writerow({"v": v})
+    file.seek(0)
+    return float(next(csv.reader(file))[0])
+
+
+def by_json(v):
+    file = io.StringIO()
+    json.dump([v], file)
+    return json.loads(file.getvalue())[0]
+
+
+def by_pickler(v):
+    file = io.BytesIO()
+    pickle.Pickler(file).dump({"v": v})
+    return pickle.loads(file.getvalue())["v"]
+
+
+def by_compression(v):
+    file = io.BytesIO()
+    with gzip.GzipFile(fileobj=file, mode="wb") as packed:
+        packed.write(repr(v).encode())
+    return float(gzip.decompress(file.getvalue()))
+
+
+def by_print(v):
+    file = io.StringIO()
+    with contextlib.redirect_stdout(file):
+        print(v)
+    return float(file.getvalue())
+
+
+def by_log(v):
+    file, logger = io.StringIO(), logging.getLogger("written")
+    handler = logging.StreamHandler(file)
+    logger.addHandler(handler)
+    logger.warning("%r", v)
+    logger.removeHandler(handler)
+    return float(file.getvalue())
+
+
+def by_database(v):
+    base = sqlite3.connect(":memory:")
+    cursor = base.cursor()
+    cursor.execute("create table numbers (v real)")
+    cursor.execute("insert into numbers values (?)", (v,))
+    found = base.execute("select v from numbers").fetchone()[0]
+    base.close()
+    return found
+
+
+def by_bytes(v):
+    memory = bytearray(8)
+    struct.pack_into("d", memory, 0, v)
+    return struct.unpack("d", memory)[0]
+
+
+def by_view_of_bytes(v):
+    memory = bytearray(8)
+    memoryview(memory).cast("d")[0] = v
+    return struct.unpack("d", memory)[0]
+
+
+def by_attribute(v):
+    held = ctypes.c_double()
+    held.value = v
+    return held.value
+
+
+def by_item(v):
+    held = (ctypes.c_double * 2)()
+    held[1] = v
+    return held[1]
+
+
+def by_array(v):
+    held = array.array("d", [0.0])
+    held[0] = v
+    return held[0]
+
+
+def in_an_object(v):
+    held = types.SimpleNamespace(a=0.5)
+    held.b = v
+    return held.b
+
+
+def of_another(v):
+    file = io.StringIO()
+    csv.writer(file).writerow([0.25])
+    by_log(v)
+    return float(file.getvalue())
+
+
+def beside_a_number(v):
+    held = types.SimpleNamespace()
+    held.a, held.b = v, 0.25
+    return held.b
+
+
+def of_a_generator(v):
+    generator = np.random.default_rng(0)
+    by_json(v)
+    return generator.normal()
+
+
+WRITTEN = (by_writer, by_dict_writer, by_json, by_pickler, by_compression, by_print, by_log, by_database, by_bytes)
+WRITTEN += (by_view_of_bytes, by_attribute, by_item, by_array, in_an_object)
+NOT_WRITTEN = (of_another, beside_a_number, of_a_generator)
+
+
+def test_numbers_that_are_written_and_read_again_are_marked():
+    x, y = scalars([0.3, 0.8]), outputs(2)
+    found = {}
+
+    @ti.kernel
+    def k():
+        for i in x:
+            y[i] = 2.0 * x[i]
+
+    def run():
+        k()
+        for function in (*WRITTEN, *NOT_WRITTEN):
+            value = function(y[0])
+            found[function.__name__] = value, current_run().is_lost(value)
+
+    jacobian(run, x, y)
+    assert [name for name, (_, is_lost) in found.items() if is_lost] == [f.__name__ for f in WRITTEN]
+    assert_allclose([found[f.__name__][0] for f in WRITTEN], 0.6, rtol=1e-15)
 
 
 def test_what_kernels_return_is_marked():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.record.rewriter import OPERATORS
 from taichi_ext.runtime.memory.regions import View
 
 PARTS = ("real", "imag", "flat")  # attributes of arrays by which all their numbers are stored to
@@ -58,27 +59,33 @@ def stores_of(
 ) -> list[tuple[Any, Callable[[Any], None]]]:
     """The arrays that a function of NumPy, torch or Python stores to, each with a function that stores likewise."""
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-    array = memory_of(owner)
-    if array is not None and name == "__setitem__":
-        return [(array, item_store(owner, args[0]))]
     where = keywords.get("where", True)
     outputs = [*_listed(keywords.get("out")), *(args[function.nin :] if isinstance(function, np.ufunc) else ())]
     found = [(a, lambda mask: np.copyto(mask, 1, where=where)) for a in outputs if is_memory(a)]
-    if array is not None:
-        return [*found, *_of_method(array, name, args)]
-    first = args[0] if args and is_memory(args[0]) else None
-    if first is None:
+    is_method = memory_of(owner) is not None
+    target, *rest = args if args and not is_method else (owner, *args)
+    array = memory_of(target)
+    if array is None:
         return found
-    if name == "at" and isinstance(owner, np.ufunc):
-        return [(first, lambda mask: mask.__setitem__(_index_of(args[1]), 1))]
-    if function is setattr and args[1] in PARTS:
-        return [(first, everywhere)]
-    if name in _FUNCTIONS:
-        return [(first, lambda mask: _probe(first, lambda other: function(other, *args[1:], **keywords), mask))]
-    if getattr(function, "__module__", "") == "_operator":
-        return _of_method(first, f"__{name}__", args[1:])
-    is_torch = backend.is_torch_tensor(first) and name.endswith("_")
-    return [*found, (first, everywhere)] if is_torch or name == "shuffle" else found
+    word, is_torch = name.strip("_"), backend.is_torch_tensor(array)
+    is_in_place = is_torch and name.endswith("_") and not name.startswith("__") and name not in _SHAPES
+    if word == "setitem" or (word == "at" and isinstance(owner, np.ufunc)):
+        store = item_store(target, rest[0])
+    elif word in _PROBED or (is_in_place and name.startswith(_BY_INDEX)):
+
+        def store(mask: Any) -> None:
+            _probe(array, lambda a: getattr(a, name)(*rest) if is_method else function(a, *rest, **keywords), mask)
+
+    elif (
+        is_in_place
+        or word in (*_IN_PLACE, "shuffle")
+        or (is_method and name in _METHODS)
+        or (function is setattr and rest[0] in PARTS)
+    ):
+        store = everywhere
+    else:
+        return found
+    return [*found, (array, store)]
 
 
 def is_memory(value: object) -> bool:
@@ -103,28 +110,16 @@ def item_store(target: object, index: object) -> Callable[[Any], None]:
     return lambda mask: mask.__setitem__(place, 1)
 
 
-_FUNCTIONS = ("copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal")
+_PROBED = ("copyto", "put", "place", "putmask", "put_along_axis", "fill_diagonal")
 _METHODS = ("fill", "sort", "partition", "byteswap", "resize", "setfield")
+_IN_PLACE = frozenset(f"i{name}" for name in OPERATORS.values())
 _SHAPES = ("requires_grad_", "share_memory_", "squeeze_", "unsqueeze_", "transpose_", "t_", "detach_", "rename_")
 _BY_INDEX = ("index_", "masked_", "scatter_", "put_")
 
 
-def _of_method(array: object, name: str, args: tuple[object, ...]) -> list[tuple[Any, Callable[[Any], None]]]:
-    if name == "__setitem__":
-        return [(array, item_store(array, args[0]))]
-    is_torch = backend.is_torch_tensor(array)
-    is_store = (
-        name.endswith("_") and not name.startswith("__") and name not in _SHAPES if is_torch else name in _METHODS
-    )
-    if name == "put" or (is_torch and is_store and name.startswith(_BY_INDEX)):
-        return [(array, lambda mask: _probe(array, lambda other: getattr(other, name)(*args), mask))]
-    is_operator = name.startswith("__i") and name.endswith("__") and name not in ("__iter__", "__int__", "__index__")
-    return [(array, everywhere)] if is_store or is_operator else []
-
-
-def _probe(array: Any, store: Callable[[Any], object], mask: np.ndarray) -> None:
-    """Find out where numbers are stored, by applying the store to arrays of other numbers."""
-    for number in (77, 78):  # at least one of them differs from the stored number
+def _probe(array: Any, store: Callable[[Any], Any], mask: np.ndarray) -> None:
+    """Find out where numbers are stored, from what is done to arrays of other numbers."""
+    for number in (77, 78):  # one of which is not what is stored
         other = array.detach().clone() if backend.is_torch_tensor(array) else array.copy()
         other[...] = number
         store(other)

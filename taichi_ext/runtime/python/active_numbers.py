@@ -7,6 +7,7 @@ identity.  The objects themselves are unchanged, and the record is dropped after
 
 from __future__ import annotations
 
+import gc
 import sys
 import types
 import weakref
@@ -22,36 +23,38 @@ from taichi_ext import backend
 from taichi_ext.runtime.memory.array_stores import is_memory, memory_of
 
 _NEVER = (bool, int, type(None), slice, range, type, np.integer, np.bool_, np.dtype)
-_TEXTS = (str, bytes)  # may be written from numbers, and read as numbers
-_HOLDERS = (backend.Field, backend.Ndarray)  # kernels read the numbers they hold
-_NO_NUMBERS = (*_NEVER, *_TEXTS, *_HOLDERS)
-_SIMPLE = (float, *_NO_NUMBERS)  # objects without parts
-_SEQUENCES = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()))
-KEEPING = (*_SEQUENCES, dict)  # their items are the objects that were put into them
-_MOST_ITEMS = 10_000  # items of a list that are looked at
-_LEAST_KEPT = 4096  # count of objects from which those without another reference are dropped
+_TEXTS = (str, bytes)  # that are written from numbers, and read as numbers
+_SIMPLE = (
+    float,
+    *_NEVER,
+    *_TEXTS,
+    backend.Field,
+    backend.Ndarray,
+)  # without parts; kernels read what the last two hold
+KEEPING = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()), dict)  # they hold what was put in
+_OPEN = (types.FunctionType, types.ModuleType, types.GeneratorType, types.FrameType)  # refer to any objects
+_MOST_ITEMS = 10_000  # of a list, that are looked at
+_MOST_HELD = 200  # objects that one may write to
+_LEAST_KEPT = 4096  # objects, before those without another reference are dropped
 
 
 class ActiveNumbers:
     """The objects of one run that depend on numbers with tangents.
 
     Attributes:
-        reads: the number of reads of values with tangents.
+        reads: how often something with a tangent was read.
+        is_active_memory: whether an array lies in memory that carries tangents, which kernels see.
     """
 
     def __init__(self, is_active_memory: Callable[[Any], bool]) -> None:
         self.reads = 0
-        self._objects: dict[int, Any] = {}  # by identity; kept alive, so that an identity is not used again
+        self.is_active_memory = is_active_memory
+        self._objects: dict[int, Any] = {}  # by identity; kept alive, so that it stays their own
         self._most = _LEAST_KEPT
-        self._is_active_memory = is_active_memory
-
-    def is_active_memory(self, array: Any) -> bool:
-        """Whether the memory of an array carries tangents, which kernels then use."""
-        return self._is_active_memory(array)
 
     def derive(self, result: Any, *operands: Any) -> None:
-        """Mark a result that was computed from operands that depend on tangents, unless it is one of them."""
-        if isinstance(result, _NEVER):
+        """Something was computed from operands; one that is handed on stays what it is."""
+        if type(result) is not float and isinstance(result, _NEVER):
             return
         for operand in operands:
             if result is operand:
@@ -62,20 +65,38 @@ class ActiveNumbers:
                 return
 
     def mark(self, value: Any) -> None:
-        """Note that an object depends on numbers with tangents."""
-        if isinstance(value, float) or (isinstance(value, _TEXTS) and len(value) > 1):  # shorter ones are shared
-            self._keep(value)
-        elif isinstance(value, _NO_NUMBERS) or _is_no_value(value):
-            return
-        elif is_memory(value):
-            value = _owner(value)
-            if _is_real(value) and not self._is_active_memory(value):
-                self._objects[id(value)] = weakref.ref(value, partial(self._forget, id(value)))
-        else:
-            for part in () if _is_host_access(value) else _parts(value) or ():
-                self.mark(part)
-            if not isinstance(value, (*KEEPING, backend.Struct)):  # these keep their items as they are
+        """An object depends on numbers with tangents."""
+        parts = None if _is_host_access(value) else _parts(value)
+        if isinstance(value, _SIMPLE):
+            if isinstance(value, float) or (isinstance(value, _TEXTS) and len(value) > 1):  # shorter ones are shared
                 self._keep(value)
+        elif is_memory(value):
+            owner = _owner(value)
+            if not is_memory(owner):
+                self.mark(owner)
+            elif _is_real(owner) and not self.is_active_memory(owner):
+                self._objects[id(owner)] = weakref.ref(owner, partial(self._forget, id(owner)))
+        elif parts is None:
+            self._mark_held(value)
+        else:
+            for part in parts:
+                self.mark(part)
+            if isinstance(value, backend.Matrix):  # the others keep their items as they are
+                self._keep(value)
+
+    def _mark_held(self, value: Any) -> None:
+        """An object was given numbers, and may write them to objects that it refers to, as a writer to its file."""
+        pending, seen = [value], set[int]()
+        while pending and len(seen) < _MOST_HELD:
+            held = pending.pop(0)
+            is_known = id(held) in seen or id(held) in self._objects
+            is_open = isinstance(held, (*_SIMPLE, *_OPEN)) or backend.is_library(type(held))
+            if is_known or (is_open and not _is_host_access(held)) or is_memory(held):
+                continue
+            seen.add(id(held))
+            if not isinstance(held, (*KEEPING, types.BuiltinFunctionType)):
+                self._keep(held)
+            pending += gc.get_referents(held)
 
     def _keep(self, value: Any) -> None:
         self._objects[id(value)] = value
@@ -97,29 +118,23 @@ class ActiveNumbers:
             self.mark(value)
             yield value
 
-    def depends(self, value: Any, depth: int = 0) -> bool:
-        """Whether an object, or an item of it, depends on numbers with tangents."""
+    def depends(self, value: Any, *, is_lost: bool = False, depth: int = 0) -> bool:
+        """Whether an object, or an item of it, depends on numbers with tangents.
+
+        With ``is_lost``, only what kernels take for a constant counts: no text, and no memory that carries tangents.
+        """
+        if type(value) is float or isinstance(value, _SIMPLE) or depth > 4:
+            return id(value) in self._objects and not (is_lost and isinstance(value, _TEXTS))
+        array = memory_of(value)
+        if array is not None:
+            is_marked, is_real = id(_owner(array)) in self._objects, _is_real(array)
+            if is_lost:
+                return is_marked and is_real and not self.is_active_memory(array)
+            return is_marked or (is_real and self.is_active_memory(array))
         if id(value) in self._objects:
             return True
-        if isinstance(value, _SIMPLE) or depth > 3:
-            return False
-        parts = _parts(value)
-        if parts is not None:
-            return any(self.depends(part, depth + 1) for part in islice(parts, _MOST_ITEMS))
-        array = memory_of(value)
-        if array is None:
-            return False
-        return id(_owner(array)) in self._objects or (_is_real(array) and self._is_active_memory(array))
-
-    def is_lost(self, value: Any) -> bool:
-        """Whether a value that is stored or passed on depends on numbers with tangents but does not carry them."""
-        if isinstance(value, _NO_NUMBERS):
-            return False
-        if is_memory(value):
-            return _is_real(value) and id(_owner(value)) in self._objects and not self._is_active_memory(value)
-        is_listed = isinstance(value, (list, tuple, dict, backend.Matrix, backend.Struct))
-        parts = _parts(value) if is_listed else None
-        return id(value) in self._objects or any(map(self.is_lost, parts or ()))
+        parts = islice(_parts(value) or (), _MOST_ITEMS)
+        return any(self.depends(part, is_lost=is_lost, depth=depth + 1) for part in parts)
 
     def clear(self) -> None:
         """Forget all objects, at the end of the run."""
@@ -137,13 +152,6 @@ class ActiveNumbers:
         self._most = max(_LEAST_KEPT, 2 * len(self._objects))
 
 
-def _is_no_value(value: Any) -> bool:
-    """Whether an object is code, or an object of Taichi other than a vector, a matrix or a struct."""
-    if isinstance(value, (backend.Matrix, backend.Struct)):
-        return False
-    return isinstance(value, (types.FunctionType, types.ModuleType)) or backend.is_library(type(value))
-
-
 def _is_real(array: Any) -> bool:
     if isinstance(array, np.ndarray):
         return array.dtype.kind in "fcOV"
@@ -151,9 +159,9 @@ def _is_real(array: Any) -> bool:
 
 
 def _owner(array: Any) -> Any:
-    """The array that the memory of a view belongs to."""
-    while isinstance(array, np.ndarray) and isinstance(array.base, np.ndarray):
-        array = array.base
+    """The array, or another object with a buffer, that the memory of a view belongs to."""
+    while isinstance(array, np.ndarray) and isinstance(array.base, (np.ndarray, memoryview)):
+        array = array.base.obj if isinstance(array.base, memoryview) else array.base
     if backend.is_torch_tensor(array):
         return array if array._base is None else array._base
     return array
@@ -165,11 +173,9 @@ def _is_host_access(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """The items of a list or dict, the numbers of a vector, matrix or struct; None for other objects."""
-    if isinstance(value, _SEQUENCES):
-        return value
-    if isinstance(value, dict):
-        return value.values()
+    """The items of a list or dict, the numbers of a vector, matrix or struct; None for something else."""
+    if isinstance(value, KEEPING):
+        return value.values() if isinstance(value, dict) else value
     if isinstance(value, backend.Struct):
         return [value[name] for name in value.keys]
     if isinstance(value, backend.Matrix):

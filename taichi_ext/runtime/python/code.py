@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 from taichi_ext.record.python_source import KEPT, OWN_CODES, compiled, definition, is_same_code
-from taichi_ext.runtime.memory.array_stores import PARTS
 
 _WATCH = "<watch of taichi_ext>"  # a constant that stands for the watch until the code is compiled
 _KEPT_OF = ("sys", "inspect")  # modules whose functions look at frames
@@ -72,68 +71,63 @@ class _Rewriter(ast.NodeTransformer):
         self._count = 0  # names added by the rewriter
 
     def of_definition(self, node: Any) -> Any:
-        if isinstance(node, ast.Lambda):
-            node.body = self.visit(node.body)
-        else:
-            node.body = self._statements(node.body)
+        is_lambda = isinstance(node, ast.Lambda)
+        node.body = self.visit(node.body) if is_lambda else self._statements(node.body)
         return ast.fix_missing_locations(node)
 
     def _statements(self, body: list[Any]) -> list[Any]:
-        visited = (self.visit(statement) for statement in body)
-        return [s for found in visited for s in (found if isinstance(found, list) else [found])]
+        return self.generic_visit(ast.Module(body=body, type_ignores=[])).body  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _watched(self, name: str, node: ast.AST, *args: Any) -> Any:
-        watch = ast.copy_location(ast.Constant(value=_WATCH), node)
-        function: Any = ast.copy_location(ast.Attribute(value=watch, attr=name, ctx=ast.Load()), node)
-        function.end_lineno, function.end_col_offset = (
-            function.lineno,
-            function.col_offset,
-        )  # whose last line a call has
-        return ast.copy_location(ast.Call(func=function, args=list(args), keywords=[]), node)
-
-    def _text(self, value: Any, node: ast.AST) -> Any:
-        return ast.copy_location(ast.Constant(value=value), node)
+    def _watched(self, name: str, node: Any, *args: Any, keywords: Any = ()) -> Any:
+        """A call of the watch; arguments that are no nodes are constants."""
+        nodes = [a if isinstance(a, ast.AST) else ast.copy_location(ast.Constant(value=a), node) for a in args]
+        function: Any = ast.Attribute(value=ast.Constant(value=_WATCH), attr=name, ctx=ast.Load())
+        for new in (function, function.value):
+            ast.copy_location(new, node)
+            new.end_lineno, new.end_col_offset = new.lineno, new.col_offset  # whose last line a call has
+        return ast.copy_location(ast.Call(func=function, args=nodes, keywords=list(keywords)), node)
 
     # --- operators
 
     def visit_BinOp(self, node: ast.BinOp) -> Any:
         if isinstance(node.left, ast.Constant) and isinstance(node.right, ast.Constant):
             return node
-        name = self._text(type(node.op).__name__, node)
-        return self._watched("operate", node, name, self.visit(node.left), self.visit(node.right))
+        return self._watched("operate", node, type(node.op).__name__, self.visit(node.left), self.visit(node.right))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not) or isinstance(node.operand, ast.Constant):
             return node
-        return self._watched("operate", node, self._text(type(node.op).__name__, node), node.operand)
+        return self._watched("operate", node, type(node.op).__name__, node.operand)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        target, value = node.target, self.visit(node.value)
-        if isinstance(target, ast.Subscript):
-            self.generic_visit(target)
-            target.value = self._watched("augmented", node, target.value)
-            node.value = self._watched("operand", node, value)
-            return node
-        before: list[Any] = []
-        if isinstance(target, ast.Attribute) and not isinstance(target.value, ast.Name):
+        target, names = node.target, []
+
+        def named(value: Any) -> Any:
             self._count += 1
-            name = f"<owner {self._count}>"
-            owner = ast.copy_location(ast.Name(id=name, ctx=ast.Store()), node)
-            before = [ast.copy_location(ast.Assign(targets=[owner], value=self.visit(target.value)), node)]
-            target.value = ast.copy_location(ast.Name(id=name, ctx=ast.Load()), node)
+            name = ast.copy_location(ast.Name(id=f"<part {self._count}>", ctx=ast.Load()), node)
+            names.append((name.id, value))
+            return name
+
+        if not isinstance(target, ast.Name):
+            target.value = named(self.visit(target.value))
+        if isinstance(target, ast.Subscript):
+            target.slice = named(self._index(target.slice))
         old = copy.deepcopy(target)
         old.ctx = ast.Load()
-        new = self._watched("augment", node, self._text(type(node.op).__name__, node), old, value)
-        return [*before, ast.copy_location(ast.Assign(targets=[target], value=new), node)]
+        new = self._watched("operate", node, f"{type(node.op).__name__}=", self.visit(old), self.visit(node.value))
+        pairs = [*((ast.Name(id=name, ctx=ast.Store()), value) for name, value in names), (self.visit(target), new)]
+        made: list[Any] = [ast.Assign(targets=[place], value=value) for place, value in pairs]
+        made += [ast.Delete(targets=[ast.Name(id=name, ctx=ast.Del())]) for name, _ in names]
+        return [ast.copy_location(statement, node) for statement in made]
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
-        return self._watched("text", node, *map(self.visit, node.values))
+        return self._watched("operate", node, "text", *map(self.visit, node.values))
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
-        conversion = self._text("" if node.conversion < 0 else chr(node.conversion), node)
-        form = self._text("", node) if node.format_spec is None else self.visit(node.format_spec)
-        return self._watched("formatted", node, self.visit(node.value), conversion, form)
+        conversion = "" if node.conversion < 0 else chr(node.conversion)
+        form = "" if node.format_spec is None else self.visit(node.format_spec)
+        return self._watched("operate", node, "formatted", self.visit(node.value), conversion, form)
 
     # --- parts, and stores to them
 
@@ -147,10 +141,8 @@ class _Rewriter(ast.NodeTransformer):
 
     def _index(self, node: Any) -> Any:
         if isinstance(node, ast.Slice):
-            parts = [
-                self._text(None, node) if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)
-            ]
-            return self._watched("slice", node, *parts)
+            parts = [None if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
+            return self._watched("operate", node, "slice", *parts)
         if isinstance(node, ast.Tuple):
             return ast.copy_location(ast.Tuple(elts=[self._index(e) for e in node.elts], ctx=ast.Load()), node)
         return self.visit(node)
@@ -158,29 +150,24 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
         is_private = node.attr.startswith("__") and not node.attr.endswith("__")
-        if isinstance(node.ctx, ast.Store) and node.attr in PARTS:
-            node.value = self._watched("part_stored", node, node.value)
+        if isinstance(node.ctx, ast.Store):
+            node.value = self._watched("stored", node, node.value)
         if is_private or not isinstance(node.ctx, ast.Load):
             return node
-        return self._watched("part", node, node.value, self._text(node.attr, node))
+        return self._watched("part", node, node.value, node.attr)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         self.generic_visit(node)
         if len(node.targets) == 1 and isinstance(node.targets[0], (ast.Tuple, ast.List)):
             node.value = self._each(node.value)
-        if any(isinstance(target, ast.Attribute) and target.attr in PARTS for target in node.targets):
-            node.value = self._watched("operand", node, node.value)
         return node
 
-    def visit_For(self, node: ast.For) -> Any:
+    def visit_For(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.iter = self._each(node.iter)
+        node.iter = node.iter if getattr(node, "is_async", False) else self._each(node.iter)
         return node
 
-    def visit_comprehension(self, node: ast.comprehension) -> Any:
-        self.generic_visit(node)
-        node.iter = node.iter if node.is_async else self._each(node.iter)
-        return node
+    visit_comprehension = visit_For
 
     def _each(self, node: Any) -> Any:
         return node if isinstance(node, (ast.Tuple, ast.List)) else self._watched("each", node, node)
@@ -191,31 +178,32 @@ class _Rewriter(ast.NodeTransformer):
         call = node.value
         if not isinstance(call, ast.Call) or self._is_kept(call):
             return self.generic_visit(node)
-        self._visit_call(call, "stated")
+        self._visit_call(call)
+        made = self._watched("stated", call.func, call.func, *call.args, keywords=call.keywords)
+        node.value = ast.copy_location(ast.Call(func=made, args=[], keywords=[]), call)
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
-        if not self._is_kept(node):
-            return self._visit_call(node, "callee")
         self._visit_call(node)
-        is_eval = isinstance(node.func, ast.Name) and node.func.id == "eval"
-        return self._watched("unseen", node, node) if is_eval else node
+        if not self._is_kept(node):
+            node.func = self._watched("callee", node.func, node.func)
+        elif isinstance(node.func, ast.Name) and node.func.id == "eval":
+            return self._watched("unseen", node, node)
+        return node
 
     def _is_kept(self, node: ast.Call) -> bool:
+        """Whether a call may look at the frame that makes it."""
         if isinstance(node.func, ast.Attribute):
             return isinstance(node.func.value, ast.Name) and node.func.value.id in _KEPT_OF
         return isinstance(node.func, ast.Name) and node.func.id in KEPT
 
-    def _visit_call(self, node: ast.Call, callee: str = "") -> ast.Call:
+    def _visit_call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute):  # a method, whose owner is seen when it is called
             node.func.value = self.visit(node.func.value)
         else:
             node.func = self.visit(node.func)
         node.args = [self.visit(a) for a in node.args]
         node.keywords = [self.visit(k) for k in node.keywords]
-        if callee:  # the callee may look at its caller's frame
-            node.func = self._watched(callee, node.func, node.func)
-        return node
 
     def visit_Starred(self, node: ast.Starred) -> Any:
         self.generic_visit(node)

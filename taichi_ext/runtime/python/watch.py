@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, islice, product
 from typing import Any
@@ -19,20 +21,25 @@ from typing import Any
 from taichi_ext import backend
 from taichi_ext.labels import is_library_module
 from taichi_ext.record.rewriter import OPERATORS
-from taichi_ext.runtime.memory.array_stores import everywhere, item_store, memory_of, stores_of
+from taichi_ext.runtime.memory.array_stores import is_memory, item_store, memory_of, stores_of
 from taichi_ext.runtime.python.active_numbers import KEEPING, ActiveNumbers
 from taichi_ext.runtime.python.code import rewritten_code
 
+_CONVERSIONS = {"": lambda value: value, "s": str, "r": repr, "a": ascii}  # of f-strings
 _OPERATORS = {kind: getattr(operator, f"__{name}__") for kind, name in OPERATORS.items()}
-_OPERATORS |= {"UAdd": operator.pos, "USub": operator.neg, "Invert": operator.invert}
-_IN_PLACE = {kind: getattr(operator, f"__i{name}__") for kind, name in OPERATORS.items()}
-# Callables that return the objects passed to them, or containers and iterators of them.
+_OPERATORS |= {f"{kind}=": getattr(operator, f"__i{name}__") for kind, name in OPERATORS.items()}
+_OPERATORS |= {"UAdd": operator.pos, "USub": operator.neg, "Invert": operator.invert, "slice": slice}
+_OPERATORS |= {
+    "text": lambda *parts: "".join(parts),
+    "formatted": lambda value, conversion, form: format(_CONVERSIONS[conversion](value), form),
+}
+# Callables that give the objects that they get, or containers and iterators of them.
 _STRUCTURE = (
     *(list, tuple, set, frozenset, dict, zip, enumerate, iter, sorted, min, max),
     *(chain, islice, cycle, product),
 )
-_CONVERSIONS = {"": lambda value: value, "s": str, "r": repr, "a": ascii}  # of f-strings
-_LOOKED_UP = ("__getattribute__", "__class__")  # run by any access to an object
+_AT_FRAME = (warnings.warn, breakpoint)  # functions in C that look at the frame that calls them
+_LOOKED_UP = ("__getattribute__", "__class__")  # which looking at an object runs
 _ITSELF = (*KEEPING, backend.Struct, range)
 
 
@@ -40,21 +47,14 @@ class Watch:
     """The functions called by rewritten code; they look at the run of their thread, if any."""
 
     def operate(self, name: str, *operands: Any) -> Any:
-        """The result of an operator."""
-        result = _OPERATORS[name](*operands)
-        run = None if type(result) is int else current_run()
+        """The result of an operator, a slice or a text."""
+        function = _OPERATORS[name]
+        run = current_run()
+        if run is not None and name[-1] == "=" and is_memory(operands[0]):
+            return run.call(function, *operands)
+        result = function(*operands)
         if run is not None:
             run.numbers.derive(result, *operands)
-        return result
-
-    def augment(self, name: str, target: Any, value: Any) -> Any:
-        """``target += value``."""
-        result = _IN_PLACE[name](target, value)
-        run = None if type(result) is int else current_run()
-        if run is not None:
-            if result is target and not isinstance(result, float):
-                run.note_stores(stores_of(operator.iadd, (target, value), {}), value)
-            run.numbers.derive(result, target, value)
         return result
 
     def item(self, base: Any, index: Any) -> Any:
@@ -64,29 +64,12 @@ class Watch:
             run.numbers.derive(result, base)
         return result
 
-    def formatted(self, value: Any, conversion: str, form: str) -> str:
-        """The text of a value in an f-string."""
-        return self._derived(format(_CONVERSIONS[conversion](value), form), value)
-
-    def text(self, *parts: str) -> str:
-        """The text of an f-string."""
-        return self._derived("".join(parts), *parts)
-
-    def _derived(self, text: str, *operands: Any) -> str:
-        run = current_run()
-        if run is not None:
-            run.numbers.derive(text, *operands)
-        return text
-
-    def slice(self, start: Any, stop: Any, step: Any) -> Any:
-        return slice(start, stop, step)
-
     def part(self, owner: Any, name: str) -> Any:
         run = None if isinstance(owner, backend.Struct) else current_run()
-        if run is None or run.is_exact(type(owner)):  # its properties are rewritten
-            return getattr(owner, name)
+        is_exact = run is None or run.is_exact(type(owner))  # whose properties are rewritten now
         result = getattr(owner, name)
-        run.numbers.derive(result, owner)
+        if run is not None and not is_exact:
+            run.numbers.derive(result, owner)
         return result
 
     def unseen(self, value: Any) -> Any:
@@ -102,67 +85,42 @@ class Watch:
         return values if run is None else run.items(values)
 
     def stored(self, target: Any) -> Any:
-        """The target of a following item store, watched."""
-        run = None if type(target) in _ITSELF or isinstance(target, backend.Field) else current_run()
-        array = None if run is None else memory_of(target)
-        return target if run is None or array is None else _Stored(run, target, array)
-
-    def augmented(self, target: Any) -> Any:
-        """The target of ``target[i] += value``, watched."""
-        run = None if isinstance(target, backend.Field) else current_run()
-        return target if run is None else _Stored(run, target, memory_of(target))
-
-    def part_stored(self, target: Any) -> Any:
-        """The target of a following store to all of its numbers, as in ``target.real = value``."""
-        run, array = current_run(), memory_of(target)
-        if run is not None and array is not None:
-            run.note_stores([(array, everywhere)], run.operand)
-        return target
-
-    def operand(self, value: Any) -> Any:
-        """The value of a store to a part."""
-        run = current_run()
-        if run is not None:
-            run.operand = value
-        return value
+        """An object of which an item or a part is stored to next."""
+        run = None if type(target) in _ITSELF or isinstance(target, (backend.Field, backend.Matrix)) else current_run()
+        return target if run is None or run.is_exact(type(target)) else _Stored(run, target)
 
     def callee(self, function: Any) -> Any:
         """The callable; for a user's function the function itself, without a frame of ours before its caller."""
         run = current_run()
         return function if run is None or run.is_exact(function) else functools.partial(run.call, function)
 
-    def stated(self, function: Any) -> Any:
-        """The callable of an expression statement; the user's own if only its frame can matter."""
-        found = self.callee(function)
-        if found is function:
-            return function
-        inner, module = getattr(function, "__func__", function), backend.module_of(function)
-        is_python = isinstance(inner, types.FunctionType) and not inner.__name__.endswith("_")
-        is_standard = isinstance(function, types.BuiltinFunctionType) and module in sys.stdlib_module_names
-        return function if is_python or (is_standard and module != "_operator") else found
+    def stated(self, function: Any, /, *args: Any, **keywords: Any) -> Any:
+        """A call that is a statement, to be made by the frame that Python code of a library may look at."""
+        run = current_run()
+        if run is not None and not run.is_exact(function):
+            is_python = isinstance(getattr(function, "__func__", function), types.FunctionType)
+            if not is_python and not any(function is f for f in _AT_FRAME):
+                return functools.partial(run.call, function, *args, **keywords)
+            run.note_effects(function, args, keywords, None)
+        return functools.partial(function, *args, **keywords)
 
 
 class _Stored:
-    """A container that an item is stored to."""
+    """An object that is stored to; one with attributes keeps what it is given."""
 
-    def __init__(self, run: PythonRun, target: Any, array: Any) -> None:
-        self._run, self._target, self._array = run, target, array
-        self._before: list[Any] = []
-
-    def __getitem__(self, index: Any) -> Any:  # of an augmented assignment
-        item = self._target[index]
-        self._run.numbers.derive(item, self._target)
-        self._before = [item]
-        return item
+    def __init__(self, run: PythonRun, target: Any) -> None:
+        self.__dict__.update(run=run, target=target)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if self._before:
-            self._run.numbers.derive(value, *self._before, self._run.operand)
-            self._run.operand = None
-        self._target[index] = value
-        if self._array is None:
-            return
-        self._run.note_stores([(self._array, item_store(self._target, index))], value)
+        self.target[index] = value
+        array = memory_of(self.target)
+        stores = [] if array is None else [(array, item_store(self.target, index))]
+        self.run.note_stores(stores, value, self.target)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.target, name, value)
+        if inspect.getattr_static(self.target, name, None) is not value:
+            self.run.note_stores(stores_of(setattr, (self.target, name), {}), value, self.target)
 
 
 class PythonRun:
@@ -170,17 +128,14 @@ class PythonRun:
 
     Attributes:
         numbers: the objects that depend on numbers with tangents.
-        stores: the stores from Python to arrays since the last launch.
-        operand: the value of the current augmented assignment.
+        stores: where Python has stored to arrays since the last launch.
     """
 
     def __init__(self, numbers: ActiveNumbers, stores: Any) -> None:
         self.numbers = numbers
         self.stores = stores
-        self.operand: Any = None
         self._has_unseen_reads = False  # by functions that are not rewritten
         self._known: dict[int, tuple[Any, bool]] = {}  # functions and classes, kept alive, and whether they are exact
-        self._codes: dict[int, tuple[types.CodeType, bool]] = {}  # kept alive, and whether they are rewritten
         self._rewritten: list[types.FunctionType] = []
 
     def call(self, function: Any, /, *args: Any, **keywords: Any) -> Any:
@@ -188,28 +143,42 @@ class PythonRun:
         while isinstance(function, functools.partial):
             args, keywords = (*function.args, *args), {**function.keywords, **keywords}
             function = function.func
-        numbers, before = self.numbers, self.numbers.reads
-        owner = getattr(function, "__self__", None)
+        owner, numbers, before = getattr(function, "__self__", None), self.numbers, self.numbers.reads
         if isinstance(owner, KEEPING):
             return function(*args, **keywords)
         if any(function is f for f in _STRUCTURE) or (function is map and self.is_exact(args[0])):
             return function(*map(self.items, args), **keywords)
         stores = stores_of(function, args, keywords)
         result = function(*args, **keywords)
-        given = [*args, *keywords.values()]
-        self.note_stores(stores, given)
         if isinstance(result, backend.Struct) and isinstance(function, backend.StructType):
-            members = {**dict(zip(result.keys, args, strict=False)), **keywords}
-            numbers.mark_members(result, members)
+            numbers.mark_members(result, {**dict(zip(result.keys, args, strict=False)), **keywords})
         elif numbers.reads != before:
             numbers.mark(result)
         else:
-            numbers.derive(result, owner, *given)
-        if isinstance(result, (int, types.NoneType)) and numbers.depends(given):
-            for holder in (owner, *(given if result is None else ())):  # may return them as other objects
-                if not isinstance(holder, (*KEEPING, float)) and memory_of(holder) is None:
-                    numbers.mark(holder)
+            numbers.derive(result, owner, *args, *keywords.values())
+        self.note_effects(function, args, keywords, result, stores)
         return result
+
+    def note_effects(
+        self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any, stores: Any = None
+    ) -> None:
+        """A function stores to arrays, and to objects that may give back what it gets as other ones, as files do."""
+        owner, given = getattr(function, "__self__", None), [*args, *keywords.values()]
+        is_held = isinstance(result, (int, types.NoneType)) or result is owner
+        holders = [owner, *((*given, sys.stdout) if result is None else ())] if is_held else []
+        self.note_stores(stores_of(function, args, keywords) if stores is None else stores, given, *holders)
+
+    def note_stores(self, stores: list[tuple[Any, Any]], value: Any, *holders: Any) -> None:
+        """A value is stored to arrays, and given to other objects."""
+        others = [h for h in holders if not isinstance(h, (*KEEPING, float, types.NoneType)) and memory_of(h) is None]
+        for array, store in stores:
+            if self.numbers.is_active_memory(array):
+                self.stores.note(array, store)
+            else:
+                others.append(array)
+        if others and self.numbers.depends(value):
+            for other in others:
+                self.numbers.mark(other)
 
     def items(self, values: Any) -> Any:
         """An iterable whose items are marked if they depend on numbers with tangents."""
@@ -218,44 +187,33 @@ class PythonRun:
         is_some = isinstance(values, Iterable) and self.numbers.depends(values)
         return self.numbers.marked(values) if is_some else values
 
-    def note_stores(self, stores: list[tuple[Any, Any]], value: Any) -> None:
-        """Note stores from Python to arrays, perhaps of numbers that depend on tangents."""
-        for array, store in stores:
-            if self.numbers.is_active_memory(array):
-                self.stores.note(array, store)
-            elif self.numbers.depends(value):
-                self.numbers.mark(array)
-
     def read(self, value: Any) -> Any:
         """Mark a value with a tangent that is read, perhaps by code that is not rewritten."""
         if not self._has_unseen_reads:
             frame = backend.user_frame()
-            self._has_unseen_reads = frame is not None and not self._is_watched(frame.f_code)
+            self._has_unseen_reads = frame is not None and not is_watched(frame.f_code)
         self.numbers.reads += 1
         self.numbers.mark(value)
         return value
 
     def is_lost(self, value: Any) -> bool:
         """Whether a value that is stored or passed on was, or may have been, computed from numbers with tangents."""
-        if self.numbers.is_lost(value):
+        if self.numbers.depends(value, is_lost=True):
             return True
         if not self._has_unseen_reads or not isinstance(value, float):
             return False
         frame = backend.user_frame()
-        if frame is None or self._is_watched(frame.f_code):
+        if frame is None or is_watched(frame.f_code):
             return False
         return all(value is not constant for constant in frame.f_code.co_consts)
-
-    def _is_watched(self, code: types.CodeType) -> bool:
-        known = self._codes.get(id(code))
-        if known is None:
-            known = self._codes[id(code)] = (code, is_watched(code))
-        return known[1]
 
     # --- functions
 
     def is_exact(self, function: Any) -> bool:
-        """Whether a callable is a kernel or the user's own code; the latter is rewritten."""
+        """Whether a callable is a kernel, or the user's own, which has rewritten code from now on."""
+        known = self._known.get(id(function))
+        if known is not None:
+            return known[1]
         while isinstance(function, (types.MethodType, functools.partial, functools._lru_cache_wrapper)):
             if isinstance(function, types.MethodType):
                 self.is_exact(type(function.__self__))
@@ -302,18 +260,14 @@ class PythonRun:
     def _rewrite(self, function: types.FunctionType) -> bool:
         """Replace a function's code by rewritten code; False if that is not possible."""
         with _lock:
-            swapped = _swapped.get(function)
-            own = function.__code__ if swapped is None else swapped.code
+            own, users = _swapped.get(function, (function.__code__, 0))
             if is_watched(own):  # defined by rewritten code
                 return True
             code = rewritten_code(own, function.__qualname__, WATCH)
             if code is None:
                 return False
-            if swapped is None:
-                _swapped[function] = _Swapped(own, 1)
-                function.__code__ = code
-            else:
-                swapped.users += 1
+            _swapped[function] = own, users + 1
+            function.__code__ = code
         self._rewritten.append(function)
         return True
 
@@ -321,26 +275,19 @@ class PythonRun:
         """Restore the code of all functions, and forget all objects."""
         with _lock:
             for function in self._rewritten:
-                swapped = _swapped[function]
-                swapped.users -= 1
-                if not swapped.users:
-                    function.__code__ = swapped.code
-                    del _swapped[function]
+                own, users = _swapped.pop(function)
+                if users > 1:
+                    _swapped[function] = own, users - 1
+                else:
+                    function.__code__ = own
         self._rewritten.clear()
         self._known.clear()
         self.numbers.clear()
 
 
-class _Swapped:
-    """A function's own code, and the number of runs that need the rewritten code."""
-
-    def __init__(self, code: types.CodeType, users: int) -> None:
-        self.code, self.users = code, users
-
-
 WATCH = Watch()
 _lock = threading.Lock()
-_swapped: dict[types.FunctionType, _Swapped] = {}
+_swapped: dict[types.FunctionType, tuple[types.CodeType, int]] = {}  # their own code, and how many runs need the other
 _runs: dict[int, PythonRun] = {}  # by thread
 
 
