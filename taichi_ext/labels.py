@@ -150,16 +150,20 @@ class _Function:
     owner_name: str = "self"
 
     def scope(self) -> Iterator[tuple[str, Any]]:
-        used = _names(self.function.__code__)
         if self.owner is not None:
             yield self.owner_name, self.owner
-        for name, cell in zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-        for name in used & self.function.__globals__.keys():
-            yield name, self.function.__globals__[name]
+        yield from outside_names(self.function)
+
+
+def outside_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The variables of closures and modules that a function uses, with what they stand for."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in _names(function.__code__) & function.__globals__.keys():
+        yield name, function.__globals__[name]
 
 
 def _names(code: types.CodeType) -> set[str]:

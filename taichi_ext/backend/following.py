@@ -93,176 +93,109 @@ def _check_no_gradient(kernel: Kernel) -> None:
         )
 
 
-def _entry(field: Any, key: Any) -> FieldEntry:
+# Where an access reads or stores: an entry or array, and the index in an array; None where others follow it.
+
+
+def _of_field(field: ti.ScalarField, key: Any, *_: Any) -> tuple[Any, Any]:
     check_not_ended(field)
     field._initialize_host_accessors()
     accessors: Any = field.host_accessors
-    return FieldEntry.of(accessors[0], tuple(field._pad_key(key)))
+    return FieldEntry.of(accessors[0], tuple(field._pad_key(key))), None
 
 
-def _set_entry(entry: FieldEntry, value: object, store: Callable[[], None]) -> None:
-    follower = _follower()
-    if follower is None:
-        store()
-        return
-    follower.before_host_write(entry, value)
-    store()
-    follower.host_write(entry)
+def _of_proxy(proxy: Any, key: Any, *_: Any) -> tuple[Any, Any]:
+    return _of_field(proxy, proxy.g2r_field[key])
 
 
-def _get_entry(entry: FieldEntry, value: object) -> Any:
-    follower = _follower()
-    return value if follower is None else follower.host_read(entry, value)
+def _of_access(x: Any, *_: Any) -> tuple[Any, Any]:
+    is_field = isinstance(x, SNodeHostAccess)
+    return (FieldEntry.of(x.accessor, tuple(x.key)), None) if is_field else (x.ndarr, x.indices)
 
 
-def _followed_field_set(self: ti.ScalarField, key: object, value: object) -> None:
-    _set_entry(_entry(self, key), value, lambda: _originals["field set"](self, key, value))
+def _of_member(struct: Any, key: Any, *_: Any) -> tuple[Any, Any] | None:
+    x = struct._Struct__entries[key]  # as Python names what is private
+    return _of_access(x) if isinstance(x, SNodeHostAccess) else None  # structs and matrices are followed themselves
 
 
-def _followed_field_get(self: ti.ScalarField, key: object) -> Any:
-    check_not_ended(self)
-    value = _originals["field get"](self, key)
-    return _get_entry(_entry(self, key), value)
+def _of_array(array: Any, key: Any, *_: Any) -> tuple[Any, Any]:
+    return array, key
 
 
-def _existing(name: str) -> Callable[..., Any]:
-    """Access to entries of a vector, matrix or struct field, which has to exist: what is got reads and writes them."""
-
-    def access(self: object, *args: object) -> Any:
-        check_not_ended(self)
-        return _originals[name](self, *args)
-
-    return access
+def _of_whole(obj: Any, *_: Any) -> tuple[Any, Any]:
+    check_not_ended(obj)
+    return obj, ...
 
 
-def _followed_proxy_set(self: Any, key: Any, value: Any) -> None:
-    _set_entry(_entry(self, self.g2r_field[key]), value, lambda: _originals["proxy set"](self, key, value))
+def _of_existing(obj: Any, *_: Any) -> None:
+    """Access to entries of a vector, matrix or struct field: what is got reads and writes them."""
+    check_not_ended(obj)
 
 
-def _followed_proxy_get(self: Any, key: Any) -> Any:
-    value = _originals["proxy get"](self, key)
-    return _get_entry(_entry(self, self.g2r_field[key]), value)
+def _reading(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that reads, and reports it."""
+
+    def read(self: Any, *args: Any, **keywords: Any) -> Any:
+        found, follower = place(self, *args), _follower()
+        value = _originals[name](self, *args, **keywords)
+        return value if follower is None or found is None else follower.host_read(found[0], value)
+
+    return read
 
 
-def _followed_entry_write(x: Any, value: Any) -> None:
-    if isinstance(x, SNodeHostAccess):
-        _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["entry write"](x, value))
-        return
-    follower = _follower()
-    if follower is not None:
-        follower.before_host_write(x.ndarr, value)
-    _originals["entry write"](x, value)
-    if follower is not None:
-        follower.host_write_array(x.ndarr, x.indices)
+def _writing(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that stores its last argument, and reports it."""
 
+    def write(self: Any, *args: Any, **keywords: Any) -> None:
+        found, follower = place(self, *args), _follower()
+        if follower is None or found is None:
+            _originals[name](self, *args, **keywords)
+            return
+        follower.before_host_write(found[0], [*args, *keywords.values()][-1])
+        if name.endswith("from_numpy"):
+            _originals[name](self, *args, **keywords)  # launches kernels, which are followed
+            return
+        with suspend_following():
+            _originals[name](self, *args, **keywords)
+        follower.host_write(*found)
 
-def _followed_entry_read(x: Any) -> Any:
-    value = _originals["entry read"](x)
-    if isinstance(x, SNodeHostAccess):
-        return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value)
-    follower = _follower()
-    return value if follower is None else follower.host_read(x.ndarr, value)
-
-
-def _followed_member_set(self: ti.Struct, key: object, value: object) -> None:
-    x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
-    if isinstance(x, SNodeHostAccess):  # other members are structs and matrices, which are followed themselves
-        _set_entry(FieldEntry.of(x.accessor, tuple(x.key)), value, lambda: _originals["member set"](self, key, value))
-    else:
-        _originals["member set"](self, key, value)
-
-
-def _followed_member_get(self: ti.Struct, key: object) -> Any:
-    value = _originals["member get"](self, key)
-    x = self._Struct__entries[key]  # pyright: ignore[reportAttributeAccessIssue]  # as Python names what is private
-    return _get_entry(FieldEntry.of(x.accessor, tuple(x.key)), value) if isinstance(x, SNodeHostAccess) else value
-
-
-def _followed_array_set(self: object, key: object, value: object) -> None:
-    follower = _follower()
-    if follower is not None:
-        follower.before_host_write(self, value)
-    _originals["array set"](self, key, value)
-    if follower is not None:
-        follower.host_write_array(self, key)
-
-
-def _followed_array_get(self: object, key: object) -> Any:
-    value = _originals["array get"](self, key)
-    follower = _follower()
-    return value if follower is None else follower.host_read(self, value)
-
-
-def _followed_fill(self: object, value: object) -> None:
-    follower = _follower()
-    if follower is None:
-        _originals["fill"](self, value)
-        return
-    follower.before_host_write(self, value)
-    with suspend_following():
-        _originals["fill"](self, value)
-    follower.host_fill(self)
-
-
-def _followed_to_numpy(name: str) -> Callable[..., Any]:
-    def to_numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
-        check_not_ended(self)
-        values = _originals[name](self, *args, **kwargs)
-        follower = _follower()
-        return values if follower is None else follower.host_read(self, values)
-
-    return to_numpy
-
-
-def _followed_from_numpy(name: str) -> Callable[..., Any]:
-    def from_numpy(self: Any, arr: Any) -> None:
-        check_not_ended(self)
-        follower = _follower()
-        if follower is not None:
-            follower.before_host_write(self, arr)
-        _originals[name](self, arr)
-
-    return from_numpy
+    return write
 
 
 # All that Python can do to a field or array.  Other calls end in one of these, or in a kernel of Taichi's own,
 # whose launch is followed like any other:
 #
-#   field[i] = c, get_scalar_field(...)[i] = c, S.m[i] = c     field set
-#   vector[i] = ..., vector[i][0] = c, S.v[i][0] = c           entry write
-#   S[i].m = c, S[i] = {...}, nested structs                   member set, and entry write for vectors and matrices
-#   mesh.verts.x[i] = c, of a mesh that is reordered           proxy set, and entry write
-#   array[i] = c, array[i][0] = c of a ti.ndarray              array set, entry write
-#   array.fill                                                 fill
+#   field[i] = c, get_scalar_field(...)[i] = c, S.m[i] = c     ScalarField
+#   vector[i] = ..., vector[i][0] = c, S.v[i][0] = c           _write_host_access
+#   S[i].m = c, S[i] = {...}, nested structs                   Struct; _write_host_access for vectors and matrices
+#   mesh.verts.x[i] = c, of a mesh that is reordered           the proxy, and _write_host_access
+#   array[i] = c, array[i][0] = c of a ti.ndarray              ScalarNdarray, _write_host_access
+#   array.fill                                                 Ndarray.fill
 #   from_numpy, from_torch, from_paddle, copy_from             kernels; from_numpy warns of numbers with a tangent
 #   field.fill, S.fill, S.copy_from, S.from_numpy              kernels, for each member
 #   deactivate_all of a node, ti.deactivate_all_snodes         kernels, which clear tangents (Pipeline._clear_under)
 #   NumPy arrays and tensors, changed in place                 seen by rewritten code (runtime.python.watch)
 #
 # (owner, attribute, what stands in for it while a pipeline is followed)
-_FOLLOWED = {
+_FOLLOWED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "call": (Kernel, "__call__", _followed_call),
-    "field set": (ti.ScalarField, "__setitem__", _followed_field_set),
-    "field get": (ti.ScalarField, "__getitem__", _followed_field_get),
-    "entry write": (matrix, "_write_host_access", _followed_entry_write),
-    "entry read": (matrix, "_read_host_access", _followed_entry_read),
-    "member set": (ti.Struct, "__setitem__", _followed_member_set),
-    "member get": (ti.Struct, "__getitem__", _followed_member_get),
-    "proxy set": (mesh.MeshReorderedScalarFieldProxy, "__setitem__", _followed_proxy_set),
-    "proxy get": (mesh.MeshReorderedScalarFieldProxy, "__getitem__", _followed_proxy_get),
-    "array set": (ti.ScalarNdarray, "__setitem__", _followed_array_set),
-    "array get": (ti.ScalarNdarray, "__getitem__", _followed_array_get),
-    "fill": (ti.Ndarray, "fill", _followed_fill),
     "thread start": (threading.Thread, "start", _followed_start),
 }
-
-
-for _class in (ti.ScalarField, ti.MatrixField, ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray):
-    for _name, _follow in (("to_numpy", _followed_to_numpy), ("from_numpy", _followed_from_numpy)):
-        _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _follow(f"{_class.__name__}.{_name}"))
-for _class in (ti.MatrixField, ti.StructField):
-    for _name in ("__getitem__", "__setitem__"):
-        _FOLLOWED[f"{_class.__name__}.{_name}"] = (_class, _name, _existing(f"{_class.__name__}.{_name}"))
+_NDARRAYS = (ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray)
+_ACCESSES: list[tuple[Any, str, str, Callable[..., Any]]] = [
+    (ti.ScalarField, "__getitem__", "__setitem__", _of_field),
+    (matrix, "_read_host_access", "_write_host_access", _of_access),
+    (ti.Struct, "__getitem__", "__setitem__", _of_member),
+    (mesh.MeshReorderedScalarFieldProxy, "__getitem__", "__setitem__", _of_proxy),
+    (ti.ScalarNdarray, "__getitem__", "__setitem__", _of_array),
+    (ti.Ndarray, "", "fill", _of_whole),
+    *((kind, "to_numpy", "from_numpy", _of_whole) for kind in (ti.ScalarField, ti.MatrixField, *_NDARRAYS)),
+    *((kind, "__getitem__", "__setitem__", _of_existing) for kind in (ti.MatrixField, ti.StructField)),
+]
+for _owner, _read, _write, _place in _ACCESSES:
+    for _attribute, _make in ((_read, _reading), (_write, _writing)):
+        _name = f"{_owner.__name__}.{_attribute}"
+        if _attribute:
+            _FOLLOWED[_name] = (_owner, _attribute, _make(_name, _place))
 
 
 _originals: dict[str, Any] = {name: getattr(owner, attribute) for name, (owner, attribute, _) in _FOLLOWED.items()}

@@ -140,20 +140,15 @@ class Pipeline:
         else:
             self._state.save(obj if found is None else found[0].obj)
 
-    def host_write(self, entry: backend.FieldEntry) -> None:
-        """A number has been stored to a field in Python."""
-        found = self._session.table.by_entry(entry)
+    def host_write(self, obj: Any, index: Any) -> None:
+        """Python has stored to an entry of a field, or to an array: the index of a component may follow."""
+        if not isinstance(obj, backend.FieldEntry):
+            self._clear(view_of(obj), slice(None) if index is ... else rows_of_index(obj, index))
+            return
+        found = self._session.table.by_entry(obj)
         if found is not None:
             info, component = found
-            self._clear(info.key, row_of_entry(info, component, entry.index))
-
-    def host_fill(self, array: object) -> None:
-        """``ndarray.fill(value)`` in Python."""
-        self._clear(view_of(array), slice(None))
-
-    def host_write_array(self, array: Any, index: Any) -> None:
-        """``ndarray[index] = value`` in Python; the index of a component may follow."""
-        self._clear(view_of(array), rows_of_index(array, index))
+            self._clear(info.key, row_of_entry(info, component, obj.index))
 
     def _clear(self, key: Key, rows: object) -> None:
         """Clear the tangents of entries that Python has stored to; they are constants from now on."""

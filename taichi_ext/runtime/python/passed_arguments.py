@@ -102,22 +102,18 @@ def taken_out(
     found = tuple(map(_entries, values)) if run is not None else ()
     if run is None or not any(is_passed(n) for entries in found for n in entries):
         return args, values, {}
+    convert = float if backend.is_library_kernel(kernel) else plain_number  # a store from Python warns
     plain: list[Any] = []
     tangents: dict[str, list[Tangent]] = {}
     for leaf, value, entries in zip(backend.leaf_arguments(kernel), values, found, strict=True):
-        names = frozenset().union(*(n.names for n in entries if is_passed(n) and n.run is run))
-        if not any(map(is_passed, entries)):
-            plain.append(value)
-            continue
-        if backend.is_library_kernel(kernel):  # as a store from Python
-            plain.append(_like(value, np.array(list(map(float, entries)))))
-            continue
-        if names:
+        own = [n if is_passed(n) and n.run is run else None for n in entries]
+        names = frozenset().union(*(n.names for n in own if n is not None))
+        if names and convert is not float:
             _check_passed(kernel, leaf, names)
             run.passed |= names
-            tangents[leaf.name] = [n.tangent if is_passed(n) and n.run is run else {} for n in entries]
-        numbers = np.array([float(plain_number(n)) for n in entries])
-        plain.append(_like(value, numbers))
+            tangents[leaf.name] = [{} if n is None else n.tangent for n in own]
+        numbers = np.array([float(convert(n)) for n in entries]) if any(map(is_passed, entries)) else None
+        plain.append(value if numbers is None else _like(value, numbers))
     return backend.with_leaf_values(kernel, tuple(plain)), tuple(plain), tangents
 
 

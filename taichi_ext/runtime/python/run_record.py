@@ -14,12 +14,12 @@ import numpy as np
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError
 
-_SEVERAL = (
+_DIFFERENT = (
     "The call takes several runs (chunk_size=, tangents that do not fit into max_memory, or a sparse Hessian of an "
-    "energy of fields that kernels compute), and Python's state differs between them"
+    "energy of fields that kernels compute), and Python's state differs between them: a later run {}. Prepare what "
+    "changes before the call, or compute all columns in one run (a larger max_memory=)."
 )
-_ONE_PROGRAM = "Prepare changing objects before the call, or compute all columns in one run (a larger max_memory=)."
-_ROUNDING = 1e-5  # relative difference between runs of parallel sums, and of numbers computed from them
+_ROUNDING = 1e-5  # relative: sums of parallel loops differ so much from run to run, and what is computed from them
 
 
 @dataclass(frozen=True)
@@ -30,27 +30,11 @@ class _Object:
     obj: Any  # kept alive, so that its identity is not used again
 
 
-@dataclass(frozen=True)
-class _Numbers:
-    """The numbers of an array."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    checksum: int
-    sums: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class _Event:
-    what: str  # a sentence's beginning
-    parts: tuple[Any, ...]
-
-
 class RunRecord:
     """The launches and stores of the first run; those of later runs are compared with them one by one."""
 
     def __init__(self) -> None:
-        self._events: list[_Event] = []
+        self._events: list[tuple[Any, ...]] = []  # the numbers and objects of each
         self._at = 0
         self._is_first = True
         self._has_read = False
@@ -70,14 +54,14 @@ class RunRecord:
     def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> None:
         """Record a launch before it is made."""
         args = backend.leaf_values(kernel, args)
-        self._add(_Event(_use(kernel), (_named(kernel), *(p for a in args for p in _parts(a)))))
+        self._add(_use(kernel), _named(kernel), *(part for a in args for part in _parts(a)))
 
     def arrays(self, kernel: backend.Kernel, read: Set[str], args: tuple[Any, ...]) -> None:
         """Record the numbers of NumPy arrays and tensors that this launch reads, by leaf arguments."""
         host = [n for n in backend.array_positions(kernel) if not isinstance(args[n], backend.Ndarray)]
-        numbers = tuple(_numbers(args[n]) for n in host if backend.leaf_arguments(kernel)[n].name in read)
-        if numbers:
-            self._add(_Event(_use(kernel), numbers))
+        known = [n for n in host if backend.leaf_arguments(kernel)[n].name in read]
+        if known:
+            self._add(_use(kernel), *(part for n in known for part in _numbers(args[n], self._has_read)))
         if host and not backend.is_library_kernel(kernel):
             self.note_read()  # Python can read numbers that the kernel writes
 
@@ -85,47 +69,43 @@ class RunRecord:
         """Record a store from Python to a field or array before it is made."""
         is_entry = isinstance(obj, backend.FieldEntry)
         place = (_Object(("node", obj.node), obj), obj.index) if is_entry else (_named(obj),)
-        self._add(_Event("stores", (*place, *_parts(value))))
+        self._add("stores", *place, *_parts(value))
 
     def end(self) -> None:
         """End the run."""
         if not self._is_first and self._at < len(self._events):
-            raise InvalidArgumentError(f"{_SEVERAL}: a later run launches fewer kernels than the first. {_ONE_PROGRAM}")
+            raise InvalidArgumentError(_DIFFERENT.format("launches fewer kernels than the first"))
 
-    def _add(self, event: _Event) -> None:
+    def _add(self, use: str, *parts: Any) -> None:
         if self._is_first:
-            self._events.append(event)
+            self._events.append(parts)
             return
         first = self._events[self._at] if self._at < len(self._events) else None
         self._at += 1
-        if first is None or not self._is_same(first, event):
+        if first is None or not self._are_same(first, parts):
             raise InvalidArgumentError(
-                f"{_SEVERAL}: a later run {event.what} other numbers, fields or arrays than in the run before, or does "
-                f"it at another time. {_ONE_PROGRAM}"
+                _DIFFERENT.format(
+                    f"{use} other numbers, fields or arrays than in the run before, or does it at another time"
+                )
             )
 
-    def _is_same(self, first: _Event, now: _Event) -> bool:
-        if len(first.parts) != len(now.parts):
-            return False
-        return all(self._is_same_part(a, b) for a, b in zip(first.parts, now.parts, strict=True))
+    def _are_same(self, first: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+        return len(first) == len(now) and all(map(self._is_same, first, now))
 
-    def _is_same_part(self, first: Any, now: Any) -> bool:
+    def _is_same(self, first: Any, now: Any) -> bool:
         if type(first) is not type(now):
             return False
         if isinstance(first, _Object):
             return self._is_same_object(first, now)
-        if isinstance(first, _Numbers):
-            if (first.shape, first.dtype) != (now.shape, now.dtype):
-                return False
-            return first.checksum == now.checksum or (self._has_read and _is_close(first.sums, now.sums))
         if isinstance(first, float):
-            return repr(first) == repr(now) or (self._has_read and _is_close((first,), (now,)))
+            is_close = self._has_read and abs(first - now) <= _ROUNDING * max(abs(first), abs(now))
+            return is_close or repr(first) == repr(now)
         return bool(first == now)
 
     def _is_same_object(self, first: _Object, now: _Object) -> bool:
         if now.key == first.key:
             return True
-        if any(now.key == part.key for e in self._events for part in e.parts if isinstance(part, _Object)):
+        if any(now.key == part.key for parts in self._events for part in parts if isinstance(part, _Object)):
             return False
         if now.key not in self._others:
             self._others[now.key] = first.key, now.obj
@@ -137,7 +117,7 @@ class RunRecord:
         if isinstance(now, (backend.Field, backend.StructField, backend.Ndarray, backend.FieldEntry)):
             return backend.is_made_since(now, self._start)
         codes = [getattr(getattr(obj, "func", obj), "__code__", None) for obj in (first, now)]
-        return codes[0] == codes[1] and self._is_same(*(_Event("", _contents(obj)) for obj in (first, now)))
+        return codes[0] == codes[1] and self._are_same(_contents(first), _contents(now))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -152,10 +132,8 @@ def _parts(value: Any) -> Iterator[Any]:
         yield len(value)
         for item in value:
             yield from _parts(item)
-    elif isinstance(value, np.floating):
-        yield float(value)
     elif isinstance(value, np.generic):
-        yield value.item()
+        yield float(value) if isinstance(value, np.floating) else value.item()
     elif isinstance(value, (bool, int, float, str, type(None))):
         yield value
     elif isinstance(value, backend.Ndarray) or not backend.is_array(value):
@@ -181,15 +159,12 @@ def _use(kernel: backend.Kernel) -> str:
     return "stores" if backend.is_library_kernel(kernel) else f"launches {kernel.func.__qualname__} and passes"
 
 
-def _numbers(array: Any) -> _Numbers:
-    values = array.detach().cpu().numpy() if backend.is_torch_tensor(array) else array
+def _numbers(array: Any, is_rounded: bool) -> tuple[Any, ...]:
+    """The numbers of an array: exactly, or by two sums where they may differ in rounding."""
+    values = backend.as_numpy(array)
     flat = np.ascontiguousarray(values).reshape(-1)
-    finite = np.nan_to_num(flat.astype(np.float64)) if flat.dtype.kind in "fiub" else np.zeros(1)
-    weights = np.cos(np.arange(finite.size))
-    sums = float(np.abs(finite).sum()), float(finite @ weights)
-    return _Numbers(tuple(values.shape), str(values.dtype), zlib.crc32(flat.view(np.uint8).data), sums)
-
-
-def _is_close(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    scale = max(map(abs, (*a, *b)))
-    return all(abs(x - y) <= _ROUNDING * scale or x == y for x, y in zip(a, b, strict=True))
+    if not is_rounded or flat.dtype.kind not in "fiub":
+        return values.shape, str(values.dtype), zlib.crc32(flat.view(np.uint8).data)
+    finite = np.nan_to_num(flat.astype(np.float64))
+    total = float(np.abs(finite).sum())
+    return values.shape, str(values.dtype), total, 2 * total + float(finite @ np.cos(np.arange(finite.size)))
