@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import queue
 import warnings
 
 import numpy as np
@@ -106,6 +107,12 @@ def never(t):
         t[:] = 0.0
 
 
+def put_in_a_queue(t):
+    held = queue.Queue()
+    held.put(t)
+    assert held.qsize() == 1
+
+
 EVERYWHERE = [0, 1, 2, 3]
 STORES = {
     "entry": (zero_first, [0]),
@@ -160,6 +167,7 @@ STORES = {
     "clip": (lambda t: t.clip(0.0, 0.0, out=t), EVERYWHERE),
     "list of arrays": (lambda t: [zero_first(a) for a in [t]], [0]),
     "reads only": (lambda t: (t[0] + t.sum(), np.multiply(t, 0.0), t.copy().fill(0.0)), []),
+    "queue": (put_in_a_queue, []),
     "another array": (lambda t: np.zeros(4).__setitem__(0, 0.0), []),
 }
 

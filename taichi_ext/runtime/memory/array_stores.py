@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,13 @@ def stores_of(
     if array is None:
         return found
     word, is_torch = name.strip("_"), backend.is_torch_tensor(array)
+    is_numeric = is_method or backend.module_of(function).split(".")[0] in ("numpy", "torch")  # not a queue's put
     is_in_place = is_torch and name.endswith("_") and not name.startswith("__") and name not in _SHAPES
     if word == "setitem" or (word == "at" and isinstance(owner, np.ufunc)):
         store = item_store(target, rest[0])
-    elif word in _PROBED or (is_in_place and name.startswith(_BY_INDEX)):
-
-        def store(mask: Any) -> None:
-            _probe(array, lambda a: getattr(a, name)(*rest) if is_method else function(a, *rest, **keywords), mask)
-
+    elif is_numeric and (word in _PROBED or (is_in_place and name.startswith(_BY_INDEX))):
+        method = getattr(type(array), name) if is_method else function
+        store = partial(_probe, array, lambda a: method(a, *rest, **keywords))
     elif (
         is_in_place
         or word in (*_IN_PLACE, "shuffle")

@@ -34,7 +34,7 @@ _SIMPLE = (
 KEEPING = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()), dict)  # they hold what was put in
 _OPEN = (types.FunctionType, types.ModuleType, types.GeneratorType, types.FrameType)  # refer to any objects
 _MOST_ITEMS = 10_000  # of a list, that are looked at
-_MOST_HELD = 200  # objects that one may write to
+_MOST_HELD = 32  # objects that one may write to
 _LEAST_KEPT = 4096  # objects, before those without another reference are dropped
 
 

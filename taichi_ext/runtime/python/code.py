@@ -80,7 +80,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def _watched(self, name: str, node: Any, *args: Any, keywords: Any = ()) -> Any:
         """A call of the watch; arguments that are no nodes are constants."""
-        nodes = [a if isinstance(a, ast.AST) else ast.copy_location(ast.Constant(value=a), node) for a in args]
+        nodes: list[Any] = [
+            a if isinstance(a, ast.AST) else ast.copy_location(ast.Constant(value=a), node) for a in args
+        ]
         function: Any = ast.Attribute(value=ast.Constant(value=_WATCH), attr=name, ctx=ast.Load())
         for new in (function, function.value):
             ast.copy_location(new, node)

@@ -108,6 +108,9 @@ class Watch:
 class _Stored:
     """An object that is stored to; one with attributes keeps what it is given."""
 
+    run: PythonRun
+    target: Any
+
     def __init__(self, run: PythonRun, target: Any) -> None:
         self.__dict__.update(run=run, target=target)
 
