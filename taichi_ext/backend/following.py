@@ -96,37 +96,37 @@ def _check_no_gradient(kernel: Kernel) -> None:
 # Where an access reads or stores: an entry or array, and the index in an array; None where others follow it.
 
 
-def _of_field(field: ti.ScalarField, key: Any, *_: Any) -> tuple[Any, Any]:
+def _of_field(field: ti.ScalarField, key: Any, *_: object) -> tuple[Any, Any]:
     check_not_ended(field)
     field._initialize_host_accessors()
     accessors: Any = field.host_accessors
     return FieldEntry.of(accessors[0], tuple(field._pad_key(key))), None
 
 
-def _of_proxy(proxy: Any, key: Any, *_: Any) -> tuple[Any, Any]:
+def _of_proxy(proxy: Any, key: Any, *_: object) -> tuple[Any, Any]:
     return _of_field(proxy, proxy.g2r_field[key])
 
 
-def _of_access(x: Any, *_: Any) -> tuple[Any, Any]:
+def _of_access(x: Any, *_: object) -> tuple[Any, Any]:
     is_field = isinstance(x, SNodeHostAccess)
     return (FieldEntry.of(x.accessor, tuple(x.key)), None) if is_field else (x.ndarr, x.indices)
 
 
-def _of_member(struct: Any, key: Any, *_: Any) -> tuple[Any, Any] | None:
+def _of_member(struct: Any, key: Any, *_: object) -> tuple[Any, Any] | None:
     x = struct._Struct__entries[key]  # as Python names what is private
     return _of_access(x) if isinstance(x, SNodeHostAccess) else None  # structs and matrices are followed themselves
 
 
-def _of_array(array: Any, key: Any, *_: Any) -> tuple[Any, Any]:
+def _of_array(array: Any, key: Any, *_: object) -> tuple[Any, Any]:
     return array, key
 
 
-def _of_whole(obj: Any, *_: Any) -> tuple[Any, Any]:
+def _of_whole(obj: Any, *_: object) -> tuple[Any, Any]:
     check_not_ended(obj)
     return obj, ...
 
 
-def _of_existing(obj: Any, *_: Any) -> None:
+def _of_existing(obj: Any, *_: object) -> None:
     """Access to entries of a vector, matrix or struct field: what is got reads and writes them."""
     check_not_ended(obj)
 
@@ -134,7 +134,7 @@ def _of_existing(obj: Any, *_: Any) -> None:
 def _reading(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
     """A function that reads, and reports it."""
 
-    def read(self: Any, *args: Any, **keywords: Any) -> Any:
+    def read(self: object, *args: object, **keywords: object) -> Any:
         found, follower = place(self, *args), _follower()
         value = _originals[name](self, *args, **keywords)
         return value if follower is None or found is None else follower.host_read(found[0], value)
@@ -145,7 +145,7 @@ def _reading(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
 def _writing(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
     """A function that stores its last argument, and reports it."""
 
-    def write(self: Any, *args: Any, **keywords: Any) -> None:
+    def write(self: object, *args: object, **keywords: object) -> None:
         found, follower = place(self, *args), _follower()
         if follower is None or found is None:
             _originals[name](self, *args, **keywords)
