@@ -23,37 +23,32 @@ from taichi_ext import backend
 from taichi_ext.runtime.memory.array_stores import is_memory, memory_of
 
 _NEVER = (bool, int, type(None), slice, range, type, np.integer, np.bool_, np.dtype)
-_TEXTS = (str, bytes)  # that are written from numbers, and read as numbers
-_SIMPLE = (
-    float,
-    *_NEVER,
-    *_TEXTS,
-    backend.Field,
-    backend.Ndarray,
-)  # without parts; kernels read what the last two hold
-KEEPING = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()), dict)  # they hold what was put in
-_OPEN = (types.FunctionType, types.ModuleType, types.GeneratorType, types.FrameType)  # refer to any objects
-_MOST_ITEMS = 10_000  # of a list, that are looked at
-_MOST_HELD = 32  # objects that one may write to
-_LEAST_KEPT = 4096  # objects, before those without another reference are dropped
+_TEXTS = (str, bytes)  # may be written from numbers, and read as numbers
+_HOLDERS = (backend.Field, backend.Ndarray)  # kernels read the numbers they hold
+_SIMPLE = (float, *_NEVER, *_TEXTS, *_HOLDERS)  # objects without parts
+KEEPING = (list, tuple, set, frozenset, deque, type({}.values()), type({}.items()), dict)  # hold what was put in
+_OPEN = (types.FunctionType, types.ModuleType, types.GeneratorType, types.FrameType)  # may refer to any objects
+_MOST_ITEMS = 10_000  # items of a list that are looked at
+_MOST_HELD = 32  # objects reached from one that may write to them
+_LEAST_KEPT = 4096  # count of objects from which those without another reference are dropped
 
 
 class ActiveNumbers:
     """The objects of one run that depend on numbers with tangents.
 
     Attributes:
-        reads: how often something with a tangent was read.
-        is_active_memory: whether an array lies in memory that carries tangents, which kernels see.
+        reads: the number of reads of values with tangents.
+        is_active_memory: whether the memory of an array carries tangents, which kernels then use.
     """
 
     def __init__(self, is_active_memory: Callable[[Any], bool]) -> None:
         self.reads = 0
         self.is_active_memory = is_active_memory
-        self._objects: dict[int, Any] = {}  # by identity; kept alive, so that it stays their own
+        self._objects: dict[int, Any] = {}  # by identity; kept alive, so that an identity is not used again
         self._most = _LEAST_KEPT
 
     def derive(self, result: Any, *operands: Any) -> None:
-        """Something was computed from operands; one that is handed on stays what it is."""
+        """Mark a result that was computed from operands that depend on tangents, unless it is one of them."""
         if type(result) is not float and isinstance(result, _NEVER):
             return
         for operand in operands:
@@ -65,7 +60,7 @@ class ActiveNumbers:
                 return
 
     def mark(self, value: Any) -> None:
-        """An object depends on numbers with tangents."""
+        """Note that an object depends on numbers with tangents."""
         parts = None if _is_host_access(value) else _parts(value)
         if isinstance(value, _SIMPLE):
             if isinstance(value, float) or (isinstance(value, _TEXTS) and len(value) > 1):  # shorter ones are shared
@@ -85,7 +80,7 @@ class ActiveNumbers:
                 self._keep(value)
 
     def _mark_held(self, value: Any) -> None:
-        """An object was given numbers, and may write them to objects that it refers to, as a writer to its file."""
+        """Mark an object, and those it refers to, which it may write numbers to: the file of a writer, for example."""
         pending, seen = [value], set[int]()
         while pending and len(seen) < _MOST_HELD:
             held = pending.pop(0)
@@ -121,7 +116,7 @@ class ActiveNumbers:
     def depends(self, value: Any, *, is_lost: bool = False, depth: int = 0) -> bool:
         """Whether an object, or an item of it, depends on numbers with tangents.
 
-        With ``is_lost``, only what kernels take for a constant counts: no text, and no memory that carries tangents.
+        With ``is_lost``, only those count that kernels take for constants: no text, no memory that carries tangents.
         """
         if type(value) is float or isinstance(value, _SIMPLE) or depth > 4:
             return id(value) in self._objects and not (is_lost and isinstance(value, _TEXTS))
@@ -173,7 +168,7 @@ def _is_host_access(value: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterable[Any] | None:
-    """The items of a list or dict, the numbers of a vector, matrix or struct; None for something else."""
+    """The items of a list or dict, the numbers of a vector, matrix or struct; None for other objects."""
     if isinstance(value, KEEPING):
         return value.values() if isinstance(value, dict) else value
     if isinstance(value, backend.Struct):

@@ -33,13 +33,13 @@ _OPERATORS |= {
     "text": lambda *parts: "".join(parts),
     "formatted": lambda value, conversion, form: format(_CONVERSIONS[conversion](value), form),
 }
-# Callables that give the objects that they get, or containers and iterators of them.
+# Callables that return the objects passed to them, or containers and iterators of them.
 _STRUCTURE = (
     *(list, tuple, set, frozenset, dict, zip, enumerate, iter, sorted, min, max),
     *(chain, islice, cycle, product),
 )
 _AT_FRAME = (warnings.warn, breakpoint)  # functions in C that look at the frame that calls them
-_LOOKED_UP = ("__getattribute__", "__class__")  # which looking at an object runs
+_LOOKED_UP = ("__getattribute__", "__class__")  # run by any access to an object
 _ITSELF = (*KEEPING, backend.Struct, range)
 
 
@@ -66,7 +66,7 @@ class Watch:
 
     def part(self, owner: Any, name: str) -> Any:
         run = None if isinstance(owner, backend.Struct) else current_run()
-        is_exact = run is None or run.is_exact(type(owner))  # whose properties are rewritten now
+        is_exact = run is None or run.is_exact(type(owner))  # its properties are rewritten
         result = getattr(owner, name)
         if run is not None and not is_exact:
             run.numbers.derive(result, owner)
@@ -85,7 +85,7 @@ class Watch:
         return values if run is None else run.items(values)
 
     def stored(self, target: Any) -> Any:
-        """An object of which an item or a part is stored to next."""
+        """The target of a following store to an item or part, watched."""
         run = None if type(target) in _ITSELF or isinstance(target, (backend.Field, backend.Matrix)) else current_run()
         return target if run is None or run.is_exact(type(target)) else _Stored(run, target)
 
@@ -95,8 +95,10 @@ class Watch:
         return function if run is None or run.is_exact(function) else functools.partial(run.call, function)
 
     def stated(self, function: Any, /, *args: Any, **keywords: Any) -> Any:
-        """A call that is a statement, to be made by the frame that Python code of a library may look at."""
+        """The call of an expression statement, made by the user's frame, which library code may look at."""
         run = current_run()
+        if not callable(function):
+            return function  # which raises Python's own error
         if run is not None and not run.is_exact(function):
             is_python = isinstance(getattr(function, "__func__", function), types.FunctionType)
             if not is_python and not any(function is f for f in _AT_FRAME):
@@ -106,7 +108,7 @@ class Watch:
 
 
 class _Stored:
-    """An object that is stored to; one with attributes keeps what it is given."""
+    """A watched target of stores; one with attributes keeps the objects stored to it."""
 
     run: PythonRun
     target: Any
@@ -131,7 +133,7 @@ class PythonRun:
 
     Attributes:
         numbers: the objects that depend on numbers with tangents.
-        stores: where Python has stored to arrays since the last launch.
+        stores: the stores from Python to arrays since the last launch.
     """
 
     def __init__(self, numbers: ActiveNumbers, stores: Any) -> None:
@@ -165,14 +167,14 @@ class PythonRun:
     def note_effects(
         self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any, stores: Any = None
     ) -> None:
-        """A function stores to arrays, and to objects that may give back what it gets as other ones, as files do."""
+        """Note stores of a function to arrays, and to objects that may return them in another form, as files do."""
         owner, given = getattr(function, "__self__", None), [*args, *keywords.values()]
         is_held = isinstance(result, (int, types.NoneType)) or result is owner
         holders = [owner, *((*given, sys.stdout) if result is None else ())] if is_held else []
         self.note_stores(stores_of(function, args, keywords) if stores is None else stores, given, *holders)
 
     def note_stores(self, stores: list[tuple[Any, Any]], value: Any, *holders: Any) -> None:
-        """A value is stored to arrays, and given to other objects."""
+        """Note stores of a value to arrays, and to holders that may return it in another form."""
         others = [h for h in holders if not isinstance(h, (*KEEPING, float, types.NoneType)) and memory_of(h) is None]
         for array, store in stores:
             if self.numbers.is_active_memory(array):
@@ -213,7 +215,7 @@ class PythonRun:
     # --- functions
 
     def is_exact(self, function: Any) -> bool:
-        """Whether a callable is a kernel, or the user's own, which has rewritten code from now on."""
+        """Whether a callable is a kernel or the user's own code; the latter is rewritten."""
         known = self._known.get(id(function))
         if known is not None:
             return known[1]
