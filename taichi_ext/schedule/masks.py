@@ -21,6 +21,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 import taichi_ext.program as ir
+from taichi_ext.analysis.changes import written_containers
 from taichi_ext.differentiate.forms.build import cast, literal, operation
 from taichi_ext.simplify.usage import Store, all_values, assigned_locals
 
@@ -131,12 +132,14 @@ class _Masker:
                 before, s = self._with_shared_loads(s)
                 made += before
             apart = self._apart(s, lanes)
+            stored = written_containers(group)  # behind the group
+            if apart is not None or any(stored & x.contents.containers for x in ir.statements((s,))):
+                made += self._group(tuple(group), lanes.mask)
+                group.clear()
             if apart is None:
                 group.append(s)
-                continue
-            made += self._group(tuple(group), lanes.mask)
-            group.clear()
-            made += apart
+            else:
+                made += apart
         return (*made, *self._group(tuple(group), lanes.mask))
 
     def _is_shared_declaration(self, s: ir.Declare, *, is_some: bool) -> bool:

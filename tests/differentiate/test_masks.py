@@ -186,12 +186,26 @@ def kernels_with_masks(x, y, z, q, p):
                 s += x[n] * s
             y[i, j] = s
 
+    @ti.kernel
+    def reads_of_stores():
+        for i, j in y:
+            if j % 5 == 3:
+                continue
+            z[i, j] = w[i, j] * 2.0
+            z[i, j] += z[i, j] * z[i, j]
+            if w[i, j] > 0.5:
+                z[i, j] = 0.3 * z[i, j]
+                s = z[i, j] if j % 2 == 0 else w[i, j]
+                z[i, j] -= s * w[i, j]
+            y[i, j] = x[0] * z[i, j]
+
     return {name: f for name, f in locals().items() if hasattr(f, "_primal")}
 
 
 NAMES = """
     while_of_each break_of_each break_in_branches continue_of_each break_and_continue bounds_of_each begin_of_each
     loops_in_loops long_branch stores_in_branches stores_in_loops arrays_in_loops whole_numbers skipped
+    reads_of_stores
 """.split()
 
 
