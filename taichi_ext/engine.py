@@ -181,7 +181,11 @@ def _check_rules_of(kernel: backend.Kernel, args: tuple[object, ...], rules: Rul
 
 
 def compiled(
-    kernel: backend.Kernel, args: tuple[Any, ...], emitted: Emitted, extra: tuple[Any, ...] = (), like: Any = None
+    kernel: backend.Kernel,
+    args: tuple[object, ...],
+    emitted: Emitted,
+    extra: tuple[object, ...] = (),
+    like: object = None,
 ) -> backend.EmittedKernel:
     """The emitted kernel, traced once: it takes the arguments of the user's kernel and ``extra`` arrays behind them."""
     positions = [n for n, a in enumerate(kernel.arguments) if not isinstance(a.annotation, backend.ti.template)]
@@ -197,7 +201,7 @@ def compiled(
     )
 
 
-def own_features(differentiated: Differentiated) -> tuple[Any, ...]:
+def own_features(differentiated: Differentiated) -> tuple[object, ...]:
     """The types of the kernel's own arguments for Taichi, in their order."""
     features: list[Any] = [backend.array_feature(backend.named_type(c.dtype.name)) for _, c in differentiated.shadows]
     if differentiated.first_column is not None:

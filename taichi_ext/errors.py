@@ -9,7 +9,7 @@ import difflib
 import functools
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import taichi as ti
 
@@ -55,7 +55,7 @@ class ShardError(RuntimeError):
     def __init__(self, message: str, shard: int = -1) -> None:
         super().__init__(message)
         self.shard = shard
-        self.best: Any = None
+        self.best: object = None
 
 
 class InternalError(RuntimeError):

@@ -32,7 +32,7 @@ _UNNAMED = re.compile(r"tmp\d+$|<Struct>|\.|$")  # what Taichi calls a field tha
 class Label:
     """How messages call a field or array; converted to text when one is made."""
 
-    def __init__(self, labels: Labels, obj: Any, named: str, unnamed: str) -> None:
+    def __init__(self, labels: Labels, obj: object, named: str, unnamed: str) -> None:
         self._labels = labels
         self._obj = obj
         self._given = given_name(obj)  # Taichi has it only as long as the program
@@ -55,7 +55,7 @@ class Label:
 class Labels:
     """The names that one kernel or pipeline has for fields and arrays; keeps neither it nor them alive."""
 
-    def __init__(self, function: Any = None) -> None:
+    def __init__(self, function: object = None) -> None:
         self._function = _weak(function)
 
     def field(self, field: Any) -> Label:
@@ -87,7 +87,7 @@ def given_name(obj: object) -> str:
     return "" if _UNNAMED.match(name) else name
 
 
-def _weak(function: object) -> Callable[[], Any]:
+def _weak(function: object) -> Callable[[], object]:
     """A reference that does not keep a function, or the owner of a bound method, alive."""
     bound = backend.primal_kernel(function)
     try:
@@ -100,17 +100,17 @@ def _weak(function: object) -> Callable[[], Any]:
         return lambda: None
 
 
-def _weak_method(owner: Callable[[], Any], function: Callable[[], Any]) -> Callable[[], Any]:
+def _weak_method(owner: Callable[[], Any], function: Callable[[], Any]) -> Callable[[], object]:
     """Like ``weakref.WeakMethod``, which fails in Python 3.11 where a callback of its owner's drops it."""
 
-    def method() -> Any:
+    def method() -> object:
         found, bound_to = function(), owner()
         return None if found is None or bound_to is None else types.MethodType(found, bound_to)
 
     return method
 
 
-def _matcher(obj: object) -> Callable[[Any], str | None]:
+def _matcher(obj: object) -> Callable[[object], str | None]:
     """Tells of a value whether it is the object, or has it: what follows the name of the value, else None."""
     if not isinstance(obj, backend.Field):
         return lambda value: "" if value is obj else None
@@ -146,10 +146,10 @@ class _Function:
     """A Python function with the object that it is bound to, and how that is called."""
 
     function: Any  # a Python function, which as a member of a class would be read as a method
-    owner: Any = None
+    owner: object = None
     owner_name: str = "self"
 
-    def scope(self) -> Iterator[tuple[str, Any]]:
+    def scope(self) -> Iterator[tuple[str, object]]:
         if self.owner is not None:
             yield self.owner_name, self.owner
         yield from outside_names(self.function)
@@ -200,7 +200,7 @@ def is_library_module(module: str) -> bool:
     return name in _LIBRARIES or (name in sys.stdlib_module_names and name != "__main__")
 
 
-def _in_source(matches: Callable[[Any], str | None], root: Any) -> str:
+def _in_source(matches: Callable[[object], str | None], root: object) -> str:
     """The name in the source of a function, or of those that it calls."""
     first = _as_function(root)
     if first is None:
@@ -226,7 +226,7 @@ def _in_source(matches: Callable[[Any], str | None], root: Any) -> str:
     return ""
 
 
-def _in_frames(matches: Callable[[Any], str | None]) -> str:
+def _in_frames(matches: Callable[[object], str | None]) -> str:
     """The name in the innermost frame of the user's that has one; rather not an entry of a list, nor an argument's."""
     others: list[str] = []
     frame = backend.user_frame()
@@ -251,7 +251,7 @@ def _in_frames(matches: Callable[[Any], str | None]) -> str:
 
 
 def _search(
-    matches: Callable[[Any], str | None], scope: Iterator[tuple[str, object]], used: set[str]
+    matches: Callable[[object], str | None], scope: Iterator[tuple[str, object]], used: set[str]
 ) -> tuple[str, list[_Function]]:
     """The name of what matches, and the user's functions that were met; attributes have to be among ``used``."""
     queue = deque((name, value, 1) for name, value in scope)
@@ -278,7 +278,7 @@ def _search(
     return "", functions
 
 
-def _parts(name: str, value: object, used: set[str]) -> Iterator[tuple[str, Any, str]]:
+def _parts(name: str, value: object, used: set[str]) -> Iterator[tuple[str, object, str]]:
     """The contents of an object: its name, the thing, and whether it was found on the object or on its type.
 
     Nothing of the user's runs: attributes are read where they are stored, properties are not called.
@@ -303,7 +303,7 @@ def _parts(name: str, value: object, used: set[str]) -> Iterator[tuple[str, Any,
                     yield f"{name}.{key}", _of_slot(vars(kind)[key], value), "type"
 
 
-def _of_slot(item: object, value: object) -> Any:
+def _of_slot(item: object, value: object) -> object:
     """The object in a slot of an object; anything else that its type has, unchanged."""
     try:
         return item.__get__(value) if isinstance(item, types.MemberDescriptorType) else item

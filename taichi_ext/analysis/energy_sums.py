@@ -39,8 +39,8 @@ class _Uses:
     """Where the locals and the energy are declared, written and read, and where blocks are left."""
 
     declared: dict[ir.Local, _Place] = field(default_factory=dict)
-    writes: dict[Any, list[_Place]] = field(default_factory=dict)
-    reads: dict[Any, list[_Place]] = field(default_factory=dict)
+    writes: dict[object, list[_Place]] = field(default_factory=dict)
+    reads: dict[object, list[_Place]] = field(default_factory=dict)
     jumps: list[_Place] = field(default_factory=list)
     returns: list[_Place] = field(default_factory=list)
     count: int = 0
@@ -86,13 +86,13 @@ def _settled(found: dict[ir.Local, float | None]) -> dict[ir.Local, float]:
     return {local: weight for local, weight in found.items() if weight is not None}
 
 
-def _written(s: ir.Statement) -> list[Any]:
+def _written(s: ir.Statement) -> list[object]:
     if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)):
         return [_source(s.target)]
     return list(s.writes) if isinstance(s, ir.Effect) else []
 
 
-def _source(value: ir.Read | ir.Load) -> Any:
+def _source(value: ir.Read | ir.Load) -> object:
     return value.local if isinstance(value, ir.Read) else value.container
 
 

@@ -25,7 +25,7 @@ class Expressions:
         self.extents = extents
         self.definitions: dict[Local, Affine] = {}  # of locals that do not change
         self.conditions: dict[Local, Value] = {}
-        self._atoms: dict[Any, Value] = {}
+        self._atoms: dict[object, Value] = {}
         self._lasting: set[Value] = set()
         self.pending: set[Value] = set()  # operations that are being looked at
 
@@ -85,7 +85,7 @@ class Expressions:
         self._lasting.add(known)
         return Affine(((known, 1),))
 
-    def _key(self, value: Value | int) -> Any:
+    def _key(self, value: Value | int) -> object:
         """A key that is equal for expressions written alike; None where their values may differ all the same."""
         match value:
             case int():

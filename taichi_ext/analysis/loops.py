@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from taichi_ext.analysis.affine import Affine, Atom, loop_atoms
 from taichi_ext.analysis.changes import written
@@ -97,7 +96,7 @@ def _bounds(s: For, extents: Extents) -> tuple[tuple[int, int], ...] | None:
     return tuple((a, max(a, b)) for a, b in bounds)  # type: ignore[misc, type-var]
 
 
-def number(x: Any, extents: Extents) -> int | None:
+def number(x: object, extents: Extents) -> int | None:
     """A bound of a loop, None where it is not known before the kernel runs."""
     if isinstance(x, Size) and x.container in extents:
         return extents[x.container].shape[x.axis]

@@ -192,7 +192,7 @@ def _reads(value: ir.Value, container: ir.Container) -> bool:
     return any(_reads(c, container) for c in children)
 
 
-def is_equal(a: Any, b: Any) -> bool:
+def is_equal(a: object, b: Any) -> bool:
     """Whether two values are written alike, so that they are equal where nothing changes in between."""
     if a is b:
         return True

@@ -61,16 +61,16 @@ class Hessian(Jacobian):
     @with_short_traceback
     def __init__(
         self,
-        kernel: Callable[..., Any],
-        params: Any,
-        energy: Any = None,
+        kernel: Callable[..., object],
+        params: object,
+        energy: object = None,
         *,
-        args: tuple[Any, ...] = (),
+        args: tuple[object, ...] = (),
         max_memory: int | None = None,
         chunk_size: int | None = None,
         format: str | None = None,
         project: str | None = None,
-        fixed: Any = None,
+        fixed: object = None,
         progress: bool | None = None,
     ) -> None:
         options = checked_options(max_memory, "auto", chunk_size, format)
@@ -311,14 +311,14 @@ def hvp(
 
 
 def _start(
-    kernel: Any,
-    params: Any,
-    energy: Any,
+    kernel: object,
+    params: object,
+    energy: object,
     args: Any,
-    out: Any,
+    out: object,
     options: Options,
     project: Any,
-    fixed: Any,
+    fixed: object,
     progress: Any,
 ) -> Evaluation:
     check_progress(progress)

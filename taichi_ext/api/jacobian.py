@@ -21,12 +21,12 @@ _plans, _preparations = PlanTable(), Preparations()
 
 @with_short_traceback
 def jacobian(
-    kernel: Callable[..., Any],
-    params: Any,
-    outputs: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    outputs: object = None,
     *,
-    args: tuple[Any, ...] = (),
-    out: Any = None,
+    args: tuple[object, ...] = (),
+    out: object = None,
     max_memory: int | None = None,
     tangents: str = "auto",
     chunk_size: int | None = None,
@@ -105,12 +105,12 @@ def jacobian(
 
 @with_short_traceback
 def value_and_jacobian(
-    kernel: Callable[..., Any],
-    params: Any,
-    outputs: Any = None,
+    kernel: Callable[..., object],
+    params: object,
+    outputs: object = None,
     *,
-    args: tuple[Any, ...] = (),
-    out: Any = None,
+    args: tuple[object, ...] = (),
+    out: object = None,
     max_memory: int | None = None,
     tangents: str = "auto",
     chunk_size: int | None = None,

@@ -227,7 +227,7 @@ def block_size(evaluation: Evaluation, memory: float) -> int:
 
 
 def matrices(
-    given: Any, like: Any, what: str, shapes: list[tuple[int, ...]], *, are_several: bool = True
+    given: object, like: object, what: str, shapes: list[tuple[int, ...]], *, are_several: bool = True
 ) -> tuple[list[np.ndarray], int | None]:
     """For each target a matrix with a row for each entry, and the number of columns; None without a leading axis.
 
@@ -288,7 +288,7 @@ def shaped(values: np.ndarray, shape: tuple[int, ...], count: int | None) -> np.
     return np.ascontiguousarray(values.T).reshape(shape if count is None else (count, *shape))
 
 
-def in_structure(plan: Plan, evaluation: Evaluation, values: list[np.ndarray], what: str) -> Any:
+def in_structure(plan: Plan, evaluation: Evaluation, values: list[np.ndarray], what: str) -> object:
     """Arrays in the structure of the params or the outputs, as tensors where the outputs are."""
     question = plan.prepared.question
     rebuild = question.rebuild_outputs if what == "outputs" else question.rebuild_params

@@ -24,7 +24,7 @@ from taichi_ext.backend.runtime import (
 )
 
 
-def is_torch_tensor(x: Any) -> TypeGuard[Any]:
+def is_torch_tensor(x: object) -> TypeGuard[Any]:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
@@ -70,7 +70,7 @@ def _is_strided(tensor: Any) -> bool:
     return not tensor.is_nested and tensor.layout == sys.modules["torch"].strided
 
 
-def _is_same_layout(a: Any, b: Any, strides: Any, others: Any) -> bool:
+def _is_same_layout(a: Any, b: Any, strides: object, others: object) -> bool:
     return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and strides == others
 
 
@@ -89,7 +89,7 @@ def memory_span(array: Any) -> tuple[Any, int, int]:
 class _HostMemory:
     """Bytes of the host's memory that an object keeps alive."""
 
-    def __init__(self, owner: Any, address: int, size: int) -> None:
+    def __init__(self, owner: object, address: int, size: int) -> None:
         self.owner = owner
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
@@ -160,7 +160,7 @@ def field_offset(field: Any) -> tuple[int, ...]:
     return tuple(field.vars[0].ptr.snode().offset)
 
 
-def array_element_shape(value: Any, annotation: Any) -> tuple[int, ...]:
+def array_element_shape(value: Any, annotation: object) -> tuple[int, ...]:
     """Shape of the elements of an array that is passed to an argument with an annotation."""
     if isinstance(value, ti.Ndarray):
         return tuple(value.element_shape)
@@ -178,7 +178,7 @@ def outer_array_dtype(value: Any) -> Any:
         return None
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Whether x is an array that a kernel takes: NumPy, torch or ti.ndarray."""
     return isinstance(x, (np.ndarray, ti.Ndarray)) or is_torch_tensor(x)
 
@@ -243,7 +243,7 @@ def _tensor_problem(tensor: Any) -> str:
     return ""
 
 
-def argument_problem(annotation: Any, value: Any) -> str:
+def argument_problem(annotation: Any, value: object) -> str:
     """The problem with passing a value to a kernel argument, or an empty text."""
     problem = ended_problem(value)
     if problem:
@@ -261,7 +261,7 @@ def argument_problem(annotation: Any, value: Any) -> str:
     return compound_problem(annotation, value) if isinstance(annotation, COMPOUND) else ""
 
 
-def _matrix_problem(annotation: Any, value: Any) -> str:
+def _matrix_problem(annotation: Any, value: object) -> str:
     shape = (annotation.n,) if annotation.ndim == 1 else (annotation.n, annotation.m)
     given = getattr(value, "get_shape", None)
     if given is not None:

@@ -63,7 +63,7 @@ def is_mesh_domain(x: object) -> bool:
     return isinstance(x, (mesh.MeshElementField, mesh.MeshRelationAccessProxy))
 
 
-def thread_functions(*modules: Any) -> list[Any]:
+def thread_functions(*modules: Any) -> list[object]:
     """The functions of modules such as ``ti.simt.warp``: of the threads of a GPU."""
     found = [(module, f) for module in modules for f in vars(module).values() if isinstance(f, types.FunctionType)]
     return [f for module, f in found if f.__module__ == module.__name__]
@@ -74,7 +74,7 @@ class SealedError(BaseException):
 
 
 class _Seal:
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise SealedError
 
 

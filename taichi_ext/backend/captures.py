@@ -25,7 +25,7 @@ _LARGEST_ARRAY = 4096  # entries, of those that are compared
 class Capture:
     """A global, or an attribute of an object, as it was when a kernel was compiled."""
 
-    def __init__(self, read: Callable[[], Any], text: str, place: tuple[str, int, str], value: Any) -> None:
+    def __init__(self, read: Callable[[], object], text: str, place: tuple[str, int, str], value: Any) -> None:
         self._read = read
         self._place = place
         self._frozen = frozen(value)
@@ -52,7 +52,7 @@ class Capture:
         return now is not self.value and frozen(now) != self._frozen
 
 
-def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[], Any]:
+def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[], object]:
     """Reads an attribute of an object, or a name from outside of a function."""
     with contextlib.suppress(TypeError):  # else it is kept alive
         owner = weakref.proxy(owner)
@@ -71,7 +71,7 @@ def _reader(owner: Any, names: tuple[str, ...], is_global: bool) -> Callable[[],
     return lambda: functools.reduce(getattr, others, read())
 
 
-def frozen(value: Any) -> Any:
+def frozen(value: object) -> Any:
     """A key that is equal for values that mean the same in a kernel; None for values that are not followed."""
     if isinstance(value, _NUMBERS):
         return (type(value).__name__, repr(value))
@@ -93,7 +93,7 @@ class Reader(Protocol):
 
     def read_name(self, function: Any, name: str, value: Any) -> Any: ...
 
-    def read_attribute(self, owner: Any, name: str, value: Any) -> Any: ...
+    def read_attribute(self, owner: object, name: str, value: object) -> object: ...
 
     def enter_static(self, change: int) -> None: ...
 
@@ -102,7 +102,7 @@ class Captures:
     """The values that one compilation has put into a kernel."""
 
     def __init__(self) -> None:
-        self._all: dict[Any, Capture] = {}
+        self._all: dict[object, Capture] = {}
         self._numbers: tuple[Capture, ...] = ()
         self.reader: Reader | None = None
 
@@ -112,7 +112,9 @@ class Captures:
         kinds = (int, float, np.integer, np.floating)
         return [c.text for c in self._numbers if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
 
-    def note(self, owner: Any, names: tuple[str, ...], is_global: bool, node: Any, context: Any, value: Any) -> None:
+    def note(
+        self, owner: object, names: tuple[str, ...], is_global: bool, node: Any, context: Any, value: object
+    ) -> None:
         """Keep the value of a global or attribute, unless it is known or none that can be followed."""
         key = (id(owner), names)
         if key in self._all or frozen(value) is None:
@@ -195,7 +197,7 @@ def _note_attribute(context: Any, node: Any) -> None:
         _noting[-1].follow((id(owner), node.root[1]), node.ptr is not before)
 
 
-def read_member(struct: object, name: str) -> Any:
+def read_member(struct: object, name: str) -> object:
     """The value of a member of a struct of Python numbers, in the kernel that is walked."""
     value = getattr(struct, name)
     reader = _noting[-1].reader if _noting else None
@@ -222,7 +224,7 @@ def _as_attribute(node: Any) -> Any:
     return attribute
 
 
-def _note_attribute_read(context: Any, node: Any) -> None:
+def _note_attribute_read(context: object, node: Any) -> None:
     attribute = _as_attribute(node)
     _note_attribute(context, attribute)
     node.ptr = attribute.ptr
@@ -230,7 +232,7 @@ def _note_attribute_read(context: Any, node: Any) -> None:
         node.root = attribute.root
 
 
-def _is_taichi(obj: Any) -> bool:
+def _is_taichi(obj: object) -> bool:
     """Whether an object is, or belongs to, one of Taichi's own."""
     module = getattr(obj, "__module__", None) or getattr(obj, "__name__", None) or ""
     return RUNTIME.owns(str(module)) or RUNTIME.owns(type(obj).__module__)
@@ -243,8 +245,8 @@ def follow_captures() -> None:
     setattr(ASTTransformer, "build_Call", staticmethod(_followed_call(ASTTransformer.build_Call)))  # noqa: B010
 
 
-def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callable[..., Any]:
-    def wrapped(context: object, node: object) -> Any:
+def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callable[..., object]:
+    def wrapped(context: object, node: object) -> object:
         result = build(context, node)
         if _noting:
             note(context, node)
@@ -253,8 +255,8 @@ def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callab
     return wrapped
 
 
-def _followed_call(build: Callable[..., Any]) -> Callable[..., Any]:
-    def wrapped(context: Any, node: Any) -> Any:
+def _followed_call(build: Callable[..., object]) -> Callable[..., object]:
+    def wrapped(context: Any, node: Any) -> object:
         reader = _noting[-1].reader if _noting else None
         is_static = reader is not None and any(
             ASTResolver.resolve_to(node.func, static, context.global_vars) for static in (ti.static, ti.static_assert)

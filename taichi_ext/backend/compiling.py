@@ -54,7 +54,9 @@ def compiled_again() -> Iterator[None]:
 
 
 def compile_with(
-    trace: Callable[[Kernel, tuple[Any, ...]], FusedKernel], rules: Callable[[], Any], has_rule: Callable[[Func], bool]
+    trace: Callable[[Kernel, tuple[object, ...]], FusedKernel],
+    rules: Callable[[], object],
+    has_rule: Callable[[Func], bool],
 ) -> None:
     """From now on, kernels whose compilation raises ``NeedsEngine`` are what ``trace(kernel, args)`` gives.
 
@@ -107,7 +109,7 @@ def compile_with(
             self.func_id, Func.function_counter = Func.function_counter, Func.function_counter + 1
             raise
 
-    def call(self: Func, *args: Any, **keywords: Any) -> Any:
+    def call(self: Func, *args: object, **keywords: object) -> Any:
         if _again is not None and self.is_real_function:
             _again.renew(self, "compiled", {})
             _again.renew(self, "taichi_functions", {})

@@ -28,7 +28,7 @@ def field_identity(field: ti.Field) -> tuple[Any, ...]:
     return (*sizes, *map(id, field.vars))
 
 
-def component_index(whole: Any, field: Any) -> tuple[int, ...]:
+def component_index(whole: object, field: Any) -> tuple[int, ...]:
     """Which component of a vector or matrix field a scalar field is; empty where both are the same field."""
     if not isinstance(whole, ti.MatrixField) or isinstance(field, ti.MatrixField):
         return ()
@@ -47,7 +47,7 @@ def _note(field: ti.MatrixField) -> None:
 _make = ti.MatrixField.__init__
 
 
-def _make_and_note(self: ti.MatrixField, *args: Any, **kwargs: Any) -> None:
+def _make_and_note(self: ti.MatrixField, *args: Any, **kwargs: object) -> None:
     _make(self, *args, **kwargs)
     _note(self)
 

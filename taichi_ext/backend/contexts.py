@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taichi_ext.backend.expressions import builder
@@ -19,16 +19,16 @@ from taichi_ext.backend.runtime import ASTTransformerContext, KernelArgument, ti
 class _Context(ASTTransformerContext):
     """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines again."""
 
-    def __init__(self, places: dict[Any, str], **options: Any) -> None:
+    def __init__(self, places: dict[object, str], **options: Any) -> None:
         super().__init__(**options)
         self._places = places
 
-    def get_var_by_name(self, name: str) -> Any:
+    def get_var_by_name(self, name: str) -> object:
         value = super().get_var_by_name(name)
         check_not_ended(value, f"The field {name}")
         return value
 
-    def value_named(self, name: str) -> Any:
+    def value_named(self, name: str) -> object:
         """The value that a name stands for."""
         return self.get_var_by_name(name)
 
@@ -58,11 +58,11 @@ class _BriefContext(_Context):
     A matrix of Python numbers stays one, where Taichi would make an expression of it. Names are looked up once.
     """
 
-    def __init__(self, places: dict[Any, str], **options: Any) -> None:
+    def __init__(self, places: dict[object, str], **options: object) -> None:
         super().__init__(places, **options)
-        self._found: dict[str, Any] = {}
+        self._found: dict[str, object] = {}
 
-    def get_var_by_name(self, name: str) -> Any:
+    def get_var_by_name(self, name: str) -> object:
         for scope in reversed(self.local_scopes):
             if name in scope:
                 return scope[name]
@@ -83,12 +83,12 @@ class _BriefContext(_Context):
 def make_context(
     function: types.FunctionType,
     source: tuple[str, list[str], int],
-    scope: dict[str, Any],
+    scope: Mapping[str, object],
     *,
     kernel: Any = None,
     names: Sequence[str] = (),
-    arguments: list[Any] | None = None,
-    argument_features: Any = None,
+    arguments: Sequence[object] | None = None,
+    argument_features: object = None,
     places: dict[Any, str],
     is_brief: bool = False,
 ) -> ASTTransformerContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from taichi_ext.backend.contexts import make_context
@@ -23,8 +24,8 @@ class EmittedKernel(FusedKernel):
         kernel: Any,
         source: tuple[ast.Module, str, dict[int, str]],
         positions: list[int],
-        given: list[Any],
-        features: tuple[Any, ...],
+        given: Sequence[object],
+        features: tuple[object, ...],
         *,
         hazards: frozenset[str],
         like: Any = None,
@@ -53,7 +54,7 @@ class EmittedKernel(FusedKernel):
         """Its Python values are those of the user's kernel, which are known."""
         return contextlib.nullcontext()
 
-    def launch(self, *args: Any) -> Any:
+    def launch(self, *args: object) -> Any:
         """Run it: ``args`` are those of the user's kernel, then its own; templates among them are left out."""
         return super().launch(*[args[p] for p in self.positions])
 

@@ -32,11 +32,11 @@ class FieldEntry(InTree):
         """The part of the layout that the number lies in, where that is not dense."""
         return sparse_part(_node(self.accessor))
 
-    def read(self) -> Any:
+    def read(self) -> object:
         check_not_ended(self)
         return self.accessor.getter(*self.index)
 
-    def write(self, value: Any) -> None:
+    def write(self, value: object) -> None:
         check_not_ended(self)
         self.accessor.setter(value, *self.index)
 

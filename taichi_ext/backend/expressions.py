@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from taichi_ext.backend.runtime import (
@@ -28,7 +28,7 @@ def builder() -> Any:
     return RUNTIME.state().compiling_callable.ast_builder()
 
 
-def debug_info() -> Any:
+def debug_info() -> object:
     stack = RUNTIME.state().src_info_stack
     return core.DebugInfo(stack[-1] if stack else "")
 
@@ -43,15 +43,15 @@ def is_expr(x: object) -> bool:
     return isinstance(x, Expr)
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: object) -> bool:
     return isinstance(x, Expr) and x.ptr.is_tensor()
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
+def shape_of(x: object) -> tuple[int, ...]:
     return tuple(x.ptr.get_shape()) if is_tensor(x) else ()
 
 
-def dtype_of(x: Any) -> Any:
+def dtype_of(x: object) -> object:
     """Element type of an expression, or the type a Python number gets in a kernel."""
     if isinstance(x, Expr):
         return x.ptr.get_rvalue_type().element_type() if x.ptr.is_tensor() else x.ptr.get_rvalue_type()
@@ -60,7 +60,7 @@ def dtype_of(x: Any) -> Any:
     return RUNTIME.state().default_fp if isinstance(x, float) else RUNTIME.state().default_ip
 
 
-def default_type(kind: type) -> Any:
+def default_type(kind: type) -> object:
     """The meaning of ``float`` and ``int`` in kernels."""
     runtime = RUNTIME.state()
     return runtime.default_fp if kind is float else runtime.default_ip
@@ -78,7 +78,7 @@ def is_scalar_integer(x: object) -> bool:
     return isinstance(x, Expr) and not x.ptr.is_tensor() and is_integer(dtype_of(x))
 
 
-def cast(x: Any, dtype: Any) -> Expr:
+def cast(x: object, dtype: Any) -> Expr:
     return ti.cast(x if isinstance(x, Expr) else Expr(x), dtype)
 
 
@@ -105,7 +105,7 @@ def fixed(x: Expr) -> Expr:
     return x
 
 
-def tensor(entries: list[Any], shape: tuple[int, ...], dtype: Any = None) -> Expr:
+def tensor(entries: Sequence[object], shape: tuple[int, ...], dtype: Any = None) -> Expr:
     exprs = [e if isinstance(e, Expr) else Expr(e) for e in entries]
     if dtype is None:
         dtype = exprs[0].ptr.get_rvalue_type()
@@ -114,7 +114,7 @@ def tensor(entries: list[Any], shape: tuple[int, ...], dtype: Any = None) -> Exp
     return matrix.make_matrix_with_shape(exprs, list(shape), dtype)
 
 
-def element(x: Expr, indices: tuple[Any, ...]) -> Expr:
+def element(x: Expr, indices: tuple[object, ...]) -> Expr:
     """One entry of a tensor expression, field or array (indices are ints or integer expressions)."""
     if is_tensor(x):  # Taichi 1.7.4 takes no other type for them
         indices = tuple(cast(i, ti.i32) if is_scalar_integer(i) and dtype_of(i) != ti.i32 else i for i in indices)
@@ -125,7 +125,7 @@ def assign(target: Expr, value: object) -> None:
     target._assign(value)
 
 
-def atomic_add(target: Expr, value: Any) -> None:
+def atomic_add(target: Expr, value: object) -> None:
     target._atomic_add(value)
 
 
@@ -189,12 +189,12 @@ def stores_by_column() -> bool:
 DataType = core.DataType
 
 
-def promoted_type(a: object, b: object) -> Any:
+def promoted_type(a: object, b: object) -> object:
     """The type that two types have in common."""
     return core.promoted_type(a, b)
 
 
-def array_type(array: object) -> tuple[Any, tuple[int, ...]]:
+def array_type(array: object) -> tuple[object, tuple[int, ...]]:
     """The scalar type and the shape of the elements of an array argument that is being traced."""
     kind = array.get_type().element_type
     is_tensor = callable(getattr(kind, "shape", None))
@@ -235,7 +235,7 @@ _MOST_THREADS = 1 << 10
 _NAMED_TYPES = {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64, "i32": ti.i32, "u64": ti.u64}
 
 
-def named_type(name: str) -> Any:
+def named_type(name: str) -> object:
     return _NAMED_TYPES[name]
 
 

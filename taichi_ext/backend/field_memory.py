@@ -73,7 +73,7 @@ def _addresses() -> dict[int, int]:
     return _known.addresses
 
 
-def _layout(field: Any) -> _Layout | None:
+def _layout(field: object) -> _Layout | None:
     if not is_host_arch() or not isinstance(field, (ti.ScalarField, ti.MatrixField)) or not is_field_alive(field):
         return None
     if field not in _layouts:

@@ -28,7 +28,7 @@ class _Stray:
         self.errors: list[UnsupportedError] = []
         self.is_over = False  # the pipeline has returned
 
-    def launch(self, kernel: Kernel, args: tuple[Any, ...]) -> Any:
+    def launch(self, kernel: Kernel, args: tuple[object, ...]) -> Any:
         if is_reading_kernel(kernel):
             with suspend_following():
                 return kernel(*args)
@@ -37,7 +37,7 @@ class _Stray:
     def before_host_write(self, obj: object, value: object) -> None:
         raise self._error("A field or array is written in")
 
-    def host_read(self, obj: object, value: object) -> Any:
+    def host_read(self, obj: object, value: object) -> object:
         return value
 
     def _error(self, what: str) -> UnsupportedError:
@@ -74,7 +74,7 @@ def _followed_start(self: threading.Thread) -> None:
     _originals["thread start"](self)
 
 
-def _followed_call(self: Kernel, *args: object, **kwargs: object) -> Any:
+def _followed_call(self: Kernel, *args: object, **kwargs: object) -> object:
     follower = _follower()
     if follower is None:
         return _originals["call"](self, *args, **kwargs)
@@ -107,12 +107,12 @@ def _of_proxy(proxy: Any, key: Any, *_: object) -> tuple[Any, Any]:
     return _of_field(proxy, proxy.g2r_field[key])
 
 
-def _of_access(x: Any, *_: object) -> tuple[Any, Any]:
+def _of_access(x: object, *_: object) -> tuple[object, object]:
     is_field = isinstance(x, SNodeHostAccess)
     return (FieldEntry.of(x.accessor, tuple(x.key)), None) if is_field else (x.ndarr, x.indices)
 
 
-def _of_member(struct: Any, key: Any, *_: object) -> tuple[Any, Any] | None:
+def _of_member(struct: object, key: object, *_: object) -> tuple[object, object] | None:
     x = struct._Struct__entries[key]  # as Python names what is private
     return _of_access(x) if isinstance(x, SNodeHostAccess) else None  # structs and matrices are followed themselves
 
@@ -121,17 +121,17 @@ def _of_array(array: Any, key: Any, *_: object) -> tuple[Any, Any]:
     return array, key
 
 
-def _of_whole(obj: Any, *_: object) -> tuple[Any, Any]:
+def _of_whole(obj: object, *_: object) -> tuple[object, object]:
     check_not_ended(obj)
     return obj, ...
 
 
-def _of_existing(obj: Any, *_: object) -> None:
+def _of_existing(obj: object, *_: object) -> None:
     """Access to entries of a vector, matrix or struct field: what is got reads and writes them."""
     check_not_ended(obj)
 
 
-def _reading(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
+def _reading(name: str, place: Callable[..., object]) -> Callable[..., object]:
     """A function that reads, and reports it."""
 
     def read(self: object, *args: object, **keywords: object) -> Any:
@@ -202,7 +202,7 @@ _originals: dict[str, Any] = {name: getattr(owner, attribute) for name, (owner, 
 
 
 @contextlib.contextmanager
-def follow(follower: Any) -> Iterator[None]:
+def follow(follower: object) -> Iterator[None]:
     """Within the context, this thread's operations on fields and arrays are reported to ``follower``.
 
     Kernels are not launched but given to ``follower.launch(kernel, args)``; assignments from Python happen and are
@@ -291,7 +291,7 @@ def user_frame(frame: Any = None) -> Any:
     return None
 
 
-def local_variables(frame: Any) -> dict[str, Any]:
+def local_variables(frame: Any) -> dict[str, object]:
     """The local variables of a frame that runs, of which the frame itself keeps no copy.
 
     Until Python 3.12, a frame keeps the dictionary that ``f_locals`` gives, and so what it had then, even if the user's

@@ -11,7 +11,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ def careful_compilation(hazards: frozenset[str], lines: int = 0) -> contextlib.A
 ARGUMENTS = 64  # elements that Taichi's launch lets through; what is compiled takes any number
 
 
-def _with_more_arguments(function: Any) -> Any:
+def _with_more_arguments(function: Any) -> types.FunctionType:
     """Taichi's launch without its limit on arguments, a constant of its code: fused kernels may have more arrays."""
     code = function.__code__
     constants = tuple(sys.maxsize if type(c) is int and c == ARGUMENTS else c for c in code.co_consts)
@@ -154,7 +154,7 @@ class FusedKernel(Kernel):
         self.has_print = False
         self.extra = extra
         self.cpp = None
-        self.compiled: Any = None
+        self.compiled: object = None
         self.captures = Captures()
         self.uses = Uses()
         self.hazards = hazards  # keys of HAZARDS
@@ -201,7 +201,7 @@ class FusedKernel(Kernel):
         with contextlib.suppress(_DroppedError):
             self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
 
-    def compile(self) -> Any:
+    def compile(self) -> object:
         """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong.
 
         For reverse mode, without fast math: it multiplies the scales of stopped gradients with each other, to infinity.
@@ -251,7 +251,7 @@ class RepeatedLaunch:
     Arguments ``given`` at the start are kept and passed to each launch; the others, None there, to one.
     """
 
-    def __init__(self, fused: FusedKernel, given: list[Any]) -> None:
+    def __init__(self, fused: FusedKernel, given: Sequence[object]) -> None:
         self._context = fused.cpp.make_launch_context()
         self._runtime = fused.runtime  # which lets go of its program at ti.init
         self._uses = fused.uses
@@ -273,7 +273,7 @@ class RepeatedLaunch:
                 self._context.set_arg_external_array_with_shape((position,), address, value.nbytes, value.shape, 0)
 
 
-def array_feature(dtype: object) -> tuple[Any, ...]:
+def array_feature(dtype: object) -> tuple[object, ...]:
     """Template key of a one-dimensional scalar array argument."""
     return (dtype, 1, False, ndarray_type.NdarrayType(ndim=1).boundary)
 
@@ -281,7 +281,7 @@ def array_feature(dtype: object) -> tuple[Any, ...]:
 NUMBER_FEATURE = "#"  # template key of a number, by which Taichi does not tell kernels apart
 
 
-def argument_features(kernel: Kernel, args: tuple[object, ...]) -> tuple[Any, ...]:
+def argument_features(kernel: Kernel, args: tuple[object, ...]) -> tuple[object, ...]:
     return kernel.mapper.extract(args)
 
 
@@ -293,7 +293,7 @@ _DECORATED = tuple(
 )
 
 
-def primal_kernel(obj: Any) -> tuple[Kernel, tuple[Any, ...]] | None:
+def primal_kernel(obj: Any) -> tuple[Kernel, tuple[object, ...]] | None:
     """The ``Kernel`` behind a decorated function or a bound method, and the arguments that the binding adds.
 
     A function of the user's that ``functools.wraps(kernel)`` has given the attributes of a kernel is none.
@@ -312,7 +312,7 @@ def program() -> Any:
     return RUNTIME.state().prog
 
 
-def process_args(kernel: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[Any, ...]:
+def process_args(kernel: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(kernel_impl._process_args(kernel, args, kwargs))
 
 
@@ -335,7 +335,7 @@ def is_reading_kernel(kernel: Kernel) -> bool:
     return is_library_kernel(kernel) and kernel.func.__name__ in _READING_KERNELS
 
 
-def return_dtype(kernel: Kernel) -> Any:
+def return_dtype(kernel: Kernel) -> object:
     """The scalar type of a kernel's return value; None when it mixes types."""
     returned: Any = kernel.return_type
     if any(isinstance(k, StructType) for k in returned):
@@ -357,7 +357,7 @@ eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
 randn_function = ti.randn.__globals__["_randn"]  # the ti.func behind ti.randn
 
 
-def returned_types(kernel: Kernel) -> tuple[Any, ...]:
+def returned_types(kernel: Kernel) -> tuple[()]:
     """The types of what a kernel or function returns; empty where it returns nothing."""
     return tuple(kernel.return_type or ())
 
@@ -377,13 +377,13 @@ def deep_recursion(limit: int = 10000) -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def deactivated_node(kernel: Kernel, args: tuple[object, ...]) -> Any:
+def deactivated_node(kernel: Kernel, args: tuple[object, ...]) -> object:
     """The node that one of Taichi's own kernels deactivates as a whole; None for any other kernel."""
     names = ("snode_deactivate", "snode_deactivate_dynamic")
     return args[0] if is_library_kernel(kernel) and kernel.func.__name__ in names else None
 
 
-def numpy_dtype_of_annotation(annotation: object) -> Any:
+def numpy_dtype_of_annotation(annotation: object) -> np.dtype:
     """The NumPy type of a scalar, vector or matrix argument."""
     return np.dtype(to_numpy_type(cook_dtype(annotation.dtype if isinstance(annotation, MatrixType) else annotation)))
 
@@ -399,10 +399,10 @@ def is_known_in_kernels(function: object) -> bool:
     return hasattr(function, "_is_wrapped_kernel") or hasattr(function, "_is_taichi_function")
 
 
-def as_function(func: Func) -> Any:
+def as_function(func: Func) -> object:
     """A ``Func`` as something that is called in a kernel by its name: a ti.func again."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         return func.__call__(*args)
 
     call.func = func  # type: ignore[attr-defined]

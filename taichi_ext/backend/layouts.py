@@ -41,7 +41,7 @@ def is_dense(field: Any) -> bool:
     return all(is_dense_node(v.ptr.snode()) for v in field.vars)
 
 
-def storage_parts(obj: object) -> list[Any]:
+def storage_parts(obj: object) -> list[object]:
     """The holders of a scalar or matrix field: parts of the layout that are not dense, and dense ones, as fields."""
     if not isinstance(obj, (ti.ScalarField, ti.MatrixField)):
         return [obj]
@@ -89,7 +89,7 @@ def is_dynamic_cell(field: object, index_count: int) -> bool:
     return is_dynamic and node.num_active_indices() == index_count + 1
 
 
-def layout_node(x: Any) -> Any:
+def layout_node(x: Any) -> object:
     """The node of the layout that a node or field stands for."""
     return x._snode
 

@@ -24,7 +24,7 @@ class LeafArgument:
     """
 
     name: str
-    annotation: Any
+    annotation: object
     position: int
     path: tuple[str, ...] = ()
 
@@ -58,25 +58,25 @@ def _parts(leaf: LeafArgument) -> Iterator[LeafArgument]:
         yield from _parts(LeafArgument(f"{leaf.name}.{member}", annotation, leaf.position, (*leaf.path, member)))
 
 
-def leaf_values(kernel: Kernel, args: tuple[object, ...]) -> tuple[Any, ...]:
+def leaf_values(kernel: Kernel, args: tuple[object, ...]) -> tuple[object, ...]:
     """The values of the leaf arguments in a call."""
     leaves = leaf_arguments(kernel)
     return tuple(leaf.value(args) for leaf in leaves) if any(leaf.path for leaf in leaves) else args
 
 
-def with_leaf_values(kernel: Kernel, values: Sequence[object]) -> tuple[Any, ...]:
+def with_leaf_values(kernel: Kernel, values: Sequence[object]) -> tuple[object, ...]:
     """The arguments of a call whose leaf arguments have these values; structs and packs are new ones."""
     rest = iter(values)
     return tuple(_rebuilt(a.annotation, rest) for a in kernel.arguments)
 
 
-def _rebuilt(annotation: object, values: Iterator[object]) -> Any:
+def _rebuilt(annotation: object, values: Iterator[object]) -> object:
     if not isinstance(annotation, COMPOUND):
         return next(values)
     return annotation(**{name: _rebuilt(member, values) for name, member in annotation.members.items()})
 
 
-def compound_problem(annotation: Any, value: Any) -> str:
+def compound_problem(annotation: Any, value: object) -> str:
     """The problem with passing a value to an argument that is a struct or pack, or an empty text."""
     if isinstance(value, annotation):
         return ""

@@ -36,7 +36,7 @@ class _Layout:
         self.version = next(_counter)  # changes when a tree is destroyed, and is another one in each program
         self.lost: list[tuple[int, str]] = []  # the trees that were destroyed: serial numbers, and what was in them
         self._addresses: set[int] = set()
-        self._ended: list[Any] = []  # components of trees that were destroyed before Taichi laid out all fields
+        self._ended: list[object] = []  # components of trees that were destroyed before Taichi laid out all fields
         self._serials = {n: next(_counter) for n in range(program().get_snode_tree_size())}
 
     def serial(self, tree: int) -> int:
@@ -250,7 +250,7 @@ def _first_field(node: Any) -> str:
     return ""
 
 
-def _note_finalized(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _note_finalized(self: Any, *args: object, **kwargs: object) -> SNodeTree:
     _layout()
     tree = _finalize(self, *args, **kwargs)
     _layout().add(tree.id)  # numbers are given again

@@ -33,7 +33,7 @@ def is_gradient_kernel() -> bool:
 _add_gradient: Callable[[Kernel, tuple[Any, ...]], None] | None = None
 
 
-def transpose_with(add_gradient: Callable[[Kernel, tuple[Any, ...]], None]) -> None:
+def transpose_with(add_gradient: Callable[[Kernel, tuple[object, ...]], None]) -> None:
     """From now on ``add_gradient(kernel, args)`` runs in place of gradients that are ``TRANSPOSED``."""
     global _add_gradient
     _add_gradient = add_gradient
@@ -42,7 +42,7 @@ def transpose_with(add_gradient: Callable[[Kernel, tuple[Any, ...]], None]) -> N
 def transpose(kernel: Kernel, key: object) -> None:
     """Let another function run in place of a kernel for a gradient, for arguments of these types."""
 
-    def launch_kernel(t_kernel: object, *args: object) -> Any:
+    def launch_kernel(t_kernel: object, *args: object) -> object:
         if t_kernel is not TRANSPOSED:
             return Kernel.launch_kernel(kernel, t_kernel, *args)
         assert _add_gradient is not None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -201,7 +201,7 @@ class Run:
                 backend.put_back(self._container(param), self._like(param, values))
         return self.results(tuple(args))
 
-    def results(self, args: tuple[Any, ...]) -> list[np.ndarray]:
+    def results(self, args: tuple[object, ...]) -> list[np.ndarray]:
         """The outputs after a plain run."""
         returned = self.call.run(args)
         targets = self.output_targets
@@ -248,16 +248,16 @@ class Run:
     def _container(self, target: Target) -> Any:
         return target.field if target.kind == "field" else self.call.value(target)
 
-    def _like(self, target: Target, values: np.ndarray) -> Any:
+    def _like(self, target: Target, values: np.ndarray) -> object:
         container = self._container(target)
         return backend.torch_from_numpy(values, container.device) if backend.is_torch_tensor(container) else values
 
 
-def _as_argument(values: np.ndarray) -> Any:
+def _as_argument(values: np.ndarray) -> object:
     return float(values) if values.ndim == 0 else backend.ti.Matrix(values.tolist())
 
 
-def _as_array(value: Any) -> np.ndarray:
+def _as_array(value: object) -> np.ndarray:
     """A number, vector or matrix, or what a kernel returns, in float64."""
     if isinstance(value, (list, tuple)) and any(hasattr(v, "to_numpy") for v in value):
         return np.concatenate([_as_array(v).reshape(-1) for v in value])
@@ -306,7 +306,7 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
 # --- what is not finite -----------------------------------------------------------------------------------------------
 
 
-def _not_finite(run: Run, J: list[list[Any]], centre: list[np.ndarray]) -> list[str]:
+def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray]) -> list[str]:
     run.state.restore()
     found = [f"{param.name} holds {text}." for param in run.params for text in _first(run.values(param))]
     found += [

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -90,7 +89,7 @@ class _GradientRun(Run):
         self._gradient = gradient
         self.names = [f"gradient by {param.name}" for param in self.params]
 
-    def results(self, args: tuple[Any, ...]) -> list[np.ndarray]:
+    def results(self, args: tuple[object, ...]) -> list[np.ndarray]:
         """The gradient by each parameter."""
         evaluation = self._gradient.start(self.call.with_args(args))
         (blocks,) = evaluation.blocks()

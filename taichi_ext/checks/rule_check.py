@@ -92,8 +92,8 @@ class RuleReport:
 
 
 def check_rule(
-    rule: str | Callable[..., Any],
-    inputs: dict[str, Any],
+    rule: str | Callable[..., object],
+    inputs: dict[str, object],
     *,
     expected: str = "autodiff",
     rtol: float | None = None,
@@ -182,7 +182,7 @@ def _find(rule: str | Callable[..., object]) -> GradientRule:
 class _Subject:
     """A rule at its points: the function (or mark) that it is for, and the rule as a function of the tangents."""
 
-    def __init__(self, rule: GradientRule, inputs: dict[str, Any]) -> None:
+    def __init__(self, rule: GradientRule, inputs: dict[str, object]) -> None:
         self.rule = rule
         self.is_mark = isinstance(rule.target, str)
         dtype = numpy_dtype(backend.dtype_of(1.0))
@@ -316,7 +316,7 @@ class _Subject:
         return f"d {out} / d {name}{entry_text(entry)}"
 
 
-def _check(rule: GradientRule, inputs: dict[str, Any], rtol: float | None, *, may_differ: bool) -> RuleReport:
+def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *, may_differ: bool) -> RuleReport:
     subject = _Subject(rule, inputs)
     exact, coarse = _TOLERANCE[subject.results[0].dtype.itemsize]
     findings: list[Finding] = []

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.analysis.changes import written_containers
@@ -34,7 +33,7 @@ class JacobianPart:
     """
 
     name: str
-    field: Any
+    field: object
     first: int
     width: int
     shape: tuple[int, ...]

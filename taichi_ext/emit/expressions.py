@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from taichi_ext.backend import ti
 from taichi_ext.emit.names import Names
@@ -177,7 +176,7 @@ class Expressions:
                 return repr(x)
         return self.names.object(x, getattr(x, "__name__", type(x).__name__.lower()))
 
-    def function(self, function: Any) -> str:
+    def function(self, function: object) -> str:
         """A callable of Taichi's by its public name, where it has one."""
         name = getattr(function, "__name__", "function")
         for owner, path in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from taichi_ext.backend import RUNTIME
 from taichi_ext.emit.names import Names
@@ -16,7 +15,7 @@ Places = dict[int, Place]  # of the user's statements, by the numbers of lines o
 HEADER = f"from math import inf, nan\n\n{RUNTIME.header}\n"
 
 
-def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any], Places]:
+def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, object], Places]:
     """The text of a program, and the objects that its factory takes.
 
     Args:
@@ -31,7 +30,7 @@ def emit(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str,
     return start + text, objects, {start.count("\n") + number: place for number, place in places.items()}
 
 
-def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, Any], Places]:
+def factory(program: Program, *, has_comments: bool = True) -> tuple[str, dict[str, object], Places]:
     """The text of ``make(...)`` and of the functions that it calls, see ``emit``."""
     names = Names({name for a in program.arguments if a.value is not None for name in _taken(a.name, a.annotation)})
     for container in program.containers:

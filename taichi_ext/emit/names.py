@@ -18,7 +18,7 @@ class Names:
     def __init__(self, taken: set[str]) -> None:
         self.scopes: list[set[str]] = [set(taken)]
         self.locals: dict[Local, str] = {}
-        self.objects: dict[str, Any] = {}  # that the factory takes
+        self.objects: dict[str, object] = {}  # that the factory takes
         self.counts: dict[str, int] = {}  # names with smaller numbers are taken
         self._outer: list[dict[str, int]] = []
 

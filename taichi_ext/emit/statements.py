@@ -193,7 +193,7 @@ class Lines:
     def bound(self, x: Any) -> str:
         return f"({', '.join(map(self.bound, x))})" if isinstance(x, tuple) else self.expressions.text(x)
 
-    def call(self, function: str, args: tuple[Any, ...]) -> str:
+    def call(self, function: str, args: tuple[object, ...]) -> str:
         """A function of Taichi's library; the inverse is a method."""
         texts = list(map(self.expressions.argument, args))
         return f"{texts[0]}.inverse()" if function == "inverse" else f"ti.{function}({', '.join(texts)})"

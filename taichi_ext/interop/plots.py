@@ -208,7 +208,7 @@ def _label(axes: Any, block: Block) -> None:
         axes.tick_params(axis="x", rotation=90)
 
 
-def _is_sparse(block: Any) -> bool:
+def _is_sparse(block: object) -> bool:
     return hasattr(block, "tocoo")
 
 

@@ -192,7 +192,7 @@ class TorchFunction:
             return torch.compiler.disable(self._run)(*args, **kwargs)
         return self._run(*args, **kwargs)
 
-    def _run(self, *args: object, **kwargs: object) -> Any:
+    def _run(self, *args: object, **kwargs: object) -> object:
         torch = require_torch()
         check_initialised()
         check_not_ended(f"A field of {self.__name__}", *self._inputs, *self._outputs)
@@ -264,7 +264,7 @@ class TorchFunction:
         return max(1, len(self._outputs))
 
     @property
-    def input_names(self) -> list[Any]:
+    def input_names(self) -> list[object]:
         """The inputs: names and fields."""
         return self._inputs
 
@@ -283,15 +283,15 @@ class TorchFunction:
                 field.from_torch(tensor.detach())
         return {name: arguments[name] for name in self._names}
 
-    def launch(self, arguments: dict[str, Any]) -> Any:
+    def launch(self, arguments: dict[str, object]) -> Any:
         """Run the kernel."""
         return self._kernel(*arguments.values())
 
-    def launch_reverse(self, arguments: dict[str, Any]) -> None:
+    def launch_reverse(self, arguments: Mapping[str, object]) -> None:
         """Taichi's reverse mode: from the ``grad`` of the outputs to that of the inputs."""
         self._kernel.grad(*arguments.values())
 
-    def run_along(self, t: Any, count: int, *values: Any) -> None:
+    def run_along(self, t: object, count: int, *values: Any) -> None:
         """Run the kernel at ``start + t direction``; ``values`` are ``count`` arrays, starts, directions; arguments."""
         moved, starts, directions = (values[n * count : (n + 1) * count] for n in range(3))
         move = moving(backend.RUNTIME.module)
@@ -299,14 +299,14 @@ class TorchFunction:
             move(x.view(-1), start.view(-1), direction.view(-1), t)
         self._kernel(*values[3 * count :])
 
-    def run_plain(self, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    def run_plain(self, call: Call, tensors: Sequence[Any]) -> tuple[object, ...]:
         """The outputs."""
         arguments = self.make_arguments(call, tensors)
         with self._inputs_unchanged(arguments):
             returned = self.launch(arguments)
         return tuple(self._results(arguments, returned, tensors[0].device))
 
-    def run_with_jacobian(self, call: Call, tensors: Sequence[Any]) -> tuple[Any, ...]:
+    def run_with_jacobian(self, call: Call, tensors: Sequence[Any]) -> tuple[object, ...]:
         """The outputs, then the Jacobian of each real output by each wanted input, as matrices."""
         arguments = self.make_arguments(call, tensors)
         params = [self._inputs[n] for n in call.wanted_inputs]
@@ -363,7 +363,7 @@ class TorchFunction:
                 )
         self._is_checked = True
 
-    def _allocate(self, arguments: dict[str, Any], tensors: Sequence[Any]) -> None:
+    def _allocate(self, arguments: dict[str, object], tensors: Sequence[Any]) -> None:
         """Add the arrays that the function owns, zero."""
         torch = require_torch()
         first = tensors[0]
@@ -391,14 +391,14 @@ class TorchFunction:
             if (backend.is_real(item.dtype) if own else arguments[item].is_floating_point())
         ]
 
-    def _results(self, arguments: dict[str, Any], returned: Any, device: Any) -> list[Any]:
+    def _results(self, arguments: dict[str, object], returned: object, device: Any) -> list[Any]:
         if not self._outputs:
             return [returned_tensor(returned, self._kernel, device)]
         found = (backend.copy_of(o) if isinstance(o, backend.Field) else arguments[o] for o in self._outputs)
         return [as_tensor(values, device) for values in found]
 
 
-def _signature(kernel: Any) -> tuple[list[str], dict[str, Any]]:
+def _signature(kernel: Any) -> tuple[list[str], dict[str, object]]:
     """Names of the arguments, and the annotations of a kernel's."""
     bound = backend.primal_kernel(kernel)
     if bound is not None:
@@ -407,7 +407,7 @@ def _signature(kernel: Any) -> tuple[list[str], dict[str, Any]]:
     return list(inspect.signature(kernel).parameters), {}
 
 
-def _name(kernel: Any) -> str:
+def _name(kernel: object) -> str:
     return getattr(kernel, "__name__", repr(kernel))
 
 
@@ -415,7 +415,7 @@ def _as_list(items: object) -> list[Any]:
     return list(items) if isinstance(items, (list, tuple)) else [items]
 
 
-def _call_by_name(function: Callable[..., Any], values: Mapping[str, Any], what: str) -> Any:
+def _call_by_name(function: Callable[..., object], values: Mapping[str, object], what: str) -> Any:
     """``function`` with the values that its parameters name."""
     names = list(inspect.signature(function).parameters)
     unknown = [n for n in names if n not in values]

@@ -97,11 +97,11 @@ def _check_no_forward_mode(ctx: Any) -> None:
         raise _second_derivative(ctx.call.function.__name__)
 
 
-def _one_by_one(function: Any) -> Callable[..., tuple[Any, Any]]:
+def _one_by_one(function: Any) -> Callable[..., tuple[object, object]]:
     """A ``vmap`` that runs the function once per item of the batch."""
     torch = require_torch()
 
-    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Any) -> tuple[Any, Any]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], call: Call, *tensors: Any) -> tuple[object, object]:
         if info.batch_size == 0:
             raise InvalidArgumentError(f"{call.function.__name__} was mapped over an empty batch.")
         rows = [
@@ -131,11 +131,11 @@ def with_jacobian() -> Any:
 
     class KernelFunction(torch.autograd.Function):
         @staticmethod
-        def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
+        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
             return call.function.run_with_jacobian(call, tensors)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
             call, *tensors = inputs
             count = call.function.result_count
             _note_results(ctx, call, tensors, output[:count])
@@ -143,7 +143,7 @@ def with_jacobian() -> Any:
             ctx.save_for_forward(*output[count:])
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        def backward(ctx: Any, *gradients: Any) -> tuple[object, ...]:
             count = len(ctx.shapes)
             if any(g is not None for g in gradients[count:]):
                 raise _second_derivative(ctx.call.function.__name__)
@@ -194,18 +194,18 @@ def without_jacobian() -> Any:
 
     class PlainFunction(torch.autograd.Function):
         @staticmethod
-        def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
+        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
             return call.function.run_plain(call, tensors)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
             call, *tensors = inputs
             _note_results(ctx, call, tensors, output)
             ctx.save_for_backward(*tensors)
             ctx.save_for_forward(*tensors)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
             _check_no_forward_mode(ctx)
             results = zip(gradients, ctx.shapes, ctx.options, ctx.is_real, strict=True)
             given = [torch.zeros(s, **options) if g is None else g for g, s, options, is_real in results if is_real]
@@ -214,7 +214,7 @@ def without_jacobian() -> Any:
             return (None, *(by_input.get(n) for n in range(len(ctx.inputs))))
 
         @staticmethod
-        def jvp(ctx: Any, call: None, *tangents: Any) -> tuple[Any, ...]:
+        def jvp(ctx: Any, call: None, *tangents: object) -> tuple[Any, ...]:
             ctx.has_tangents = True
             tensors = ctx.saved_tensors
             given = [
@@ -228,13 +228,13 @@ def without_jacobian() -> Any:
 
 
 @functools.cache
-def _product(compute: Callable[..., tuple[Any, ...]]) -> Any:
+def _product(compute: Callable[..., tuple[object, ...]]) -> Any:
     """A ``torch.autograd.Function`` of one product; its own derivative would be a second one."""
     torch = require_torch()
 
     class Product(torch.autograd.Function):
         @staticmethod
-        def forward(call: Call, *tensors: Any) -> tuple[Any, ...]:
+        def forward(call: Call, *tensors: object) -> tuple[object, ...]:
             if any(torch._C._functorch.is_legacy_batchedtensor(t) for t in tensors):
                 raise UnsupportedError(
                     f"{call.function.__name__} with reverse=True is mapped by torch's prototype vmap "
@@ -245,11 +245,11 @@ def _product(compute: Callable[..., tuple[Any, ...]]) -> Any:
             return compute(call, tensors[:count], tensors[count:])
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[object, ...]) -> None:
             ctx.name = inputs[0].function.__name__
 
         @staticmethod
-        def backward(ctx: Any, *gradients: object) -> tuple[Any, ...]:
+        def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
             raise _second_derivative(ctx.name)
 
         @staticmethod
@@ -260,7 +260,7 @@ def _product(compute: Callable[..., tuple[Any, ...]]) -> Any:
     return Product
 
 
-def _transposed(call: Call, tensors: Sequence[Any], gradients: Sequence[Any]) -> tuple[Any, ...]:
+def _transposed(call: Call, tensors: Sequence[object], gradients: Sequence[object]) -> tuple[Any, ...]:
     """``v J`` by Taichi's reverse mode, compared with forward mode along a random direction.
 
     Taichi's reverse mode is silently wrong for kernels that overwrite what they have read.  For the right ``g = v J``
@@ -299,7 +299,7 @@ def _transposed(call: Call, tensors: Sequence[Any], gradients: Sequence[Any]) ->
     return tuple(found)
 
 
-def _along(call: Call, tensors: Sequence[Any], directions: Sequence[Any]) -> tuple[Any, ...]:
+def _along(call: Call, tensors: Sequence[object], directions: Sequence[Any]) -> tuple[Any, ...]:
     """``J u``, the derivative of the outputs along a direction: one column, whatever the number of inputs."""
     torch = require_torch()
     function = call.function

@@ -17,12 +17,12 @@ def host_number(value: Any) -> Any:
     return value.item() if value.ndim == 0 else value.cpu().numpy()
 
 
-def as_tensor(block: Any, device: Any) -> Any:
+def as_tensor(block: object, device: Any) -> Any:
     torch = require_torch()
     return block if isinstance(block, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(block)).to(device)
 
 
-def returned_tensor(returned: object, kernel: object, device: object) -> Any:
+def returned_tensor(returned: object, kernel: object, device: object) -> object:
     """The return value of a kernel, as a tensor of its type."""
     bound = backend.primal_kernel(kernel)
     assert bound is not None

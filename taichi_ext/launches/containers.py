@@ -49,7 +49,7 @@ def _wholes(program: Program) -> dict[Container, tuple[Container, tuple[int, ...
 def _with_parts(program: Program, parts: dict[Container, tuple[Container, tuple[int, ...]]]) -> Program:
     """The program with entries of whole fields for those of their components."""
 
-    def change(value: Any) -> Any:
+    def change(value: object) -> Any:
         if isinstance(value, Load) and value.container in parts:
             container, index = parts[value.container]
             return Load(container, value.indices, index or value.component, place=value.place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ class ContainerInfo:
 
     key: Key
     name: Label | str
-    obj: Any
+    obj: object
     shape: tuple[int, ...]
     element_shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -264,7 +264,7 @@ class Fused:
         given = ((assumed, roles.get(key, Role())) for key, assumed in self.assumed.items())
         return all(a.has_shadow or (not r.has_shadow and a.seeds == r.seeds) for a, r in given)
 
-    def launch(self, args: tuple[Any, ...], given: list[Any]) -> Any:
+    def launch(self, args: tuple[object, ...], given: Sequence[object]) -> Any:
         """Run it; ``given`` are the shadows, in the order of the keys, and the first column if it takes that."""
         if self.kernel.compiled is None:
             start = time.perf_counter()

@@ -56,7 +56,7 @@ class _Printer:
             self.names[local] = local.name if number == 1 else f"{local.name}.{number}"
         return self.names[local]
 
-    def value(self, x: Any) -> str:
+    def value(self, x: object) -> str:
         match x:
             case Const(value=value, dtype=dtype):
                 return f"{value!r}:{dtype}"

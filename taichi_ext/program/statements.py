@@ -312,7 +312,7 @@ def with_values(statement: Statement, change: Callable[[Value], Value]) -> State
     return replace(statement, **changed) if changed else statement
 
 
-def _changed(x: object, change: Callable[[Value], Value]) -> Any:
+def _changed(x: object, change: Callable[[Value], Value]) -> object:
     if isinstance(x, Value):
         return change(x)
     if isinstance(x, (tuple, list)):

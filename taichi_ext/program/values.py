@@ -186,7 +186,7 @@ class Tensor:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         """Entries of a vector, rows of a matrix."""
         width = len(self.entries) // self.shape[0]
         rows = (self.entries[i : i + width] for i in range(0, len(self.entries), width))

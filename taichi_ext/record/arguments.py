@@ -41,7 +41,7 @@ def _numbers_in(place: object) -> Any:
     return Record(members, place.methods, place.kind)
 
 
-def _parameter(r: Recording, name: str, bound: Any, kind: Any) -> Any:
+def _parameter(r: Recording, name: str, bound: Any, kind: object) -> object:
     """An argument; members of a struct or pack are locals and arrays, named as they are read."""
     if isinstance(kind, backend.COMPOUND):
         members = {k: _parameter(r, f"{name}.{k}", bound[k], member) for k, member in kind.members.items()}
@@ -61,7 +61,7 @@ def _parameter(r: Recording, name: str, bound: Any, kind: Any) -> Any:
     return Cells(local, (), shape) if shape else Cell(Read(local))
 
 
-def annotation_text(annotation: object) -> Any:
+def annotation_text(annotation: object) -> object:
     """The text of an annotation; for a struct type, the object itself."""
     if isinstance(annotation, backend.MatrixType):
         return tensor_annotation(type_of(annotation.dtype).name, (annotation.n, annotation.m)[: annotation.ndim])
@@ -82,5 +82,5 @@ def array_annotation(array: Container) -> str:
     return f"ti.types.ndarray(dtype={dtype}, ndim={array.ndim})"
 
 
-def returned_annotations(kernel: backend.Kernel) -> tuple[Any, ...]:
+def returned_annotations(kernel: backend.Kernel) -> tuple[object, ...]:
     return tuple(map(annotation_text, backend.returned_types(kernel)))

@@ -71,7 +71,7 @@ def _is_object(x: object) -> bool:
     return is_known or callable(x) or hasattr(x, "_data_oriented") or isinstance(x, types.ModuleType)
 
 
-def frozen(r: Recording, value: Any, name: str = "value") -> Any:
+def frozen(r: Recording, value: object, name: str = "value") -> Any:
     """The current value, in separate locals; a constant is returned unchanged."""
     return value_of(declare(r, name, value, "temporary"))
 
@@ -170,7 +170,7 @@ def parts_for(target: object, value: object) -> list[Value]:
     return [as_value(e) for e in entries]
 
 
-def _memory(target: Any) -> Any:
+def _memory(target: Any) -> object:
     return target.local if isinstance(target, Read) else target.container
 
 
@@ -192,7 +192,7 @@ def assign_to(r: Recording, target: object, value: object) -> None:
         r.add(Assign(cell.target, _kept(v, cell.target.dtype), place=r.place()))
 
 
-def place_of(r: Recording, base: object, index: object) -> Any:
+def place_of(r: Recording, base: object, index: object) -> object:
     """The place ``base[index]`` or ``base.name``, to store to."""
     if not isinstance(index, str):
         return places(r, base, index)
@@ -204,7 +204,7 @@ def place_of(r: Recording, base: object, index: object) -> Any:
     return base.members[index] if isinstance(base, Record) else getattr(base, index)
 
 
-def store(r: Recording, base: Any, index: Any, value: Any) -> None:
+def store(r: Recording, base: object, index: object, value: object) -> None:
     """``base[index] = value`` or ``base.name = value``."""
     assign_to(r, place_of(r, base, index), value)
 

@@ -18,7 +18,7 @@ from taichi_ext.record.recording import Recording
 from taichi_ext.record.taichi_types import result_type
 
 
-def statement(r: Recording, kind: str, given: Mapping[str, Any], values: Any, **options: Any) -> Any:
+def statement(r: Recording, kind: str, given: Mapping[str, Any], values: Any, **options: object) -> Any:
     """Record a boundary; returns its results, of the structure of ``values``."""
     groups, locals_, results = results_of(kind, values)
     kept = {k: as_groups(v) for k, v in given.items() if v is not None}
@@ -48,14 +48,14 @@ def as_groups(x: object) -> Any:
     return group_of(x) if isinstance(x, (Value, Tensor, Record)) else as_value(x)
 
 
-def _as_handle(group: Any, like: Any) -> Any:
+def _as_handle(group: object, like: Any) -> object:
     if isinstance(group, Struct):
         members = {k: _as_handle(m, like.members[k]) for k, m in group.members.items()}
         return Record(members, like.methods, like.kind)
     return group
 
 
-def by_number(change: Callable[..., Value], value: Any, *others: Any) -> Any:
+def by_number(change: Callable[..., Value], value: object, *others: Any) -> object:
     """Apply a function of numbers to the numbers of values that share a structure."""
     if isinstance(value, (tuple, list)):
         return tuple(by_number(change, *parts) for parts in zip(value, *others, strict=True))
@@ -68,7 +68,7 @@ def by_number(change: Callable[..., Value], value: Any, *others: Any) -> Any:
     return change(as_value(value), *map(as_value, others))
 
 
-def stopped(r: Recording, value: Any) -> Any:
+def stopped(r: Recording, value: object) -> object:
     """The value, without its tangent."""
     if not r.is_reverse:
         return statement(r, "stop_gradient", {}, value)
@@ -98,7 +98,7 @@ def operation(name: str, a: Value, b: Value) -> Value:
     return Op(name, (a, b), result_type(name, (a.dtype, b.dtype)))
 
 
-def replaced(r: Recording, value: object, surrogate: object) -> Any:
+def replaced(r: Recording, value: object, surrogate: object) -> object:
     """The value, with the tangent of another."""
     shapes = structure_of(value), structure_of(surrogate)
     if shapes[0] != shapes[1]:
@@ -125,7 +125,7 @@ def _check_real(value: Any, surrogate: Any) -> None:
             )
 
 
-def structure_of(x: object) -> Any:
+def structure_of(x: object) -> object:
     """The shape of a value; of a struct those of its members by name, of several values those of each."""
     if isinstance(x, (tuple, list)):
         return tuple(map(structure_of, x))

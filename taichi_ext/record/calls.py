@@ -32,7 +32,9 @@ from taichi_ext.record.taichi_types import COMPARISONS, NAME_OF
 Handler = Callable[[Recording, list[Any], dict[str, Any], bool], Any]
 
 
-def method(r: Recording, base: Any, name: str, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+def method(
+    r: Recording, base: Any, name: str, args: list[object], keywords: dict[str, object], is_statement: bool
+) -> object:
     """``base.name(*args)``."""
     if isinstance(base, DynamicList):
         return effects.list_method(r, base, name, args)
@@ -57,7 +59,9 @@ def method(r: Recording, base: Any, name: str, args: list[Any], keywords: dict[s
     return call(r, function, [base, *args] if bound else args, keywords, is_statement)
 
 
-def call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool = False) -> Any:
+def call(
+    r: Recording, function: Any, args: list[object], keywords: dict[str, object], is_statement: bool = False
+) -> Any:
     """``function(*args, **keywords)``."""
     if inspect.ismethod(function) and not isinstance(function.__self__, type):
         return call(r, function.__func__, [function.__self__, *args], keywords, is_statement)
@@ -87,7 +91,7 @@ def call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any],
     return _other(r, function, args, keywords, is_statement)
 
 
-def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> Any:
+def _other(r: Recording, function: Any, args: list[object], keywords: dict[str, object], is_statement: bool) -> object:
     """A callable of Python or Taichi without a handler."""
     if backend.is_library(function):
         return effects.opaque(r, function, args, keywords, is_statement)
@@ -110,7 +114,9 @@ def _other(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any
     return found
 
 
-def _by_position(function: Any, args: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _by_position(
+    function: Any, args: list[object], keywords: dict[str, object]
+) -> tuple[list[object], dict[str, object]]:
     """Arguments with those passed by name moved to their positions, where possible."""
     if not keywords:
         return args, keywords
@@ -153,7 +159,7 @@ def _kept_call(function: object) -> Handler:
     return lambda r, args, keywords, is_statement: effects.kept_call(r, function, args, keywords)
 
 
-def _eig(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> Any:
+def _eig(r: Recording, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool) -> object:
     """Eigenvalues of a 2 x 2 matrix in complex form: Taichi's own algorithm is differentiated."""
     dtype = keywords.get("dt", args[1] if len(args) > 1 else None)
     return call(r, backend.eig_function, [args[0], dtype or backend.default_type(float)], {})
@@ -173,7 +179,7 @@ def _operator(name: str) -> Handler:
     return lambda r, args, keywords, is_statement: getattr(r.library, name)(*args)
 
 
-def _length(r: Recording, args: list[Any], keywords: Mapping[str, object], is_statement: bool) -> Any:
+def _length(r: Recording, args: list[Any], keywords: Mapping[str, object], is_statement: bool) -> int:
     return shape_of(args[0])[0] if shape_of(args[0]) else len(args[0])
 
 
@@ -181,7 +187,7 @@ def _print(r: Recording, args: Sequence[object], keywords: Mapping[str, object],
     effects.print_(r, args, keywords)
 
 
-def _loop_config(r: Recording, args: list[Any], keywords: dict[str, Any], is_statement: bool) -> None:
+def _loop_config(r: Recording, args: Sequence[object], keywords: dict[str, Any], is_statement: bool) -> None:
     ti.loop_config(**keywords)
     r.loop.config = {**r.loop.config, **keywords}
 

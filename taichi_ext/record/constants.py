@@ -52,7 +52,7 @@ class PythonNumber(Known):
         raise_baked("A whole number")
 
 
-def known(value: Any, source: Any) -> PythonNumber:
+def known(value: object, source: object) -> PythonNumber:
     """A Python number that was computed from parameters."""
     literal = as_value(value)
     return PythonNumber(literal.value, literal.dtype, source)  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ class Constants:
                 return self._namesake(other, variable, function, value)
         return value
 
-    def _namesake(self, meant: Variable, found: Variable, function: types.FunctionType, value: object) -> Any:
+    def _namesake(self, meant: Variable, found: Variable, function: types.FunctionType, value: object) -> object:
         """The value of another variable of the same name: the parameter if it was imported from there, else its own."""
         if found.read() is meant.read():
             same = self.namesakes.setdefault(meant.key, [])
@@ -135,7 +135,7 @@ class Constants:
             f"'{function.__module__.split('.')[-1]}.{meant.name}'."
         )
 
-    def read_attribute(self, owner: Any, name: str, value: Any) -> Any:
+    def read_attribute(self, owner: object, name: str, value: object) -> object:
         """The value of an attribute."""
         if self.is_empty:
             return value
@@ -156,7 +156,7 @@ class Constants:
         variable = self._by_key.get(attribute_variable(owner, name).key)
         return value if variable is None else self._parameter(variable, value)
 
-    def _parameter(self, variable: Variable, value: Any) -> Any:
+    def _parameter(self, variable: Variable, value: Any) -> object:
         """A number, or vector of numbers, with reads of the local that stands for the variable as its sources."""
         if self.static:
             raise UnsupportedError(
@@ -198,7 +198,7 @@ class Constants:
         finally:
             sys.setprofile(before)
 
-    def replaced(self, function: types.FunctionType) -> dict[str, Any]:
+    def replaced(self, function: types.FunctionType) -> dict[str, object]:
         """The names of a Python function for such numbers, with their replacements."""
         found = {}
         for name in self._names & names_in_code(function.__code__):

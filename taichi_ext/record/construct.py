@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from taichi_ext import backend
@@ -41,7 +42,7 @@ def construct(r: Recording, kind: Any, args: list[Any], keywords: dict[str, Any]
     return typed_tensor(flat * math.prod(shape) if len(flat) == 1 else flat, shape, type_of(kind.dtype))
 
 
-def scalar(r: Recording, dtype: object, x: object) -> Any:
+def scalar(r: Recording, dtype: object, x: object) -> object:
     """``ti.f32(x)``: a Python number becomes a literal of exactly this type."""
     kind = type_of(dtype)
     if isinstance(x, (int, float)) and not isinstance(x, bool):
@@ -63,7 +64,7 @@ def struct(members: dict[str, Any]) -> Record:
     return Record({name: _member(m) for name, m in members.items()}, methods)
 
 
-def _member(value: object) -> Any:
+def _member(value: object) -> object:
     value = value_of(value)
     if isinstance(value, dict):
         return struct(value)
@@ -72,7 +73,7 @@ def _member(value: object) -> Any:
     return tensor(value) if isinstance(value, (list, tuple)) else as_value(value)
 
 
-def struct_of_type(r: Recording, kind: Any, args: list[Any], keywords: dict[str, Any]) -> Record:
+def struct_of_type(r: Recording, kind: Any, args: Sequence[object], keywords: Mapping[str, object]) -> Record:
     """A struct of a type declared by the user; missing members are 0."""
     if len(args) == 1 and isinstance(args[0], Record) and list(args[0].members) == list(kind.members):
         args = list(args[0].members.values())
@@ -83,7 +84,7 @@ def struct_of_type(r: Recording, kind: Any, args: list[Any], keywords: dict[str,
     return Record(members, kind.methods, kind)
 
 
-def typed(r: Recording, kind: Any, value: Any) -> Any:
+def typed(r: Recording, kind: Any, value: Any) -> object:
     """A value converted to a type: scalar, vector, matrix or struct."""
     value = value_of(value)
     if isinstance(kind, backend.StructType):
@@ -107,7 +108,7 @@ def columns(vectors: Any) -> Tensor:
     return tensor([list(row) for row in zip(*given, strict=True)])
 
 
-def diagonal(dim: int, val: Any) -> Tensor:
+def diagonal(dim: int, val: object) -> Tensor:
     return tensor([[val if i == j else 0 for j in range(dim)] for i in range(dim)])
 
 
@@ -121,7 +122,7 @@ def identity(dtype: object, n: int) -> Tensor:
     return typed_tensor([int(i == j) for i in range(n) for j in range(n)], (n, n), type_of(dtype))
 
 
-def filled_like(r: Recording, x: object, number: int) -> Any:
+def filled_like(r: Recording, x: object, number: int) -> Record | Tensor | Op:
     """``ti.zero``, ``ti.one``."""
     x = value_of(x)
     if isinstance(x, Record):

@@ -28,10 +28,10 @@ class Level:
 
     local: Read
     at: Tensor
-    slope: Any
+    slope: object
 
 
-def edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
     """``edge``, ``step`` and ``coverage``."""
     kind = function.boundary_kind
     level = real_level(kind, given["level"])
@@ -60,7 +60,7 @@ def sqrt_edge(r: Recording, call: Call, function: object, given: Mapping[str, ob
 
 def _crossed(
     r: Recording, call: Call, function: Any, level: Value, at: Tensor | None, *, antialias: bool
-) -> tuple[Value, dict[str, Any]]:
+) -> tuple[Value, dict[str, object]]:
     """The level in a separate local; the part of the pixel that it covers, and 0 with the tangent of that."""
     if at is None or not (r.rules.takes_derivative or antialias):
         return level, {}
@@ -75,24 +75,24 @@ def _crossed(
     return level, {"area": area, "motion": motion}
 
 
-def level_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def level_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
     """A level at another position; ``with_levels`` replaces this statement by the code that computes it."""
     level = given["level"]
     by = {name: frozen(r, given[name], name) for name in ("x", "y")}
     return statement(r, "level_at", {"value": level.local, "at": level.at, "slope": level.slope, **by}, level.local)
 
 
-def gradient(r: Recording, kind: str, value: Any, at: tuple[Any, Any], *, may_be_flat: bool) -> Any:
+def gradient(r: Recording, kind: str, value: object, at: tuple[object, object], *, may_be_flat: bool) -> Any:
     """The gradient of a value with respect to a position; it has no tangent."""
     return _gradient(r, kind, as_value(value), _pixel(r, kind, at), may_be_flat=may_be_flat)
 
 
-def _gradient(r: Recording, kind: str, value: Value, at: Tensor | None, *, may_be_flat: bool) -> Any:
+def _gradient(r: Recording, kind: str, value: Value, at: Tensor | None, *, may_be_flat: bool) -> object:
     zeros = Tensor((Const(0.0, value.dtype),) * 2, (2,))
     return statement(r, "gradient", {"value": value, "at": at}, zeros, what=kind, may_be_flat=may_be_flat)
 
 
-def boundary_term(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> Any:
+def boundary_term(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> object:
     """0, with the tangent of a value, which is not differentiated again."""
     zeros = by_number(lambda x: Const(0.0, x.dtype), given["moved"])
     return statement(r, "replace_gradient", {"surrogate": given["moved"]}, zeros, what=given["name"])
@@ -101,7 +101,7 @@ def boundary_term(r: Recording, call: Call, function: object, given: Mapping[str
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def is_antialiased(kind: str, given: dict[str, Any]) -> bool:
+def is_antialiased(kind: str, given: Mapping[str, object]) -> bool:
     """The argument ``antialias``; False by default."""
     antialias = given.get("antialias", False)
     if not isinstance(antialias, (bool, np.bool_)):
@@ -112,7 +112,7 @@ def is_antialiased(kind: str, given: dict[str, Any]) -> bool:
     return bool(antialias)
 
 
-def real_level(kind: str, level: Any) -> Value:
+def real_level(kind: str, level: object) -> Value:
     """The level; raises if the argument cannot be one."""
     if not isinstance(level, Value) or not level.dtype.is_real:
         raise UnsupportedError(
@@ -122,7 +122,7 @@ def real_level(kind: str, level: Any) -> Value:
     return level
 
 
-def position(kind: str, at: Any) -> list[Value]:
+def position(kind: str, at: object) -> list[Value]:
     """The coordinates of a pixel, as real numbers."""
     return [c if c.dtype.is_real else convert(c, default_types()[0]) for c in _pair(kind, at)]
 
@@ -137,7 +137,7 @@ def _pair(kind: str, at: object) -> list[Value]:
     return list(map(as_value, values))
 
 
-def _coordinates(at: object) -> list[Any]:
+def _coordinates(at: object) -> list[object]:
     return list(at.entries) if isinstance(at, Tensor) else list(at) if isinstance(at, (tuple, list)) else []
 
 
@@ -154,7 +154,7 @@ def _origin(r: Recording, value: Value) -> Value:
     return r.copies.get((value.local, value.index), value) if isinstance(value, Read) else value
 
 
-def _alike(kind: str, inside: Any, outside: Any) -> tuple[Any, Any]:
+def _alike(kind: str, inside: Any, outside: Any) -> tuple[object, object]:
     """Both values with one shape: a scalar stands for all entries."""
     shapes = shape_of(inside), shape_of(outside)
     if shapes[0] == shapes[1]:
@@ -168,12 +168,12 @@ def _alike(kind: str, inside: Any, outside: Any) -> tuple[Any, Any]:
     return tuple(x if shape_of(x) else typed_tensor([x] * count, shape) for x in (inside, outside))  # type: ignore[return-value]
 
 
-def _as_real(r: Recording, x: object) -> Any:
+def _as_real(r: Recording, x: object) -> object:
     is_real = (x.entries[0] if isinstance(x, Tensor) else as_value(x)).dtype.is_real
     return x if is_real else operate(r, "mul", x, 1.0)
 
 
-def shown_value(x: Any) -> str:
+def shown_value(x: object) -> str:
     """An argument as messages show it."""
     if isinstance(x, (tuple, list)):
         return f"a {type(x).__name__} of {len(x)}"

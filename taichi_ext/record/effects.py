@@ -25,14 +25,14 @@ from taichi_ext.record.taichi_types import type_of
 KEPT_CALLS = {f: f.__name__ for f in (ti.svd, ti.sym_eig, ti.polar_decompose, ti.solve)}
 
 
-def place_of_local(local: Local) -> Any:
+def place_of_local(local: Local) -> Cells | Cell:
     return Cells(local, (), local.shape) if local.shape else Cell(Read(local))
 
 
 # --- atomics
 
 
-def atomic(r: Recording, name: str, target: object, value: object, is_statement: bool) -> Any:
+def atomic(r: Recording, name: str, target: object, value: object, is_statement: bool) -> Tensor | Cell | None:
     """``ti.atomic_add(target, value)`` and similar functions, entry by entry; returns the old value."""
     if not isinstance(target, (Cell, Cells)):
         raise ti.TaichiSyntaxError(f"cannot use a non-writable target as the first operand of {name!r}")
@@ -50,7 +50,7 @@ def atomic(r: Recording, name: str, target: object, value: object, is_statement:
 # --- dynamic nodes
 
 
-def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[object]) -> Any:
+def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[object]) -> Cell | None:
     """``field[i].append(value)``, ``field[i].length()`` and ``field[i].deactivate()``."""
     if name not in ("append", "length", "deactivate"):
         raise AttributeError(f"a list of a dynamic node has no method {name!r}")
@@ -66,7 +66,7 @@ def list_method(r: Recording, cell: DynamicList, name: str, args: Sequence[objec
 # --- texts
 
 
-def format_text(template: str, args: tuple[object, ...], keywords: Mapping[str, object]) -> Any:
+def format_text(template: str, args: tuple[object, ...], keywords: Mapping[str, object]) -> str | Format:
     """``template.format(...)`` with all its fields in the order of the text."""
     text, values, count = "", [], 0
     for literal, name, spec, _ in string.Formatter().parse(template):
@@ -82,7 +82,7 @@ def format_text(template: str, args: tuple[object, ...], keywords: Mapping[str, 
     return Format(text, tuple(map(group_of, values)))
 
 
-def percent(text: str, values: object) -> Any:
+def percent(text: str, values: object) -> str | Format:
     """``text % values``; Taichi takes it with values of the kernel as the message of an assertion."""
     if not has_values(values):
         return text % values
@@ -96,7 +96,7 @@ def print_(r: Recording, args: Sequence[object], keywords: Mapping[str, object])
 # --- functions of Taichi's own
 
 
-def kept_call(r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object]) -> Any:
+def kept_call(r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object]) -> object:
     """``ti.svd`` and the like, kept as a call; its type is that of a call on expressions of the same types."""
     given = [value_of(a) for a in args] + list(keywords.values())
     result = backend.native_call(r.context, function, [native(a) for a in given], {})
@@ -109,7 +109,7 @@ def kept_call(r: Recording, function: Any, args: Sequence[object], keywords: Map
     return places if isinstance(result, tuple) else places[0]
 
 
-def inverse(r: Recording, x: object) -> Any:
+def inverse(r: Recording, x: object) -> Cells | Cell:
     """The inverse of a matrix, kept as a call."""
     matrix = value_of(x)
     made = backend.matrix_ops.inverse(native(matrix))
@@ -132,7 +132,7 @@ def stop_grad(r: Recording, field: object) -> None:
 
 def opaque(
     r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool
-) -> Any:
+) -> object:
     """A function of Taichi that stays a call; the type of its result is found by a call on dummies."""
     values, named = value_of(args), value_of(keywords)
     is_known = is_without_tangents(function) or function in (ti.append, ti.deactivate)

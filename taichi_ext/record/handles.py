@@ -41,7 +41,7 @@ class Cells:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(self.value())
 
     def value(self) -> Tensor:
@@ -61,10 +61,10 @@ class Record:
     """A struct: its members, each a value or a place; ``kind`` is its type, where it has one."""
 
     members: dict[str, Any]
-    methods: dict[str, Any]
+    methods: dict[str, object]
     kind: Any = None
 
-    def __getattr__(self, name: str) -> Any:  # Python code that a kernel runs reads members so
+    def __getattr__(self, name: str) -> object:  # Python code that a kernel runs reads members so
         members = self.__dict__.get("members", {})
         if name in members:
             return members[name]
@@ -75,7 +75,7 @@ class Record:
 class DynamicList:
     """A list of a dynamic node, ``field[i]`` where each entry is ``field[i, j]``: it is appended to, not read."""
 
-    field: Any
+    field: object
     container: Container
     indices: tuple[Value, ...]
 
@@ -108,7 +108,7 @@ def value_of(x: Any) -> Any:
     return x
 
 
-def shape_of(x: Any) -> tuple[int, ...]:
+def shape_of(x: object) -> tuple[int, ...]:
     return x.shape if isinstance(x, (Tensor, Cells)) else ()
 
 
@@ -140,7 +140,7 @@ def numbers_of(x: object) -> Iterator[Value]:
         yield from entries(group)
 
 
-def flattened(x: object) -> Iterator[Any]:
+def flattened(x: object) -> Iterator[object]:
     """The entries of nested lists, vectors and matrices."""
     if isinstance(x, (list, tuple)):
         for e in x:

@@ -23,7 +23,7 @@ from taichi_ext.record.rules import find_rule, ruled_call, stop_arguments
 MAX_DEPTH = 100
 
 
-def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywords: Mapping[str, object]) -> Any:
+def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywords: Mapping[str, object]) -> object:
     """A call of a ti.func or real function."""
     given = backend.process_args(func, tuple(args), keywords)
     bound = [_bind(r, func, a, v) for a, v in zip(func.arguments, given, strict=True)]
@@ -35,12 +35,12 @@ def inline_call(r: Recording, func: backend.Func, args: Sequence[object], keywor
     return walk_typed(r, func, bound)
 
 
-def walk_typed(r: Recording, func: backend.Func, bound: list[Any]) -> Any:
+def walk_typed(r: Recording, func: backend.Func, bound: Sequence[object]) -> object:
     """Record a function in place; its results are converted to its annotated types."""
     return _returned(r, func, walk_function(r, func, bound))
 
 
-def _bind(r: Recording, func: backend.Func, argument: Any, value: Any) -> Any:
+def _bind(r: Recording, func: backend.Func, argument: Any, value: object) -> object:
     """An argument: templates and references as they are, others as copies of the given type."""
     annotation = argument.annotation
     if isinstance(annotation, ti.template) or backend.is_reference(annotation):
@@ -54,7 +54,7 @@ def _bind(r: Recording, func: backend.Func, argument: Any, value: Any) -> Any:
     return declare(r, argument.name, value, "argument")
 
 
-def _returned(r: Recording, func: backend.Func, result: Any) -> Any:
+def _returned(r: Recording, func: backend.Func, result: Any) -> object:
     kinds = func.return_type
     if kinds is None or result is None:
         return result
@@ -63,12 +63,12 @@ def _returned(r: Recording, func: backend.Func, result: Any) -> Any:
     return tuple(_typed_result(r, v, k) for v, k in zip(result, kinds, strict=True))
 
 
-def _typed_result(r: Recording, value: object, kind: object) -> Any:
+def _typed_result(r: Recording, value: object, kind: object) -> object:
     """As in Taichi, annotated types of numbers convert; other annotations (``-> ti.Matrix``) have no effect."""
     return cast(r, value, kind) if backend.is_scalar_type(kind) else value
 
 
-def walk_function(r: Recording, func: backend.Func, bound: list[Any]) -> Any:
+def walk_function(r: Recording, func: backend.Func, bound: Sequence[object]) -> object:
     """Record a function in place."""
     function = func.func
     scope = {**backend.global_variables(function), **r.library.names}
@@ -109,7 +109,7 @@ def _has_loops(tree: ast.Module) -> bool:
     return any(isinstance(n, (ast.For, ast.While)) for n in ast.walk(tree))
 
 
-def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]) -> Any:
+def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]) -> object:
     """Record a real function called at the top of a kernel: its loops are not the kernel's own parallel ones."""
     results = [declare(r, "result", typed(r, kind, 0), "temporary") for kind in kinds]
     once = Local("once", I32, (), "loop")
@@ -125,5 +125,5 @@ def _walk_serially(r: Recording, tree: Any, context: Any, kinds: tuple[Any, ...]
     return results[0] if len(kinds) == 1 else tuple(results)
 
 
-def _matched(place: object, value: object) -> Any:
+def _matched(place: object, value: object) -> object:
     return value_of(value) if isinstance(place, (Cell, Cells, Record)) else value

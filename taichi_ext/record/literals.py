@@ -14,7 +14,7 @@ from taichi_ext.program.values import Format
 from taichi_ext.record.taichi_types import promoted, rounded, type_of
 
 
-def as_value(x: Any) -> Value:
+def as_value(x: object) -> Value:
     """A scalar value; Python numbers get the types that literals have."""
     if isinstance(x, Value):
         return x
@@ -73,6 +73,6 @@ def matrix_value(x: Any) -> Tensor:
     return Tensor(tuple(convert(v, kind) for v in values), shape)
 
 
-def captured(x: Any) -> Any:
+def captured(x: object) -> Any:
     """A matrix of Python numbers as a value; other objects unchanged."""
     return matrix_value(x) if isinstance(x, backend.Matrix) else x

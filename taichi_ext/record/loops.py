@@ -34,7 +34,7 @@ def before_loop(r: Recording, kind: str, domain: tuple[object, ...]) -> None:
     r.loop.config = {}
 
 
-def _domain_object(r: Recording, obj: object) -> Any:
+def _domain_object(r: Recording, obj: object) -> object:
     if isinstance(obj, backend.StructField):
         obj = backend.leaf_fields(obj)[0]
     if isinstance(obj, (backend.ScalarField, backend.MatrixField, backend.AnyArray)):
@@ -46,14 +46,14 @@ def _domain_object(r: Recording, obj: object) -> Any:
     return obj
 
 
-def _bound(x: Any) -> Any:
+def _bound(x: object) -> object:
     """A bound as a value; a pair of bounds as a pair."""
     if isinstance(x, Tensor):
         return tuple(x.entries)
     return tuple(map(_bound, x)) if isinstance(x, (list, tuple)) else as_value(x)
 
 
-def _native_bound(x: object) -> Any:
+def _native_bound(x: object) -> object:
     return [native(e) for e in x.entries] if isinstance(x, Tensor) else native(x)
 
 

@@ -23,7 +23,7 @@ from taichi_ext.program.types import I32
 Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to unknown fields
 
 
-def changed_nodes(body: ir.Body) -> tuple[Any, ...]:
+def changed_nodes(body: ir.Body) -> tuple[object, ...]:
     """The nodes of the layout with cells that are activated, appended to or deactivated by name."""
     kinds = ("append", "deactivate")
     calls = [
@@ -45,7 +45,7 @@ def _kind(s: ir.Statement) -> str:
     return {ti.append: "append", ti.deactivate: "deactivate"}.get(name, "") if callable(name) else ""
 
 
-def _node_of(s: ir.Effect) -> Any:
+def _node_of(s: ir.Effect) -> object:
     """The node that a call appends to or deactivates a cell of."""
     what = s.args[0].object if isinstance(s.args[0], ir.Container) else s.args[0]
     return what.parent() if isinstance(s.function, str) else backend.layout_node(what)
@@ -111,7 +111,7 @@ def _appended(s: ir.Effect, known: tuple[ir.Container, ...], lost: Lost) -> ir.B
     return (*before, call, *stores)
 
 
-def _regrouped(given: object, scalars: list[ir.Value]) -> Any:
+def _regrouped(given: object, scalars: list[ir.Value]) -> object:
     if isinstance(given, (tuple, list)):
         return tuple(scalars)
     return ir.regrouped(given, tuple(scalars)) if isinstance(given, (ir.Tensor, ir.Struct)) else scalars[0]

@@ -29,7 +29,7 @@ def tensor(rows: Any, dtype: Type | None = None) -> Tensor:
     return typed_tensor(flat, (len(rows), len(flat) // len(rows)) if is_matrix else (len(rows),), dtype)
 
 
-def typed_tensor(flat: list[Any], shape: tuple[int, ...], dtype: Type | None = None) -> Tensor:
+def typed_tensor(flat: Sequence[object], shape: tuple[int, ...], dtype: Type | None = None) -> Tensor:
     """A vector or matrix of given entries; its type is by default the common type of the entries."""
     values = [as_value(e) for e in flat]
     if len(values) != math.prod(shape):
@@ -40,7 +40,7 @@ def typed_tensor(flat: list[Any], shape: tuple[int, ...], dtype: Type | None = N
     return Tensor(tuple(convert(v, kind) for v in values), shape)
 
 
-def operate(r: Recording, name: str, *args: Any) -> Any:
+def operate(r: Recording, name: str, *args: object) -> Any:
     """An operation, entry by entry on vectors and matrices."""
     given = [value_of(a) for a in args]
     given = [tensor(a) if isinstance(a, (list, tuple)) and _is_beside_tensor(given) else a for a in given]
@@ -69,7 +69,7 @@ def whole_call(r: Recording, name: str, given: Sequence[object], shape: tuple[in
     return Cells(result, (), shape).value()
 
 
-def scalar_operation(r: Recording, name: str, args: Sequence[object]) -> Any:
+def scalar_operation(r: Recording, name: str, args: Sequence[object]) -> object:
     """An operation on scalars; if all are Python numbers, Python computes it, as in Taichi."""
     if name in _ROUNDING and len(args) == 2:
         done = scalar_operation(r, name, args[:1])
@@ -85,7 +85,7 @@ def scalar_operation(r: Recording, name: str, args: Sequence[object]) -> Any:
     return Op(name, values, kind, place=r.place())
 
 
-def _of_python_numbers(name: str, args: Sequence[object]) -> Any:
+def _of_python_numbers(name: str, args: Sequence[object]) -> object:
     """An operation on Python numbers of which some are parameters: computed by Python, as for the plain kernel."""
     if name in (*_ROUNDING, "floordiv") or name.startswith(("bit", "shift", "invert")):
         raise_baked("A whole number")
@@ -98,7 +98,7 @@ def _of_python_numbers(name: str, args: Sequence[object]) -> Any:
     return known(result, Op(name, tuple(map(as_value, args)), type_of(float)))
 
 
-def cast(r: Recording, x: Any, dtype: Any) -> Any:
+def cast(r: Recording, x: object, dtype: Any) -> Any:
     """``ti.cast`` to a scalar type, also of vectors and matrices."""
     x = value_of(x)
     kind = type_of(dtype)
@@ -107,7 +107,7 @@ def cast(r: Recording, x: Any, dtype: Any) -> Any:
     return convert(as_value(x), kind)
 
 
-def bit_cast(r: Recording, x: Any, dtype: Any) -> Any:
+def bit_cast(r: Recording, x: object, dtype: Any) -> Any:
     x, kind = value_of(x), type_of(dtype)
     if isinstance(x, Known):
         raise_baked("A whole number")
@@ -116,7 +116,7 @@ def bit_cast(r: Recording, x: Any, dtype: Any) -> Any:
     return Op("bit_cast", (as_value(x),), kind, place=r.place())
 
 
-def compare(r: Recording, names: tuple[str, ...], *operands: object) -> Any:
+def compare(r: Recording, names: tuple[str, ...], *operands: object) -> object:
     """A chain of comparisons."""
     result: Any = None
     for name, a, b in zip(names, operands, operands[1:], strict=False):
@@ -125,7 +125,7 @@ def compare(r: Recording, names: tuple[str, ...], *operands: object) -> Any:
     return result
 
 
-def bool_op(r: Recording, kind: str, *values: object) -> Any:
+def bool_op(r: Recording, kind: str, *values: object) -> object:
     """``and``, ``or``: of Python values as in Python, else nested to the right as in Taichi."""
     given = [value_of(v) for v in values]
     if r.context.is_in_static_scope() or not any(isinstance(v, (Value, Tensor)) for v in given):
@@ -139,7 +139,7 @@ def bool_op(r: Recording, kind: str, *values: object) -> Any:
     return result
 
 
-def where(r: Recording, condition: Any, then: Any, orelse: Any) -> Any:
+def where(r: Recording, condition: object, then: object, orelse: object) -> Any:
     """``then if condition else orelse``: only the side that is taken is evaluated."""
     condition, then, orelse = value_of(condition), value_of(then), value_of(orelse)
     if any(isinstance(x, Tensor) for x in (condition, then, orelse)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import taichi_ext.record.edges as edges
@@ -17,7 +18,7 @@ from taichi_ext.record.rules import marked
 _IN_REVERSE = ("mark", "stop_gradient", "replace_gradient")  # rewritten for Taichi's reverse mode
 
 
-def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+def primitive_call(r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object]) -> object:
     """A call of a function with custom derivatives."""
     kind = function.boundary_kind
     bound = inspect.signature(function).bind(*args, **keywords)
@@ -26,7 +27,7 @@ def primitive_call(r: Recording, function: Any, args: list[Any], keywords: dict[
         k: tuple(map(value_of, v)) if k == "args" else value_of(v) for k, v in bound.arguments.items()
     }
 
-    def call(func: Any, *args: Any) -> Any:
+    def call(func: Any, *args: object) -> Any:
         if isinstance(func, Callback):
             func, args = func.function, (*args, *func.args)
         if inspect.ismethod(func):

@@ -47,7 +47,7 @@ def is_python(function: object) -> bool:
     return is_wrapper or isinstance(inspect.getattr_static(type(function), "__call__", None), types.FunctionType)
 
 
-def call_python(library: Library, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+def call_python(library: Library, function: object, args: list[object], keywords: dict[str, object]) -> Any:
     """Call a plain Python function, method, class or object as Taichi does while it compiles."""
     if isinstance(function, functools.partial):
         return library.call(function.func, *function.args, *args, **{**function.keywords, **keywords})
@@ -72,7 +72,9 @@ def call_python(library: Library, function: Any, args: list[Any], keywords: dict
     return _run(library, function, args, keywords)
 
 
-def _run(library: Library, function: types.FunctionType, args: Sequence[object], keywords: Mapping[str, object]) -> Any:
+def _run(
+    library: Library, function: types.FunctionType, args: Sequence[object], keywords: Mapping[str, object]
+) -> object:
     made = rewritten(function, PythonScope(library), library.replaced_names)
     if made is None:
         raise UnsupportedError(
@@ -82,7 +84,7 @@ def _run(library: Library, function: types.FunctionType, args: Sequence[object],
     return made(*args, **keywords)
 
 
-def _construct(library: Library, kind: type, args: list[Any], keywords: dict[str, Any]) -> Any:
+def _construct(library: Library, kind: type, args: list[Any], keywords: dict[str, object]) -> object:
     """An object of a Python class."""
     is_record = dataclasses.is_dataclass(kind) and not hasattr(kind, "__post_init__")
     if is_record or issubclass(kind, (tuple, list, dict, BaseException)):
@@ -95,7 +97,7 @@ def _construct(library: Library, kind: type, args: list[Any], keywords: dict[str
     return made
 
 
-def _native(library: Library, function: Any, args: list[Any], keywords: dict[str, Any]) -> Any:
+def _native(library: Library, function: Any, args: list[object], keywords: dict[str, object]) -> object:
     if not all(map(_is_plain, [*args, *keywords.values()])):
         raise UnsupportedError(f"{function!r} is called on a value of the kernel; write it as a @ti.func.")
     with backend.sealed(), library.watching() as watched:
@@ -117,17 +119,17 @@ def _is_plain(x: object) -> bool:
 class Library(Protocol):
     """The interface of the recorder to Python functions."""
 
-    def call(self, function: Any, *args: Any, **keywords: Any) -> Any: ...
+    def call(self, function: object, *args: object, **keywords: object) -> Any: ...
     def run(self, function: object, *args: object, **keywords: object) -> None: ...
-    def method(self, base: object, name: str, *args: object, **keywords: object) -> Any: ...
-    def load(self, base: object, index: tuple[object, ...]) -> Any: ...
-    def attribute(self, base: Any, name: str) -> Any: ...
-    def operate(self, name: str, *args: Any) -> Any: ...
-    def matmul(self, a: Any, b: Any) -> Any: ...
+    def method(self, base: object, name: str, *args: object, **keywords: object) -> object: ...
+    def load(self, base: object, index: tuple[object, ...]) -> object: ...
+    def attribute(self, base: object, name: str) -> object: ...
+    def operate(self, name: str, *args: object) -> Any: ...
+    def matmul(self, a: object, b: object) -> object: ...
     def augment(self, target: object, op: str, value: object) -> None: ...
     def watching(self) -> contextlib.AbstractContextManager[Watched]: ...
-    def replaced_names(self, function: object) -> dict[str, Any]: ...
-    def python_attribute(self, owner: object, name: str) -> Any: ...
+    def replaced_names(self, function: object) -> dict[str, object]: ...
+    def python_attribute(self, owner: object, name: str) -> object: ...
 
 
 class PythonScope:
@@ -138,7 +140,7 @@ class PythonScope:
 
     # --- operators
 
-    def binary(self, name: str, a: Any, b: Any) -> Any:
+    def binary(self, name: str, a: Any, b: Any) -> object:
         found = self._own_operator(PYTHON_NAMES.get(name, name), a, b)
         if found is not NotImplemented:
             return found
@@ -154,7 +156,7 @@ class PythonScope:
             return self.library.operate(name, _number(a), _number(b))
         return getattr(operator, f"__{PYTHON_NAMES.get(name, name)}__")(a, b)
 
-    def _own_operator(self, name: str, a: object, b: object) -> Any:
+    def _own_operator(self, name: str, a: object, b: object) -> object:
         """The result of an operator that a Python class defines; NotImplemented if it defines none."""
         for x, other, method in ((a, b, f"__{name}__"), (b, a, f"__r{name}__")):
             own = getattr(type(x), method, None)
@@ -164,7 +166,7 @@ class PythonScope:
                     return found
         return NotImplemented
 
-    def unary(self, name: str, x: Any) -> Any:
+    def unary(self, name: str, x: Any) -> object:
         own = getattr(type(x), f"__{name}__", None)
         if isinstance(x, HANDLES):
             return self.library.operate(name, x)
@@ -174,7 +176,7 @@ class PythonScope:
             return _as_array([self.unary(name, e) for e in x.flat], x.shape)
         return getattr(operator, name)(x)
 
-    def compare(self, names: tuple[str, ...], *operands: object) -> Any:
+    def compare(self, names: tuple[str, ...], *operands: object) -> object:
         result = True
         for n, name in enumerate(names):
             a, b = operands[n : n + 2]
@@ -191,7 +193,7 @@ class PythonScope:
                 break
         return result
 
-    def augmented(self, target: object, name: str, value: object) -> Any:
+    def augmented(self, target: object, name: str, value: object) -> object:
         """``target += value``: changes a local or an entry of a field in place; otherwise returns a new object."""
         if isinstance(target, (Cell, Cells)):
             self.library.augment(target, name, value)
@@ -205,7 +207,7 @@ class PythonScope:
             return self.binary(name, target, value)
         return getattr(operator, f"__i{PYTHON_NAMES.get(name, name)}__")(target, value)
 
-    def augment_item(self, base: Any, index: Any, name: str, value: Any) -> None:
+    def augment_item(self, base: Any, index: object, name: str, value: object) -> None:
         base[index] = self.augmented(self.item(base, index), name, value)
 
     def augment_attribute(self, base: object, attribute: str, name: str, value: object) -> None:
@@ -215,10 +217,10 @@ class PythonScope:
 
     # --- reading
 
-    def slice(self, start: Any, stop: Any, step: Any) -> Any:
+    def slice(self, start: object, stop: object, step: object) -> Any:
         return slice(start, stop, step)
 
-    def item(self, base: Any, index: Any) -> Any:
+    def item(self, base: Any, index: object) -> object:
         if isinstance(base, HANDLES):
             return self.library.load(base, index if isinstance(index, tuple) else (index,))
         own = getattr(type(base), "__getitem__", None)
@@ -226,7 +228,7 @@ class PythonScope:
             return self.library.call(own, base, index)
         return base[index]
 
-    def attribute(self, base: Any, name: str) -> Any:
+    def attribute(self, base: object, name: str) -> object:
         if not isinstance(base, HANDLES):
             found = inspect.getattr_static(base, name, None)
             if isinstance(found, property) and isinstance(found.fget, types.FunctionType) and is_python(found.fget):
@@ -236,7 +238,7 @@ class PythonScope:
 
     # --- calls
 
-    def method(self, base: object, name: str, *args: object, **keywords: object) -> Any:
+    def method(self, base: object, name: str, *args: object, **keywords: object) -> object:
         if isinstance(base, HANDLES) or (isinstance(base, backend.Field) and name == "fill"):
             return self.library.method(base, name, *args, **keywords)
         function = self.attribute(base, name)
@@ -248,10 +250,10 @@ class PythonScope:
         """A call whose result is not used."""
         self._call(self.library.run, function, args, keywords)
 
-    def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
+    def call(self, function: object, *args: object, **keywords: object) -> Any:
         return self._call(self.library.call, function, args, keywords)
 
-    def _call(self, otherwise: Any, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _call(self, otherwise: Any, function: Any, args: tuple[Any, ...], keywords: dict[str, object]) -> Any:
         if function is ti.static:
             return args[0] if len(args) == 1 else args
         if any(function is f for f in _OF_PLAIN_VALUES):
@@ -261,7 +263,7 @@ class PythonScope:
             found = self._builtin(function, args, keywords)
         return otherwise(function, *args, **keywords) if found is NotImplemented else found
 
-    def structure(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def structure(self, function: Any, args: tuple[Any, ...], keywords: dict[str, object]) -> object:
         """The result of a callable of Python that combines values; NotImplemented for any other."""
         if function is len and isinstance(args[0], HANDLES):
             return NotImplemented
@@ -277,7 +279,7 @@ class PythonScope:
             return (value for value in args[1] if (value if args[0] is None else self.call(args[0], value)))
         return NotImplemented
 
-    def _builtin(self, function: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _builtin(self, function: Any, args: tuple[Any, ...], keywords: dict[str, object]) -> object:
         """The result of another built-in function of Python; NotImplemented for other callables."""
         if getattr(builtins, getattr(function, "__name__", ""), None) is not function:
             return NotImplemented
@@ -292,7 +294,7 @@ class PythonScope:
             )
         return NotImplemented if any(isinstance(a, HANDLES) for a in args) else function(*args, **keywords)
 
-    def fold(self, function: Any, values: Iterable[Any], *first: Any) -> Any:
+    def fold(self, function: object, values: Iterable[object], *first: object) -> object:
         """``functools.reduce``."""
         iterator = iter(values)
         total = first[0] if first else next(iterator)
@@ -314,7 +316,7 @@ def _has_objects(x: Any) -> bool:
     return _is_array(x) and x.dtype == object
 
 
-def _as_array(entries: list[Any], shape: tuple[int, ...]) -> np.ndarray:
+def _as_array(entries: Sequence[object], shape: tuple[int, ...]) -> np.ndarray:
     """An array of objects, built so that NumPy does not look into them."""
     array = np.empty(len(entries), object)
     for n, entry in enumerate(entries):
@@ -322,5 +324,5 @@ def _as_array(entries: list[Any], shape: tuple[int, ...]) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _number(x: object) -> Any:
+def _number(x: object) -> object:
     return x.item() if isinstance(x, np.generic) else x

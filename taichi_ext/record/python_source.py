@@ -12,7 +12,7 @@ import ast
 import copy
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
@@ -28,8 +28,8 @@ _FUTURE = reduce(or_, (getattr(__future__, name).compiler_flag for name in __fut
 
 
 def rewritten(
-    function: types.FunctionType, scope: object, replaced: Callable[[types.FunctionType], dict[str, Any]]
-) -> Callable[..., Any] | None:
+    function: types.FunctionType, scope: object, replaced: Callable[[types.FunctionType], Mapping[str, object]]
+) -> Callable[..., object] | None:
     """The function with its operators and calls on ``scope``; None if its source cannot be found.
 
     ``replaced`` gives the names of its closure and module that have another value.
@@ -108,7 +108,7 @@ def _may_be(node: ast.AST, code: types.CodeType) -> bool:
     return min([node.lineno, *(d.lineno for d in node.decorator_list)]) == code.co_firstlineno
 
 
-def _alone(node: Any, qualname: str) -> Any:
+def _alone(node: Any, qualname: str) -> object:
     """A copy of a definition without defaults, decorators and annotations, private names written out."""
     node = copy.deepcopy(node)
     args = node.args
@@ -158,7 +158,7 @@ def is_same_code(a: object, b: object) -> bool:
 
 
 class _Rewriter(ast.NodeTransformer):
-    def visit_body(self, node: Any) -> Any:
+    def visit_body(self, node: Any) -> object:
         """A definition, its body rewritten."""
         is_lambda = isinstance(node, ast.Lambda)
         node.body = self.visit(node.body) if is_lambda else [self.visit(statement) for statement in node.body]
@@ -174,33 +174,33 @@ class _Rewriter(ast.NodeTransformer):
     def string(self, value: str, node: ast.AST) -> ast.Constant:
         return ast.copy_location(ast.Constant(value=value), node)
 
-    def visit_arguments(self, node: ast.arguments) -> Any:
+    def visit_arguments(self, node: ast.arguments) -> object:
         node.defaults = [self.visit(e) for e in node.defaults]
         node.kw_defaults = [None if e is None else self.visit(e) for e in node.kw_defaults]
         return node  # annotations stay
 
-    def visit_BinOp(self, node: ast.BinOp) -> Any:
+    def visit_BinOp(self, node: ast.BinOp) -> object:
         name = self.string(BINARY[type(node.op)], node)
         return self.library("binary", node, name, self.visit(node.left), self.visit(node.right))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> object:
         if isinstance(node.op, ast.Not):
             return self.generic_visit(node)
         return self.library("unary", node, self.string(_UNARY[type(node.op)], node), self.visit(node.operand))
 
-    def visit_Compare(self, node: ast.Compare) -> Any:
+    def visit_Compare(self, node: ast.Compare) -> object:
         if not all(type(op) in COMPARE for op in node.ops):
             return self.generic_visit(node)
         names = [self.string(COMPARE[type(op)], node) for op in node.ops]
         group = ast.copy_location(ast.Tuple(elts=list(names), ctx=ast.Load()), node)
         return self.library("compare", node, group, self.visit(node.left), *map(self.visit, node.comparators))
 
-    def visit_Attribute(self, node: ast.Attribute) -> Any:
+    def visit_Attribute(self, node: ast.Attribute) -> object:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         return self.library("attribute", node, self.visit(node.value), self.string(node.attr, node))
 
-    def visit_Subscript(self, node: ast.Subscript) -> Any:
+    def visit_Subscript(self, node: ast.Subscript) -> object:
         if not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         return self.library("item", node, self.visit(node.value), self.index(node.slice))
@@ -214,7 +214,7 @@ class _Rewriter(ast.NodeTransformer):
             return ast.copy_location(ast.Tuple(elts=[self.index(e) for e in node.elts], ctx=ast.Load()), node)
         return self.visit(node)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+    def visit_AugAssign(self, node: ast.AugAssign) -> object:
         name, value = self.string(BINARY[type(node.op)], node), self.visit(node.value)
         target = node.target
         if isinstance(target, ast.Name):
@@ -227,13 +227,13 @@ class _Rewriter(ast.NodeTransformer):
         call = self.library(kind, node, self.visit(target.value), place, name, value)
         return ast.copy_location(ast.Expr(value=call), node)
 
-    def visit_Expr(self, node: ast.Expr) -> Any:
+    def visit_Expr(self, node: ast.Expr) -> object:
         value = node.value
         if isinstance(value, ast.Call) and not isinstance(value.func, ast.Attribute):
             return ast.copy_location(ast.Expr(value=self.call("run", value)), node)
         return self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> object:
         return self.call("call", node)
 
     def call(self, name: str, node: ast.Call) -> Any:

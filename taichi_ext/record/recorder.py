@@ -50,7 +50,7 @@ class Recorder:
         if len(r.frames) == 1:
             bind_arguments(r)
 
-    def if_(self, condition: object) -> Any:
+    def if_(self, condition: object) -> object:
         self.recording.open_if(as_value(condition))
         return dummy(I32)
 
@@ -66,14 +66,14 @@ class Recorder:
     def enter_while(self) -> None:
         self.recording.open_while()
 
-    def while_(self, _: None, condition: object) -> Any:
+    def while_(self, _: None, condition: object) -> object:
         self.recording.set_condition(as_value(condition))
         return dummy(I32)
 
     def before_loop(self, kind: str, *domain: object) -> None:
         before_loop(self.recording, kind, domain)
 
-    def bound(self, number: int | None = None) -> Any:
+    def bound(self, number: int | None = None) -> object:
         domain = self.recording.loop.domain
         return domain if number is None else domain[number]
 
@@ -104,7 +104,7 @@ class Recorder:
     def let(self, name: str, value: object) -> None:
         assignments.let(self.recording, name, value)
 
-    def let_value(self, name: str, value: object, scopes: int) -> Any:
+    def let_value(self, name: str, value: object, scopes: int) -> object:
         """``(name := value)``, a number of scopes inside its statement."""
         with assignments.outside(self.recording, scopes):
             assignments.let(self.recording, name, value)
@@ -119,14 +119,14 @@ class Recorder:
     def unpack_to(self, value: object, places: tuple[object, ...]) -> None:
         assignments.unpack_to(self.recording, places, value)
 
-    def store(self, value: Any, base: Any, index: Any) -> None:
+    def store(self, value: object, base: object, index: object) -> None:
         """``base[index] = value``: the value is evaluated first, as in Python."""
         assignments.store(self.recording, base, index, value)
 
     def update_local(self, name: str, operator: str, op: str, value: object) -> None:
         assignments.update_local(self.recording, name, op, value)
 
-    def update(self, base: Any, index: Any, operator: str, op: str, value: Any) -> None:
+    def update(self, base: object, index: object, operator: str, op: str, value: object) -> None:
         assignments.update_place(self.recording, assignments.place_of(self.recording, base, index), op, value)
 
     def augment(self, target: object, op: str, value: object) -> None:
@@ -141,51 +141,51 @@ class Recorder:
 
     # --- values
 
-    def operate(self, name: str, *args: Any) -> Any:
+    def operate(self, name: str, *args: object) -> Any:
         return operations.operate(self.recording, name, *args)
 
-    def primal(self, x: Any) -> Any:
+    def primal(self, x: object) -> Any:
         return value_of(x)
 
-    def pos(self, x: object) -> Any:
+    def pos(self, x: object) -> object:
         return value_of(x)
 
-    def matmul(self, a: Any, b: Any) -> Any:
+    def matmul(self, a: object, b: object) -> object:
         return calls.call(self.recording, backend.matrix_ops.matmul, [a, b], {})
 
-    def percent(self, text: str, values: object) -> Any:
+    def percent(self, text: str, values: object) -> object:
         """``text % values``."""
         return effects.percent(text, value_of(values))
 
-    def compare(self, names: tuple[str, ...], *operands: object) -> Any:
+    def compare(self, names: tuple[str, ...], *operands: object) -> object:
         return operations.compare(self.recording, names, *operands)
 
-    def bool_op(self, kind: str, *values: object) -> Any:
+    def bool_op(self, kind: str, *values: object) -> object:
         return operations.bool_op(self.recording, kind, *values)
 
-    def where(self, condition: Any, then: Any, orelse: Any) -> Any:
+    def where(self, condition: object, then: object, orelse: object) -> Any:
         return operations.where(self.recording, condition, then, orelse)
 
-    def cast(self, x: Any, dtype: Any) -> Any:
+    def cast(self, x: object, dtype: Any) -> Any:
         return construct.typed(self.recording, dtype, x)
 
     def literal(self, x: float, kind: Type) -> Const:
         """A number of exactly this type."""
         return Const(x, kind)
 
-    def slice(self, start: Any, stop: Any, step: Any) -> Any:
+    def slice(self, start: object, stop: object, step: object) -> Any:
         return slice(start, stop, step)
 
-    def load(self, base: object, index: tuple[object, ...]) -> Any:
+    def load(self, base: object, index: tuple[object, ...]) -> object:
         return subscripts.load(self.recording, base, index)
 
-    def attribute(self, base: Any, name: str) -> Any:
+    def attribute(self, base: object, name: str) -> object:
         return subscripts.attribute(self.recording, base, name)
 
-    def format(self, template: str, *values: Any, **named: Any) -> Any:
+    def format(self, template: str, *values: object, **named: object) -> Any:
         return effects.format_text(template, values, named)
 
-    def spread(self, values: object) -> Any:
+    def spread(self, values: object) -> object:
         """``*values`` in a call."""
         found = value_of(values)
         return list(found) if not isinstance(values, Cells) else [values.at((n,)) for n in range(values.shape[0])]
@@ -196,29 +196,29 @@ class Recorder:
         """Watch whether Python code within the context may read one."""
         return self.recording.constants.watching()
 
-    def replaced_names(self, function: Any) -> dict[str, Any]:
+    def replaced_names(self, function: Any) -> dict[str, object]:
         """The names of a Python function for such numbers, with their replacements."""
         return self.recording.constants.replaced(function)
 
-    def python_attribute(self, owner: object, name: str) -> Any:
+    def python_attribute(self, owner: object, name: str) -> object:
         """An attribute that a Python function reads."""
         return self.recording.constants.read_attribute(owner, name, getattr(owner, name))
 
     # --- calls
 
-    def call(self, function: Any, *args: Any, **keywords: Any) -> Any:
+    def call(self, function: object, *args: object, **keywords: object) -> Any:
         return calls.call(self.recording, function, list(args), keywords)
 
     def run(self, function: object, *args: object, **keywords: object) -> None:
         """A call whose result is not used."""
         calls.call(self.recording, function, list(args), keywords, is_statement=True)
 
-    def method(self, base: object, name: str, *args: object, **keywords: object) -> Any:
+    def method(self, base: object, name: str, *args: object, **keywords: object) -> object:
         return calls.method(self.recording, base, name, list(args), keywords, False)
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    def method(self: Recorder, *args: object) -> Any:
+def _operator(name: str) -> Callable[..., object]:
+    def method(self: Recorder, *args: object) -> object:
         return operations.operate(self.recording, name, *args)
 
     method.__name__ = name

@@ -62,7 +62,7 @@ class Containers:
     arrays: dict[int, ir.Container] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
 
-    def add_array(self, array: Any, container: ir.Container) -> None:
+    def add_array(self, array: object, container: ir.Container) -> None:
         """An array argument, as the kernel is traced with it."""
         self.arrays[id(array)] = container
         self.kept.append(array)
@@ -91,7 +91,7 @@ class Recording:
         self.loop = NextLoop()
         # the source of each local, with an index, that was declared as a copy
         self.copies: dict[Any, Any] = {}
-        self.stopped: list[Any] = []  # the functions and marks whose rules are being walked
+        self.stopped: list[object] = []  # the functions and marks whose rules are being walked
         self._places: dict[Any, ir.Place | None] = {}
 
     @property
@@ -175,7 +175,7 @@ class Recording:
 
     # --- fields and arrays
 
-    def container(self, obj: Any) -> ir.Container:
+    def container(self, obj: object) -> ir.Container:
         """The container of a field or array argument."""
         known = self.containers
         if id(obj) in known.arrays:
@@ -185,7 +185,7 @@ class Recording:
             known.fields[id(obj)] = field_container(obj, self._name(obj))
         return known.fields[id(obj)]
 
-    def _name(self, obj: Any) -> str:
+    def _name(self, obj: object) -> str:
         """The user's name of a field: a variable, or an attribute, member or item of one."""
         scopes = (self.context.global_vars, *self.context.local_scopes)
         for depth in range(_DEEPEST):
@@ -223,7 +223,7 @@ def _path(owner: object, obj: object, depth: int) -> tuple[str, ...] | None:
     return None
 
 
-def _named_parts(owner: object) -> Iterable[tuple[str, Any]]:
+def _named_parts(owner: object) -> Iterable[tuple[str, object]]:
     if isinstance(owner, (list, tuple)):
         return ((str(n), part) for n, part in enumerate(owner[:_MOST_ITEMS]))
     if isinstance(owner, dict):

@@ -26,7 +26,7 @@ class Rewritten:
     source: tuple[str, list[str], int]
     names: tuple[str, ...]  # of its parameters
     pickled: bytes
-    places: dict[Any, str] = field(default_factory=dict)  # texts of places in the source, as messages cite them
+    places: dict[object, str] = field(default_factory=dict)  # texts of places in the source, as messages cite them
 
     free: list[Any] = field(default_factory=list)  # trees that have been walked, each with a list of its nodes
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import types
+from collections.abc import Mapping
 from typing import Any
 
 from taichi_ext import backend
@@ -31,7 +32,7 @@ COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "
 class Rewriter(ast.NodeTransformer):
     """Turns a function into calls of the recorder; separate calls open and close blocks."""
 
-    def __init__(self, scope: dict[str, Any]) -> None:
+    def __init__(self, scope: Mapping[str, object]) -> None:
         self.scope = scope
         self.locals: set[str] = set()
         self.temporaries = 0
@@ -72,7 +73,7 @@ class Rewriter(ast.NodeTransformer):
         node.body = [self.statement("begin", node), *self.body(node.body)]
         ast.copy_location(node.body[0], node)
 
-    def visit_Return(self, node: ast.Return) -> Any:
+    def visit_Return(self, node: ast.Return) -> object:
         if node.value is None:
             return node
         value = node.value
@@ -85,7 +86,7 @@ class Rewriter(ast.NodeTransformer):
 
     # --- statements
 
-    def visit_Assign(self, node: ast.Assign) -> Any:
+    def visit_Assign(self, node: ast.Assign) -> object:
         is_static = self.static_name(node.value) == "static"
         value = self.visit(node.value)
         if is_static:
@@ -140,13 +141,13 @@ class Rewriter(ast.NodeTransformer):
         elements = node.elts if isinstance(node, ast.Tuple) else [node]
         return ast.copy_location(ast.Tuple(elts=[self.visit(e) for e in elements], ctx=ast.Load()), node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> object:
         if node.value is None:
             return node
         value = self.library("cast", node, self.visit(node.value), self.visit(node.annotation))
         return self.assignment(node.target, value, node)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+    def visit_AugAssign(self, node: ast.AugAssign) -> object:
         operator = self.string(type(node.op).__name__, node)
         value = self.visit(node.value)
         name = BINARY[type(node.op)]
@@ -155,7 +156,7 @@ class Rewriter(ast.NodeTransformer):
             return self.statement("update_local", node, target, operator, self.string(name, node), value)
         return self.statement("update", node, *self.place_parts(node.target), operator, self.string(name, node), value)
 
-    def visit_If(self, node: ast.If) -> Any:
+    def visit_If(self, node: ast.If) -> object:
         if self.static_name(node.test) == "static":
             node.test, node.body, node.orelse = self.visit(node.test), self.body(node.body), self.body(node.orelse)
             return node
@@ -165,13 +166,13 @@ class Rewriter(ast.NodeTransformer):
             node.orelse = [self.statement("orelse", node), *self.body(node.orelse), self.statement("close", node)]
         return [node, self.statement("end_if", node)]
 
-    def visit_While(self, node: ast.While) -> Any:
+    def visit_While(self, node: ast.While) -> object:
         enter = self.library("enter_while", node.test)
         node.test = self.library("while_", node.test, enter, self.visit(node.test))
         node.body = [*self.body(node.body), self.statement("end_loop", node)]
         return node
 
-    def visit_For(self, node: ast.For) -> Any:
+    def visit_For(self, node: ast.For) -> object:
         kind = self.static_name(node.iter)
         if kind == "static":
             node.iter = self.visit(node.iter)
@@ -210,13 +211,13 @@ class Rewriter(ast.NodeTransformer):
         else:
             node.iter = bound(0)
 
-    def visit_Continue(self, node: ast.Continue) -> Any:
+    def visit_Continue(self, node: ast.Continue) -> object:
         return [self.statement("jump", node, self.string("continue", node)), node]
 
-    def visit_Break(self, node: ast.Break) -> Any:
+    def visit_Break(self, node: ast.Break) -> object:
         return [self.statement("jump", node, self.string("break", node)), node]
 
-    def visit_Expr(self, node: ast.Expr) -> Any:
+    def visit_Expr(self, node: ast.Expr) -> object:
         if isinstance(node.value, ast.Constant):
             return node
         node.value = self.visit(node.value)
@@ -225,56 +226,56 @@ class Rewriter(ast.NodeTransformer):
             called.id = f"{RECORDER}.run"  # the result is not used
         return node
 
-    def visit_Assert(self, node: ast.Assert) -> Any:
+    def visit_Assert(self, node: ast.Assert) -> object:
         message = self.string(ast.unparse(node.test), node) if node.msg is None else self.visit(node.msg)
         return self.statement("assert_", node, self.visit(node.test), message)
 
     # --- expressions
 
-    def visit_BinOp(self, node: ast.BinOp) -> Any:
+    def visit_BinOp(self, node: ast.BinOp) -> object:
         if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
             return self.library("percent", node, node.left, self.visit(node.right))
         return self.library(BINARY[type(node.op)], node, self.visit(node.left), self.visit(node.right))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> object:
         if isinstance(node.operand, ast.Constant) and isinstance(node.op, ast.USub):
             return node
         return self.library(_UNARY[type(node.op)], node, self.visit(node.operand))
 
-    def visit_Compare(self, node: ast.Compare) -> Any:
+    def visit_Compare(self, node: ast.Compare) -> object:
         if not all(type(op) in COMPARE for op in node.ops):
             return self.generic_visit(node)
         names = self.string(tuple(COMPARE[type(op)] for op in node.ops), node)
         return self.library("compare", node, names, self.visit(node.left), *map(self.visit, node.comparators))
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+    def visit_BoolOp(self, node: ast.BoolOp) -> object:
         kind = self.string("and" if isinstance(node.op, ast.And) else "or", node)
         return self.library("bool_op", node, kind, *map(self.visit, node.values))
 
-    def visit_IfExp(self, node: ast.IfExp) -> Any:
+    def visit_IfExp(self, node: ast.IfExp) -> object:
         if self.static_name(node.test) == "static":
             return self.generic_visit(node)
         return self.library("where", node, self.visit(node.test), self.visit(node.body), self.visit(node.orelse))
 
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> Any:
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> object:
         return self.library("let_value", node, self.string(node.target.id, node), self.visit(node.value))
 
-    def visit_Subscript(self, node: ast.Subscript) -> Any:
+    def visit_Subscript(self, node: ast.Subscript) -> object:
         return self.library("load", node, self.visit(node.value), self.index(node.slice))
 
-    def visit_Attribute(self, node: ast.Attribute) -> Any:
+    def visit_Attribute(self, node: ast.Attribute) -> object:
         if not isinstance(node.ctx, ast.Load) or self.is_module_attribute(node):
             return node
         return self.library("attribute", node, self.visit(node.value), self.string(node.attr, node))
 
-    def visit_Slice(self, node: ast.Slice) -> Any:
+    def visit_Slice(self, node: ast.Slice) -> object:
         parts = [self.string(None, node) if p is None else self.visit(p) for p in (node.lower, node.upper, node.step)]
         return self.library("slice", node, *parts)
 
-    def visit_Lambda(self, node: ast.Lambda) -> Any:
+    def visit_Lambda(self, node: ast.Lambda) -> object:
         return node
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> Any:
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> object:
         template, values = "", []
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
@@ -287,7 +288,7 @@ class Rewriter(ast.NodeTransformer):
                 template += part.value.replace("{", "{{").replace("}", "}}")
         return self.library("format", node, self.string(template, node), *values)
 
-    def visit_Call(self, node: ast.Call) -> Any:
+    def visit_Call(self, node: ast.Call) -> object:
         static = self.static_name(node)
         if static:
             node.args = [self.visit(a) for a in node.args]
@@ -305,7 +306,7 @@ class Rewriter(ast.NodeTransformer):
         function = node.func if isinstance(node.func, (ast.Name, ast.Attribute)) else self.visit(node.func)
         return self.library("call", node, function, *args, keywords=keywords)
 
-    def visit_Starred(self, node: ast.Starred) -> Any:
+    def visit_Starred(self, node: ast.Starred) -> object:
         node.value = self.library("spread", node, self.visit(node.value))
         return node
 

@@ -76,13 +76,13 @@ class NoRules:
         pass
 
 
-def find_rule(r: Recording, target: Any) -> Rule | None:
+def find_rule(r: Recording, target: object) -> Rule | None:
     """The rule of a function or mark, None while that rule itself is walked."""
     rule = r.rules.rule_for(target)
     return None if target in r.stopped else rule
 
 
-def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], walk: Walk) -> Any:
+def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], walk: Walk) -> object:
     """A call of a function that has a rule: its body sees copies of the arguments."""
     inputs: dict[str, Any] = {}
     passed: list[Any] = []
@@ -123,13 +123,13 @@ def _check_stores(rule: Rule, body: list[Statement]) -> None:
             )
 
 
-def stop_arguments(r: Recording, bound: Sequence[object]) -> list[Any]:
+def stop_arguments(r: Recording, bound: Sequence[object]) -> list[object]:
     """The arguments of a function that its own rule calls: without tangents."""
     values = [value_of(b) for b in bound]
     return [stopped(r, v) if isinstance(v, (Value, Tensor, Record)) else v for v in values]
 
 
-def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Walk) -> Any:
+def marked(r: Recording, name: str, value: object, along: Mapping[str, object], walk: Walk) -> object:
     """``mark``: its value, with the tangent that the rule of this name gives."""
     if not isinstance(name, str):
         raise InvalidRuleError(f"mark: the name is {name!r}; expected a string.")
@@ -148,7 +148,7 @@ def marked(r: Recording, name: str, value: Any, along: dict[str, Any], walk: Wal
     return apply_rule(r, rule, kept, value, walk)
 
 
-def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic: object, walk: Walk) -> Any:
+def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic: object, walk: Walk) -> object:
     """Apply a rule; ``automatic`` is the result with autodiff's tangents, of the arguments that the rule leaves."""
     is_tuple = isinstance(automatic, (tuple, list))
     parts = tuple(frozen(r, p, "automatic") for p in (automatic if is_tuple else (automatic,)))
@@ -184,7 +184,7 @@ def apply_rule(r: Recording, rule: Rule, inputs: Mapping[str, object], automatic
     return results
 
 
-def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[Any]) -> Any:
+def _walked(r: Recording, rule: Rule, walk: Walk, bound: list[object]) -> object:
     """The result of a rule; in reverse mode its loops are unrolled.
 
     If a loop changes a value from before it, Taichi 1.7.4 counts only the last iteration; it also reads invalid memory
@@ -210,7 +210,7 @@ def _unsuitable(rule: Rule, what: str) -> UnsupportedError:
     )
 
 
-def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object) -> Any:
+def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object) -> object:
     """The result in reverse mode: its value, stopped, plus the result of the rule, which is 0 and has the gradient."""
     values = stopped(r, automatic)
     if "auto" in rule.parameters:
@@ -218,12 +218,12 @@ def _with_tangents(r: Recording, rule: Rule, automatic: object, tangents: object
     return by_number(total, values, by_number(difference, automatic, values), tangents)
 
 
-def _tangent_of(r: Recording, name: str, value: object) -> tuple[Any, tuple[Local, ...], Any]:
+def _tangent_of(r: Recording, name: str, value: object) -> tuple[object, tuple[Local, ...], object]:
     """Tangents of a value: the argument of the rule, the locals, and the values in the order of the locals."""
     locals_: list[Local] = []
     given: list[Group] = []
 
-    def made(x: object, label: str, is_member: bool) -> Any:
+    def made(x: object, label: str, is_member: bool) -> object:
         if isinstance(x, (tuple, list)):
             return tuple(made(e, f"{label}_{n}", is_member) for n, e in enumerate(x))
         if isinstance(x, Record):
@@ -243,7 +243,7 @@ def _tangent_of(r: Recording, name: str, value: object) -> tuple[Any, tuple[Loca
     return tangent, tuple(locals_), tuple(given)
 
 
-def check_shapes(rule: Rule, wanted: Sequence[object], given: list[Any] | None) -> None:
+def check_shapes(rule: Rule, wanted: Sequence[object], given: Sequence[object] | None) -> None:
     """Raise unless a rule returns values of the shapes of its function's results; None means it returned nothing."""
     if wanted != given:
         shown, found = (shapes[0] if shapes and len(shapes) == 1 else shapes for shapes in (wanted, given))

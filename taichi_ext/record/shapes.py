@@ -44,7 +44,7 @@ class Shapes:
     is_everywhere: bool = False  # the level is a number
 
 
-def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> object:
     """``layers`` and ``nearest``."""
     kind, shape, background = function.boundary_kind, given["shape"], given["background"]
     require_function(kind, "shape", shape, "n, x and y")
@@ -53,7 +53,7 @@ def mean_of_shapes(r: Recording, call: Call, function: Any, given: dict[str, Any
     return call(function.boundary_body, shapes, given["count"], background, x, y, shapes.has_depth)
 
 
-def callback(r: Recording, function: Any, args: tuple[Any, ...]) -> Callback:
+def callback(r: Recording, function: object, args: tuple[object, ...]) -> Callback:
     """A function with the current values of its further arguments."""
     kept = (declare(r, "passed", a, "argument") if isinstance(a, (Value, Tensor, Record)) else a for a in args)
     return Callback(function, tuple(kept))
@@ -67,7 +67,7 @@ class Seen:
     is_fine: bool  # computed in float64
 
 
-def seen_values(r: Recording, call: Call, kind: str, seen: Any, name: str = "seen") -> Seen:
+def seen_values(r: Recording, call: Call, kind: str, seen: object, name: str = "seen") -> Seen:
     """The result of a function of a position; it is recorded separately, and not kept."""
     require_function(kind, name, seen, "x and y")
     real = default_types()[0]
@@ -82,7 +82,7 @@ def seen_values(r: Recording, call: Call, kind: str, seen: Any, name: str = "see
     return Seen(typed_tensor([zero] * len(value.entries), value.shape) if isinstance(value, Tensor) else zero, is_fine)
 
 
-def _beside(kind: str, given: Any, seen: Seen) -> Any:
+def _beside(kind: str, given: object, seen: Seen) -> Value | int | float:
     """The distance from an edge at which its sides are evaluated."""
     if given is None:
         return as_value(_BESIDE[seen.is_fine])
@@ -91,7 +91,7 @@ def _beside(kind: str, given: Any, seen: Seen) -> Any:
     return given
 
 
-def visible_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def visible_edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
     kind = function.boundary_kind
     seen = seen_values(r, call, kind, given["seen"])
     ends = [_homogeneous(kind, name, given[name]) for name in ("start", "end")]
@@ -102,7 +102,7 @@ def visible_edge(r: Recording, call: Call, function: Any, given: dict[str, Any])
     return call(function.boundary_body, given["seen"], *ends, seen.zeros, beside, x, y, antialias)
 
 
-def segment_edge(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def segment_edge(r: Recording, call: Call, function: Any, given: Mapping[str, object]) -> Any:
     kind, jump = function.boundary_kind, given["jump"]
     for name in ("start", "end"):
         if shape_of(given[name]) != (2,):
@@ -117,7 +117,7 @@ def segment_edge(r: Recording, call: Call, function: Any, given: dict[str, Any])
     return call(function.boundary_body, given["start"], given["end"], operate(r, "mul", jump, 1.0), x, y, antialias)
 
 
-def _homogeneous(kind: str, name: str, end: Any) -> Tensor:
+def _homogeneous(kind: str, name: str, end: object) -> Tensor:
     if not isinstance(end, Tensor) or end.shape not in ((2,), (3,)):
         raise UnsupportedError(
             f"{kind}: {name} must be a vector of 2, x and y in pixels, or of 3, (x w, y w, w); {shown_value(end)} is "
@@ -147,7 +147,7 @@ def ray_level(r: Recording, call: Call, function: Any, given: dict[str, Any]) ->
     return call(function.boundary_body, distance, *(given[name] for name in ("origin", "direction", "near", "far")))
 
 
-def shape_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def shape_at(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
     """Level, depth and value of one of the shapes of ``layers`` or ``nearest``."""
     shapes, n = given["shape"], given["n"]
     found = value_of(call(shapes.function, n, given["x"], given["y"]))
@@ -168,7 +168,7 @@ def shape_at(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> 
     return level, depth, value
 
 
-def level_gradient(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def level_gradient(r: Recording, call: Call, function: object, given: dict[str, Any]) -> object:
     """The gradient of a level or a depth with respect to the position."""
     shapes, value = given["shape"], given["value"]
     may_be_flat = given["name"] != "level" or shapes.is_everywhere
@@ -177,7 +177,7 @@ def level_gradient(r: Recording, call: Call, function: Any, given: dict[str, Any
     return gradient(r, shapes.kind, value, given["at"], may_be_flat=may_be_flat)
 
 
-def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any:
+def pixel(r: Recording, call: Call, function: Any, given: dict[str, object]) -> Any:
     shade = given["shade"]
     antialias = is_antialiased("pixel", given)
     seen = seen_values(r, call, "pixel", shade, name="shade")
@@ -190,7 +190,7 @@ def pixel(r: Recording, call: Call, function: Any, given: dict[str, Any]) -> Any
     return Tensor(found.entries, zeros.shape) if isinstance(zeros, Tensor) else found.entries[0]
 
 
-def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[Any, ...]:
+def probe(r: Recording, call: Call, function: object, given: Mapping[str, object]) -> tuple[object, ...]:
     """A call of the function of ``pixel``, with its conditions noted for the mode: value, seen, near or level."""
     mode, real = given["mode"], default_types()[0]
     at = Tensor(tuple(frozen(r, given[name], "at") for name in ("x", "y")), (2,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from taichi_ext import backend
@@ -40,7 +41,7 @@ def _whole(i: Any) -> int:
     return int(i)
 
 
-def load(r: Recording, base: Any, index: Any) -> Any:
+def load(r: Recording, base: Any, index: Any) -> object:
     """``base[index]``: of a field or vector something that can also be stored to."""
     if isinstance(base, (backend.Field, backend.AnyArray)):
         return _load_container(r, base, index_list(index))
@@ -63,7 +64,7 @@ def load(r: Recording, base: Any, index: Any) -> Any:
     return base[key]
 
 
-def _item(r: Recording, matrix: Any, index: list[Any]) -> Any:
+def _item(r: Recording, matrix: Any, index: list[Any]) -> object:
     """An entry of a matrix of Python numbers: a Python number where the index is known."""
     if any(isinstance(i, (Value, slice)) for i in index):
         return entry(r, captured(matrix), index)
@@ -73,7 +74,7 @@ def _item(r: Recording, matrix: Any, index: list[Any]) -> Any:
     return found
 
 
-def _load_container(r: Recording, base: Any, index: list[Any]) -> Any:
+def _load_container(r: Recording, base: Any, index: list[object]) -> object:
     backend.check_not_ended(base, "The field that is indexed here")
     if isinstance(base, backend.StructField):
         if backend.is_dynamic_cell(base, len(index)):
@@ -95,7 +96,7 @@ def _load_container(r: Recording, base: Any, index: list[Any]) -> Any:
     return entry(r, place, rest) if rest else place
 
 
-def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> Any:
+def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> object:
     """An entry of a vector or matrix, or a part of it."""
     if len(index) != len(base.shape):
         raise ti.TaichiSyntaxError(f"{len(index)} indices are given for a value of shape {base.shape}.")
@@ -117,7 +118,7 @@ def entry(r: Recording, base: Tensor | Cells, index: list[Any]) -> Any:
     return base.at(tuple(i if isinstance(i, Value) else Const(i, I32) for i in index))
 
 
-def _axes(base: Tensor | Cells, index: list[Any]) -> list[Any]:
+def _axes(base: Tensor | Cells, index: Sequence[object]) -> list[Any]:
     """The indices along each axis of a part of a vector or matrix."""
     return [range(*i.indices(s)) if isinstance(i, slice) else [i] for i, s in zip(index, base.shape, strict=True)]
 
@@ -129,7 +130,7 @@ def places(r: Recording, base: Any, index: Any) -> Any:
     return load(r, base, index)
 
 
-def attribute(r: Recording, base: Any, name: str) -> Any:
+def attribute(r: Recording, base: Any, name: str) -> object:
     """``base.name``."""
     if isinstance(base, Record):
         if name in base.members:
@@ -153,7 +154,7 @@ def attribute(r: Recording, base: Any, name: str) -> Any:
     return backend.native_attribute(r.context, base, name)[0]
 
 
-def _tensor_attribute(r: Recording, base: Tensor | Cells, name: str) -> Any:
+def _tensor_attribute(r: Recording, base: Tensor | Cells, name: str) -> object:
     numbers = backend.swizzle_indices(name)
     if numbers is not None:
         if len(base.shape) != 1 or max(numbers) >= base.shape[0]:

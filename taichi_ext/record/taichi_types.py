@@ -55,7 +55,7 @@ def _named(dtype: Any) -> Type:
     return TYPES[name]
 
 
-def taichi_type(kind: Type) -> Any:
+def taichi_type(kind: Type) -> object:
     return getattr(ti, kind.name)
 
 
@@ -64,7 +64,7 @@ def default_types() -> tuple[Type, Type]:
     return type_of(float), type_of(int)
 
 
-def dummy(kind: Type) -> Any:
+def dummy(kind: Type) -> object:
     """An expression of a type, for Taichi to compute with."""
     return backend.Expr(True) if kind is U1 else backend.constant(1, taichi_type(kind))
 

@@ -36,7 +36,7 @@ class Variable:
     key: tuple[Any, ...]
     name: str
     read: Callable[[], object]
-    write: Callable[[Any], None]
+    write: Callable[[object], None]
     is_qualified: bool = False
 
 
@@ -80,7 +80,7 @@ def attribute_variable(owner: object, name: str) -> Variable:
     )
 
 
-def _in_module(names: dict[str, Any], name: str) -> Variable:
+def _in_module(names: dict[str, object], name: str) -> Variable:
     return Variable(("global", id(names), name), name, lambda: names[name], lambda value: names.update({name: value}))
 
 
@@ -205,7 +205,7 @@ def _reachable(root: object, in_python: bool = False) -> Iterator[types.Function
             pending += _members(root.__self__, names_in_code(function.__code__))
 
 
-def _named(function: types.FunctionType) -> Iterator[Any]:
+def _named(function: types.FunctionType) -> Iterator[object]:
     names = names_in_code(function.__code__)
     for name in sorted(names):
         variable = global_variable(function, name)
@@ -220,7 +220,7 @@ def _named(function: types.FunctionType) -> Iterator[Any]:
                 yield from _members(part, names)
 
 
-def _members(owner: object, names: set[str]) -> Iterator[Any]:
+def _members(owner: object, names: set[str]) -> Iterator[object]:
     """The attributes of an object's class with some of these names."""
     return (m for n in names if (m := inspect.getattr_static(type(owner), n, None)) is not None)
 
@@ -234,7 +234,7 @@ def names_in_code(code: types.CodeType) -> set[str]:
 # --- values of variables
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value is a real number of Python or NumPy."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
@@ -250,7 +250,7 @@ def number_shape(value: object) -> tuple[int, ...] | None:
     return None
 
 
-def with_entries(value: Any, entries: np.ndarray) -> Any:
+def with_entries(value: Any, entries: np.ndarray) -> object:
     """An object like ``value`` with other numbers."""
     if is_number(value):
         return float(entries)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import taichi_ext.program as ir
 
@@ -34,7 +33,7 @@ class _Unrolling:
         self.count = 0
 
     def block(
-        self, body: ir.Body, names: Mapping[ir.Local, ir.Local], known: Mapping[Any, int], *, is_copy: bool
+        self, body: ir.Body, names: Mapping[ir.Local, ir.Local], known: Mapping[object, int], *, is_copy: bool
     ) -> ir.Body:
         """A block: of an iteration, a copy. ``names`` are the new locals of outer copies, ``known`` loop variables."""
         names = dict(names)
@@ -55,7 +54,9 @@ class _Unrolling:
             made.append(s)
         return tuple(made)
 
-    def loop(self, s: ir.For, names: Mapping[ir.Local, ir.Local], known: Mapping[Any, int]) -> Iterator[ir.Statement]:
+    def loop(
+        self, s: ir.For, names: Mapping[ir.Local, ir.Local], known: Mapping[object, int]
+    ) -> Iterator[ir.Statement]:
         if any(isinstance(inner, ir.Jump) for inner in ir.statements(s.body)):
             raise self.refuse("a loop with break or continue")
         for index in self.iterations(s):

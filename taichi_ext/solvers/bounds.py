@@ -44,7 +44,9 @@ def slices_of(parts: Iterable[Part]) -> list[slice]:
     return list(itertools.starmap(slice, itertools.pairwise(ends)))
 
 
-def bounds_of(given: object, params: object, shapes: list[tuple[int, ...]]) -> tuple[Any, Any]:
+def bounds_of(
+    given: object, params: object, shapes: list[tuple[int, ...]]
+) -> tuple[float | np.ndarray, float | np.ndarray]:
     """The least and the largest values: two numbers or two vectors."""
     if not isinstance(given, (list, tuple)) or len(given) != 2:
         raise InvalidArgumentError(f"bounds is {shown(given)}; expected a pair: the least and the largest values.")
@@ -59,7 +61,7 @@ def is_complex(value: object) -> bool:
         return False
 
 
-def scale_of(given: object, params: object, shapes: list[tuple[int, ...]]) -> Any:
+def scale_of(given: object, params: object, shapes: list[tuple[int, ...]]) -> object:
     """The scales as a vector where they are structured like the parameters, else as they are."""
     is_structure = isinstance(given, (list, tuple, dict))
     if is_structure and [path for path, _ in flatten(given)[0]] == [path for path, _ in flatten(params)[0]]:
@@ -67,7 +69,7 @@ def scale_of(given: object, params: object, shapes: list[tuple[int, ...]]) -> An
     return given
 
 
-def _vector(given: object, params: object, shapes: list[tuple[int, ...]], what: str) -> Any:
+def _vector(given: object, params: object, shapes: list[tuple[int, ...]], what: str) -> float | np.ndarray:
     if isinstance(given, numbers.Real):
         return float(given)
     leaves, rebuild = flatten(given, what)

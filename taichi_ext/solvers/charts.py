@@ -34,7 +34,7 @@ class Charts:
         parts: local coordinates as parts of a vector.
     """
 
-    def __init__(self, given: Any, parts: list[Part]) -> None:
+    def __init__(self, given: object, parts: list[Part]) -> None:
         self._points, self._manifolds = parts, [None] * len(parts)
         if given is not None:
             self._manifolds = [leaf for _, leaf in flatten(given, "retract")[0]]
@@ -125,7 +125,7 @@ class Charts:
             parts.append(part)
         return np.concatenate(parts, axis=1)
 
-    def local_products(self, JtJ: Any, Jtr: np.ndarray, x: np.ndarray) -> tuple[Any, np.ndarray]:
+    def local_products(self, JtJ: object, Jtr: np.ndarray, x: np.ndarray) -> tuple[object, np.ndarray]:
         """JtJ, dense or CSR, and Jtr by local coordinates."""
         found = self._derivatives(x)
         if not found:
@@ -167,7 +167,7 @@ class Charts:
         return tuple(arrays)
 
 
-def _times_blocks(block: Any, P: np.ndarray) -> Any:
+def _times_blocks(block: Any, P: np.ndarray) -> object:
     """A CSR array times a matrix with these blocks on its diagonal."""
     found = block.tobsr((1, P.shape[1]))
     data = np.matmul(found.data, P[found.indices])

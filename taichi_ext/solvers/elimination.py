@@ -59,7 +59,7 @@ class Layout:
         """All params, those that are eliminated first."""
         return [*self.eliminated, *self.kept]
 
-    def fix(self, J: list[list[Any]]) -> None:
+    def fix(self, J: list[list[object]]) -> None:
         """Find the blocks of a J or JtJ: no larger than needed where params are eliminated, mostly full elsewhere."""
         if self._is_fixed:
             return
@@ -80,11 +80,11 @@ class Layout:
             if any(_filled(row[n], h, self.widths[n]) > _MOST_FILLED for row, h in zip(J, self.heights, strict=True)):
                 self.widths[n] = 1
 
-    def _diagonal_width(self, J: list[list[Any]], n: int) -> int:
+    def _diagonal_width(self, J: Sequence[Sequence[object]], n: int) -> int:
         """How wide the blocks of a param are of which no row of J has two; 0 where there are no such blocks."""
         return next((w for w in self._candidates[n] if not any(_crossing(row[n], w) for row in J)), 0)
 
-    def _chosen(self, J: list[list[Any]]) -> list[int]:
+    def _chosen(self, J: list[list[object]]) -> list[int]:
         """One or two params that are eliminated unasked, the larger first: of many blocks, so that little is left."""
         sizes, found = [math.prod(part.shape) for part in self.columns], dict[int, int]()
         for n in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
@@ -99,7 +99,7 @@ class Layout:
         numbers = sum(_filled(b, self.heights[m], w) * b.nnz for b, w in zip(row, self.widths, strict=True))
         return numbers / max(1, sum(b.nnz for b in row))
 
-    def _check_coupling(self, J: list[list[Any]], n: int) -> None:
+    def _check_coupling(self, J: Sequence[Sequence[object]], n: int) -> None:
         for m, row in enumerate(J):
             found = _crossing(row[n], self._candidates[n][-1])
             if found is not None:
@@ -124,7 +124,7 @@ class SparseJacobian(NamedTuple):
     blocks: list[list[Any]]
     layout: Layout
 
-    def stacked(self) -> Any:
+    def stacked(self) -> object:
         """One CSR array."""
         return require_scipy("sparse", "format=").bmat(self.blocks, format="csr")
 
@@ -147,7 +147,7 @@ class SparseJacobian(NamedTuple):
         return found
 
 
-def whole(J: Any) -> Any:
+def whole(J: object) -> Any:
     """J as one matrix, dense or CSR."""
     return J.stacked() if isinstance(J, SparseJacobian) else J
 
@@ -289,7 +289,9 @@ class SparseSystem:
             found[part.indices[rows == part.indices]] = part.data[rows == part.indices]
         return found
 
-    def _reduced(self, matrix: dict[tuple[int, int], Any], damping: np.ndarray, right: np.ndarray) -> np.ndarray | None:
+    def _reduced(
+        self, matrix: dict[tuple[int, int], object], damping: np.ndarray, right: np.ndarray
+    ) -> np.ndarray | None:
         """The right sides of what is kept, with the solution in their place."""
         kept = np.concatenate([np.r_[self._layout.places[n]] for n in self._layout.kept])
         A = self._assembled(matrix, self._layout.kept) if self._layout.eliminated else self.JtJ
@@ -312,7 +314,7 @@ class SparseSystem:
 
 
 def _add_products(
-    matrix: dict[tuple[int, int], Any], left: dict[int, Any], right: dict[int, Any], sign: int = 1
+    matrix: dict[tuple[int, int], object], left: dict[int, Any], right: dict[int, Any], sign: int = 1
 ) -> None:
     """Add products to the matrices of pairs of params, in their order, or subtract them."""
     for a, b in itertools.combinations_with_replacement(right, 2):

@@ -86,7 +86,7 @@ class Workers:
                 if future is not None:
                     future.cancel()
 
-    def _submit(self, task: Task) -> Future[Any]:
+    def _submit(self, task: Task) -> Future[object]:
         assert self._pool is not None  # None has answered in this process
         try:
             return self._pool.submit(run, task, self._host)
@@ -142,7 +142,7 @@ def _checked(task: Task, answer: object) -> Any:
     return answer
 
 
-def _checked_pool(pool: object) -> Any:
+def _checked_pool(pool: object) -> Executor:
     """An executor; raises where it cannot be one of processes that Taichi runs in."""
     if not isinstance(pool, Executor):
         raise InvalidArgumentError(f"executor() returns {shown(pool)}; expected a concurrent.futures.Executor.")
@@ -165,7 +165,7 @@ def _worker_counts(pool: object) -> tuple[int, int]:
     return int(count), int(count)
 
 
-def _error_of(future: Future[Any]) -> BaseException | None:
+def _error_of(future: Future[object]) -> BaseException | None:
     try:
         return future.exception()
     except CancelledError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,19 +40,19 @@ _OF_SCIPY = ("x_scale", "tr_solver", "tr_options", "verbose")
 
 
 def least_squares(
-    kernel: Callable[..., Any] | str,
-    params: Any = None,
-    residuals: Any = None,
+    kernel: Callable[..., object] | str,
+    params: object = None,
+    residuals: object = None,
     *,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     method: str = "lm",
-    bounds: tuple[Any, Any] = (-np.inf, np.inf),
-    loss: Any = "linear",
-    f_scale: Any = 1.0,
+    bounds: tuple[object, object] = (-np.inf, np.inf),
+    loss: object = "linear",
+    f_scale: object = 1.0,
     loss_over: str = "entries",
-    weights: Any = None,
-    eliminate: Any = None,
-    retract: Any = None,
+    weights: object = None,
+    eliminate: object = None,
+    retract: object = None,
     ftol: float = 1e-8,
     xtol: float = 1e-8,
     gtol: float = 1e-8,
@@ -60,11 +60,11 @@ def least_squares(
     format: str | None = None,
     callback: Callable[[Iteration], object] | None = None,
     progress: bool | None = None,
-    shards: list[tuple[Any, ...]] | None = None,
-    start: Any = None,
+    shards: Sequence[tuple[object, ...]] | None = None,
+    start: object = None,
     executor: AnyExecutor = None,
-    init: dict[str, Any] | None = None,
-    **options: Any,
+    init: Mapping[str, object] | None = None,
+    **options: object,
 ) -> LeastSquaresResult:
     """Minimise half the sum of the squares of a kernel's residuals, or of robust losses of them.
 
@@ -180,7 +180,7 @@ def least_squares(
         parts = Shards(kernel, shards, start, "start", init, format)
         problem = points = ShardedProblem(parts, executor, (loss, f_scale, loss_over), eliminated, retract)
 
-    def tell(line: Iteration) -> Any:
+    def tell(line: Iteration) -> object:
         problem.best = line.x
         if progress is True:
             print_line(line)
@@ -253,14 +253,14 @@ def _eliminated(eliminate: object, params: object) -> list[int]:
 
 
 def _check(
-    method: Any,
-    options: dict[str, Any],
+    method: object,
+    options: Mapping[str, object],
     tolerances: dict[str, Any],
     max_nfev: Any,
-    callback: Any,
-    progress: Any,
-    format: Any,
-    loss_over: Any,
+    callback: object,
+    progress: object,
+    format: object,
+    loss_over: object,
 ) -> None:
     """Raise for options that cannot be used."""
     if method not in _METHODS:

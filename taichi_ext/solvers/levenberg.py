@@ -162,7 +162,7 @@ class History:
         tell: is given each line; True ends the iteration.
     """
 
-    def __init__(self, tell: Callable[[Iteration], Any]) -> None:
+    def __init__(self, tell: Callable[[Iteration], object]) -> None:
         self.lines: list[Iteration] = []
         self._tell = tell
         self._began = self._last = time.perf_counter()

@@ -108,7 +108,7 @@ se3 = Manifold(_retract_pose, 6, (4, 4))
 
 
 @functools.lru_cache(maxsize=64)
-def retraction(manifold: Manifold, dtype: np.dtype) -> Any:
+def retraction(manifold: Manifold, dtype: np.dtype) -> object:
     """A kernel of points, of steps in local coordinates, and of the points that they lead to."""
     shape, retract, kind = manifold.shape, manifold.retract, ti.f32 if dtype == np.float32 else ti.f64
     element: Any = ti.types.vector(*shape, kind) if len(shape) == 1 else ti.types.matrix(*shape, kind)

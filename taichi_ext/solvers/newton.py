@@ -118,8 +118,8 @@ def newton(
     gtol: float = 1e-8,
     xtol: float = 1e-14,
     max_iterations: int = 100,
-    is_valid: Callable[[Any], bool] | None = None,
-    max_step: Callable[[Any], float] | None = None,
+    is_valid: Callable[[object], bool] | None = None,
+    max_step: Callable[[object], float] | None = None,
     callback: Callable[[NewtonIteration], object] | None = None,
     progress: bool = False,
 ) -> NewtonResult:

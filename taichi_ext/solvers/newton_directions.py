@@ -176,7 +176,7 @@ def _inverse_blocks(H: Any, size: int) -> np.ndarray:
     return (vectors / values[:, None, :]) @ vectors.transpose(0, 2, 1)
 
 
-def superlu(H: Any) -> Any:
+def superlu(H: Any) -> object:
     """The factors of H by SciPy's SuperLU; CSR and CSC are the same where it is symmetric."""
     return positive_factors(H.T)
 

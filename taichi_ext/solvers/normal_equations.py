@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,10 +66,10 @@ def normal_equations(
     dtype: DTypeLike | None = None,
     format: str | None = None,
     max_memory: float | None = None,
-    shards: list[tuple[Any, ...]] | None = None,
+    shards: Sequence[tuple[object, ...]] | None = None,
     at: object = None,
     executor: AnyExecutor = None,
-    init: dict[str, Any] | None = None,
+    init: Mapping[str, object] | None = None,
     progress: bool | None = False,
 ) -> NormalEquations:
     """J^T W J, J^T W r and r^T W r of residuals r, without keeping J.
@@ -148,7 +148,7 @@ def normal_equations(
     _check_finite(evaluation, JtJ, r)
     rtr = float(r @ r if w is None else r @ (w * r))
 
-    def split(vector: np.ndarray) -> Any:
+    def split(vector: np.ndarray) -> object:
         return plan.prepared.question.rebuild_params(pieces_of(vector, parameter_shapes))
 
     return NormalEquations(JtJ, Jtr, rtr, split)
@@ -289,7 +289,7 @@ def _add(
 # --- sparse -----------------------------------------------------------------------------------------------------------
 
 
-def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tuple[Any, np.ndarray, np.ndarray]:
+def _sparse(evaluation: Evaluation, w: np.ndarray | None, kind: np.dtype) -> tuple[object, np.ndarray, np.ndarray]:
     sparse = require_scipy("sparse", "normal_equations with format='csr'")
     kind = np.result_type(kind, np.float32)  # SciPy has no float16
     J = joined(evaluation, evaluation.blocks()).astype(kind, copy=False)

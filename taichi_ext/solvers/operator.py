@@ -147,10 +147,10 @@ class _Products:
 
     def __init__(
         self,
-        kernel: Callable[..., Any],
-        params: Any,
-        outputs: Any,
-        args: tuple[Any, ...],
+        kernel: Callable[..., object],
+        params: object,
+        outputs: object,
+        args: tuple[object, ...],
         memory: int | None,
         chunk_size: int | None,
     ) -> None:
@@ -189,7 +189,7 @@ class _SymmetricProducts:
     """The prepared form of products with the Hessian of an energy."""
 
     def __init__(
-        self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], memory: int | None, fixed: Any
+        self, kernel: Any, params: Any, energy: Any, args: tuple[Any, ...], memory: int | None, fixed: object
     ) -> None:
         self._plan, self._call = prepared_form(kernel, params, energy, args, Options(memory), "hvp")
         evaluation = self._plan.start(self._call)
@@ -231,7 +231,7 @@ def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None,
         state.restore()
 
 
-def _product(multiply: Callable[[np.ndarray], np.ndarray], given: Any, dtype: np.dtype) -> np.ndarray:
+def _product(multiply: Callable[[np.ndarray], np.ndarray], given: object, dtype: np.dtype) -> np.ndarray:
     """A product with columns of real or complex numbers: the real and imaginary parts are columns of one product."""
     X = np.asarray(given)
     if X.dtype.kind not in "biufc":

@@ -60,7 +60,7 @@ class Problem:
         plan: Plan,
         call: KernelCall,
         eliminated: Sequence[int] | None = (),
-        retract: Any = None,
+        retract: object = None,
         user: str = "least_squares",
     ) -> None:
         self._plan = plan
@@ -219,7 +219,7 @@ class Weighted:
         cost, scaled, factors = self.robust.apply(self.roots * r)
         return cost, scaled, self.roots if factors is None else self.roots * factors
 
-    def rows_and_gradient(self, point: Point) -> tuple[Any, np.ndarray]:
+    def rows_and_gradient(self, point: Point) -> tuple[object, np.ndarray]:
         """J with weights but without the loss, as SciPy takes it, and the gradient of the cost."""
         r, J, _ = point.data
         self._problem.check_rows(J)

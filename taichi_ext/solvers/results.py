@@ -100,7 +100,7 @@ class LeastSquaresResult:
         shapes = self._problem.shapes if values.shape == self.x.shape else [part.shape for part in self._problem.parts]
         return self._problem.rebuild(pieces_of(values, shapes))
 
-    def covariance(self, params: Any = None, *, variance: float | None = None) -> np.ndarray:
+    def covariance(self, params: object = None, *, variance: float | None = None) -> np.ndarray:
         """The covariance of the parameters, if residuals are independent: their variance times the inverse of JtJ.
 
         JtJ has the weights and the slopes of losses.  Parameters at bounds count as free.

@@ -55,11 +55,11 @@ class Task(NamedTuple):
     shard: int
     factory: str
     arguments: bytes
-    init: dict[str, Any]
+    init: dict[str, object]
     places: list[str]
     shapes: list[tuple[int, ...]]
     x: np.ndarray
-    loss: tuple[Any, Any, str] | None
+    loss: tuple[object, object, str] | None
     format: str | None
     is_finite: bool
     neighbours: int = 1
@@ -96,9 +96,9 @@ class Worker:
     """The programs of shards, which are kept, by their factory and its arguments."""
 
     def __init__(self) -> None:
-        self._built: OrderedDict[bytes, tuple[Problem, Any]] = OrderedDict()
+        self._built: OrderedDict[bytes, tuple[Problem, object]] = OrderedDict()
 
-    def answer(self, task: Task) -> Any:
+    def answer(self, task: Task) -> object:
         """J or ``Sums``; a ``Failure`` where something raises."""
         try:
             problem, residuals = self._shard(task)
@@ -110,7 +110,7 @@ class Worker:
         except Exception:
             return Failure(f"its worker raised\n{traceback.format_exc()}")
 
-    def _shard(self, task: Task) -> tuple[Problem, Any]:
+    def _shard(self, task: Task) -> tuple[Problem, object]:
         key = hashlib.sha256(repr((task.factory, task.format)).encode() + task.arguments).digest()
         if key not in self._built:
             start_taichi(task.init, task.neighbours)
@@ -162,7 +162,7 @@ def _sums(problem: Problem, residuals: object, task: Task) -> Sums:
     return Sums(cost, len(r), *products_of(J, scaled, factors), types, problem.noise)
 
 
-def imported(path: str) -> Callable[..., Any]:
+def imported(path: str) -> Callable[..., object]:
     """The function that an import path ``package.module:function`` names."""
     module, _, name = path.partition(":")
     try:

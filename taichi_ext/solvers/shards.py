@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import accumulate
 from typing import Any
@@ -39,7 +39,7 @@ class Shards:
         options: of ``ti.init``.
     """
 
-    def __init__(self, factory: Any, shards: Any, values: Any, what: str, init: Any, format: str | None) -> None:
+    def __init__(self, factory: Any, shards: Any, values: object, what: str, init: Any, format: str | None) -> None:
         self._factory, self._shards = _path_of(factory), shards
         if not isinstance(shards, (list, tuple)) or not shards or not all(isinstance(s, tuple) for s in shards):
             raise InvalidArgumentError(
@@ -59,7 +59,7 @@ class Shards:
         self.x = np.concatenate([array.astype(np.float64).reshape(-1) for array in arrays])
         check_finite(self.x, self.parts, "; give finite numbers.")
 
-        def split(x: np.ndarray) -> Any:
+        def split(x: np.ndarray) -> object:
             return rebuild(pieces_of(x, self._shapes))
 
         self.split = split
@@ -99,7 +99,7 @@ class ShardedProblem:
         executor: AnyExecutor,
         loss: tuple[Any, Any, str],
         eliminated: list[int] | None = None,
-        retract: Any = None,
+        retract: object = None,
     ) -> None:
         if executor is not None:
             _pickled(loss, "loss", "a name, or a function of a module that workers can import")
@@ -158,7 +158,7 @@ def map_jacobian(
     at: object,
     executor: AnyExecutor = None,
     format: str | None = None,
-    init: dict[str, Any] | None = None,
+    init: Mapping[str, object] | None = None,
     progress: bool | None = False,
 ) -> Iterator[Any]:
     """The Jacobians of many shards of data, computed by worker processes, one after the other in their order.
@@ -201,7 +201,7 @@ def map_jacobian(
     found = Shards(factory, shards, at, "at", init, format)
     workers = Workers(executor)
 
-    def jacobians() -> Iterator[Any]:
+    def jacobians() -> Iterator[object]:
         with workers, progress_bar(progress, "shards", len(shards)) as advance:
             for J in workers.answers(found.tasks(found.x)):
                 advance(1)
@@ -227,7 +227,7 @@ def check_options_without_shards(**given: object) -> None:
             raise InvalidArgumentError(f"{name} needs shards=, and a factory in the place of the kernel.")
 
 
-def _pickled(value: Any, what: str, wanted: str) -> bytes:
+def _pickled(value: object, what: str, wanted: str) -> bytes:
     try:
         return pickle.dumps(value)
     except Exception as error:

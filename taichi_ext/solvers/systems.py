@@ -18,14 +18,14 @@ _FEW_NUMBERS = 2**18  # of a J that is decomposed
 _ROWS = 2**10  # of a dense J that are multiplied at a time: few, so that threads do not change the order of sums
 
 
-def system_of(J: np.ndarray, r: np.ndarray, factors: np.ndarray | None) -> Any:
+def system_of(J: np.ndarray, r: np.ndarray, factors: np.ndarray | None) -> JacobianSystem | NormalSystem:
     """The system of a dense J, whose rows are multiplied by factors, and residuals r in float64."""
     if J.size <= _FEW_NUMBERS:
         return JacobianSystem(rows_times(factors, J.astype(np.float64, copy=False)), r)
     return NormalSystem(*products_of(J, r, factors))
 
 
-def products_of(J: np.ndarray, r: np.ndarray, factors: np.ndarray | None) -> tuple[Any, np.ndarray]:
+def products_of(J: np.ndarray, r: np.ndarray, factors: np.ndarray | None) -> tuple[object, np.ndarray]:
     """JtJ and Jtr of a dense J, whose rows are multiplied by factors, in float64."""
     sums = np.zeros((J.shape[1] + 1, J.shape[1] + 1))
     for first in range(0, len(J), _ROWS):

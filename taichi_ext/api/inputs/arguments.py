@@ -24,7 +24,7 @@ class Target:
 
     kind: str  # "field", "array", "argument", "return" or "constant"
     name: Label | str  # in messages
-    field: Any = None
+    field: object = None
     position: int = -1
     argument: str = ""
     variable: Variable | None = None  # holds the Python number
@@ -58,10 +58,12 @@ def flatten(
     return [(path, tree)], lambda values: values[0]
 
 
-def _join(parts: list[Any], make: Callable[[list[Any]], Any]) -> tuple[list[tuple[str, Any]], Callable[..., Any]]:
+def _join(
+    parts: list[Any], make: Callable[[list[object]], object]
+) -> tuple[list[tuple[str, object]], Callable[..., object]]:
     leaves = [leaf for found, _ in parts for leaf in found]
 
-    def rebuild(values: list[Any]) -> Any:
+    def rebuild(values: Sequence[object]) -> Any:
         rebuilt, at = [], 0
         for found, inner in parts:
             rebuilt.append(inner(values[at : at + len(found)]))
@@ -115,7 +117,7 @@ class KernelCall:
         call.given = call.args = ()
         return call
 
-    def of(self, kernel: Any, args: tuple[Any, ...]) -> KernelCall:
+    def of(self, kernel: Any, args: tuple[object, ...]) -> KernelCall:
         """A call of a kernel or function that this is a pattern for."""
         call = self._copy()
         bound = backend.primal_kernel(kernel)
@@ -193,7 +195,7 @@ class KernelCall:
                 f"{self.name}{signature} cannot be called with the {len(self.args)} arguments in args: {error}."
             ) from None
 
-    def annotation(self, target: Target) -> Any:
+    def annotation(self, target: Target) -> object:
         if self.kernel is None or target.position < 0:
             return None
         return self._leaves[target.position].annotation
@@ -285,7 +287,7 @@ class KernelCall:
         return Target("constant", label, variable=variable, shape=shape, held=held, argument=name)
 
     @property
-    def _bound(self) -> tuple[Any, ...]:
+    def _bound(self) -> tuple[object, ...]:
         """The object that the kernel or function is bound to."""
         return (self.function.__self__,) if inspect.ismethod(self.function) else self._owner
 
@@ -358,7 +360,7 @@ class KernelCall:
         assert self.kernel is not None  # a Python function has no outputs of this kind
         return backend.return_shape(self.kernel)
 
-    def return_dtype(self) -> Any:
+    def return_dtype(self) -> object:
         assert self.kernel is not None
         dtype = backend.return_dtype(self.kernel)
         if dtype is None or not backend.is_real(dtype):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ class Fixed:
         InvalidArgumentError: the bools are not structured like the params.
     """
 
-    def __init__(self, given: Any, shapes: Shapes) -> None:
+    def __init__(self, given: object, shapes: Shapes) -> None:
         self._masks = [found.reshape(-1) for found in _bools(given, shapes)]
         self.mask = np.concatenate(self._masks)
         self._places: dict[tuple[int, int], _Places] = {}
@@ -50,14 +51,14 @@ class Fixed:
         """Vectors whose fixed entries are 0."""
         return np.where(self.mask if vectors.ndim == 1 else self.mask[:, None], 0.0, vectors)
 
-    def mask_blocks(self, blocks: list[list[Any]]) -> list[list[Any]]:
+    def mask_blocks(self, blocks: Sequence[Sequence[object]]) -> list[list[object]]:
         """The CSR arrays of a sparse Hessian, changed in place.
 
         A block is a new array only if it lacks a diagonal entry, which no term of the energy has.
         """
         return [[self._mask_block(block, (m, n)) for n, block in enumerate(row)] for m, row in enumerate(blocks)]
 
-    def _mask_block(self, block: Any, pair: tuple[int, int]) -> Any:
+    def _mask_block(self, block: Any, pair: tuple[int, int]) -> object:
         places = self._places.get(pair)
         if places is None or not places.are_of(block):
             places = self._places[pair] = _Places(block, self._masks[pair[0]], self._masks[pair[1]])

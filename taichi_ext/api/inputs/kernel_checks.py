@@ -53,7 +53,7 @@ _DEFERRED = {
 }
 
 
-def _bound_problem(kernel: Any, name: str, primal: Any) -> str:
+def _bound_problem(kernel: object, name: str, primal: Any) -> str:
     if backend.is_reverse(primal):
         return "the gradient of a kernel (kernel.grad); give the kernel itself"
     if inspect.ismethod(kernel):

@@ -21,7 +21,7 @@ class Options(NamedTuple):
     format: str | None = None
 
 
-def checked_options(max_memory: Any, tangents: Any, chunk_size: Any, format: Any) -> Options:
+def checked_options(max_memory: Any, tangents: object, chunk_size: Any, format: object) -> Options:
     """The options of ``jacobian``; raises for a value that cannot be used."""
     if max_memory is not None and not is_positive(max_memory):
         raise InvalidArgumentError(f"max_memory is {shown(max_memory)}; expected a positive number of bytes.")
@@ -37,7 +37,7 @@ def checked_options(max_memory: Any, tangents: Any, chunk_size: Any, format: Any
     return Options(max_memory, tangents, chunk_size, checked_format(format))
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> bool:
     """Whether a value is a whole number of Python or NumPy; a bool is not."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
@@ -55,6 +55,6 @@ def check_number(name: str, value: Any, meaning: str, *, least: float | None = N
         raise InvalidArgumentError(f"{name} is {shown(value)}; expected a {kind}, {meaning}.")
 
 
-def is_real(value: Any) -> bool:
+def is_real(value: object) -> bool:
     """Whether a value is a real number other than a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -15,7 +15,7 @@ from taichi_ext.runtime.sparse.matrices import scipy_sparse
 FORMATS = ("csr", "coo", "bsr", "torch_csr", "torch_coo")
 
 
-def checked_format(given: Any) -> str | None:
+def checked_format(given: object) -> str | None:
     """The option ``format``; raises for a value that cannot be used."""
     if given is None:
         return None
@@ -31,7 +31,7 @@ def checked_format(given: Any) -> str | None:
     return given
 
 
-def in_format(matrix: Any, kind: str, block: tuple[int, int], device: object) -> Any:
+def in_format(matrix: Any, kind: str, block: tuple[int, int], device: object) -> object:
     """A CSR array in another format; ``block`` is the size of an element of the output and of the parameter."""
     if kind == "coo":
         return matrix.tocoo()
@@ -42,7 +42,7 @@ def in_format(matrix: Any, kind: str, block: tuple[int, int], device: object) ->
     return matrix
 
 
-def _as_bsr(matrix: Any, block: tuple[int, int]) -> Any:
+def _as_bsr(matrix: Any, block: tuple[int, int]) -> object:
     found = matrix.tobsr(blocksize=block)
     if found.nnz != matrix.nnz:
         raise InvalidArgumentError(
@@ -52,7 +52,7 @@ def _as_bsr(matrix: Any, block: tuple[int, int]) -> Any:
     return found
 
 
-def _as_torch(matrix: Any, kind: str, device: Any) -> Any:
+def _as_torch(matrix: Any, kind: str, device: Any) -> object:
     import torch
 
     if kind == "torch_csr":
@@ -71,7 +71,9 @@ def _as_torch(matrix: Any, kind: str, device: Any) -> Any:
 # --- out= -------------------------------------------------------------------------------------------------------------
 
 
-def check_out(leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...], np.dtype]]) -> list[tuple[str, Any]]:
+def check_out(
+    leaves: list[tuple[str, Any]], wanted: list[tuple[tuple[int, ...], np.dtype]]
+) -> list[tuple[str, object]]:
     """Raise, before anything runs, for an ``out`` that cannot take sparse Jacobians of these shapes and types.
 
     Returns:

@@ -34,7 +34,7 @@ def origin_of(kernel: object) -> Origin:
     return Origin(kernel, kernel)
 
 
-def structure_key(tree: object, args: tuple[object, ...], depth: int = 0) -> Any:
+def structure_key(tree: object, args: tuple[object, ...], depth: int = 0) -> object:
     """Equal for two calls that name the same fields, argument positions and names in the same structure."""
     if not isinstance(args, (tuple, list)) or depth > _DEEPEST:
         return id(tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from taichi_ext import backend
@@ -75,7 +76,7 @@ def _check_components(prepared: Prepared, call: KernelCall, fused: Fused) -> Non
             )
 
 
-def _key(prepared: Prepared, call: KernelCall, target: Target) -> Any:
+def _key(prepared: Prepared, call: KernelCall, target: Target) -> object:
     """The name that a kernel with tangents has for the container of a parameter or output."""
     if target.kind == "return":
         return RETURN
@@ -98,7 +99,7 @@ def _tangents(
     number: int,
     output: int | None,
     parts: tuple[JacobianPart, ...],
-    columns: dict[Any, int],
+    columns: Mapping[object, int],
 ) -> TangentArray:
     """The meaning of one of the last arguments of a kernel."""
     assert fused.program is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def matrix_of(evaluation: Evaluation, prepared: Prepared, out: object = None) ->
     return sparse_results.in_format(matrix, kind, (1, 1), device)
 
 
-def joined(evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
+def joined(evaluation: Evaluation, blocks: Sequence[Sequence[object]]) -> Any:
     """The blocks of J, by output and parameter, as one matrix: an array, or CSR where they are sparse."""
     if not isinstance(blocks[0][0], np.ndarray):
         if len(blocks) == len(blocks[0]) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,7 +39,9 @@ class Plan:
         use: "gradient" or "hessian" if ``outputs`` is an energy and these are computed.
     """
 
-    def __init__(self, call: KernelCall, params: Any, outputs: Any, options: Options, use: str = "jacobian") -> None:
+    def __init__(
+        self, call: KernelCall, params: object, outputs: object, options: Options, use: str = "jacobian"
+    ) -> None:
         self._pattern = call.pattern()
         leaves, rebuild_params = flatten(params, "params")
         param_targets = [call.resolve("params", path, leaf) for path, leaf in leaves]
@@ -91,16 +93,16 @@ class Plan:
                 "again."
             )
 
-    def call(self, kernel: Any, args: tuple[Any, ...]) -> KernelCall:
+    def call(self, kernel: object, args: tuple[object, ...]) -> KernelCall:
         """A call of the kernel or pipeline, which is passed because the plan does not keep it alive."""
         return self._pattern.of(kernel, args)
 
     def start(
         self,
         call: KernelCall,
-        out: Any = None,
+        out: object = None,
         state: State | None = None,
-        watch: Any = None,
+        watch: object = None,
         progress: bool | None = False,
     ) -> Evaluation:
         """One call, checked and ready to run; ``state`` saves changed containers, ``watch`` sees computed values."""
@@ -209,11 +211,11 @@ class Jacobian:
     @with_short_traceback
     def __init__(
         self,
-        kernel: Callable[..., Any],
-        params: Any,
-        outputs: Any = None,
+        kernel: Callable[..., object],
+        params: object,
+        outputs: object = None,
         *,
-        args: tuple[Any, ...] = (),
+        args: tuple[object, ...] = (),
         max_memory: int | None = None,
         tangents: str = "auto",
         chunk_size: int | None = None,
@@ -368,10 +370,10 @@ def _check_not_recording() -> None:
         )
 
 
-def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[Any], None]:
+def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callable[[object], None]:
     """A callback that calls a method without keeping its object alive."""
 
-    def call(_: Any) -> None:
+    def call(_: object) -> None:
         method = reference()
         if method is not None:
             method()
@@ -379,5 +381,5 @@ def _call_if_alive(reference: weakref.WeakMethod[Callable[[], None]]) -> Callabl
     return call
 
 
-def _only(values: list[Any]) -> Any:
+def _only(values: Sequence[object]) -> object:
     return values[0]

@@ -22,8 +22,8 @@ class PlanTable:
     """The plans of the Taichi program that runs; ``find`` and ``keep`` are called by one thread at a time."""
 
     def __init__(self) -> None:
-        self._owners: ByIdentity[ByIdentity[dict[Any, Plan]]] = ByIdentity()  # by owner, function and key
-        self._program: Callable[[], Any] = lambda: None
+        self._owners: ByIdentity[ByIdentity[dict[object, Plan]]] = ByIdentity()  # by owner, function and key
+        self._program: Callable[[], object] = lambda: None
 
     def find(self, origin: Origin, key: Any) -> Plan | None:
         """The form prepared for the same owner, function and key, or None."""

@@ -32,9 +32,9 @@ class Preparations:
     """Count how often each piece of code was prepared for the same params and outputs."""
 
     def __init__(self) -> None:
-        self._counts: ByIdentity[dict[Any, _Count]] = ByIdentity()
+        self._counts: ByIdentity[dict[object, _Count]] = ByIdentity()
 
-    def note(self, kernel: Any, origin: Origin, key: Any, plan: Plan, *, is_kept: bool) -> None:
+    def note(self, kernel: object, origin: Origin, key: Any, plan: Plan, *, is_kept: bool) -> None:
         """Count a preparation, and warn where there have been many.
 
         Args:

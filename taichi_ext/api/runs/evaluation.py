@@ -39,7 +39,7 @@ class DenseForm:
 
     is_sparse = False
 
-    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, object]]) -> list[tuple[str, object]]:
         """Raise, before anything runs, for an ``out`` that cannot take the blocks; returns the arrays to fill."""
         check_out(leaves, evaluation.subject.wanted(evaluation.layout))
         return leaves
@@ -48,7 +48,7 @@ class DenseForm:
         """The blocks of J."""
         return evaluation.subject.of_dense(evaluation.all_columns(), evaluation.layout)
 
-    def result(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
+    def result(self, evaluation: Evaluation, blocks: list[list[object]]) -> Any:
         """The blocks in the structure of the outputs and params, in ``out`` if that was given."""
         result = evaluation.prepared.question.result(blocks)
         if evaluation.out is not None:
@@ -81,7 +81,7 @@ class Evaluation:
         subject: Outputs,
         form: DenseForm,
         *,
-        out: Any = None,
+        out: object = None,
         state: State | None = None,
         watch: Any = None,
         progress: bool | None = False,
@@ -128,7 +128,7 @@ class Evaluation:
         with backend.suspend_following():  # a thread that a pipeline has started may compute a Jacobian of its own
             return self.form.result(self, self.blocks())
 
-    def value_and_jacobian(self, jacobian: Callable[[], Any] | None = None) -> tuple[Any, Any]:
+    def value_and_jacobian(self, jacobian: Callable[[], object] | None = None) -> tuple[Any, Any]:
         """The outputs and J, in their structures; ``jacobian`` is called in place of the method if given."""
         with self.whole():
             result = (jacobian or self.jacobian)()
@@ -260,7 +260,7 @@ class Evaluation:
         target: DenseRows,
         first: int,
         count: int,
-        places: list[Any] | None = None,
+        places: list[object] | None = None,
         *,
         is_repeated: bool = False,
         is_again: bool = False,
@@ -335,14 +335,14 @@ class Evaluation:
 
     # --- checks
 
-    def _places(self) -> list[Any] | None:
+    def _places(self) -> list[object] | None:
         """For each output the memory of ``out`` in which its Jacobian can be computed."""
         if self.out is None or len(self.layout.params) != 1 or self.call.kernel is None:
             return None
         leaves = by_path(self.out, self.prepared.question.skeleton())
         return [in_place(target, list(self.call.args)) for _, target in leaves]
 
-    def _containers(self) -> list[Any]:
+    def _containers(self) -> list[object]:
         """The arrays that ``out`` must not share memory with."""
         targets = (p.target for p in (*self.layout.params, *self.layout.outputs))
         return [*(target.field for target in targets if target.field is not None), *self.call.args]

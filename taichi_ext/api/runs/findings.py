@@ -26,14 +26,14 @@ class RunLog:
         self.runs = 0
         self._of_zeros = of_zeros  # whether to warn of an output whose Jacobian is zero; a gradient may be zero
         self._active: dict[int, Target] = {}  # outputs that might depend on the parameters
-        self._said: set[Any] = set()  # warnings
+        self._said: set[object] = set()  # warnings
         self.begin()
 
     def begin(self) -> None:
         """Start the first run of a call; it may have started before, with more columns per run."""
         self._record: RunRecord | None = None
         self._kept: set[Key] = set()  # parameters that some run has read
-        self._overwritten: dict[Key, Any] = {}  # names of parameters that a run has overwritten before any read
+        self._overwritten: dict[Key, object] = {}  # names of parameters that a run has overwritten before any read
         self._zero = dict(self._active)  # outputs whose columns were all zero so far
 
     def record(self, *, is_part: bool) -> RunRecord | None:

@@ -38,11 +38,11 @@ class Question:
     options: Options
     use: str = "jacobian"
 
-    def result(self, blocks: list[list[Any]]) -> Any:
+    def result(self, blocks: list[list[object]]) -> Any:
         """``[output][parameter]`` in the user's structure; for a Hessian ``[parameter][parameter]``."""
         return self.rebuild_outputs([self.rebuild_params(row) for row in blocks])
 
-    def skeleton(self) -> Any:
+    def skeleton(self) -> object:
         """A dummy with the structure of the result."""
         rows = self.params if self.use in _PAIRS else self.outputs
         return self.result([[0] * len(self.params) for _ in rows])
@@ -64,7 +64,7 @@ class SparseChoices:
     dense_reason: str = ""
     in_rows: set[int] = field(default_factory=set)
     is_in_rows: bool = False
-    intermediates: dict[Any, int] = field(default_factory=dict)
+    intermediates: dict[object, int] = field(default_factory=dict)
     energy_intermediates: dict[Any, int] = field(default_factory=dict)
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
@@ -91,7 +91,7 @@ class Prepared:
     fused: dict[Any, Fused] = field(default_factory=dict)
     layout: int = 0
     blocks: int = 1
-    sizes_that_fit: set[Any] = field(default_factory=set)
+    sizes_that_fit: set[object] = field(default_factory=set)
     is_checked: bool = False
     rules_seen: Hashable = None
     replay: Replay | SparseReplay | None = None
@@ -117,19 +117,19 @@ class Prepared:
         """See ``SparseChoices``."""
         return self.sparse.dense_reason
 
-    def note_fit(self, sizes: Any) -> None:
+    def note_fit(self, sizes: object) -> None:
         """Remember that a call with arrays of these shapes has fitted into free memory."""
         if len(self.sizes_that_fit) >= _MOST_SIZES:
             self.sizes_that_fit = set()
         self.sizes_that_fit.add(sizes)
 
 
-def values_of(prepared: Prepared, call: KernelCall, returned: object) -> list[Any]:
+def values_of(prepared: Prepared, call: KernelCall, returned: object) -> list[object]:
     """A copy of the current value of each output; for a return value, that of the run."""
     return [returned if t.kind == "return" else _held(t, call) for t in map(call.current, prepared.outputs)]
 
 
-def _held(target: Target, call: KernelCall) -> Any:
+def _held(target: Target, call: KernelCall) -> object:
     obj = target.field if target.kind == "field" else call.value(target)
     check_not_ended(str(target.name), obj)
     return backend.copy_of(obj)

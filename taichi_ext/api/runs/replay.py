@@ -54,7 +54,7 @@ class Replay:
             Replay(layout, Repetition(fused, scratch), shape, output.result_dtype, is_covered) if is_possible else None
         )
 
-    def run(self, args: tuple[Any, ...], out: Any) -> np.ndarray | None:
+    def run(self, args: tuple[object, ...], out: Any) -> np.ndarray | None:
         """J, in ``out`` if that is given; None if something has changed since the previous call.
 
         ``args`` holds the object that the kernel is bound to.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -66,7 +65,7 @@ def with_choices(evaluation: Evaluation, projection: str | None, fixed: Fixed | 
     return evaluation.changed(subject=subject, form=form)
 
 
-def value_gradient_and_hessian_of(evaluation: Evaluation) -> tuple[Any, Any, Any]:
+def value_gradient_and_hessian_of(evaluation: Evaluation) -> tuple[object, object, object]:
     """The energy, its gradient in the structure of the parameters, and H."""
     subject, layout = _subject(evaluation), evaluation.layout
     with evaluation.whole():
@@ -76,7 +75,7 @@ def value_gradient_and_hessian_of(evaluation: Evaluation) -> tuple[Any, Any, Any
     return value, as_torch(gradient, evaluation.call, [o.target for o in layout.outputs]), result
 
 
-def point_of(evaluation: Evaluation) -> tuple[float, np.ndarray, list[list[Any]]]:
+def point_of(evaluation: Evaluation) -> tuple[float, np.ndarray, list[list[np.ndarray]]]:
     """The energy, its gradient as one vector, and the blocks of H by pairs of parameters."""
     with evaluation.whole(), backend.suspend_following():
         blocks = evaluation.blocks()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,10 +44,10 @@ class SparseForm(DenseForm):
     def __init__(self, projection: str | None = None) -> None:
         self._projection = projection
 
-    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    def check_out(self, evaluation: Evaluation, leaves: list[tuple[str, object]]) -> list[tuple[str, object]]:
         return check_out(leaves, evaluation.subject.wanted_sparse(evaluation.layout))
 
-    def result(self, evaluation: Evaluation, blocks: list[list[Any]]) -> Any:
+    def result(self, evaluation: Evaluation, blocks: Sequence[Sequence[object]]) -> Any:
         question, layout = evaluation.prepared.question, evaluation.layout
         if evaluation.out is not None:
             leaves = by_path(evaluation.out, question.skeleton())
@@ -70,7 +70,7 @@ class SparseForm(DenseForm):
         found = _while_sparse(evaluation, lambda: self._sparse_blocks(evaluation), may_compose=is_plain)
         return self._dense_blocks(evaluation) if found is None else found
 
-    def _sparse_blocks(self, evaluation: Evaluation) -> list[list[Any]]:
+    def _sparse_blocks(self, evaluation: Evaluation) -> list[list[object]]:
         subject, layout, arithmetic = evaluation.subject, evaluation.layout, evaluation.prepared.sparse.arithmetic
         intermediates = evaluation.prepared.sparse.energy_intermediates
         adjoints = _adjoints(evaluation, intermediates) if intermediates else None
@@ -92,7 +92,7 @@ class SparseForm(DenseForm):
                 blocks = subject.of_sparse(block, layout, is_symmetric=is_symmetric)
         return blocks
 
-    def _dense_blocks(self, evaluation: Evaluation) -> list[list[Any]]:
+    def _dense_blocks(self, evaluation: Evaluation) -> list[list[object]]:
         reason = evaluation.prepared.sparse.dense_reason
         if self._projection is not None:
             raise UnsupportedError(
@@ -108,7 +108,7 @@ class SparseForm(DenseForm):
         ]
 
 
-def _adjoints(evaluation: Evaluation, intermediates: dict[Any, int]) -> Adjoints:
+def _adjoints(evaluation: Evaluation, intermediates: Mapping[object, int]) -> Adjoints:
     """The derivatives of an energy with respect to the fields it is computed from, by a separate run."""
     subject, (energy,) = evaluation.subject, evaluation.layout.outputs
     assert isinstance(subject, EnergyGradient)
@@ -128,7 +128,7 @@ def _adjoints(evaluation: Evaluation, intermediates: dict[Any, int]) -> Adjoints
     return adjoints
 
 
-def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: dict[Any, int]) -> Any:
+def _of_params(found: Any, rows: SparseRows, layout: Layout, intermediates: Mapping[object, int]) -> object:
     """The rows of the parameters, from the rows of the parameters and of the intermediate fields."""
     sizes = {p.container: p.rows for p in layout.params}
     first = sum(sizes.values())
@@ -247,7 +247,7 @@ def _run(
     return rows, target
 
 
-def _device(evaluation: Evaluation) -> Any:
+def _device(evaluation: Evaluation) -> object:
     """The device of the tensors, for a torch format; raises if the rows do not belong to tensors."""
     call, kind = evaluation.call, evaluation.prepared.format
     if kind is None or not kind.startswith("torch"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class Outputs:
         return [(size, sparse_dtype(dtype)) for size, dtype in zip(sizes, dtypes, strict=True)]
 
     def energy(
-        self, layout: Layout, *, is_product: bool, intermediates: Mapping[Any, int] | None
+        self, layout: Layout, *, is_product: bool, intermediates: Mapping[object, int] | None
     ) -> EnergyTarget | None:
         """The energy to differentiate twice; ``intermediates`` are sizes of fields, None for a dense Hessian."""
         return None
@@ -66,7 +66,7 @@ class Outputs:
         """The blocks, from the rows of each container."""
         return [by_parameter(v, o.shape, layout) for v, o in zip(values, layout.outputs, strict=True)]
 
-    def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[Any]]:
+    def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[object]]:
         """The blocks, from those of each container."""
         outputs = self.outputs(layout)
         return [
@@ -94,7 +94,7 @@ class EnergyGradient(Outputs):
         self.gradient = np.zeros(0)
         self._is_projected = is_projected
 
-    def outputs(self, layout: Layout, places: list[Any] | None = None) -> tuple[Output, ...]:
+    def outputs(self, layout: Layout, places: Sequence[object] | None = None) -> tuple[Output, ...]:
         (energy,) = layout.outputs
         name = f"the gradient of {energy.target.name}"
         return (Output(GRADIENT, name, sum(_sizes(layout).values()), energy.dtype),)
@@ -106,7 +106,7 @@ class EnergyGradient(Outputs):
         (energy,) = layout.outputs
         return [((*p.shape, *q.shape), energy.result_dtype) for p in layout.params for q in layout.params]
 
-    def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[Any, int] | None) -> EnergyTarget:
+    def energy(self, layout: Layout, *, is_product: bool, intermediates: Mapping[object, int] | None) -> EnergyTarget:
         (energy,), sizes = layout.outputs, {**_sizes(layout), **(intermediates or {})}
         return EnergyTarget(
             key=energy.container,
@@ -162,7 +162,7 @@ class EnergyGradient(Outputs):
         ranges = [(slice(p.first, p.first + p.size), p.shape) for p in layout.params]
         return [[np.ascontiguousarray(matrix[r, c]).reshape((*s, *t)) for c, t in ranges] for r, s in ranges]
 
-    def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[Any]]:
+    def of_sparse(self, block: BlockOf, layout: Layout, *, is_symmetric: bool) -> list[list[object]]:
         (output,) = self.outputs(layout)
         row = [block(output, param) for param in layout.params]
         blocks = [[_cut(_cut(b, _rows(p, layout)), p.inner) for b in row] for p in layout.params]
@@ -170,7 +170,7 @@ class EnergyGradient(Outputs):
         return self._fixed.mask_blocks(blocks) if self._fixed else blocks
 
 
-def _sizes(layout: Layout) -> dict[Any, int]:
+def _sizes(layout: Layout) -> dict[object, int]:
     """The number of entries of each container of parameters."""
     return {p.container: p.rows for p in layout.params}
 
@@ -190,12 +190,12 @@ def _rows(param: Placed, layout: Layout) -> slice:
     return slice(first, first + param.rows)
 
 
-def _cut(block: Any, rows: slice) -> Any:
+def _cut(block: Any, rows: slice) -> object:
     """Some rows of a CSR array; its slices are copies."""
     return block if rows in (slice(None), slice(0, block.shape[0])) else block[rows]
 
 
-def _symmetric(blocks: list[list[Any]]) -> list[list[Any]]:
+def _symmetric(blocks: list[list[Any]]) -> list[list[object]]:
     """The mean of a matrix and its transpose, block by block."""
     result = [list(row) for row in blocks]
     for n, row in enumerate(blocks):

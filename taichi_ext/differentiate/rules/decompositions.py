@@ -57,7 +57,7 @@ class _Context:
         rows, columns = local.shape
         return [[self.entry(Read(local, (i, j))) for j in range(columns)] for i in range(rows)]
 
-    def vector(self, local: Local) -> list[Any]:
+    def vector(self, local: Local) -> list[Term]:
         return [self.entry(Read(local, (i,))) for i in range(local.shape[0])]
 
     def inverse(self, entries: Sequence[object], n: int, place: Place | None) -> Grid:
@@ -90,7 +90,7 @@ def _times(a: Grid, b: Grid) -> Grid:
     return result
 
 
-def _flat(grid: Grid) -> list[Any]:
+def _flat(grid: Grid) -> list[object]:
     return [x for row in grid for x in row]
 
 
@@ -100,7 +100,7 @@ def _svd(c: _Context) -> Partials:
     sums = {(i, j): (s[i][i] + s[j][j]).kept() for i in range(n) for j in range(i + 1, n)}
     gaps = {(i, j): (s[j][j] - s[i][i]).kept() for i in range(n) for j in range(n) if i != j}
 
-    def differential(entry: int) -> list[Any]:
+    def differential(entry: int) -> list[object]:
         row, column = divmod(entry, n)
         w = [[(u[row][k] * v[column][m]).kept() for m in range(n)] for k in range(n)]
         odd = _antisymmetric(n, lambda i, j: f.ratio(w[i][j] - w[j][i], sums[i, j]))
@@ -110,7 +110,7 @@ def _svd(c: _Context) -> Partials:
         ds = [[w[i][i] if i == j else _shared(w, i, j) for j in range(n)] for i in range(n)]
         return _flat(_times(u, turn_u)) + _flat(ds) + _flat(_times(v, turn_v))
 
-    def _shared(w: Grid, i: int, j: int) -> Any:
+    def _shared(w: Grid, i: int, j: int) -> object:
         """The remaining part of the rotation of U and V where two singular values are equal."""
         return f.select(gaps[i, j].equals(0), (w[i][j] + w[j][i]) * 0.5, 0)
 
@@ -123,7 +123,7 @@ def _sym_eig(c: _Context) -> Partials:
     lam, q = c.vector(values), c.grid(vectors)
     gaps = {(i, j): (lam[j] - lam[i]).kept() for i in range(n) for j in range(i + 1, n)}
 
-    def differential(entry: int) -> list[Any]:
+    def differential(entry: int) -> list[object]:
         row, column = divmod(entry, n)
         w = [[(q[row][k] * q[column][m]).kept() for m in range(n)] for k in range(n)]
         turn = _antisymmetric(n, lambda i, j: f.tied((w[i][j] + w[j][i]) * 0.5, gaps[i, j]))
@@ -140,7 +140,7 @@ def _polar(c: _Context) -> Partials:
         shifted = [(trace if i == j else 0) - p[i][j] for i in range(3) for j in range(3)]
         inverse = c.inverse([e.kept() for e in shifted], 3, c.call.place)
 
-    def differential(entry: int) -> list[Any]:
+    def differential(entry: int) -> list[object]:
         row, column = divmod(entry, n)
         # M = R^T dA has one column: M[k][column] = R[row][k]
         m: Grid = [[r[row][k] if j == column else 0 for j in range(n)] for k in range(n)]
@@ -163,7 +163,7 @@ def _solve(c: _Context) -> Partials:
     x = c.vector(c.call.results[0])
     inverse = c.inverse(list(c.args[0]), n, c.call.place)
 
-    def differential(entry: int) -> list[Any]:
+    def differential(entry: int) -> list[object]:
         if entry >= n * n:
             return [inverse[k][entry - n * n] for k in range(n)]
         row, column = divmod(entry, n)
@@ -176,7 +176,7 @@ def _inverse(c: _Context) -> Partials:
     n = c.n
     inverse = c.grid(c.call.results[0])
 
-    def differential(entry: int) -> list[Any]:
+    def differential(entry: int) -> list[object]:
         row, column = divmod(entry, n)
         return [-(inverse[i][row] * inverse[column][j]) for i in range(n) for j in range(n)]
 
@@ -188,7 +188,7 @@ def _atan2(c: _Context) -> Partials:
     first, second = ([c.entry(v).kept() for v in group] for group in c.args)
     count = max(len(first), len(second))
 
-    def differential(entry: int) -> list[Any]:
+    def differential(entry: int) -> list[object]:
         group, is_first = (first, True) if entry < len(first) else (second, False)
         k = entry if is_first else entry - len(first)
         partials: list[Any] = [None] * count

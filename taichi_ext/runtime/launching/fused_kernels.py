@@ -22,7 +22,7 @@ class KernelTable:
     def __init__(self, kept: dict[Any, Fused], blocks: int = 1) -> None:
         self._kept = kept
         self._most = MOST_KERNELS * blocks
-        self._fields: dict[Any, Any] = {}  # fields that a kernel reads and writes, by name
+        self._fields: dict[object, object] = {}  # fields that a kernel reads and writes, by name
 
     def find(self, name: tuple[Any, ...], first: int, roles: dict[Key, Role]) -> Fused | None:
         """A kernel that is valid for the block of columns from ``first`` on and for these roles."""

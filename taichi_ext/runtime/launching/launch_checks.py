@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import Any
 
 from taichi_ext import backend
 from taichi_ext.errors import InvalidArgumentError, UnsupportedError
@@ -58,7 +57,7 @@ def _parameter_in(value: object, keys: Set[object]) -> str:
     return next(found, "") or next(filter(None, (_parameter_in(getattr(value, m), keys) for m in value.keys)), "")
 
 
-def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[object, ...], is_lost: Callable[[Any], bool]) -> None:
+def warn_of_lost_tangents(kernel: backend.Kernel, args: tuple[object, ...], is_lost: Callable[[object], bool]) -> None:
     """Warn if a number that Python has read from a container with tangents is passed to a kernel."""
     if not any(map(is_lost, args)):
         return

@@ -26,7 +26,7 @@ class Lookahead:
         self._end = end
         self._flows: dict[Any, tuple[Flow | None, dict[Any, Any], Any]] = {}  # by kernel and arguments, kept alive
 
-    def foreseen(self, launch: Launch, outer: Mapping[Any, object], carries: Callable[[Any], bool]) -> Launch:
+    def foreseen(self, launch: Launch, outer: Mapping[Any, object], carries: Callable[[object], bool]) -> Launch:
         """The launch, with roles for tangents that its containers carry now or when the kernel is launched again.
 
         Args:
@@ -48,7 +48,7 @@ class Lookahead:
         known = {key: role for key, role in later.items() if isinstance(key, (FieldKey, ArrayArgument))}
         return replace(launch, roles={**launch.roles, **known})
 
-    def _flow(self, launch: Launch, coming: Coming) -> tuple[Flow | None, dict[Any, Any]]:
+    def _flow(self, launch: Launch, coming: Coming) -> tuple[Flow | None, dict[object, object]]:
         """The flow of tangents in a launch, and the keys of a session by those of the flow."""
         name = (id(coming.kernel), coming.features, *(id(a) for a in coming.args if backend.is_array(a)))
         if name not in self._flows:
@@ -67,13 +67,13 @@ class _Prediction:
     """A simulation of the coming launches: the containers with tangents, and those written, before each."""
 
     def __init__(
-        self, flow: Callable[[Coming], tuple[Flow | None, dict[Any, Any]]], carries: Callable[[Any], bool]
+        self, flow: Callable[[Coming], tuple[Flow | None, Mapping[object, object]]], carries: Callable[[object], bool]
     ) -> None:
         self._flow = flow
         self._carries = carries
-        self._known: set[Any] = set()  # keys that have been looked at
-        self._active: set[Any] = set()
-        self._written: set[Any] = set()
+        self._known: set[object] = set()  # keys that have been looked at
+        self._active: set[object] = set()
+        self._written: set[object] = set()
         self._before: set[Any] = set()
 
     def run(self, coming: Iterable[Any], wanted: set[Coming]) -> set[Any]:

@@ -30,10 +30,10 @@ class Pipeline:
         self._state, self._record = restart.state, restart.record
         self._python = PythonRun(ActiveNumbers(arrays.is_active_memory), arrays.stores)
         self._numbers: PipelineRun | None = None  # if arguments of the function are parameters
-        self._repetitions: dict[Any, tuple[int, Repetition, Any]] = {}  # by kernel and arguments
+        self._repetitions: dict[object, tuple[int, Repetition, object]] = {}  # by kernel and arguments
         self._lookahead = Lookahead(Pipeline.run.__code__)
 
-    def run(self, function: Any, args: tuple[Any, ...], names: list[str], passed: dict[int, int]) -> Any:
+    def run(self, function: Any, args: tuple[object, ...], names: list[str], passed: dict[int, int]) -> Any:
         """Run a function; returns its result.
 
         Args:
@@ -61,7 +61,7 @@ class Pipeline:
 
     # --- launches
 
-    def launch(self, kernel: backend.Kernel, args: tuple[Any, ...]) -> Any:
+    def launch(self, kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
         """Run a kernel and its tangents."""
         with backend.exclusive:
             if self._record is not None:
@@ -155,7 +155,7 @@ class Pipeline:
         if self._tangents.clear(key, rows):
             self._session.accesses.note_overwritten(self._tangents.arrays.shared([key]))
 
-    def host_read(self, obj: Any, value: object) -> Any:
+    def host_read(self, obj: Any, value: object) -> object:
         """The value that Python reads; it is remembered if it has a tangent."""
         if self._record is not None:
             self._record.note_read()

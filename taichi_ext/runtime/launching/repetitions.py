@@ -20,7 +20,7 @@ class Repetition:
         passed: all arguments of an earlier launch, if none of them changes; None before one.
     """
 
-    def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[Any] | None = None) -> None:
+    def __init__(self, fused: Fused, kept: dict[Key, Any], passed: Sequence[object] | None = None) -> None:
         self.fused = fused
         self.kept = kept
         self._repeated = backend.RepeatedLaunch(fused.kernel, list(passed)) if passed is not None else None
@@ -32,7 +32,7 @@ class Repetition:
         self.fused.check_unchanged()
         return True
 
-    def launch(self, args: tuple[Any, ...], array: Callable[[Key], Any]) -> None:
+    def launch(self, args: tuple[object, ...], array: Callable[[Key], object]) -> None:
         """Launch it; ``array`` gives the arrays that are not kept."""
         fused, kept = self.fused, self.kept
         given = [kept[key] if key in kept else array(key) for key in fused.shadows]

@@ -216,7 +216,7 @@ class Session:
         self._target.accept(fused, outer, tangents, is_direct=self.is_direct)
         return fused
 
-    def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[Any], list[Callable[[], None]]]:
+    def _passed(self, fused: Fused, outer: Mapping[Key, View]) -> tuple[list[object], list[Callable[[], None]]]:
         """The arguments of a kernel after those of the user, and the functions to call after the launch."""
         tangents, passed, after = self.tangents, [], []
         for key in fused.shadows:

@@ -69,7 +69,7 @@ class SparseEntries(DenseRows):
         self._streams: Streams | None = None
         self.is_symmetric = True
         self._read: set[Key] = set()
-        self._left_out: dict[Key, Any] = {}  # names of containers whose tangents are not kept
+        self._left_out: dict[Key, object] = {}  # names of containers whose tangents are not kept
         self._saved: list[tuple[Fused, Mapping[Key, Key], Saved]] = []  # entries of launches, before a projection
 
     # --- containers
@@ -110,7 +110,7 @@ class SparseEntries(DenseRows):
 
     # --- launches
 
-    def variant(self, names: Mapping[Key, Key]) -> Any:
+    def variant(self, names: Mapping[Key, Key]) -> object:
         target = self.of_launch(names)
         ranges = tuple(target.columns.ranges())
         return ranges, frozenset(target.columns.in_rows), target.outputs, self._projection is not None

@@ -24,7 +24,7 @@ class DenseRows:
     is_dense = True
     changes = 0  # number of changes of the columns
 
-    def variant(self, names: Mapping[Key, Key]) -> Any:
+    def variant(self, names: Mapping[Key, Key]) -> None:
         """A key for this variant of a kernel; ``names`` are the keys of a launch by those of the run."""
         return None
 
@@ -129,7 +129,7 @@ class Tangents:
         self._target.check_role(key)
         return self._of(key).role(key)
 
-    def clear(self, key: Key, rows: Any) -> bool:
+    def clear(self, key: Key, rows: object) -> bool:
         """Set the tangents of some entries to zero, of an array by rows of its region; whether there were any."""
         is_active = self.carries(key)
         if is_active:

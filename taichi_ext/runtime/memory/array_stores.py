@@ -19,7 +19,7 @@ class ArrayStores:
     """Masks of memory: a byte is nonzero if Python has stored there."""
 
     def __init__(self) -> None:
-        self._masks: dict[tuple[Any, int, int], np.ndarray] = {}
+        self._masks: dict[tuple[object, int, int], np.ndarray] = {}
 
     def note(self, array: Any, store: Callable[[np.ndarray], None]) -> None:
         """Python stores to an array; ``store`` stores ones to an array like it in the same way."""
@@ -93,7 +93,7 @@ def is_memory(value: object) -> bool:
     return isinstance(value, np.ndarray) or backend.is_torch_tensor(value)
 
 
-def memory_of(value: object) -> Any:
+def memory_of(value: object) -> object:
     """The array or tensor that an object, such as a flat iterator, stores to; None for other objects."""
     if isinstance(value, np.flatiter):
         return value.base
@@ -117,7 +117,7 @@ _SHAPES = ("requires_grad_", "share_memory_", "squeeze_", "unsqueeze_", "transpo
 _BY_INDEX = ("index_", "masked_", "scatter_", "put_")
 
 
-def _probe(array: Any, store: Callable[[Any], object], mask: np.ndarray) -> None:
+def _probe(array: object, store: Callable[[object], object], mask: np.ndarray) -> None:
     """Find out where numbers are stored, by applying the store to arrays of other numbers."""
     for number in (77, 78):  # at least one of them differs from the stored number
         other = array.detach().clone() if backend.is_torch_tensor(array) else array.copy()

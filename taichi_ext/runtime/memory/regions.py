@@ -68,7 +68,7 @@ class Region:
     """
 
     layout: View
-    owners: list[tuple[str, Any]]  # the arrays that it was made from, by name: they keep the memory alive
+    owners: list[tuple[str, object]]  # the arrays that it was made from, by name: they keep the memory alive
     shadow: Any = None
     seeds: dict[View, int] = field(default_factory=dict)  # first columns of arrays whose rows still are their seeds
     copy: Any = None  # a copy of its bytes after the last kernel
@@ -110,7 +110,7 @@ class Regions:
 
     def __init__(self) -> None:
         self._places: dict[View, Region] = {}
-        self._spaces: dict[Any, list[Region]] = {}  # by address
+        self._spaces: dict[object, list[Region]] = {}  # by address
 
     def __iter__(self) -> Iterator[Region]:
         return chain.from_iterable(self._spaces.values())
@@ -137,7 +137,7 @@ class Regions:
         first = bisect_right(regions, start, key=_end)
         return regions[first : bisect_left(regions, end, key=_start)]
 
-    def include(self, view: View, name: Any, value: Any) -> tuple[Region, list[Region]]:
+    def include(self, view: View, name: Any, value: object) -> tuple[Region, list[Region]]:
         """The region of an array, and the regions that it replaces, whose tangents have to move to it."""
         known = self._places.get(view)
         if known is not None:

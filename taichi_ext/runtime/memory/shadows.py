@@ -31,7 +31,7 @@ class FieldTable:
         self._labels = labels
         self.infos: dict[Key, ContainerInfo] = {}
         self._parts: dict[Key, ContainerInfo] = {}  # components, by key
-        self._components: dict[int, tuple[ContainerInfo, int, Any]] = {}  # by id: container, number, the component
+        self._components: dict[int, tuple[ContainerInfo, int, object]] = {}  # by id: container, number, the component
         self._nodes: dict[int, tuple[ContainerInfo, int]] = {}  # by the node of a component in the layout
 
     def field(self, field: Any) -> ContainerInfo | None:
@@ -67,12 +67,12 @@ class FieldTable:
             self._nodes[backend.node_of(component)] = (info, number)
         return info
 
-    def component(self, field: Any) -> int | None:
+    def component(self, field: object) -> int | None:
         """Which component of its container a scalar field is; None for a whole field."""
         info, number, _ = self._components[id(backend.field_components(field)[0])]
         return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
 
-    def part(self, field: Any) -> ContainerInfo:
+    def part(self, field: object) -> ContainerInfo:
         """A field or a component of one, as a parameter or output, with a key for that field or component."""
         info = self.field(field)
         assert info is not None  # of real numbers
@@ -99,7 +99,7 @@ def view_of(array: object, name: str = "An array") -> View:
     return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
 
 
-def rows_of_index(array: Any, index: Any) -> np.ndarray:
+def rows_of_index(array: object, index: Any) -> np.ndarray:
     """The rows of an entry of a ti.ndarray; the index of a component may follow."""
     index = index if isinstance(index, tuple) else () if index is None else (index,)
     shape = backend.full_shape(array)
@@ -117,7 +117,7 @@ def array_info(key: Key, name: Label | str, value: Any, element_shape: tuple[int
     return ContainerInfo(key, name, None, shape, element_shape, (), dtype)
 
 
-def numpy_dtype(dtype: Any) -> Any:
+def numpy_dtype(dtype: Any) -> np.dtype:
     return np.dtype(backend.to_numpy_type(dtype))
 
 
@@ -170,12 +170,12 @@ class Shadow:
         """The number of selected rows."""
         return len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
 
-    def clear_rows(self, rows: Any) -> None:
+    def clear_rows(self, rows: object) -> None:
         """Set the tangents of some entries to zero."""
         if not self.is_fresh:
             self.set_rows(rows, 0)
 
-    def set_rows(self, rows: Any, tangents: Any) -> None:
+    def set_rows(self, rows: Any, tangents: object) -> None:
         """Replace the tangents of some entries."""
         values = self.to_numpy()
         values[rows] = tangents

@@ -38,7 +38,7 @@ class State:
 
     def __init__(self) -> None:
         self._log: dict[Any, tuple[Any, Any]] = {}  # copies of fields, parts of the layout, ti.ndarrays and numbers
-        self._memory: dict[Any, list[_Stretch]] = {}  # memory of arrays, by address; no two stretches overlap
+        self._memory: dict[object, list[_Stretch]] = {}  # memory of arrays, by address; no two stretches overlap
         self.has_random = False
         self.reason, self.advice = _SEVERAL_RUNS, _FEWER_RUNS  # why there is another run, and how to avoid it
         self._start = backend.moment()
@@ -140,7 +140,7 @@ class State:
             stretch.is_used = False
 
 
-def _name(obj: Any) -> Any:
+def _name(obj: object) -> object:
     """The key of an object that is saved as a whole; a component is a new object at each access."""
     return backend.field_identity(obj) if isinstance(obj, backend.Field) else id(obj)
 
