@@ -24,11 +24,13 @@ from taichi_ext.launches import (
     ContainerInfo,
     Flow,
     Fused,
+    GradientProgram,
     KernelColumns,
     KernelFacts,
     KernelMemory,
     Launch,
     NumberArgument,
+    Role,
     assumed_role,
     check_buffers,
     check_unchanged,
@@ -40,10 +42,7 @@ from taichi_ext.launches import (
     with_own_tangents,
     with_whole_fields,
 )
-from taichi_ext.program import (
-    Container,
-    Program,
-)
+from taichi_ext.program import Container, Program
 from taichi_ext.record import record
 from taichi_ext.record.constants import Constants
 from taichi_ext.record.node_calls import changed_nodes, has_node_calls
@@ -64,43 +63,27 @@ def fuse(launch: Launch) -> Fused:
     gradient = None if launch.energy is None else gradient_program(program, launch, infos, constants)
     if gradient is not None:
         program, infos = gradient.program, infos | gradient.infos
-    seeds = seeds_of(program, launch, infos, constants)
-    if gradient is not None:
-        seeds = gradient.seeds(seeds)
-    if launch.is_repeated and launch.sparse is None:
-        seeds = with_own_tangents(program, seeds)
-    differentiated = _differentiated(program, seeds)
-    if gradient is not None:
-        differentiated = gradient.completed(differentiated)
+    seeds = _seeds(program, launch, infos, constants, gradient)
     machine = _machine(program, launch, seeds)
-    if machine is not None and not (backend.is_debug() or launch.watch):
-        differentiated = with_private_sums(differentiated, machine)
-    if launch.watch is not None:
-        differentiated = replace(differentiated, program=launch.watch.program(differentiated))
+    differentiated = _with_tangents(program, launch, seeds, gradient, machine)
     result = simplify(with_arguments(differentiated))
     shadows = {shadow: what for what, shadow in differentiated.shadows if isinstance(what, Container)}
     scheduled = Scheduled(result) if machine is None else schedule(program, result, shadows, machine)
     check_buffers(launch.kernel, scheduled.program, is_sparse=launch.sparse is not None)
     emitted = build(scheduled.program)
-    extra = own_features(differentiated)
-    kernel = compiled(launch.kernel, launch.args, emitted, extra)
-    kernel.captures = captures
-    fields = {c.name: c.object for c in recorded.containers if not c.is_argument}
-    kernel.uses = backend.Uses(backend.short_name(launch.kernel), fields)
-    features = backend.argument_features(launch.kernel, launch.args)
-    check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+    kernel = _kernel(launch, recorded, emitted, own_features(differentiated), captures)
     stages.note(f"{backend.short_name(launch.kernel)} analysed in {differentiated.walks} walks", start)
     rules.count_uses()
     keys = tuple(infos[what].key if what in infos else what for what, _ in differentiated.shadows)
     report = replace(differentiated.report, loops=(*differentiated.report.loops, *scheduled.choices))
     differentiated = replace(differentiated, report=report)
     facts = _facts(recorded, differentiated, infos, launch, constants)
-    returns = returns_active(program, differentiated.active)
-    left_out = frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out)
-    facts = replace(facts, rules=tuple(rules.found.items()), returns_active=returns, left_out=left_out)
-    assumed = None
-    if launch.sparse is None:
-        assumed = {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
+    facts = replace(
+        facts,
+        rules=tuple(rules.found.items()),
+        returns_active=returns_active(program, differentiated.active),
+        left_out=frozenset() if gradient is None else frozenset(infos[c].key for c in gradient.left_out),
+    )
     entries = differentiated.sparse
     return Fused(
         primal=launch.kernel,
@@ -117,7 +100,7 @@ def fuse(launch: Launch) -> Fused:
         program=scheduled.program,
         arrays=launch.arrays,
         first_order=() if gradient is None else tuple(gradient.arrays.values()),
-        assumed=assumed,
+        assumed=None if launch.sparse is not None else _assumed_roles(launch, infos, seeds, differentiated),
         memory=KernelMemory(registry.version),
     )
 
@@ -130,6 +113,54 @@ def _recorded(
     if has_node_calls(recorded.body):
         return with_node_calls(recorded, launch, infos, constants)
     return recorded, infos
+
+
+def _seeds(
+    program: Program,
+    launch: Launch,
+    infos: dict[Container, ContainerInfo],
+    constants: Constants | None,
+    gradient: GradientProgram | None,
+) -> Seeds:
+    """The request for tangents in terms of the program."""
+    seeds = seeds_of(program, launch, infos, constants)
+    if gradient is not None:
+        seeds = gradient.seeds(seeds)
+    return with_own_tangents(program, seeds) if launch.is_repeated and launch.sparse is None else seeds
+
+
+def _with_tangents(
+    program: Program, launch: Launch, seeds: Seeds, gradient: GradientProgram | None, machine: Machine | None
+) -> Differentiated:
+    """The program with tangents, sums of threads of their own where that is faster, and what watches it."""
+    differentiated = _differentiated(program, seeds)
+    if gradient is not None:
+        differentiated = gradient.completed(differentiated)
+    if launch.watch is not None:
+        return replace(differentiated, program=launch.watch.program(differentiated))
+    if machine is None or backend.is_debug():
+        return differentiated
+    return with_private_sums(differentiated, machine)
+
+
+def _kernel(
+    launch: Launch, recorded: Program, emitted: Emitted, extra: tuple[Any, ...], captures: backend.Captures
+) -> backend.EmittedKernel:
+    """The emitted kernel, compiled with the values that Python has now."""
+    kernel = compiled(launch.kernel, launch.args, emitted, extra)
+    kernel.captures = captures
+    fields = {c.name: c.object for c in recorded.containers if not c.is_argument}
+    kernel.uses = backend.Uses(backend.short_name(launch.kernel), fields)
+    features = backend.argument_features(launch.kernel, launch.args)
+    check_unchanged(launch.kernel, backend.first_captures(launch.kernel, features, captures).changed())
+    return kernel
+
+
+def _assumed_roles(
+    launch: Launch, infos: dict[Container, ContainerInfo], seeds: Seeds, differentiated: Differentiated
+) -> dict[Key, Role]:
+    """The tangents that the kernel is right for, by container."""
+    return {info.key: assumed_role(c, launch, seeds, differentiated) for c, info in infos.items()}
 
 
 @backend.deep_recursion()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from taichi_ext.program import I32, Type
 
 Interval = tuple[int, int]  # the least and the greatest number
@@ -35,7 +37,7 @@ def hull(a: Interval, b: Interval) -> Interval:
 
 def interval_of(name: str, args: list[Interval]) -> Interval | None:
     """Between which numbers the result of an operation lies if it does not wrap; None where that is not known."""
-    (low, high), (first, last) = args[0], args[-1]
+    low, high = args[0]
     match name:
         case "cast":
             return low, high
@@ -46,23 +48,42 @@ def interval_of(name: str, args: list[Interval]) -> Interval | None:
         case "abs":
             return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
         case "mul":
-            products = [a * b for a in args[0] for b in args[1]]
-            return min(products), max(products)
-        case "mod" if first > 0:
+            return _extremes(a * b for a in args[0] for b in args[1])
+    return _quotient(name, args[0], args[-1]) or _of_bits(name, args[0], args[-1])
+
+
+def _quotient(name: str, dividend: Interval, divisor: Interval) -> Interval | None:
+    """The interval of a quotient or remainder by positive numbers."""
+    (low, high), (first, last) = dividend, divisor
+    if first <= 0:
+        return None
+    match name:
+        case "mod":
             return (low, high) if 0 <= low and high < first else (0, last - 1)
-        case "raw_mod" if first > 0:
+        case "raw_mod":
             return (1 - last if low < 0 else 0), (min(high, last - 1) if high > 0 else 0)
-        case "floordiv" if first > 0:
-            quotients = [a // b for a in args[0] for b in args[1]]
-            return min(quotients), max(quotients)
-        case "raw_div" if first > 0 and low >= 0:
+        case "floordiv":
+            return _extremes(a // b for a in dividend for b in divisor)
+        case "raw_div" if low >= 0:
             return low // last, high // first
+    return None
+
+
+def _of_bits(name: str, a: Interval, b: Interval) -> Interval | None:
+    """The interval of an operation on the bits of two numbers, at least one of them not negative."""
+    (low, high), (first, last) = a, b
+    match name:
         case "bit_and" if low >= 0 or first >= 0:
-            return 0, min(end for start, end in args if start >= 0)
+            return 0, min(end for start, end in (a, b) if start >= 0)
         case "bit_or" | "bit_xor" if low >= 0 and first >= 0:
             return 0, 2 ** max(high, last).bit_length() - 1
         case "shift_right" | "bit_sar" | "bit_shr" if first >= 0 and last < 64 and (low >= 0 or name != "bit_shr"):
-            return min(low >> first, low >> last), max(high >> first, high >> last)
+            return _extremes(end >> count for end, count in ((low, first), (low, last), (high, first), (high, last)))
         case "shift_left" | "bit_shl" if first == last and 0 <= first < 32 and low >= 0:
             return low << first, high << first
     return None
+
+
+def _extremes(numbers: Iterable[int]) -> Interval:
+    found = list(numbers)
+    return min(found), max(found)

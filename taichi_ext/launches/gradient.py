@@ -107,16 +107,8 @@ def gradient_program(
     target = launch.energy
     assert target is not None
     energy = next((c for c, info in infos.items() if info.key == target.key), None)
-    has_energy, written = energy is not None or target.key == RETURN, written_containers(program.body)
-    sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
-    intermediates = frozenset(c for c, info in infos.items() if info.key in target.intermediates and c in written)
-    if intermediates and sums is None:
-        sums = EnergySums(None, type_of(target.dtype), {})
-    seeds = seeds_of(program, _first_launch(launch, target), infos, constants)
-    seeds = replace(seeds, wants_return=target.key == RETURN, is_again=True, sums=sums)
-    seeds = replace(seeds, intermediates=intermediates)
-    if sums is not None:
-        seeds = replace(seeds, limits=SPARSE)
+    seeds = _first_order_seeds(program, launch, target, infos, constants)
+    sums = seeds.sums
     found, left_out = differentiate(program, seeds), frozenset[Container]()
     if launch.sparse is not None:
         read = read_containers(program.body)
@@ -125,10 +117,46 @@ def gradient_program(
             raise DenseRowsError("a kernel reads the energy that another one has added to")
         if left_out:
             found = differentiate(program, replace(seeds, ignored=left_out))
-    arrays: dict[Container, FirstOrder] = {}
+    arrays = _first_order_arrays(found, target, infos, seeds)
     adjoints = next((c for what, c in found.shadows if what == ADJOINTS), None)
+    containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
+    result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
+    is_ignored = not launch.is_repeated or launch.sparse is not None
+    return GradientProgram(result, arrays, energy, sums, adjoints, left_out, is_ignored)
+
+
+def _first_order_seeds(
+    program: Program,
+    launch: Launch,
+    target: EnergyTarget,
+    infos: dict[Container, ContainerInfo],
+    constants: Constants | None,
+) -> Seeds:
+    """The request for the gradient; where the energy is a sum, its terms are differentiated by themselves."""
+    energy = next((c for c, info in infos.items() if info.key == target.key), None)
+    has_energy, written = energy is not None or target.key == RETURN, written_containers(program.body)
+    sums = energy_sums(program, energy) if target.adds_terms and has_energy else None
+    intermediates = frozenset(c for c, info in infos.items() if info.key in target.intermediates and c in written)
+    if intermediates and sums is None:
+        sums = EnergySums(None, type_of(target.dtype), {})
+    seeds = seeds_of(program, _first_launch(launch, target), infos, constants)
+    return replace(
+        seeds,
+        wants_return=target.key == RETURN,
+        is_again=True,
+        sums=sums,
+        intermediates=intermediates,
+        limits=seeds.limits if sums is None else SPARSE,
+    )
+
+
+def _first_order_arrays(
+    found: Differentiated, target: EnergyTarget, infos: dict[Container, ContainerInfo], seeds: Seeds
+) -> dict[Container, FirstOrder]:
+    """The arrays that hold tangents of the first order, the gradient among them."""
+    arrays: dict[Container, FirstOrder] = {}
     for what, c in found.shadows:
-        if c is adjoints:
+        if what == ADJOINTS:
             continue
         of = infos[what].key if isinstance(what, Container) else what
         key = GRADIENT if of in (target.key, RETURN) else GradientKey(of)
@@ -137,10 +165,7 @@ def gradient_program(
         else:
             size = found.scratch_sizes[what] if isinstance(what, Scratch) else target.columns
             arrays[c] = _first_order(key, c, 1, size)
-    containers = (*found.program.containers, *arrays, *([] if adjoints is None else [adjoints]))
-    result = simplify(replace(found.program, name=f"{program.name}_gradient", containers=containers))
-    is_ignored = not launch.is_repeated or launch.sparse is not None
-    return GradientProgram(result, arrays, energy, sums, adjoints, left_out, is_ignored)
+    return arrays
 
 
 def _first_launch(launch: Launch, energy: EnergyTarget) -> Launch:
