@@ -46,7 +46,6 @@ from taichi_ext.backend.contexts import make_context, walk
 from taichi_ext.backend.emitted import EmittedKernel
 from taichi_ext.backend.entries import FieldEntry
 from taichi_ext.backend.expressions import (
-    DataType,
     array_type,
     assign,
     atomic_add,
@@ -164,6 +163,7 @@ from taichi_ext.backend.lifetime import (
     moment,
     tree_serial,
 )
+from taichi_ext.backend.opaque import Array, CoreNode, DataType
 from taichi_ext.backend.reverse_mode import (
     NeedsTranspose,
     add_to,
@@ -183,6 +183,7 @@ from taichi_ext.backend.runtime import (
     MatrixType,
     Ndarray,
     ScalarField,
+    SNode,
     Struct,
     StructField,
     StructType,
@@ -205,7 +206,9 @@ __all__ = [
     "NUMBER_FEATURE",
     "RUNTIME",
     "AnyArray",
+    "Array",
     "Captures",
+    "CoreNode",
     "DataType",
     "EmittedKernel",
     "Expr",
@@ -223,6 +226,7 @@ __all__ = [
     "NeedsEngine",
     "NeedsTranspose",
     "RepeatedLaunch",
+    "SNode",
     "ScalarField",
     "SealedError",
     "SparsePart",

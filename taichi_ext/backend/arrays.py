@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from taichi_ext.backend.lifetime import check_not_ended, ended_problem, is_field
 from taichi_ext.backend.runtime import (
     RUNTIME,
     Expr,
+    Field,
     MatrixType,
     cook_dtype,
     core,
@@ -23,8 +24,15 @@ from taichi_ext.backend.runtime import (
     to_taichi_type,
 )
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from typing_extensions import TypeIs
 
-def is_torch_tensor(x: object) -> TypeGuard[Any]:
+    from taichi_ext.backend.opaque import Array
+
+
+def is_torch_tensor(x: object) -> TypeIs[Tensor]:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
 
@@ -38,7 +46,7 @@ def host_values(x: object) -> Any:
     return None
 
 
-def memory_place(array: Any) -> tuple[Any, int, bool]:
+def memory_place(array: Array) -> tuple[Any, int, bool]:
     """Which memory an array lies in, the address of its first number, and whether its first axis changes fastest.
 
     A ti.ndarray is a memory of its own, and so is an array without entries.
@@ -66,15 +74,15 @@ def is_same_array(a: object, b: object) -> bool:
     return False
 
 
-def _is_strided(tensor: Any) -> bool:
+def _is_strided(tensor: Tensor) -> bool:
     return not tensor.is_nested and tensor.layout == sys.modules["torch"].strided
 
 
-def _is_same_layout(a: Any, b: Any, strides: object, others: object) -> bool:
+def _is_same_layout(a: np.ndarray | Tensor, b: np.ndarray | Tensor, strides: object, others: object) -> bool:
     return a.dtype == b.dtype and tuple(a.shape) == tuple(b.shape) and strides == others
 
 
-def memory_span(array: Any) -> tuple[Any, int, int]:
+def memory_span(array: np.ndarray | Tensor) -> tuple[Any, int, int]:
     """Which memory an array lies in, and from where to where, with whatever lies between its numbers."""
     space, start, _ = memory_place(array)
     if space[0] == "empty":
@@ -120,40 +128,41 @@ def set_memory(owner: object, address: int, values: np.ndarray) -> None:
         memory[...] = values
 
 
-def _on_device(tensor: Any, address: int, size: int) -> Any:
+def _on_device(tensor: Tensor, address: int, size: int) -> Tensor:
     """Numbers in the memory that a tensor on a device lies in."""
     tensor, width = tensor.detach(), tensor.element_size()
     first = (address - tensor.data_ptr()) // width + tensor.storage_offset()
     return tensor.as_strided((size // width,), (1,), first)
 
 
-def field_components(field: Any) -> list[Expr]:
+def field_components(field: Field) -> list[Expr]:
     """The placed scalar components of a scalar or matrix field, in row-major order."""
     return list(field.vars)
 
 
-def shares_components(a: Any, b: Any) -> bool:
+def shares_components(a: Field, b: Field) -> bool:
     """Whether two fields, scalar or of matrices, have a placed component in common."""
     own = {id(v) for v in a.vars}
     return any(id(v) in own for v in b.vars)
 
 
-def is_same_storage(a: Any, b: Any) -> bool:
+def is_same_storage(a: object, b: object) -> bool:
     """Whether two tensors on a device lie in the same memory."""
-    is_pair = is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and a.device.type == "cuda"
-    return is_pair and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    if not (is_torch_tensor(a) and is_torch_tensor(b) and a.device == b.device and a.device.type == "cuda"):
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
-def given_name(field: Any) -> str:
+def given_name(field: Field) -> str:
     """Taichi's name of a placed field: ``name=`` of the user's, or a number of its own; empty before it is placed."""
     return field._name if is_field_alive(field) and is_placed(field) else ""
 
 
-def is_placed(field: Any) -> bool:
+def is_placed(field: Field) -> bool:
     return all(v.ptr.snode() is not None for v in field.vars)
 
 
-def field_offset(field: Any) -> tuple[int, ...]:
+def field_offset(field: Field) -> tuple[int, ...]:
     """First index of each axis; empty when all are 0."""
     while isinstance(field, ti.StructField):
         field = next(iter(field.field_dict.values()))
@@ -183,29 +192,29 @@ def is_array(x: object) -> bool:
     return isinstance(x, (np.ndarray, ti.Ndarray)) or is_torch_tensor(x)
 
 
-def full_shape(array: Any) -> tuple[int, ...]:
+def full_shape(array: Array) -> tuple[int, ...]:
     """Shape of an array, its element shape included."""
     shape: Any = array.shape
     return (*shape, *array.element_shape) if isinstance(array, ti.Ndarray) else tuple(shape)
 
 
-def full_field_shape(field: Any) -> tuple[int, ...]:
+def full_field_shape(field: Field) -> tuple[int, ...]:
     """Shape of a field, its element shape included."""
     if not isinstance(field, ti.MatrixField):
         return tuple(field.shape)
     return (*field.shape, field.n) if field.ndim == 1 else (*field.shape, field.n, field.m)
 
 
-def numpy_dtype_of(x: Any) -> Any:
+def numpy_dtype_of(x: Field | Array) -> np.dtype:
     return np.dtype(to_numpy_type(x.dtype))
 
 
-def torch_from_numpy(values: object, device: object) -> Any:
+def torch_from_numpy(values: object, device: torch.device) -> Tensor:
     torch = sys.modules["torch"]
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
 
-def array_problem(array: Any) -> str:
+def array_problem(array: Array) -> str:
     """Why Taichi cannot take an array, whatever the kernel expects; empty where it can."""
     problem = ended_problem(array)
     if problem:
@@ -226,7 +235,7 @@ def array_problem(array: Any) -> str:
     return ""
 
 
-def _tensor_problem(tensor: Any) -> str:
+def _tensor_problem(tensor: Tensor) -> str:
     if tensor.is_nested:
         return "is a nested tensor; pass a padded one, torch.nested.to_padded_tensor(...)"
     if type(tensor).__name__ == "FakeTensor":  # of torch.export, and of torch.compile with fullgraph=True
@@ -320,8 +329,9 @@ def copy_of(obj: Any) -> Any:
 def as_numpy(value: Any) -> Any:
     """The numbers of a field, array, tensor, vector or matrix, as a NumPy array; anything else as it is."""
     check_not_ended(value)
-    values = value.detach().cpu().numpy() if is_torch_tensor(value) else value
-    return values.to_numpy() if hasattr(values, "to_numpy") else values
+    if is_torch_tensor(value):
+        return value.detach().cpu().numpy()
+    return value.to_numpy() if hasattr(value, "to_numpy") else value
 
 
 def put_back(obj: Any, copy: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from taichi_ext.backend.lifetime import check_not_ended
+from taichi_ext.backend.opaque import Walk
 from taichi_ext.backend.runtime import RUNTIME, ASTResolver, ASTTransformer, Kernel, ti
 
 _NUMBERS = (bool, int, float, complex, str, type(None), np.generic)
@@ -113,7 +114,13 @@ class Captures:
         return [c.text for c in self._numbers if isinstance(c.value, kinds) and not isinstance(c.value, bool)]
 
     def note(
-        self, owner: object, names: tuple[str, ...], is_global: bool, node: Any, context: Any, value: object
+        self,
+        owner: object,
+        names: tuple[str, ...],
+        is_global: bool,
+        node: Any,
+        context: Walk,
+        value: object,
     ) -> None:
         """Keep the value of a global or attribute, unless it is known or none that can be followed."""
         key = (id(owner), names)
@@ -126,7 +133,7 @@ class Captures:
         if capture.is_number:
             self._numbers += (capture,)
 
-    def follow(self, key: Any, is_parameter: bool) -> None:
+    def follow(self, key: object, is_parameter: bool) -> None:
         """Compare a vector that is a parameter at every launch, as numbers are."""
         capture = self._all.get(key)
         if is_parameter and capture is not None and capture not in self._numbers:
@@ -167,7 +174,7 @@ def noting(captures: Captures) -> Iterator[None]:
         _noting.pop()
 
 
-def _note_name(context: Any, node: Any) -> None:
+def _note_name(context: Walk, node: Any) -> None:
     name, function = node.id, context.func.func
     if name not in context.global_vars or any(name in scope for scope in context.local_scopes):
         node.root = (node.ptr, ())
@@ -181,7 +188,7 @@ def _note_name(context: Any, node: Any) -> None:
             _noting[-1].follow((id(function), (name,)), node.ptr is not before)
 
 
-def _note_attribute(context: Any, node: Any) -> None:
+def _note_attribute(context: Walk, node: Any) -> None:
     if isinstance(node.value, ast.Constant):
         return  # evaluated for a call that reads an attribute, which is noted itself
     owner, names = getattr(node.value, "root", (node.value.ptr, ()))
@@ -224,7 +231,7 @@ def _as_attribute(node: Any) -> Any:
     return attribute
 
 
-def _note_attribute_read(context: object, node: Any) -> None:
+def _note_attribute_read(context: Walk, node: Any) -> None:
     attribute = _as_attribute(node)
     _note_attribute(context, attribute)
     node.ptr = attribute.ptr
@@ -256,7 +263,7 @@ def _followed(build: Callable[..., object], note: Callable[..., None]) -> Callab
 
 
 def _followed_call(build: Callable[..., object]) -> Callable[..., object]:
-    def wrapped(context: Any, node: Any) -> object:
+    def wrapped(context: Walk, node: Any) -> object:
         reader = _noting[-1].reader if _noting else None
         is_static = reader is not None and any(
             ASTResolver.resolve_to(node.func, static, context.global_vars) for static in (ti.static, ti.static_assert)

@@ -6,7 +6,7 @@ import gc
 import weakref
 from typing import Any
 
-from taichi_ext.backend.runtime import RUNTIME, ti
+from taichi_ext.backend.runtime import RUNTIME, Field, ti
 
 _WHOLE = "_taichi_ext_whole"  # of a component: the field that was made of it, which it does not keep alive
 
@@ -28,7 +28,7 @@ def field_identity(field: ti.Field) -> tuple[Any, ...]:
     return (*sizes, *map(id, field.vars))
 
 
-def component_index(whole: object, field: Any) -> tuple[int, ...]:
+def component_index(whole: object, field: Field) -> tuple[int, ...]:
     """Which component of a vector or matrix field a scalar field is; empty where both are the same field."""
     if not isinstance(whole, ti.MatrixField) or isinstance(field, ti.MatrixField):
         return ()

@@ -13,13 +13,13 @@ from typing import Any
 
 from taichi_ext.backend.expressions import builder
 from taichi_ext.backend.lifetime import check_not_ended
-from taichi_ext.backend.runtime import ASTTransformerContext, KernelArgument, ti, transform_tree
+from taichi_ext.backend.runtime import ASTTransformerContext, Kernel, KernelArgument, ti, transform_tree
 
 
 class _Context(ASTTransformerContext):
     """Remembers the texts of places in the source: Taichi asks for that of every node, and wraps its lines again."""
 
-    def __init__(self, places: dict[object, str], **options: Any) -> None:
+    def __init__(self, places: dict[Any, str], **options: Any) -> None:
         super().__init__(**options)
         self._places = places
 
@@ -32,23 +32,23 @@ class _Context(ASTTransformerContext):
         """The value that a name stands for."""
         return self.get_var_by_name(name)
 
-    def get_pos_info(self, node: Any) -> str:
+    def get_pos_info(self, node: ast.expr | ast.stmt) -> str:
         body = node.body[0].lineno if isinstance(node, (ast.For, ast.While, ast.FunctionDef, ast.If)) else None
         key = (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset, body)
         if key not in self._places:
             self._places[key] = self._marked(node) or super().get_pos_info(node)
         return self._places[key]
 
-    def _marked(self, node: Any) -> str:
+    def _marked(self, node: ast.expr | ast.stmt) -> str:
         """Taichi's text for a node on one short line, without a ``TextWrapper``; empty for others."""
         assert self.src is not None
         line = self.src[node.lineno - 1].rstrip()
         if node.lineno != node.end_lineno or len(line) > 80 or not line.isprintable():
             return ""
-        first, end = self.indent + node.col_offset, self.indent + node.end_col_offset
+        first, end = self.indent + node.col_offset, self.indent + (node.end_col_offset or 0)
         return f"{self._line(node)}\n{line}\n{' ' * first}{'^' * (end - first)}\n"
 
-    def _line(self, node: Any) -> str:
+    def _line(self, node: ast.expr | ast.stmt) -> str:
         return f'File "{self.file}", line {node.lineno + self.lineno_offset}, in {self.func.func.__name__}:'
 
 
@@ -58,7 +58,7 @@ class _BriefContext(_Context):
     A matrix of Python numbers stays one, where Taichi would make an expression of it. Names are looked up once.
     """
 
-    def __init__(self, places: dict[object, str], **options: object) -> None:
+    def __init__(self, places: dict[Any, str], **options: object) -> None:
         super().__init__(places, **options)
         self._found: dict[str, object] = {}
 
@@ -71,7 +71,7 @@ class _BriefContext(_Context):
             self._found[name] = value if isinstance(value, ti.Matrix) else super().get_var_by_name(name)
         return self._found[name]
 
-    def get_pos_info(self, node: Any) -> str:
+    def get_pos_info(self, node: ast.expr | ast.stmt) -> str:
         line = node.lineno
         if line not in self._places:
             assert self.src is not None
@@ -85,7 +85,7 @@ def make_context(
     source: tuple[str, list[str], int],
     scope: Mapping[str, object],
     *,
-    kernel: Any = None,
+    kernel: Kernel | None = None,
     names: Sequence[str] = (),
     arguments: Sequence[object] | None = None,
     argument_features: object = None,

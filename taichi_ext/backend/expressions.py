@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from taichi_ext.backend.opaque import DataType
 from taichi_ext.backend.runtime import (
     RUNTIME,
     Expr,
@@ -51,7 +52,7 @@ def shape_of(x: object) -> tuple[int, ...]:
     return tuple(x.ptr.get_shape()) if is_tensor(x) else ()
 
 
-def dtype_of(x: object) -> object:
+def dtype_of(x: object) -> DataType:
     """Element type of an expression, or the type a Python number gets in a kernel."""
     if isinstance(x, Expr):
         return x.ptr.get_rvalue_type().element_type() if x.ptr.is_tensor() else x.ptr.get_rvalue_type()
@@ -60,13 +61,13 @@ def dtype_of(x: object) -> object:
     return RUNTIME.state().default_fp if isinstance(x, float) else RUNTIME.state().default_ip
 
 
-def default_type(kind: type) -> object:
+def default_type(kind: type) -> DataType:
     """The meaning of ``float`` and ``int`` in kernels."""
     runtime = RUNTIME.state()
     return runtime.default_fp if kind is float else runtime.default_ip
 
 
-def is_real(dtype: Any) -> bool:
+def is_real(dtype: object) -> bool:
     return dtype in real_types
 
 
@@ -78,16 +79,16 @@ def is_scalar_integer(x: object) -> bool:
     return isinstance(x, Expr) and not x.ptr.is_tensor() and is_integer(dtype_of(x))
 
 
-def cast(x: object, dtype: Any) -> Expr:
+def cast(x: object, dtype: DataType) -> Expr:
     return ti.cast(x if isinstance(x, Expr) else Expr(x), dtype)
 
 
-def constant(x: float, dtype: object) -> Expr:
+def constant(x: float, dtype: DataType) -> Expr:
     """A literal of an exact type (literals in kernels otherwise get ``default_fp``)."""
     return Expr(float(x), dtype=dtype) if is_real(dtype) else Expr(int(x), dtype=dtype)
 
 
-def variable(x: Any, dtype: Any = None) -> Any:
+def variable(x: Any, dtype: DataType | None = None) -> Any:
     """A fresh local variable that holds x."""
     if dtype is not None and (not isinstance(x, Expr) or dtype_of(x) != dtype):
         x = cast(x, dtype) if isinstance(x, Expr) else constant(x, dtype)
@@ -105,7 +106,7 @@ def fixed(x: Expr) -> Expr:
     return x
 
 
-def tensor(entries: Sequence[object], shape: tuple[int, ...], dtype: Any = None) -> Expr:
+def tensor(entries: Sequence[object], shape: tuple[int, ...], dtype: DataType | None = None) -> Expr:
     exprs = [e if isinstance(e, Expr) else Expr(e) for e in entries]
     if dtype is None:
         dtype = exprs[0].ptr.get_rvalue_type()
@@ -186,10 +187,7 @@ def stores_by_column() -> bool:
     return not is_host_arch()
 
 
-DataType = core.DataType
-
-
-def promoted_type(a: object, b: object) -> object:
+def promoted_type(a: DataType, b: DataType) -> DataType:
     """The type that two types have in common."""
     return core.promoted_type(a, b)
 
@@ -235,7 +233,7 @@ _MOST_THREADS = 1 << 10
 _NAMED_TYPES = {"f16": ti.f16, "f32": ti.f32, "f64": ti.f64, "i32": ti.i32, "u64": ti.u64}
 
 
-def named_type(name: str) -> object:
+def named_type(name: str) -> DataType:
     return _NAMED_TYPES[name]
 
 

@@ -6,14 +6,14 @@ And the room in the memory of a ``SparseMatrixBuilder``.
 import ctypes
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.lifetime import is_field_alive, layout_version
-from taichi_ext.backend.runtime import RUNTIME, core, ti, to_numpy_type
+from taichi_ext.backend.runtime import RUNTIME, Field, core, ti, to_numpy_type
 from taichi_ext.backend.threads import materialize
 from taichi_ext.backend.trees import tree_of
 
@@ -31,13 +31,13 @@ class _Layout(NamedTuple):
 class _Trees(NamedTuple):
     """Where the trees of fields of a program begin."""
 
-    program: Any  # a weak reference
+    program: Callable[[], object]  # a weak reference
     version: int
     addresses: dict[int, int]
 
 
 _known = _Trees(lambda: None, 0, {})
-_layouts: weakref.WeakKeyDictionary[Any, _Layout | None] = weakref.WeakKeyDictionary()
+_layouts: weakref.WeakKeyDictionary[Field, _Layout | None] = weakref.WeakKeyDictionary()
 
 
 def find_memory(fields: Iterable[object]) -> None:
@@ -82,7 +82,7 @@ def _layout(field: object) -> _Layout | None:
     return _layouts[field]
 
 
-def _layout_of_placed(field: Any) -> _Layout | None:
+def _layout_of_placed(field: ti.ScalarField | ti.MatrixField) -> _Layout | None:
     nodes, kinds = [part.ptr.snode() for part in field.vars], core.SNodeType
     block = nodes[0].parent
     if any(n.parent.id != block.id for n in nodes) or block.type != kinds.dense or block.parent.type != kinds.root:
@@ -119,7 +119,7 @@ def _first_bytes(fields: list[Any]) -> list[int]:
     return [int(address) for address in found]
 
 
-def builder_room(builder: Any) -> int | None:
+def builder_room(builder: ti.linalg.SparseMatrixBuilder) -> int | None:
     """How many entries a ``ti.linalg.SparseMatrixBuilder`` still takes, which Taichi checks nowhere; None if unknown.
 
     Behind its address are the number of rows and that of columns, from byte 24, and ``max_num_triplets``, from byte 32;

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -280,7 +281,7 @@ def is_recorded() -> bool:
     return (runtime.target_tape is not None or runtime.fwd_mode_manager is not None) and not runtime.grad_replaced
 
 
-def user_frame(frame: Any = None) -> Any:
+def user_frame(frame: types.FrameType | None = None) -> types.FrameType | None:
     """The innermost frame, from the caller's or a given one on, that is neither Taichi's nor this package's."""
     frame = sys._getframe(1) if frame is None else frame
     while frame is not None:
@@ -291,7 +292,7 @@ def user_frame(frame: Any = None) -> Any:
     return None
 
 
-def local_variables(frame: Any) -> dict[str, object]:
+def local_variables(frame: types.FrameType) -> dict[str, object]:
     """The local variables of a frame that runs, of which the frame itself keeps no copy.
 
     Until Python 3.12, a frame keeps the dictionary that ``f_locals`` gives, and so what it had then, even if the user's

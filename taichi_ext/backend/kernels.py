@@ -20,6 +20,7 @@ from taichi_ext.backend.calling import no_position
 from taichi_ext.backend.captures import Captures, noting
 from taichi_ext.backend.expressions import is_host_arch
 from taichi_ext.backend.lifetime import Uses
+from taichi_ext.backend.opaque import DataType
 from taichi_ext.backend.runtime import (
     RUNTIME,
     ASTResolver,
@@ -335,7 +336,7 @@ def is_reading_kernel(kernel: Kernel) -> bool:
     return is_library_kernel(kernel) and kernel.func.__name__ in _READING_KERNELS
 
 
-def return_dtype(kernel: Kernel) -> object:
+def return_dtype(kernel: Kernel) -> DataType | None:
     """The scalar type of a kernel's return value; None when it mixes types."""
     returned: Any = kernel.return_type
     if any(isinstance(k, StructType) for k in returned):
@@ -377,7 +378,7 @@ def deep_recursion(limit: int = 10000) -> Iterator[None]:
         sys.setrecursionlimit(before)
 
 
-def deactivated_node(kernel: Kernel, args: tuple[object, ...]) -> object:
+def deactivated_node(kernel: Kernel, args: tuple[Any, ...]) -> ti.SNode | None:
     """The node that one of Taichi's own kernels deactivates as a whole; None for any other kernel."""
     names = ("snode_deactivate", "snode_deactivate_dynamic")
     return args[0] if is_library_kernel(kernel) and kernel.func.__name__ in names else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from taichi_ext.backend.lifetime import is_field_alive
-from taichi_ext.backend.runtime import Expr, core, ti
+from taichi_ext.backend.opaque import CoreNode
+from taichi_ext.backend.runtime import Expr, Field, core, ti
 from taichi_ext.backend.sparse_layouts import is_dense_node, sparse_part
 from taichi_ext.backend.trees import tree_of
 
@@ -15,12 +16,12 @@ def node_of(component: Expr) -> int:
     return int(component.ptr.snode().id)
 
 
-def has_one_offset(field: Any) -> bool:
+def has_one_offset(field: Field) -> bool:
     """Whether the components of a field are placed with one offset."""
     return len({tuple(v.ptr.snode().offset) for v in field.vars}) == 1
 
 
-def is_flat(field: Any) -> bool:
+def is_flat(field: Field) -> bool:
     """Whether a field is placed in one dense level, its indices beginning at 0."""
     if isinstance(field, ti.StructField):
         return False
@@ -29,12 +30,12 @@ def is_flat(field: Any) -> bool:
     return is_single and is_dense(field) and not any(node.offset)
 
 
-def tree_numbers(field: Any) -> set[int]:
+def tree_numbers(field: Field) -> set[int]:
     """The trees that the components of a field are placed in."""
     return {tree_of(v.ptr.snode()) for v in field.vars}
 
 
-def is_dense(field: Any) -> bool:
+def is_dense(field: Field) -> bool:
     """Whether all levels of a field's layout are dense."""
     if isinstance(field, ti.StructField):
         return all(is_dense(member) for member in field.field_dict.values())
@@ -52,14 +53,14 @@ def storage_parts(obj: object) -> list[object]:
     return list(dict.fromkeys(found))
 
 
-def components_under(field: Any, node: Any) -> list[int]:
+def components_under(field: Field, node: ti.SNode) -> list[int]:
     """The components of a field, by number, that are placed in a node of the layout, or in one below it."""
     if not is_field_alive(field):
         return []
     return [number for number, v in enumerate(field.vars) if _is_under(v.ptr.snode(), node.ptr.id)]
 
 
-def _is_under(current: Any, number: int) -> bool:
+def _is_under(current: CoreNode | None, number: int) -> bool:
     while current is not None:
         if current.id == number:
             return True
@@ -67,7 +68,7 @@ def _is_under(current: Any, number: int) -> bool:
     return False
 
 
-def is_under(field: object, node: object) -> bool:
+def is_under(field: Field, node: ti.SNode) -> bool:
     """Whether a component of a field is placed in a node of the layout, or in one below it."""
     return bool(components_under(field, node))
 
@@ -89,32 +90,32 @@ def is_dynamic_cell(field: object, index_count: int) -> bool:
     return is_dynamic and node.num_active_indices() == index_count + 1
 
 
-def layout_node(x: Any) -> object:
+def layout_node(x: ti.SNode | Field) -> ti.SNode:
     """The node of the layout that a node or field stands for."""
     return x._snode
 
 
-def node_kind(node: Any) -> str:
+def node_kind(node: ti.SNode) -> str:
     """``dense``, ``pointer``, ``dynamic``, ``bitmasked`` ..."""
     return node.ptr.type.name
 
 
-def node_shape(node: Any) -> tuple[int, ...]:
+def node_shape(node: ti.SNode) -> tuple[int, ...]:
     """How many cells a node has along each axis, those of the nodes above it included."""
     return tuple(node.shape)
 
 
-def has_leading_axes(field: Any, node: Any) -> bool:
+def has_leading_axes(field: Field, node: ti.SNode) -> bool:
     """Whether the axes of a node are the first ones of a field that is placed in it, in order."""
     own, above = (n._physical_index_position() for n in (field._snode, node))
     return list(own) == sorted(own) and list(above) == list(own)[: len(above)]
 
 
-def child_numbers(node: Any) -> list[int]:
+def child_numbers(node: ti.SNode) -> list[int]:
     """Numbers of the nodes below a node, in order."""
     return [child.ptr.id for child in node._get_children()]
 
 
-def component_numbers(field: Any) -> list[int]:
+def component_numbers(field: Field) -> list[int]:
     """Numbers of the nodes in which the components of a field are placed."""
     return [node_of(v) for v in field.vars]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taichi_ext.backend.runtime import RUNTIME, SNodeTree, ti
+from taichi_ext.backend.opaque import CoreNode
+from taichi_ext.backend.runtime import RUNTIME, Expr, Field, SNodeTree, ti
 from taichi_ext.backend.trees import tree_of
 from taichi_ext.errors import EndedFieldError
 
@@ -22,7 +23,7 @@ _counter = itertools.count(1)
 class Moment:
     """A moment in the life of a program: which trees of fields there were."""
 
-    program: Any  # a weak reference
+    program: Callable[[], Any]  # a weak reference
     serial: int  # between those of trees and arrays from before and from after
     destroyed: int  # how many trees had been destroyed
 
@@ -30,7 +31,7 @@ class Moment:
 class _Layout:
     """The fields of one program, by the addresses of their expressions, which live as long as their Python objects."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Callable[[], Any]) -> None:
         self.program = program
         self.destroyed: set[int] = set()  # numbers of trees
         self.version = next(_counter)  # changes when a tree is destroyed, and is another one in each program
@@ -54,7 +55,7 @@ class _Layout:
         """Whether a tree is one of this program and has not been destroyed."""
         return serial in self._serials.values()
 
-    def has(self, component: Any) -> bool:
+    def has(self, component: Expr) -> bool:
         address = component.ptr.get_underlying_ptr_address()
         if address not in self._addresses:
             trees = range(self.program().get_snode_tree_size())
@@ -85,13 +86,13 @@ class _Layout:
         return found
 
 
-def _pending() -> list[Any]:
+def _pending() -> list[Expr]:
     """Components that are not laid out yet."""
     runtime = RUNTIME.state()
     return [*runtime.global_vars, *runtime.grad_vars, *runtime.dual_vars]
 
 
-_current: Any = None
+_current: _Layout | None = None
 
 
 def _layout() -> _Layout:
@@ -107,7 +108,7 @@ def layout_version() -> int:
     return _layout().version
 
 
-def tree_serial(node: object) -> int:
+def tree_serial(node: CoreNode) -> int:
     """Tells the tree of a node, as Taichi's core has it, from all others, those of other programs included."""
     return _layout().serial(tree_of(node))
 
@@ -168,7 +169,7 @@ def lost_since(before: Moment) -> str:
     return "" if found is None else f"the tree of {found} was destroyed"
 
 
-def is_field_alive(field: Any) -> bool:
+def is_field_alive(field: Field) -> bool:
     """Whether a field is one of the program that runs, and its tree has not been destroyed."""
     return RUNTIME.state().prog is not None and all(_layout().has(component) for component in field.vars)
 
@@ -223,13 +224,13 @@ _GONE = "no longer exists: ti.init was called since it was made, or its tree was
 _make_array, _destroy, _finalize = ti.Ndarray.__init__, SNodeTree.destroy, ti.FieldsBuilder._finalize
 
 
-def _remember_program(self: Any) -> None:
+def _remember_program(self: ti.Ndarray) -> None:
     _make_array(self)
     self.__dict__[_PROGRAM] = weakref.ref(RUNTIME.state().prog)
     self.__dict__[_SERIAL] = next(_counter)
 
 
-def _note_destroyed(self: Any) -> None:
+def _note_destroyed(self: SNodeTree) -> None:
     number = None if self.destroyed or self.prog is not RUNTIME.state().prog else self.id
     text = "" if number is None else _first_field(self.prog.get_snode_root(number))
     if number is not None:
@@ -239,7 +240,7 @@ def _note_destroyed(self: Any) -> None:
         _layout().destroy(number, text)
 
 
-def _first_field(node: Any) -> str:
+def _first_field(node: CoreNode) -> str:
     """The name, in messages, of the first field below a node of a tree."""
     for child in (node.get_ch(n) for n in range(node.get_num_ch())):
         if child.is_place():
@@ -250,7 +251,7 @@ def _first_field(node: Any) -> str:
     return ""
 
 
-def _note_finalized(self: Any, *args: object, **kwargs: object) -> SNodeTree:
+def _note_finalized(self: ti.FieldsBuilder, *args: object, **kwargs: object) -> SNodeTree:
     _layout()
     tree = _finalize(self, *args, **kwargs)
     _layout().add(tree.id)  # numbers are given again
@@ -260,7 +261,7 @@ def _note_finalized(self: Any, *args: object, **kwargs: object) -> SNodeTree:
 _delete_array = ti.ScalarNdarray.__del__
 
 
-def _delete_if_alive(self: Any) -> None:
+def _delete_if_alive(self: ti.ScalarNdarray) -> None:
     """Taichi deletes by address, from whatever program runs: there may be an array of that one at the address."""
     if is_array_alive(self):
         _delete_array(self)

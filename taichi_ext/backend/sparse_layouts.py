@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from taichi_ext.backend.lifetime import InTree, check_not_ended, layout_version, tree_serial
+from taichi_ext.backend.opaque import CoreNode
 from taichi_ext.backend.runtime import RUNTIME, Expr, all_types, core, ti
 
 # Taichi's stubs of kernels differ from the arguments that it takes.
@@ -33,7 +34,7 @@ class _Held(NamedTuple):
 class _Node:
     """A node whose cells are active or not."""
 
-    def __init__(self, core_node: Any) -> None:
+    def __init__(self, core_node: CoreNode) -> None:
         node = ti.SNode(core_node)
         axes, outer = _axes(core_node), _axes(core_node.parent)
         self._is_dynamic = core_node.type == _KINDS.dynamic
@@ -85,7 +86,7 @@ class _Node:
 class _Fields:
     """The numbers that are placed in the cells of one node, with one offset."""
 
-    def __init__(self, places: list[Any]) -> None:
+    def __init__(self, places: list[CoreNode]) -> None:
         fields = [ti.ScalarField(Expr(place.get_expr())) for place in places]
         first, rank, count = fields[0], len(_axes(places[0].parent)), len(fields)
         is_real = [core.is_real(field.dtype) for field in fields]
@@ -147,19 +148,20 @@ def _count(find: Callable[..., None], *arrays: np.ndarray) -> int:
     return int(found[0])
 
 
-def _upwards(node: Any) -> Iterator[Any]:
+def _upwards(node: CoreNode | None) -> Iterator[CoreNode]:
     """A node, and those above it but the root, as Taichi's core has them."""
     while node is not None and node.type != _KINDS.root:
         yield node
         node = node.parent
 
 
-def is_dense_node(node: object) -> bool:
+def is_dense_node(node: CoreNode) -> bool:
     """Whether a node, as Taichi's core has it, and all above it are dense."""
     return all(n.type in _DENSE for n in _upwards(node))
 
 
-def _axes(node: Any) -> list[int]:
+def _axes(node: CoreNode | None) -> list[int]:
+    assert node is not None
     return [axis for axis in node.get_physical_index_position() if axis >= 0]
 
 
@@ -175,7 +177,7 @@ def _without(cells: np.ndarray, others: np.ndarray) -> np.ndarray:
 class SparsePart(InTree):
     """The part below an outermost node that is not dense. Its kernels are made once."""
 
-    def __init__(self, top: Any) -> None:
+    def __init__(self, top: CoreNode) -> None:
         self.tree_serial = tree_serial(top)
         self.nodes: list[_Node] = []  # the outer ones first
         places = defaultdict(list)
@@ -222,10 +224,10 @@ class PartCopy:
 _parts: tuple[Any, int, dict[int, SparsePart]] = (lambda: None, 0, {})  # of one program, while its layout is the same
 
 
-def sparse_part(node: object) -> SparsePart | None:
+def sparse_part(node: CoreNode | ti.SNode) -> SparsePart | None:
     """The part that a node (a ``ti.SNode``, or as Taichi's core has it) lies in; None where all above it is dense."""
     global _parts
-    outer = [n for n in _upwards(getattr(node, "ptr", node)) if n.type not in _DENSE]
+    outer = [n for n in _upwards(node.ptr if isinstance(node, ti.SNode) else node) if n.type not in _DENSE]
     if not outer:
         return None
     program, version = RUNTIME.state().prog, layout_version()

@@ -7,7 +7,6 @@ returned values are in the launch's own memory.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from taichi_ext.backend.runtime import RUNTIME, impl, ti
 from taichi_ext.errors import InvalidArgumentError
@@ -33,7 +32,7 @@ _program_thread = threading.main_thread()
 _create_program = impl.PyTaichi.create_program
 
 
-def _remember_thread(self: Any) -> None:
+def _remember_thread(self: impl.PyTaichi) -> None:
     global _program_thread
     _program_thread = threading.current_thread()
     _create_program(self)

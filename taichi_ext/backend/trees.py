@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from taichi_ext.backend.opaque import CoreNode
 from taichi_ext.backend.runtime import RUNTIME
 
 
-def tree_of(node: Any) -> int:
+def tree_of(node: CoreNode) -> int:
     """The number of the tree that a node, as Taichi's core has it, is in."""
     if hasattr(node, "get_snode_tree_id"):
         return int(node.get_snode_tree_id())

@@ -28,7 +28,7 @@ class ContainerInfo:
 
     key: Key
     name: Label | str
-    obj: object
+    obj: Any
     shape: tuple[int, ...]
     element_shape: tuple[int, ...]
     offset: tuple[int, ...]
@@ -173,7 +173,7 @@ class KernelFacts:
     covered: frozenset[Key]  # containers of which all tangents are written, whatever they were
     other_fields: tuple[object, ...] = ()  # integer fields that are written
     read_arguments: frozenset[str] = frozenset()  # names of array arguments of which entries are read
-    changed_nodes: tuple[object, ...] = ()  # of the layout, cells of which are activated and deactivated by name
+    changed_nodes: tuple[backend.SNode, ...] = ()  # of the layout, cells of which are activated and deactivated by name
     has_random: bool = False
     returns_active: bool = False  # what it returns has a tangent
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None

@@ -131,7 +131,7 @@ def stop_grad(r: Recording, field: object) -> None:
 
 
 def opaque(
-    r: Recording, function: Any, args: Sequence[object], keywords: Mapping[str, object], is_statement: bool
+    r: Recording, function: Any, args: Sequence[Any], keywords: Mapping[str, object], is_statement: bool
 ) -> object:
     """A function of Taichi that stays a call; the type of its result is found by a call on dummies."""
     values, named = value_of(args), value_of(keywords)
@@ -160,9 +160,9 @@ def opaque(
     return places if isinstance(result, tuple) else places[0] if places else None
 
 
-def _written_in(r: Recording, node: object) -> tuple[Container, ...]:
+def _written_in(r: Recording, place: backend.SNode | backend.Field) -> tuple[Container, ...]:
     """The fields met so far that are placed in a node."""
-    node = backend.layout_node(node)
+    node = backend.layout_node(place)
     return tuple(c for c in r.containers.fields.values() if backend.is_under(c.object, node))
 
 

@@ -23,7 +23,7 @@ from taichi_ext.program.types import I32
 Lost = list[tuple[ir.Statement, ir.Value]]  # values that are appended to unknown fields
 
 
-def changed_nodes(body: ir.Body) -> tuple[object, ...]:
+def changed_nodes(body: ir.Body) -> tuple[backend.SNode, ...]:
     """The nodes of the layout with cells that are activated, appended to or deactivated by name."""
     kinds = ("append", "deactivate")
     calls = [
@@ -45,7 +45,7 @@ def _kind(s: ir.Statement) -> str:
     return {ti.append: "append", ti.deactivate: "deactivate"}.get(name, "") if callable(name) else ""
 
 
-def _node_of(s: ir.Effect) -> object:
+def _node_of(s: ir.Effect) -> backend.SNode:
     """The node that a call appends to or deactivates a cell of."""
     what = s.args[0].object if isinstance(s.args[0], ir.Container) else s.args[0]
     return what.parent() if isinstance(s.function, str) else backend.layout_node(what)
@@ -166,7 +166,7 @@ def _cleared(
     return (*before, replace(s, writes=tuple(dict.fromkeys((*s.writes, *inside)))))
 
 
-def _check_deactivation(s: ir.Effect, node: object, c: ir.Container, written: set[ir.Container]) -> None:
+def _check_deactivation(s: ir.Effect, node: backend.SNode, c: ir.Container, written: set[ir.Container]) -> None:
     kind = backend.node_kind(node)
     if kind not in ("dynamic", "pointer") or not backend.has_leading_axes(c.object, node):
         raise UnsupportedError(
@@ -180,7 +180,7 @@ def _check_deactivation(s: ir.Effect, node: object, c: ir.Container, written: se
         )
 
 
-def _zeros(s: ir.Effect, node: object, c: ir.Container) -> ir.Body:
+def _zeros(s: ir.Effect, node: backend.SNode, c: ir.Container) -> ir.Body:
     """Zeros for all entries of a field in the cell that is deactivated."""
     indices, shape = _indices_of(s), c.shape or ()
     cells = backend.node_shape(node)

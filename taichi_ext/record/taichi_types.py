@@ -55,7 +55,7 @@ def _named(dtype: Any) -> Type:
     return TYPES[name]
 
 
-def taichi_type(kind: Type) -> object:
+def taichi_type(kind: Type) -> backend.DataType:
     return getattr(ti, kind.name)
 
 

@@ -24,7 +24,7 @@ class Target:
 
     kind: str  # "field", "array", "argument", "return" or "constant"
     name: Label | str  # in messages
-    field: object = None
+    field: Any = None
     position: int = -1
     argument: str = ""
     variable: Variable | None = None  # holds the Python number
@@ -360,7 +360,7 @@ class KernelCall:
         assert self.kernel is not None  # a Python function has no outputs of this kind
         return backend.return_shape(self.kernel)
 
-    def return_dtype(self) -> object:
+    def return_dtype(self) -> backend.DataType:
         assert self.kernel is not None
         dtype = backend.return_dtype(self.kernel)
         if dtype is None or not backend.is_real(dtype):

@@ -39,7 +39,7 @@ def in_place(target: object, others: Sequence[object]) -> np.ndarray | None:
     return None if any(s is not None and np.may_share_memory(host, s) for s in shared) else host
 
 
-def check_out(leaves: Sequence[tuple[str, object]], wanted: Sequence[tuple[tuple[int, ...], object]]) -> None:
+def check_out(leaves: Sequence[tuple[str, Any]], wanted: Sequence[tuple[tuple[int, ...], object]]) -> None:
     """Raise, before anything runs, where the arrays of ``out`` cannot take Jacobians of these shapes and types."""
     for (path, target), (shape, dtype) in zip(leaves, wanted, strict=True):
         place = f"out{path}"
@@ -61,7 +61,7 @@ def check_out(leaves: Sequence[tuple[str, object]], wanted: Sequence[tuple[tuple
             raise InvalidArgumentError(f"{place} has dtype {found}; the Jacobian has {dtype}.")
 
 
-def _array_problem(array: object) -> str:
+def _array_problem(array: Any) -> str:
     """Why an array cannot take a Jacobian, whatever its shape."""
     problem = backend.array_problem(array)
     if problem:

@@ -134,7 +134,7 @@ def _check_pattern(path: str, target: Any, matrix: Any) -> None:
         )
 
 
-def _check_room(path: str, builder: object, count: int) -> None:
+def _check_room(path: str, builder: Any, count: int) -> None:
     """Raise where a builder has no room for so many entries: Taichi would write outside of its memory."""
     room = backend.builder_room(builder)
     if room is not None and count > room:

@@ -7,8 +7,7 @@ collected, and nothing is left on the user's objects.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
 
 from taichi_ext import backend
 from taichi_ext.api.plans.by_identity import ByIdentity
@@ -25,7 +24,7 @@ class PlanTable:
         self._owners: ByIdentity[ByIdentity[dict[object, Plan]]] = ByIdentity()  # by owner, function and key
         self._program: Callable[[], object] = lambda: None
 
-    def find(self, origin: Origin, key: Any) -> Plan | None:
+    def find(self, origin: Origin, key: Hashable) -> Plan | None:
         """The form prepared for the same owner, function and key, or None."""
         program = backend.program()
         if program is None or self._program() is not program:
@@ -35,7 +34,7 @@ class PlanTable:
         plans = None if functions is None else functions.get(origin.function)
         return None if plans is None else plans.get(key)
 
-    def keep(self, origin: Origin, key: Any, plan: Plan) -> bool:
+    def keep(self, origin: Origin, key: Hashable, plan: Plan) -> bool:
         """Keep a plan; False where the owner or the function cannot be referred to weakly, so that nothing is kept."""
         self._program = weakref.ref(backend.program())
         functions = self._owners.get(origin.owner) or ByIdentity()

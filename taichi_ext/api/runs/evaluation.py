@@ -320,9 +320,10 @@ class Evaluation:
         return is_field and not others and not more
 
     @cached_property
-    def _sizes(self) -> Any:
+    def _sizes(self) -> tuple[tuple[int, ...], ...]:
         """The shapes of the fields and arrays of this call."""
-        sized = (a for a in self.call.args if backend.is_array(a) or isinstance(a, backend.Field))
+        args: tuple[Any, ...] = self.call.args
+        sized = (a for a in args if backend.is_array(a) or isinstance(a, backend.Field))
         return tuple(tuple(a.shape) for a in sized)
 
     def _max_memory(self) -> float:

@@ -113,7 +113,7 @@ class Pipeline:
             self._clear_under(node)
         return node is not None
 
-    def _clear_under(self, node: object) -> None:
+    def _clear_under(self, node: backend.SNode) -> None:
         """Clear the tangents under a node that is deactivated: its entries are constants from now on."""
         if self._state is not None:
             self._state.save_part(node)

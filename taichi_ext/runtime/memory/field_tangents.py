@@ -92,7 +92,7 @@ def row_of_entry(info: ContainerInfo, component: int, index: tuple[int, ...]) ->
     return row * math.prod(info.element_shape) + component
 
 
-def rows_under(info: ContainerInfo, node: object) -> np.ndarray:
+def rows_under(info: ContainerInfo, node: backend.SNode) -> np.ndarray:
     """The rows of the components that are placed in a node of the layout."""
     rows = np.arange(info.size).reshape(-1, math.prod(info.element_shape))
     return rows[:, backend.components_under(info.obj, node)].reshape(-1)

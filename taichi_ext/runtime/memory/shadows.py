@@ -67,12 +67,12 @@ class FieldTable:
             self._nodes[backend.node_of(component)] = (info, number)
         return info
 
-    def component(self, field: object) -> int | None:
+    def component(self, field: backend.Field) -> int | None:
         """Which component of its container a scalar field is; None for a whole field."""
         info, number, _ = self._components[id(backend.field_components(field)[0])]
         return number if info.element_shape and not isinstance(field, backend.MatrixField) else None
 
-    def part(self, field: object) -> ContainerInfo:
+    def part(self, field: backend.Field) -> ContainerInfo:
         """A field or a component of one, as a parameter or output, with a key for that field or component."""
         info = self.field(field)
         assert info is not None  # of real numbers
@@ -90,7 +90,7 @@ class FieldTable:
         return self._nodes.get(entry.node)
 
 
-def view_of(array: object, name: str = "An array") -> View:
+def view_of(array: backend.Array, name: str = "An array") -> View:
     """The memory of an array; that of a ti.ndarray, and of an empty array, is never shared."""
     dtype = backend.outer_array_dtype(array)
     if dtype is None:
@@ -99,7 +99,7 @@ def view_of(array: object, name: str = "An array") -> View:
     return View(space, start, backend.full_shape(array), dtype.to_string(), numpy_dtype(dtype).itemsize, is_fortran)
 
 
-def rows_of_index(array: object, index: Any) -> np.ndarray:
+def rows_of_index(array: backend.Array, index: Any) -> np.ndarray:
     """The rows of an entry of a ti.ndarray; the index of a component may follow."""
     index = index if isinstance(index, tuple) else () if index is None else (index,)
     shape = backend.full_shape(array)

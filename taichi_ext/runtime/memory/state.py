@@ -52,7 +52,7 @@ class State:
                 for stored in backend.storage_parts(part):
                     self._keep(stored)
 
-    def save_fields(self, fields: Sequence[object], nodes: Iterable[object] = ()) -> None:
+    def save_fields(self, fields: Sequence[object], nodes: Iterable[backend.SNode] = ()) -> None:
         """Save several fields, and the parts of the layout that contain the nodes."""
         with backend.suspend_following():
             backend.find_memory(f for f in fields if _name(f) not in self._log)
@@ -61,7 +61,7 @@ class State:
         for node in nodes:
             self.save_part(node)
 
-    def save_part(self, node: object) -> None:
+    def save_part(self, node: backend.SNode) -> None:
         """Save the part of the layout that contains a node which is not dense."""
         part = backend.sparse_part(node)
         if part is not None:
@@ -82,7 +82,7 @@ class State:
         elif entry.name not in self._log:
             self._log[entry.name] = (entry, entry.read())
 
-    def _save_memory(self, array: object) -> None:
+    def _save_memory(self, array: Any) -> None:
         space, start, end = backend.memory_span(array)
         saved = self._memory.setdefault(space, [])
         first = bisect_right(saved, start, key=lambda s: s.end)
