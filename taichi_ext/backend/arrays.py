@@ -25,11 +25,7 @@ from taichi_ext.backend.runtime import (
 )
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from typing_extensions import TypeIs
-
-    from taichi_ext.backend.opaque import Array
+    from taichi_ext.backend.opaque import Array, Device, Tensor, TypeIs
 
 
 def is_torch_tensor(x: object) -> TypeIs[Tensor]:
@@ -209,7 +205,7 @@ def numpy_dtype_of(x: Field | Array) -> np.dtype:
     return np.dtype(to_numpy_type(x.dtype))
 
 
-def torch_from_numpy(values: object, device: torch.device) -> Tensor:
+def torch_from_numpy(values: object, device: Device) -> Tensor:
     torch = sys.modules["torch"]
     return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 

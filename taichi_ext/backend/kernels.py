@@ -11,16 +11,15 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from taichi_ext.backend.calling import no_position
 from taichi_ext.backend.captures import Captures, noting
-from taichi_ext.backend.expressions import is_host_arch
+from taichi_ext.backend.expressions import DataType, is_host_arch
 from taichi_ext.backend.lifetime import Uses
-from taichi_ext.backend.opaque import DataType
 from taichi_ext.backend.runtime import (
     RUNTIME,
     ASTResolver,
@@ -252,7 +251,7 @@ class RepeatedLaunch:
     Arguments ``given`` at the start are kept and passed to each launch; the others, None there, to one.
     """
 
-    def __init__(self, fused: FusedKernel, given: Sequence[object]) -> None:
+    def __init__(self, fused: FusedKernel, given: list[Any]) -> None:
         self._context = fused.cpp.make_launch_context()
         self._runtime = fused.runtime  # which lets go of its program at ti.init
         self._uses = fused.uses
@@ -358,7 +357,7 @@ eig_function = ti.eig.__globals__["_eig2x2"]  # the ti.func behind ti.eig
 randn_function = ti.randn.__globals__["_randn"]  # the ti.func behind ti.randn
 
 
-def returned_types(kernel: Kernel) -> tuple[()]:
+def returned_types(kernel: Kernel) -> tuple[object, ...]:
     """The types of what a kernel or function returns; empty where it returns nothing."""
     return tuple(kernel.return_type or ())
 

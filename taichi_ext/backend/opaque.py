@@ -11,9 +11,11 @@ import numpy as np
 from taichi_ext.backend.runtime import Ndarray, core
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
+    from typing_extensions import TypeIs as TypeIs
 
     Array = np.ndarray | Ndarray | Tensor
+    Device = device
 
     class DataType:
         """A scalar type, such as ``ti.f32``."""

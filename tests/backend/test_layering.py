@@ -61,6 +61,7 @@ OPTIONAL = {
     "plots": {"matplotlib", "matplotlib.figure", "matplotlib.figure.Figure"},
     "progress": {"rich", "rich.console", "rich.progress", "IPython", "IPython.display"},
     "sparse_results": {"torch"},
+    "opaque": {"torch", "typing_extensions"},  # for the type checker alone
     "matrices": {"scipy", "scipy.sparse", "scipy.sparse.linalg", "scipy.sparse.linalg.splu"},
     "torch_function": {"torch"},
     "torch_products": {"torch"},

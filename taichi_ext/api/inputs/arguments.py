@@ -32,9 +32,10 @@ class Target:
     held: object = None  # key of the Python number's value, equal for equal values
 
 
-def flatten(
-    tree: object, what: str = "", path: str = "", outer: tuple[int, ...] = ()
-) -> tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]:
+Flat = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]  # leaves by path, and what rebuilds the structure
+
+
+def flatten(tree: object, what: str = "", path: str = "", outer: tuple[int, ...] = ()) -> Flat:
     """The leaves of nested lists, tuples and dicts with their paths, and a function that rebuilds the structure.
 
     ``what`` is the word used in messages, ``outer`` are the ids of the structures around this one.
@@ -45,8 +46,7 @@ def flatten(
     if isinstance(tree, (list, tuple)):
         parts = [flatten(item, what, f"{path}[{i}]", inside) for i, item in enumerate(tree)]
         kind = type(tree)
-        make: Callable[[list[Any]], Any] = (lambda v: kind(*v)) if hasattr(tree, "_fields") else kind
-        return _join(parts, make)
+        return _join(parts, (lambda v: kind(*v)) if hasattr(tree, "_fields") else kind)
     if isinstance(tree, dict):
         parts = [flatten(item, what, f"{path}[{key!r}]", inside) for key, item in tree.items()]
         keys = tuple(tree)  # as they are now: the user's dict may change before values are put back
@@ -58,12 +58,10 @@ def flatten(
     return [(path, tree)], lambda values: values[0]
 
 
-def _join(
-    parts: list[Any], make: Callable[[list[object]], object]
-) -> tuple[list[tuple[str, object]], Callable[..., object]]:
+def _join(parts: list[Flat], make: Callable[[list[Any]], Any]) -> Flat:
     leaves = [leaf for found, _ in parts for leaf in found]
 
-    def rebuild(values: Sequence[object]) -> Any:
+    def rebuild(values: list[Any]) -> Any:
         rebuilt, at = [], 0
         for found, inner in parts:
             rebuilt.append(inner(values[at : at + len(found)]))

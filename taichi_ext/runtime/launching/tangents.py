@@ -24,7 +24,7 @@ class DenseRows:
     is_dense = True
     changes = 0  # number of changes of the columns
 
-    def variant(self, names: Mapping[Key, Key]) -> None:
+    def variant(self, names: Mapping[Key, Key]) -> object:
         """A key for this variant of a kernel; ``names`` are the keys of a launch by those of the run."""
         return None
 
