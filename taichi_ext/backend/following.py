@@ -94,35 +94,35 @@ def _check_no_gradient(kernel: Kernel) -> None:
         )
 
 
-# Where an access reads or stores: an entry or array, and the index in an array; None where others follow it.
+Place = tuple[object, object]  # where an access reads or stores: an entry or array, and the index in an array
 
 
-def _of_field(field: ti.ScalarField, key: Any, *_: object) -> tuple[Any, Any]:
+def _of_field(field: ti.ScalarField, key: object, *_: object) -> Place:
     check_not_ended(field)
     field._initialize_host_accessors()
     accessors: Any = field.host_accessors
     return FieldEntry.of(accessors[0], tuple(field._pad_key(key))), None
 
 
-def _of_proxy(proxy: Any, key: Any, *_: object) -> tuple[Any, Any]:
+def _of_proxy(proxy: Any, key: object, *_: object) -> Place:
     return _of_field(proxy, proxy.g2r_field[key])
 
 
-def _of_access(x: object, *_: object) -> tuple[object, object]:
+def _of_access(x: Any, *_: object) -> Place:
     is_field = isinstance(x, SNodeHostAccess)
     return (FieldEntry.of(x.accessor, tuple(x.key)), None) if is_field else (x.ndarr, x.indices)
 
 
-def _of_member(struct: object, key: object, *_: object) -> tuple[object, object] | None:
+def _of_member(struct: Any, key: object, *_: object) -> Place | None:
     x = struct._Struct__entries[key]  # as Python names what is private
     return _of_access(x) if isinstance(x, SNodeHostAccess) else None  # structs and matrices are followed themselves
 
 
-def _of_array(array: Any, key: Any, *_: object) -> tuple[Any, Any]:
+def _of_array(array: object, key: object, *_: object) -> Place:
     return array, key
 
 
-def _of_whole(obj: object, *_: object) -> tuple[object, object]:
+def _of_whole(obj: object, *_: object) -> Place:
     check_not_ended(obj)
     return obj, ...
 
@@ -132,7 +132,7 @@ def _of_existing(obj: object, *_: object) -> None:
     check_not_ended(obj)
 
 
-def _reading(name: str, place: Callable[..., object]) -> Callable[..., object]:
+def _reading(name: str, place: Callable[..., Place | None]) -> Callable[..., object]:
     """A function that reads, and reports it."""
 
     def read(self: object, *args: object, **keywords: object) -> Any:
@@ -143,7 +143,7 @@ def _reading(name: str, place: Callable[..., object]) -> Callable[..., object]:
     return read
 
 
-def _writing(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
+def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., None]:
     """A function that stores its last argument, and reports it."""
 
     def write(self: object, *args: object, **keywords: object) -> None:
@@ -177,12 +177,12 @@ def _writing(name: str, place: Callable[..., Any]) -> Callable[..., Any]:
 #   NumPy arrays and tensors, changed in place                 seen by rewritten code (runtime.python.watch)
 #
 # (owner, attribute, what stands in for it while a pipeline is followed)
-_FOLLOWED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+_FOLLOWED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "call": (Kernel, "__call__", _followed_call),
     "thread start": (threading.Thread, "start", _followed_start),
 }
 _NDARRAYS = (ti.ScalarNdarray, matrix.MatrixNdarray, matrix.VectorNdarray)
-_ACCESSES: list[tuple[Any, str, str, Callable[..., Any]]] = [
+_ACCESSES: list[tuple[type | types.ModuleType, str, str, Callable[..., Place | None]]] = [
     (ti.ScalarField, "__getitem__", "__setitem__", _of_field),
     (matrix, "_read_host_access", "_write_host_access", _of_access),
     (ti.Struct, "__getitem__", "__setitem__", _of_member),

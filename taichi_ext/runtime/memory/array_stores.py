@@ -117,7 +117,7 @@ _SHAPES = ("requires_grad_", "share_memory_", "squeeze_", "unsqueeze_", "transpo
 _BY_INDEX = ("index_", "masked_", "scatter_", "put_")
 
 
-def _probe(array: object, store: Callable[[object], object], mask: np.ndarray) -> None:
+def _probe(array: Any, store: Callable[[Any], object], mask: np.ndarray) -> None:
     """Find out where numbers are stored, by applying the store to arrays of other numbers."""
     for number in (77, 78):  # at least one of them differs from the stored number
         other = array.detach().clone() if backend.is_torch_tensor(array) else array.copy()
