@@ -8,7 +8,7 @@ import taichi_ext.program as ir
 
 
 def read_containers(body: ir.Body) -> set[ir.Container]:
-    """The containers of which an entry is read; what is added to an entry does not read it."""
+    """The containers of which an entry is read; adding to an entry does not read it."""
     found: set[ir.Container] = set()
     for s in ir.statements(body):
         found |= s.contents.containers
@@ -33,7 +33,7 @@ def draws_random_numbers(body: ir.Body) -> bool:
 
 
 def stages_of(body: ir.Body) -> list[ir.Body]:
-    """The stages of a kernel, which are its loops and what stands between them."""
+    """The stages of a kernel: its loops, and the statements between them."""
     numbered = groupby(enumerate(body), lambda pair: pair[0] if isinstance(pair[1], ir.For) else -1)
     return [tuple(top for _, top in stage) for _, stage in numbered]
 

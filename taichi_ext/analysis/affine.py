@@ -74,7 +74,7 @@ class Indices:
     def __init__(self, body: Body) -> None:
         self.forms: dict[Local, Affine] = {}  # of integer locals
         self.vectors: set[Local] = set()  # of integers, that do not change
-        self.clamped: dict[Local, Affine] = {}  # of locals that are kept within a range: what they are in the range
+        self.clamped: dict[Local, Affine] = {}  # the forms of clamped locals within their range
         changed = assigned_locals(body)
         for statement in statements(body):
             for local in declared(statement):
@@ -128,7 +128,7 @@ class Indices:
         return None
 
     def site(self, index: Value | int) -> Affine:
-        """The normal form; what has none is an atom of its own, equal to nothing else."""
+        """The normal form; an index without one becomes a new atom, equal to nothing else."""
         if isinstance(index, int):
             return Affine((), index)
         known = self.form(index)

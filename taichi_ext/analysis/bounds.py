@@ -1,7 +1,7 @@
-"""Which indices of what carries tangents are known to lie within, and which are known to leave.
+"""Whether indices of entries with tangents are known to be in range, or known to be out of range.
 
-A walk over the program keeps what conditions and bounds of loops tell at each place (``Facts``). Entries whose indices
-are not known to lie within get checks: where an index is outside, there is no tangent to be read or stored.
+A walk over the program keeps the facts that follow from conditions and bounds of loops at each place (``Facts``).
+Entries whose indices may be out of range get checks: out of range, no tangent is read or stored.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Walk:
     # --- statements
 
     def block(self, body: ir.Body, facts: Facts) -> tuple[ir.Body, Facts | None]:
-        """The block with its checks, and what is known after it; None where its end is not reached."""
+        """The block with its checks, and the facts after it; None if its end is not reached."""
         result: list[ir.Statement] = []
         now: Facts | None = facts
         for s in body:
@@ -134,7 +134,7 @@ class _Walk:
         return _with_blocks(s, (self.block(s.body, inside)[0],)), facts
 
     def _bounds(self, s: ir.For, facts: Facts) -> list[tuple[_Bound, _Bound]]:
-        """The first number and the end for each variable of a loop, as far as they are written."""
+        """The first number and the end of each variable of a loop, as far as the text gives them."""
         if s.kind in ("field", "grouped"):
             extent = self.extents.get(s.domain[0]) if isinstance(s.domain[0], ir.Container) else None
             pairs = [] if extent is None else _bounds_of(extent.offset, extent.shape)
@@ -197,7 +197,7 @@ class _Walk:
         return bool(entry.index) and entry.local in self.activity.locals
 
     def _entries(self, value: ir.Value, facts: Facts) -> Iterator[tuple[ir.Read | ir.Load, Facts]]:
-        """The entries with tangents in an expression, and what is known where one of them is picked by a condition."""
+        """The entries with tangents in an expression, each with the facts at its place (conditions of choices)."""
         seen: set[tuple[ir.Value, Facts]] = set()
         pending = [(value, facts)]
         while pending:
@@ -249,7 +249,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Bound:
-    """An end of a loop: in normal form, where that is the same in the loop, and what is known of it."""
+    """An end of a loop: its normal form, if that does not change in the loop, and its interval."""
 
     form: Affine | None
     interval: Interval

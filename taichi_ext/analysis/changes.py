@@ -38,7 +38,7 @@ def varying_locals(loop: ir.For | ir.While) -> set[ir.Local]:
 
 
 def _spread_variation(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, is_chosen: bool) -> None:
-    """Add the locals that are given what varies, or that change where what varies decides about it."""
+    """Add the locals that are assigned varying values, or assigned under a varying condition."""
     for s in body:
         contents = s.contents
         is_same = contents.is_pure and found.isdisjoint(contents.locals) and stored.isdisjoint(contents.containers)
@@ -54,7 +54,7 @@ def _spread_variation(body: ir.Body, found: set[ir.Local], stored: set[ir.Contai
 
 
 def _is_left(body: ir.Body, found: set[ir.Local], stored: set[ir.Container], *, is_chosen: bool = False) -> bool:
-    """Whether what varies decides when a loop, or an iteration of it, ends."""
+    """Whether a varying value decides when a loop, or an iteration of it, ends."""
     for s in body:
         if isinstance(s, ir.Jump) and is_chosen:
             return True

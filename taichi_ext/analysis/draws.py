@@ -1,7 +1,7 @@
 """Random numbers that Taichi does not draw, since nothing uses them: as many are drawn as in a plain run.
 
-Taichi drops a draw whose number is not read, or only by what is overwritten before it is read. It does so by the flow
-of control, as here: in ``t += ti.random()``, in a loop, each number is read by the next iteration.
+Taichi drops a draw whose number is not read, or only used for a value that is overwritten before it is read. Like this
+module, it follows the flow of control: in ``t += ti.random()``, in a loop, the next iteration reads each number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_draw(s: ir.Statement) -> bool:
 
 
 def without_unused_draws(program: ir.Program) -> ir.Program:
-    """The program without draws that Taichi drops, and without what would only use them; as recorded."""
+    """The recorded program without draws that Taichi drops, and without statements that only use them."""
     if not any(map(is_draw, ir.statements(program.body))):
         return program
     body, before = as_scalars(program.body), ()
@@ -111,7 +111,7 @@ class _Liveness:
         self.after: dict[ir.Statement, Locals] = {}
 
     def block(self, body: ir.Body, live: Locals, exits: _Exits) -> Locals:
-        """The locals that may be read from the start of a block on, given what may be from its end on."""
+        """The locals that are live at the start of a block, from those that are live at its end."""
         for s in reversed(body):
             self.after[s] = self.after.get(s, self.always) | live
             live = self._before(s, live, exits)

@@ -1,8 +1,8 @@
 """Locals that an energy is a weighted sum of.
 
-In ``e = 0.0; for k in range(8): e += w[k] * f(x[i, k]); energy[None] += 2 * e``, whatever is added to ``e`` is added to
-the energy, times 2. So the terms of a gradient can be added where the terms of the energy are, one element at a time,
-and the tangent of ``e``, which has as many columns as all elements together, is needed nowhere.
+In ``e = 0.0; for k in range(8): e += w[k] * f(x[i, k]); energy[None] += 2 * e``, each term of ``e`` is added to the
+energy, times 2. So the gradient's terms can be added where the energy's terms are, element by element, and the tangent
+of ``e``, which has as many columns as all elements together, is not needed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from typing import Any
 import taichi_ext.program as ir
 
 SIGNS = {"add": 1, "sub": -1, "atomic_add": 1, "atomic_sub": -1}
-Path = tuple[
-    tuple[ir.Statement, int], ...
-]  # the blocks around a statement: each by what it is a block of, and its number
+Path = tuple[tuple[ir.Statement, int], ...]  # the blocks around a statement: each by its statement and number
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def _source(value: ir.Read | ir.Load) -> object:
 
 
 def _sign(place: _Place, energy: ir.Container, uses: _Uses) -> int | None:
-    """The sign of what a statement adds to the energy; None where it does something else."""
+    """The sign of the term that a statement adds to the energy; None if it does something else."""
     if isinstance(place.statement, ir.Assign):
         return 1 if not place.path and uses.writes[energy][0] is place else None
     return _sign_of_sum(place.statement)
@@ -152,7 +150,7 @@ def _is_added_up(local: ir.Local, place: _Place, energy: ir.Container | None, us
 
 
 def _is_inner(path: Path) -> bool:
-    """Whether a loop among these blocks is what a jump in them leaves."""
+    """Whether a jump in these blocks leaves a loop among them."""
     return any(isinstance(s, (ir.For, ir.While)) for s, _ in path)
 
 

@@ -30,7 +30,7 @@ class Expressions:
         self.pending: set[Value] = set()  # operations that are being looked at
 
     def define(self, local: Local, value: Value) -> None:
-        """Take note of the definition of a local; only what never changes can stand for it later."""
+        """Note the definition of a local; it can only replace the local later if it never changes."""
         if local in self.changing or local.shape:
             return
         if local.dtype == U1 and self._key(value) is not None:
@@ -46,7 +46,7 @@ class Expressions:
         return atom not in self.changing if isinstance(atom, Local) else atom in self._lasting
 
     def linear(self, value: Value | int) -> Affine | None:
-        """The normal form of an expression of the type i32, or of what is converted to that without loss."""
+        """The normal form of an expression of type i32, or of one that converts to i32 without loss."""
         if isinstance(value, int):
             return Affine((), value)
         if value.dtype not in NARROW:

@@ -1,8 +1,8 @@
-"""Between which numbers integer expressions lie, as far as conditions, bounds of loops and types tell.
+"""Intervals of integer expressions that follow from conditions, bounds of loops and types.
 
-Sums are in normal form (``Affine``). What is known of them at one place are *intervals*, also of sums whose parts are
-not known, and *relations*, sums that are at least 0. A sum that may leave its type wraps around: then only its type
-bounds it.
+Sums are in normal form (``Affine``). The facts at one place are *intervals*, also of sums whose parts are unknown, and
+*relations*, sums that are at least 0. A sum that may overflow its type wraps around: then it is only bounded by its
+type.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Facts:
         self.is_reached = True
         self._intervals: dict[Any, dict[int, Interval]] = {}  # of a sum and constants
         self._relations: tuple[Affine, ...] = ()
-        self._known: dict[Atom, Interval] = {}  # of operations, as far as facts are what they were
+        self._known: dict[Atom, Interval] = {}  # of operations, while the facts are unchanged
 
     def copy(self) -> Facts:
         new = Facts(self.expressions)
@@ -46,7 +46,7 @@ class Facts:
         new._intervals, new._relations = dict(self._intervals), self._relations
         return new
 
-    # --- what is known
+    # --- queries
 
     def interval(self, value: Value | int) -> Interval:
         """Between which numbers an integer expression lies."""
@@ -121,7 +121,7 @@ class Facts:
             low, high = low + ends[0], high + ends[1]
         return (low, high) if fits((low, high)) else None
 
-    # --- what becomes known
+    # --- new facts
 
     def note(self, form: Affine, interval: Interval) -> None:
         """A sum, as computed, lies in an interval."""
@@ -187,7 +187,7 @@ class Facts:
         return new
 
     def _assume(self, condition: Value, holds: bool) -> bool:
-        """Take on a condition; returns whether ``exact`` tells all of it."""
+        """Add a condition; returns whether the facts express all of it."""
         match condition:
             case Read(local=local, index=()) if local in self.expressions.conditions:
                 return self._assume(self.expressions.conditions[local], holds)

@@ -15,7 +15,7 @@ def check_rules(program: ir.Program) -> None:
 
     Raises:
         UnsupportedError: an operation that is not linear is applied to a tangent.
-        InvalidRuleError: what a rule returns does not depend on its tangents.
+        InvalidRuleError: the result of a rule does not depend on its tangents.
     """
     everything = list(ir.statements(program.body))
     rules = [s for s in everything if isinstance(s, ir.Boundary) and s.kind == "rule"]
@@ -41,7 +41,7 @@ def _tangent_locals(everything: Sequence[ir.Statement], rules: Sequence[ir.Bound
 
 
 def _tangents_of(rule: ir.Boundary) -> Iterator[tuple[ir.Local, ir.Value]]:
-    """The locals that a rule is given as tangents, each with the first number whose tangents it stands for."""
+    """The locals for the tangents of a rule, each with the first number whose tangents it represents."""
     for name, locals_ in rule.inner.items():
         sources = iter(rule.sources(name))
         for local in locals_:
@@ -50,12 +50,12 @@ def _tangents_of(rule: ir.Boundary) -> Iterator[tuple[ir.Local, ir.Value]]:
 
 
 def _read_by(s: ir.Statement) -> Sequence[ir.Value]:
-    """The values that a statement computes with; an atomic operation gives what its target held."""
+    """The values that a statement computes with; an atomic operation also returns the old value of its target."""
     return [*ir.values_of(s), s.target] if isinstance(s, ir.Atomic) else ir.values_of(s)
 
 
 def _changed_by(s: ir.Statement) -> tuple[ir.Local, ...]:
-    """The locals that hold what a statement computes."""
+    """The locals that a statement assigns."""
     if isinstance(s, ir.Boundary) and s.kind in ("stop_gradient", "gradient", "rule"):
         return ()  # none of these is applied to tangents
     target = s.target if isinstance(s, (ir.Assign, ir.Update, ir.Atomic)) else None
@@ -193,7 +193,7 @@ class _Check:
             raise _refusal(rule, what, place)
 
     def returned(self, s: ir.Boundary) -> None:
-        """A rule returns for each real number what is made of its tangents, or 0; whole numbers have no tangents."""
+        """Check a rule's result: each real number is linear in the tangents, or 0; whole numbers have no tangents."""
         for value, given in zip(s.numbers, s.sources("returned"), strict=True):
             if value.dtype.is_real and self.is_offset(given):
                 problem = "returns a value that does not depend on its tangents, so it is not linear in them"

@@ -1,4 +1,4 @@
-"""The loops of a program: which run in parallel, over what, and what stands in them."""
+"""The loops of a program: whether they run in parallel, their domains, and their statements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from taichi_ext.program import Body, Const, Container, For, If, Jump, Local, Siz
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """One loop: ``atoms`` are its variables as index expressions name them, ``bounds`` what they run over, if known."""
+    """One loop: ``atoms`` are its variables in index expressions, ``bounds`` the ranges of these, if known."""
 
     statement: For | While
     is_parallel: bool

@@ -3,9 +3,9 @@
 The gradient of a level is its derivative by the variables of ``at=``. Where ``px = float(i)`` is one of them, and the
 level takes ``i`` itself in another place, that place counts as constant, and the gradient lacks a part.
 
-What counts is what a small change of an index would reach: operations on real numbers, and sums and products of whole
-ones. Indices of fields, comparisons, whole quotients, rounding and ``stop_gradient`` end it. Of the loops around, only
-those count that move the pixel by one (``px = float(i)``), not those of samples within a pixel
+A dependence counts if a small change of the index would propagate: through operations on real numbers, and sums and
+products of whole ones. Indices of fields, comparisons, whole quotients, rounding and ``stop_gradient`` end it. Of the
+loops around, only those count that move the pixel by one (``px = float(i)``), not those of samples within a pixel
 (``px = i + (s + 0.5) / 4``).
 """
 
@@ -79,7 +79,7 @@ class Slices:
                     pass
 
     def reached(self, values: list[ir.Value], position: Position = frozenset()) -> Iterator[ir.Read]:
-        """The indices of loops that a change of values may come from, past what the position holds."""
+        """The indices of loops on which values depend, other than through the position."""
         return (read for read in self._reads(values, position) if read.local in self._indices)
 
     def origins(self, position: Position) -> Position:

@@ -11,7 +11,7 @@ from taichi_ext.simplify.usage import assigned_locals
 
 
 class _Number(NamedTuple):
-    """Equal for values that are computed in the same way, unless they are made of what has no definition."""
+    """Equal for values that are computed in the same way, unless they use a local without a definition."""
 
     number: int
     is_open: bool

@@ -1,12 +1,12 @@
-"""Whether a level reads from a field or array what was computed from the position of its pixel.
+"""Whether a level reads values from a field or array that were computed from the position of its pixel.
 
-Tangents by positions are kept with locals. Fields and arrays have none, so what is read from them is constant for the
-gradient of a level. That is right for what was stored at other positions: by other kernels, loops or iterations.
-A number that was stored at the same position would be missing.
+Tangents by positions are kept with locals. Fields and arrays have none, so values read from them are constant for the
+gradient of a level. That is correct for values stored at other positions: by other kernels, loops or iterations. The
+dependence on a number stored at the same position would be missing.
 
-The statements are walked in their order, loops until nothing changes. An entry is known by the normal forms of its
-indices. A store to the same entry takes the place of what was there; entries whose indices differ by a number do not
-meet. Where a loop begins its next iteration at another position, what was stored depends on a position that is gone.
+The statements are walked in their order, loops until nothing changes. An entry is identified by the normal forms of its
+indices. A store to the same entry replaces its value; entries whose indices differ by a constant are distinct. If a
+loop starts its next iteration at another position, earlier stores depend on a position that no longer applies.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SIDES = ("inside", "outside")
 
 @dataclass(frozen=True)
 class StoredPosition:
-    """A level, or a side of an edge, that reads what was stored at the same position."""
+    """A level, or a side of an edge, that reads a value stored at the same position."""
 
     use: Boundary
     load: Load
@@ -80,7 +80,7 @@ _State = dict[Local | Container, dict[Key, _Sources]]
 
 
 def find_stored_position(body: Body, positions: Mapping[Boundary, Position]) -> StoredPosition | None:
-    """The first level that reads what depends on its own position, None where there is none.
+    """The first level that reads a stored value that depends on its position; None if there is none.
 
     Args:
         body: the statements of a kernel.
@@ -95,7 +95,7 @@ def find_stored_position(body: Body, positions: Mapping[Boundary, Position]) -> 
 
 
 class _Walk:
-    """One walk over a kernel; ``state`` is what memory and locals depend on."""
+    """One walk over a kernel; ``state`` holds the positions that memory and locals depend on."""
 
     def __init__(self, body: Body, positions: Mapping[Boundary, Position]) -> None:
         self.positions = positions
@@ -173,7 +173,7 @@ class _Walk:
         self._put(_memory(place), self._key(place), sources, replaces=replaces)
 
     def _put(self, memory: Local | Container, key: Key, sources: _Sources, *, replaces: bool) -> None:
-        """Only what depends on a position is kept."""
+        """Store sources for an entry; only entries that depend on a position are kept."""
         if replaces and None not in key:
             self.state.get(memory, {}).pop(key, None)
         if sources.positions:
@@ -347,7 +347,7 @@ def _union(a: _State, b: _State) -> _State:
 
 
 def _forgotten(state: _State, inner: set[Local]) -> _State:
-    """The state where locals are no longer what they were: indices made of them are not known."""
+    """The state after locals have changed: entries whose indices use them are unknown."""
 
     def key_of(key: Key) -> Key:
         return tuple(None if i is None or not inner.isdisjoint(_locals(i)) else i for i in key)

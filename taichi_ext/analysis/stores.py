@@ -1,4 +1,4 @@
-"""Which entries of containers a program writes, and where: what is written once, in full, or by one iteration alone."""
+"""The stores of a program to containers: entries written once, containers written in full or by one iteration only."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Stores:
             total = total * n + self._indices.site(i)
         return total
 
-    # --- what follows from them
+    # --- conclusions
 
     def is_only_store(self, site: Site) -> bool:
         return len(self.sites[site.container]) == 1

@@ -22,7 +22,7 @@ def native_attribute(ctx: ASTTransformerContext, obj: Any, name: str) -> tuple[A
 
 
 class Position(TypedDict):
-    """The attributes of a node that tell where it stands."""
+    """The attributes of a node that give its position."""
 
     lineno: int
     col_offset: int
@@ -80,7 +80,7 @@ class _Seal:
 
 @contextlib.contextmanager
 def sealed() -> Iterator[None]:
-    """Let functions that are called in the meantime compute expressions, and no more."""
+    """Within the context, called functions may only compute expressions."""
     runtime: Any = RUNTIME.state()  # says that it holds nothing
     before = runtime.compiling_callable, runtime.current_kernel
     runtime.compiling_callable = runtime.current_kernel = _Seal()

@@ -158,7 +158,7 @@ def _text(node: ast.AST, names: tuple[str, ...]) -> str:
     return ast.unparse(node) if isinstance(base, ast.Name) else ".".join(names)
 
 
-# --- what is noted while Taichi walks a kernel
+# --- notes taken while Taichi walks a kernel
 
 
 _noting: list[Captures] = []
@@ -220,7 +220,7 @@ def _is_attribute_read(node: object) -> bool:
 
 
 def _as_attribute(node: Any) -> Any:
-    """Such a call as the attribute that it stands for."""
+    """Such a call as the attribute that it represents."""
     if not _is_attribute_read(node):
         return node
     attribute = ast.Attribute(value=_as_attribute(node.args[0]), attr=node.args[1].value, ctx=ast.Load())
@@ -283,7 +283,7 @@ def _followed_call(build: Callable[..., object]) -> Callable[..., object]:
     return wrapped
 
 
-# --- what the first compilation of a kernel has noted
+# --- notes of the first compilation of a kernel
 
 
 _first: weakref.WeakKeyDictionary[Kernel, tuple[Any, dict[Any, Captures]]] = weakref.WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""How Taichi compiles kernels: one thread at a time; those that only the engine can build are built by it."""
+"""Compilation of kernels by Taichi in one thread, or by the engine for kernels that only it can build."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taichi_ext.backend.threads import exclusive, skip_empty_layout
 
 
 class NeedsEngine(ti.TaichiCompilationError):
-    """Raised while Taichi compiles a kernel, by what only the engine can build; the kernel is then compiled by it."""
+    """Raised while Taichi compiles a kernel that only the engine can build, which it then does."""
 
 
 class _Again:
@@ -58,10 +58,10 @@ def compile_with(
     rules: Callable[[], object],
     has_rule: Callable[[Func], bool],
 ) -> None:
-    """From now on, kernels whose compilation raises ``NeedsEngine`` are what ``trace(kernel, args)`` gives.
+    """From now on, kernels whose compilation raises ``NeedsEngine`` are built by ``trace(kernel, args)``.
 
-    Those for reverse mode are compiled again where ``rules()`` is another than when they were compiled. Where they call
-    a function that has a rule, only the engine can build them; in its own kernels, rules are applied already.
+    Kernels for reverse mode are compiled again if ``rules()`` has changed since. If they call a function that has a
+    rule, only the engine can build them; in its own kernels, rules are applied already.
     """
     compiled_with: weakref.WeakKeyDictionary[Kernel, Any] = weakref.WeakKeyDictionary()
     compile_kernel, compile_function, call_function = Kernel.materialize, Func.do_compile, Func.__call__

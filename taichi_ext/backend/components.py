@@ -21,7 +21,7 @@ def whole_field(field: object) -> Any:
 
 
 def field_identity(field: ti.Field) -> tuple[Any, ...]:
-    """Equal for two objects that stand for the same field or component, as ``get_scalar_field`` makes at each call."""
+    """Equal for objects of the same field or component, such as those that ``get_scalar_field`` makes at each call."""
     if isinstance(field, ti.StructField):
         return tuple((name, field_identity(member)) for name, member in field.field_dict.items())
     sizes = (field.n, field.m, field.ndim) if isinstance(field, ti.MatrixField) else ()

@@ -1,6 +1,6 @@
 """How Taichi walks a tree: the state of a walk, and the texts of places in the source that its messages cite."""
 
-# Taichi declares as None what it holds once there is a program and a kernel.
+# Taichi declares attributes as None that have a value once there is a program and a kernel.
 # pyright: reportOptionalMemberAccess=false
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Context(ASTTransformerContext):
         return value
 
     def value_named(self, name: str) -> object:
-        """The value that a name stands for."""
+        """The value of a name."""
         return self.get_var_by_name(name)
 
     def get_pos_info(self, node: ast.expr | ast.stmt) -> str:
@@ -125,6 +125,6 @@ def make_context(
 
 
 def walk(tree: ast.AST, ctx: ASTTransformerContext) -> Any:
-    """Trace a rewritten tree; returns what the function returns."""
+    """Trace a rewritten tree; returns the function's result."""
     transform_tree(tree, ctx)
     return ctx.return_data

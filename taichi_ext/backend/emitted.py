@@ -13,10 +13,10 @@ from taichi_ext.backend.runtime import RUNTIME, global_variables
 
 
 class EmittedKernel(FusedKernel):
-    """A generated kernel; it is launched with the arguments of the user's kernel and, behind them, its own.
+    """A generated kernel; it is launched with the arguments of the user's kernel, followed by its own.
 
-    ``source`` is the tree of its definition, the text in which its nodes have their places, and what messages cite
-    instead of lines of the text.
+    ``source`` is the tree of its definition, the text that the positions of its nodes refer to, and the user's lines
+    that messages cite instead.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EmittedKernel(FusedKernel):
 
 
 def _unregister(kernel: Any) -> None:
-    """Let a kernel go once nothing else uses it: Taichi keeps what ``ti.kernel`` makes until the process ends."""
+    """Let a kernel be freed: otherwise Taichi keeps every ``ti.kernel`` until the process ends."""
     registered = RUNTIME.state().kernels
     for made in (kernel, kernel.grad):
         registered.remove(made)

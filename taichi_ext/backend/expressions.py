@@ -1,6 +1,6 @@
 """Expressions of the kernel that is being traced: types, variables, places, control flow."""
 
-# Taichi declares as None what it holds in a kernel, and makes swizzles as it is imported.
+# Taichi declares attributes as None that have a value in a kernel, and makes swizzles as it is imported.
 # pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def variable(x: Any, dtype: DataType | None = None) -> Any:
 
 
 def fixed(x: Expr) -> Expr:
-    """A variable that holds x and is never assigned to: what is one already stays what it is.
+    """A variable with the value x that is never assigned to; x itself if it is one.
 
     Taichi's compiler goes over a whole kernel for each of its variables.
     """
@@ -174,10 +174,10 @@ def confuses_local_arrays() -> bool:
 
 
 def most_buffers() -> int | None:
-    """How many arrays and trees of fields one loop of a kernel may use; None where there is no limit.
+    """The number of arrays and trees of fields that one loop of a kernel may use; None if there is no limit.
 
     On devices that take SPIR-V, each is a buffer, as are the locals that loops share. A device has a limit, which
-    Taichi 1.7.4 does not ask for: Mesa's llvmpipe has 32, gives wrong numbers with 33 and ends the process with 34.
+    Taichi 1.7.4 does not check: Mesa's llvmpipe has 32, gives wrong numbers with 33 and ends the process with 34.
     """
     return 31 if confuses_local_arrays() else None
 
@@ -212,7 +212,7 @@ def is_debug() -> bool:
 
 
 def is_fast() -> bool:
-    """Whether the compiler may reorder what real numbers are computed by."""
+    """Whether the compiler may reorder operations on real numbers."""
     return bool(RUNTIME.config().fast_math)
 
 

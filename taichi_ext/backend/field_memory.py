@@ -65,7 +65,7 @@ def memory_of_field(field: object) -> np.ndarray | None:
 
 
 def _addresses() -> dict[int, int]:
-    """Those of the trees of the program that runs, as far as they are known."""
+    """The known addresses of the field trees of the current program."""
     global _known
     program, version = RUNTIME.state().prog, layout_version()
     if _known.program() is not program or _known.version != version:
@@ -120,10 +120,10 @@ def _first_bytes(fields: list[Any]) -> list[int]:
 
 
 def builder_room(builder: ti.linalg.SparseMatrixBuilder) -> int | None:
-    """How many entries a ``ti.linalg.SparseMatrixBuilder`` still takes, which Taichi checks nowhere; None if unknown.
+    """The number of entries that a ``ti.linalg.SparseMatrixBuilder`` can still take; None if unknown.
 
-    Behind its address are the number of rows and that of columns, from byte 24, and ``max_num_triplets``, from byte 32;
-    the memory of its entries begins with their number.
+    Taichi does not check it. From its address, the numbers of rows and columns are at byte 24, ``max_num_triplets`` is
+    at byte 32; the memory of its entries begins with their number.
     """
     if not is_host_arch():
         return None

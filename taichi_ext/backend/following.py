@@ -128,7 +128,7 @@ def _of_whole(obj: object, *_: object) -> Place:
 
 
 def _of_existing(obj: object, *_: object) -> None:
-    """Access to entries of a vector, matrix or struct field: what is got reads and writes them."""
+    """Access to entries of a vector, matrix or struct field: the accessor reads and writes them."""
     check_not_ended(obj)
 
 
@@ -176,7 +176,7 @@ def _writing(name: str, place: Callable[..., Place | None]) -> Callable[..., Non
 #   deactivate_all of a node, ti.deactivate_all_snodes         kernels, which clear tangents (Pipeline._clear_under)
 #   NumPy arrays and tensors, changed in place                 seen by rewritten code (runtime.python.watch)
 #
-# (owner, attribute, what stands in for it while a pipeline is followed)
+# (owner, attribute, its replacement while a pipeline is followed)
 _FOLLOWED: dict[str, tuple[object, str, Callable[..., object]]] = {
     "call": (Kernel, "__call__", _followed_call),
     "thread start": (threading.Thread, "start", _followed_start),
@@ -206,8 +206,8 @@ _originals: dict[str, Any] = {name: getattr(owner, attribute) for name, (owner, 
 def follow(follower: object) -> Iterator[None]:
     """Within the context, this thread's operations on fields and arrays are reported to ``follower``.
 
-    Kernels are not launched but given to ``follower.launch(kernel, args)``; assignments from Python happen and are
-    told.
+    Kernels are not launched but passed to ``follower.launch(kernel, args)``; assignments from Python are done and
+    reported.
     """
     before = _followers.get(threading.get_ident())
     if before is not None and type(before) is not _Stray:
@@ -257,7 +257,7 @@ def suspend_following() -> Iterator[None]:
     if follower is None:
         yield
         return
-    _followers[me] = None  # an entry all the same: with the last one, threads are no longer followed at all
+    _followers[me] = None  # keep an entry: without any, no thread is followed
     try:
         yield
     finally:
@@ -293,14 +293,14 @@ def user_frame(frame: types.FrameType | None = None) -> types.FrameType | None:
 
 
 def local_variables(frame: types.FrameType) -> dict[str, object]:
-    """The local variables of a frame that runs, of which the frame itself keeps no copy.
+    """The local variables of a running frame, without leaving a copy in the frame.
 
-    Until Python 3.12, a frame keeps the dictionary that ``f_locals`` gives, and so what it had then, even if the user's
-    function deletes it.
+    Until Python 3.12, a frame keeps the dictionary from ``f_locals``, and so the objects in it, even if the user's
+    function deletes them.
     """
     found = frame.f_locals
     values = dict(found)
     is_snapshot = isinstance(found, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
-    if is_snapshot and sys.getrefcount(found) == 3:  # the frame's, ours and the argument: nobody has called locals()
+    if is_snapshot and sys.getrefcount(found) == 3:  # the frame's, ours and the argument: locals() has not been called
         found.clear()
     return values

@@ -1,6 +1,6 @@
 """Kernels and functions: their source and arguments, how Taichi walks them, and kernels traced from another tree."""
 
-# Taichi declares as None what it holds once there is a program and a kernel.
+# Taichi declares attributes as None that have a value once there is a program and a kernel.
 # pyright: reportOptionalMemberAccess=false
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def taichi_func(function: Any) -> Func | None:
 SETTINGS = {
     "cache_loop_invariant_global_vars": False,  # keeps S[0] in a register over a serial loop that stores to S[j]
     "cfg_optimization": False,  # drops a store to a local vector that is read after an inner loop
-    "real_matrix_scalarize": True,  # without it, vectors in a fused kernel hold what was never stored in them
+    "real_matrix_scalarize": True,  # without it, vectors in a fused kernel hold wrong values
 }
-# the same, for what a kernel has
+# further settings, by the hazards of a kernel
 HAZARDS = {
     # fields or array arguments have vectors or matrices as entries: Taichi aborts, or stores nothing, where such
     # entries are used before and after a parallel loop
@@ -115,14 +115,14 @@ def _settings(config: object, values: dict[str, int]) -> Iterator[None]:
 
 
 def careful_compilation(hazards: frozenset[str], lines: int = 0) -> contextlib.AbstractContextManager[None]:
-    """Kernels that are compiled in the meantime avoid what Taichi 1.7.4 gets wrong.
+    """Within the context, kernels are compiled without passes that Taichi 1.7.4 gets wrong.
 
-    ``hazards`` are keys of ``HAZARDS``, ``lines`` says how long the kernel is.
+    ``hazards`` are keys of ``HAZARDS``, ``lines`` is the length of the kernel.
     """
     return _settings(RUNTIME.state().prog.config(), _settings_of(hazards, lines))
 
 
-ARGUMENTS = 64  # elements that Taichi's launch lets through; what is compiled takes any number
+ARGUMENTS = 64  # most elements that Taichi's launch accepts; compiled kernels take any number
 
 
 def _with_more_arguments(function: Any) -> types.FunctionType:
@@ -202,7 +202,7 @@ class FusedKernel(Kernel):
             self.cpp = runtime.prog.create_kernel(generate, name, self.autodiff_mode)
 
     def compile(self) -> object:
-        """Compile it to machine code, once, with settings that avoid what Taichi 1.7.4 gets wrong.
+        """Compile it to machine code, once, with settings that avoid faults of Taichi 1.7.4.
 
         For reverse mode, without fast math: it multiplies the scales of stopped gradients with each other, to infinity.
         """
@@ -253,7 +253,7 @@ class RepeatedLaunch:
 
     def __init__(self, fused: FusedKernel, given: list[Any]) -> None:
         self._context = fused.cpp.make_launch_context()
-        self._runtime = fused.runtime  # which lets go of its program at ti.init
+        self._runtime = fused.runtime  # it drops its program at ti.init
         self._uses = fused.uses
         self._compiled = fused.compile()
         self._given = given
@@ -358,7 +358,7 @@ randn_function = ti.randn.__globals__["_randn"]  # the ti.func behind ti.randn
 
 
 def returned_types(kernel: Kernel) -> tuple[object, ...]:
-    """The types of what a kernel or function returns; empty where it returns nothing."""
+    """The types of the results of a kernel or function; empty if it returns nothing."""
     return tuple(kernel.return_type or ())
 
 
@@ -416,7 +416,7 @@ def settings_text(hazards: frozenset[str], lines: int) -> str:
     return textwrap.dedent(f'''\
         @_contextlib.contextmanager
         def _careful_compilation():
-            """Compile without what Taichi 1.7.4 gets wrong."""
+            """Compile with settings that avoid faults of Taichi 1.7.4."""
             config = ti.lang.impl.get_runtime().prog.config()
             settings = {settings!r}
             before = {{name: getattr(config, name) for name in settings}}

@@ -1,6 +1,6 @@
 """Whether fields and arrays belong to the program that runs: Taichi reads freed memory where they do not."""
 
-# Taichi declares as None what it holds once there is a program and a kernel.
+# Taichi declares attributes as None that have a value once there is a program and a kernel.
 # pyright: reportOptionalMemberAccess=false
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Layout:
         self.program = program
         self.destroyed: set[int] = set()  # numbers of trees
         self.version = next(_counter)  # changes when a tree is destroyed, and is another one in each program
-        self.lost: list[tuple[int, str]] = []  # the trees that were destroyed: serial numbers, and what was in them
+        self.lost: list[tuple[int, str]] = []  # destroyed trees: serial numbers, and texts about their contents
         self._addresses: set[int] = set()
         self._ended: list[object] = []  # components of trees that were destroyed before Taichi laid out all fields
         self._serials = {n: next(_counter) for n in range(program().get_snode_tree_size())}
@@ -125,11 +125,11 @@ class InTree:
 
 
 class Uses:
-    """The trees of fields that a compiled kernel uses, which it reads and writes without asking whether they exist.
+    """The trees of fields that a compiled kernel uses, which it accesses without checking that they exist.
 
     Args:
-        kernel: what messages call it.
-        fields: the fields, by the names that messages have for them.
+        kernel: its name in messages.
+        fields: the fields, by their names in messages.
     """
 
     def __init__(self, kernel: str = "", fields: Mapping[str, ti.Field] | None = None) -> None:

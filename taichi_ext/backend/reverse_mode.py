@@ -1,4 +1,4 @@
-"""Kernels that Taichi compiles for a gradient: which they are, and what runs in place of those that it cannot."""
+"""Kernels that Taichi compiles for a gradient, and replacements for those that it cannot compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taichi_ext.backend.runtime import RUNTIME, AutodiffMode, Kernel, ti
 
 
 class NeedsTranspose(ti.TaichiCompilationError):
-    """Raised while the engine builds a kernel for reverse mode, by what that cannot differentiate."""
+    """Raised while the engine builds a kernel for reverse mode, by a construct that it cannot differentiate."""
 
 
 TRANSPOSED = object()  # in place of such a kernel, compiled
@@ -40,7 +40,7 @@ def transpose_with(add_gradient: Callable[[Kernel, tuple[object, ...]], None]) -
 
 
 def transpose(kernel: Kernel, key: object) -> None:
-    """Let another function run in place of a kernel for a gradient, for arguments of these types."""
+    """Run the function of ``transpose_with`` in place of a kernel for a gradient, for arguments of these types."""
 
     def launch_kernel(t_kernel: object, *args: object) -> object:
         if t_kernel is not TRANSPOSED:

@@ -1,6 +1,6 @@
 """Taichi as a value, and its names that the package uses: the other modules of this folder import them from here.
 
-Another runtime needs such a module. What it does in another way than Taichi lies in this folder, too.
+Another runtime needs such a module. Parts in which it differs from Taichi are in this folder, too.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Runtime:
     """The system that compiles and runs kernels; there is one in a process.
 
     Attributes:
-        module: its public names, which generated text calls ``ti``.
-        state: gives what it holds at the moment: the program, the kernel that is traced, default types.
+        module: its public names, called ``ti`` in generated text.
+        state: gives its current state: the program, the kernel that is traced, default types.
         config: gives the settings of the program.
-        lock: held while a kernel is traced, by this package or by it, and while what prepared forms share is used.
+        lock: held while a kernel is traced, by this package or by it, and while state shared by calls is used.
     """
 
     module: ModuleType

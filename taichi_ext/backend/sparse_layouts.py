@@ -1,7 +1,7 @@
-"""Parts of the layout that are not dense: which of their cells are active and what these hold, copied and put back.
+"""Parts of the layout that are not dense: copies of their active cells with contents, to be restored.
 
-A part is all that lies below the outermost node that is not dense. It is taken as a whole: a cell that is deactivated
-loses what all fields in it hold.
+A part is everything below the outermost node that is not dense. It is copied as a whole, since deactivating a cell
+clears the entries of all fields in it.
 """
 
 import weakref
@@ -38,7 +38,7 @@ class _Node:
         node = ti.SNode(core_node)
         axes, outer = _axes(core_node), _axes(core_node.parent)
         self._is_dynamic = core_node.type == _KINDS.dynamic
-        # a list is named by its indices alone, and gets its length by what is stored to it
+        # a list is addressed by its outer indices, and its length follows from the stores
         self._index = [axes.index(axis) for axis in (outer if self._is_dynamic else axes)]
         rank, length = len(axes), len(self._index)
 
@@ -114,7 +114,7 @@ class _Fields:
 
         @ti.kernel
         def write(cells: ti.types.ndarray(ti.i32, ndim=2), numbers: ti.types.ndarray(ti.i64, ndim=2), rows: int):
-            ti.loop_config(serialize=is_list)  # the length of a list grows with what is stored
+            ti.loop_config(serialize=is_list)  # the length of a list grows with each store
             for n in range(rows):
                 for k in ti.static(range(count)):
                     cell = [cells[n, d] for d in ti.static(range(rank))]
@@ -137,7 +137,7 @@ class _Fields:
             self._write(*held, len(held.cells))
 
     def clear(self, cells: np.ndarray) -> None:
-        """Set what active cells hold to zero."""
+        """Set the entries of active cells to zero."""
         self.write(_Held(cells, np.zeros((len(cells), self._count), np.int64)))
 
 
@@ -194,21 +194,21 @@ class SparsePart(InTree):
         self.fields = [_Fields(children) for children in places.values()]
 
     def copy(self) -> "PartCopy":
-        """Which cells are active now, and what they hold."""
+        """Copy the active cells and their contents."""
         check_not_ended(self)
         return PartCopy(self, [node.active() for node in self.nodes], [fields.read() for fields in self.fields])
 
 
 @dataclass(frozen=True)
 class PartCopy:
-    """The active cells of each node of a part, and what its fields hold."""
+    """The active cells of each node of a part, and the entries of its fields."""
 
     part: SparsePart
     nodes: list[np.ndarray]
     fields: list[_Held]
 
     def put_back(self) -> None:
-        """Make the same cells active as then, with what they held; others are not touched."""
+        """Activate the same cells again, with their contents; others are not touched."""
         check_not_ended(self.part)
         for fields, held in zip(self.part.fields, self.fields, strict=True):
             fields.clear(_without(fields.read().cells, held.cells))  # a bitmasked cell is read where it is not active

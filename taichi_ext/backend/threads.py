@@ -1,7 +1,7 @@
-"""One thread at a time: Taichi traces kernels with state of the whole process.
+"""A lock for tracing kernels, since Taichi uses state of the whole process for it.
 
-A launch of a compiled kernel needs nothing of this: Taichi 1.7.4 holds Python's interpreter lock while it runs, and
-returned values are in the launch's own memory.
+Launches of compiled kernels do not need it: Taichi 1.7.4 holds Python's interpreter lock while they run, and returned
+values are in the launch's own memory.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ def is_inside_kernel() -> bool:
     """Whether this thread is tracing a kernel."""
     if not RUNTIME.state().inside_kernel:
         return False
-    is_own = exclusive.acquire(blocking=False)  # whoever traces has the lock, so another thread does not get it
+    is_own = exclusive.acquire(blocking=False)  # the tracing thread has the lock, so another thread fails
     if is_own:
         exclusive.release()
     return is_own
 
 
-# Taichi refuses in all threads what may not be done while one of them traces a kernel: reads, stores, launches.
+# While one thread traces a kernel, Taichi rejects reads, stores and launches in all threads; here only in that one.
 impl.inside_kernel = is_inside_kernel
 
 
@@ -54,7 +54,7 @@ def materialize() -> None:
 
 
 def skip_empty_layout() -> None:
-    """Let another thread than that of ti.init launch the first kernel, where there are no fields."""
+    """Allow a thread other than that of ti.init to launch the first kernel if there are no fields."""
     runtime = RUNTIME.state()
     if not runtime.materialized and ti.root.empty and _is_other_thread():
         runtime.materialized = True

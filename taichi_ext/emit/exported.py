@@ -17,18 +17,18 @@ from taichi_ext.errors import UnsupportedError
 from taichi_ext.program import Container, Program, Read, Tensor
 from taichi_ext.record.arguments import annotation_text
 
-Labels = Mapping[str, tuple[str, tuple[int, ...]]]  # what messages call fields and arrays, and their shapes, by name
+Labels = Mapping[str, tuple[str, tuple[int, ...]]]  # names in messages, and shapes, of fields and arrays
 
 
 @dataclass(frozen=True)
 class JacobianPart:
-    """The J of one output by one parameter: some columns of the array that the kernel fills for the output.
+    """The J of one output with respect to one parameter: some columns of the output's array.
 
     Attributes:
-        name: of the parameter in messages and the text, where it is no field.
-        field: the parameter, where it is a field.
+        name: of the parameter in messages and the text, if it is not a field.
+        field: the parameter, if it is a field.
         first: its first column.
-        width: how many columns it has.
+        width: its number of columns.
         shape: of J.
     """
 
@@ -86,11 +86,11 @@ def export(
 
     Args:
         program: the kernel with tangents, which takes them as its last arguments.
-        tangents: what those arguments are.
-        known: the fields, by identity, and arrays, by name, whose shapes the kernel relies on: what messages call them,
-            and the shapes.
-        by_column: whether the columns of J lie together in memory.
-        title: what is differentiated, by what.
+        tangents: the meaning of those arguments.
+        known: the fields, by identity, and arrays, by name, whose shapes the kernel relies on: their names in messages
+            and their shapes.
+        by_column: whether the columns of J are contiguous in memory.
+        title: the first line of the module's docstring, with outputs and parameters.
 
     Raises:
         UnsupportedError: the kernel uses a Python object that has no text.
@@ -125,13 +125,13 @@ def export(
 
 @dataclass(frozen=True)
 class _Module:
-    """The names in a module: arrays of tangents, fields, and arguments of the kernel; what is known of some of them."""
+    """The names in a module: arrays of tangents, fields, and arguments of the kernel; and facts about some of them."""
 
     tangents: list[TangentArray]
     given: list[str]
     arguments: list[str]
-    texts: Mapping[str, str]  # what they are
-    checks: list[str]  # calls that raise for what does not fit
+    texts: Mapping[str, str]  # their descriptions
+    checks: list[str]  # calls that raise for unsuitable objects
     arrays: list[str]  # the arguments that are arrays
     by_column: bool
     objects: Mapping[int, str]  # the names of objects, by identity

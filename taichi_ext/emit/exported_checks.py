@@ -1,4 +1,4 @@
-"""The checks of an exported module, as text: what it is given must be what its kernel was made for."""
+"""The checks of an exported module, as text: its arguments must be those that its kernel was made for."""
 
 from __future__ import annotations
 

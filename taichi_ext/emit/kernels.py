@@ -24,11 +24,11 @@ class Emitted:
     kernel: Callable[..., Any]  # takes the arguments of the user's kernel but for templates
     tree: ast.Module  # of the kernel alone; nodes keep their places in the text
     text: str
-    places: dict[int, str]  # what messages say instead of a line of the text
+    places: dict[int, str]  # texts that messages cite instead of a line of the text
     hazards: frozenset[str]  # of the program
 
     def __call__(self, *args: object) -> Any:
-        """Run it, compiled without what Taichi gets wrong."""
+        """Run it, compiled with settings that avoid Taichi's faults."""
         with backend.careful_compilation(self.hazards):
             return self.kernel(*args)
 

@@ -88,7 +88,7 @@ class Lines:
             case ir.Boundary():
                 self.boundary(s)
 
-    # --- what a statement evaluates more than once
+    # --- values that a statement evaluates more than once
 
     def share(self, values: list[ir.Value]) -> None:
         """Keep such values in temporaries, where they are certain to be evaluated."""

@@ -34,7 +34,7 @@ def with_whole_fields(program: Program, launch: Launch) -> tuple[Program, dict[C
 
 
 def _wholes(program: Program) -> dict[Container, tuple[Container, tuple[int, ...]]]:
-    """For each field that a program names, the container that stands for it, and which component of that it is."""
+    """For each field that a program names, its container, and its component in that."""
     found: dict[Container, tuple[Container, tuple[int, ...]]] = {}
     fields = [(c, backend.whole_field(c.object)) for c in program.containers if not c.is_argument]
     wholes: dict[Any, Container] = {}
@@ -70,7 +70,7 @@ def _with_parts(program: Program, parts: dict[Container, tuple[Container, tuple[
 def with_node_calls(
     program: Program, launch: Launch, infos: dict[Container, ContainerInfo], constants: Constants | None
 ) -> tuple[Program, dict[Container, ContainerInfo]]:
-    """The program with what its calls on nodes of the layout do to fields, also to those that it does not name."""
+    """The program with the effects of its calls on layout nodes on fields, including fields that it does not name."""
     seen = {info.key for info in infos.values()}
     known = (i for k, i in launch.fields.infos.items() if k not in seen and not backend.ended_problem(i.obj))
     others = {field_container(info.obj, str(info.name)): info for info in known}

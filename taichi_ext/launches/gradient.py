@@ -61,10 +61,10 @@ class GradientProgram:
 
     Attributes:
         program: the program.
-        arrays: what it keeps them in.
-        energy: where that is a container.
-        sums: the locals that the energy is a sum of, where its gradient is added up term by term.
-        adjoints: of the fields that the energy is computed from, where it computes some.
+        arrays: the arrays that hold them.
+        energy: the energy, if that is a container.
+        sums: the locals that the energy is a sum of, if its gradient is added up term by term.
+        adjoints: of the fields that the energy is computed from, if it computes some.
         left_out: the containers whose tangents it does not keep.
         is_ignored: whether nothing needs the tangents of the energy itself, only those of its gradient.
     """

@@ -135,18 +135,18 @@ class Launch:
 
     Attributes:
         kernel: the user's kernel.
-        args: what it is called with.
+        args: its arguments.
         block: the columns.
-        fields: what is known of fields: ``runtime.memory.shadows.FieldTable``.
-        roles: what containers carry.
+        fields: the table of fields, ``runtime.memory.shadows.FieldTable``.
+        roles: the tangents of containers.
         arrays: the arrays among the leaf arguments, by position.
         numbers: the arguments and Python numbers that are parameters.
         wants_return: whether the returned value is an output.
-        watch: what looks for numbers that are not finite.
+        watch: the observer that looks for numbers that are not finite.
         strategy: how tangents of locals are kept, a key of ``STRATEGIES``.
         sparse: of a sparse Jacobian, its columns and outputs.
-        energy: of second derivatives, what they are of.
-        is_repeated: whether the same kernel may be launched again, on tangents that it has left behind.
+        energy: for second derivatives, the energy.
+        is_repeated: whether the same kernel may be launched again, on tangents that it has written.
     """
 
     kernel: backend.Kernel
@@ -175,7 +175,7 @@ class KernelFacts:
     read_arguments: frozenset[str] = frozenset()  # names of array arguments of which entries are read
     changed_nodes: tuple[backend.SNode, ...] = ()  # of the layout, cells of which are activated and deactivated by name
     has_random: bool = False
-    returns_active: bool = False  # what it returns has a tangent
+    returns_active: bool = False  # its return value has a tangent
     rules: tuple[tuple[Any, Any], ...] = ()  # functions and marks, and the users' rules found for them, or None
     report: Report = field(default_factory=Report)  # the decisions, for people
     namesakes: dict[Key, list[Variable]] = field(default_factory=dict)  # of parameters, imported from where they stand
@@ -218,21 +218,21 @@ class KernelMemory:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fused:
-    """A kernel with tangents, and what its extra arguments are.
+    """A kernel with tangents, and the meaning of its extra arguments.
 
     Attributes:
-        primal: the user's kernel, kept alive so that its identity stays its own.
-        kernel: that with tangents.
-        shadows: what the arrays behind the user's arguments are for, in order.
-        facts: what a session has to know of the kernel.
+        primal: the user's kernel, kept alive so that its identity is not used again.
+        kernel: the kernel with tangents.
+        shadows: the purposes of the arrays after the user's arguments, in order.
+        facts: the facts about the kernel that a session needs.
         scratch_sizes: of its memory for rows.
-        columns: that its rows have.
-        entries: of a sparse Jacobian, where they are written.
-        program: what the kernel was emitted from, as long as the Taichi program lives.
+        columns: the columns of its rows.
+        entries: for a sparse Jacobian, the sites at which entries are written.
+        program: the program that the kernel was emitted from, as long as the Taichi program lives.
         arrays: the arrays among the leaf arguments, by position.
-        first_order: its arrays of tangents of the first order, where it has those of the second.
-        assumed: what the containers that it uses may carry; None: as at its first launch.
-        memory: what it keeps from launch to launch.
+        first_order: its arrays of tangents of the first order, if it has those of the second.
+        assumed: the roles of containers that it is valid for; None: those at its first launch.
+        memory: memory kept between launches.
     """
 
     primal: backend.Kernel

@@ -103,7 +103,7 @@ def with_own_tangents(program: Program, seeds: Seeds) -> Seeds:
 def assumed_role(c: Container, launch: Launch, seeds: Seeds, differentiated: Differentiated) -> Role:
     """The tangents that a container may have at the launch: a kernel for tangents is right for zeros, too."""
     role = seeds.roles[c]
-    has_shadow = any(what is c for what, _ in differentiated.shadows)  # which holds whatever it carries, seeds too
+    has_shadow = any(what is c for what, _ in differentiated.shadows)  # a shadow can hold any tangents, including seeds
     if role.first_column is not None and not has_shadow:
         components = tuple((number, column + launch.block.first) for number, column in role.components)
         return Role(role.first_column + launch.block.first, components)

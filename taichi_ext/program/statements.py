@@ -196,7 +196,7 @@ def _flat(groups: Group | tuple[Group, ...]) -> list[Value]:
 
 @dataclass(frozen=True, eq=False)
 class Argument:
-    """An argument of a kernel: ``value`` is what it is in the program, None for templates."""
+    """An argument of a kernel: ``value`` is its value in the program, None for templates."""
 
     name: str
     annotation: object  # text, or an object of Taichi's
@@ -262,7 +262,7 @@ def declared(statement: Statement) -> tuple[Local, ...]:
     return statement.results if isinstance(statement, (Call, Effect, Boundary)) else ()
 
 
-# What holds the expressions of a statement; of a target, its indices
+# The attributes with the expressions of a statement; for a target, its indices
 _PARTS: dict[type[Statement], tuple[str, ...]] = {
     Declare: ("values",),
     Assign: ("target", "value"),

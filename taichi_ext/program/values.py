@@ -34,10 +34,10 @@ class Local:
     """A variable of the kernel, a kernel argument or a loop variable; known by its identity.
 
     ``kind`` is one of ``user`` (named by the user), ``argument`` (of an inlined function), ``temporary``, ``loop``,
-    ``parameter`` (an argument of the kernel, or a Python number), ``rule`` (what a rule of a user is given for a
-    tangent: it is 0). In a differentiated program there are also ``partial`` (of an operation), ``weight`` (a product
+    ``parameter`` (an argument of the kernel, or a Python number), ``rule`` (the tangent that a rule of a user
+    takes: it is 0). In a differentiated program there are also ``partial`` (of an operation), ``weight`` (a product
     or sum that becomes part of tangents), ``tangent`` (of a local), ``column`` (the variable of a loop over columns),
-    ``inside`` (whether the indices of an entry lie within) and ``kept`` (a temporary that is not put where it is used).
+    ``inside`` (whether the indices of an entry are in range) and ``kept`` (a temporary that is not inlined).
     """
 
     name: str
@@ -210,7 +210,7 @@ class Format:
     is_percent: bool = False
 
 
-Group = Value | Tensor | Struct  # what a function takes or gives
+Group = Value | Tensor | Struct  # an argument or result of a function
 
 
 def entries(group: Group) -> tuple[Value, ...]:
@@ -308,7 +308,7 @@ def _filled(index: tuple[int | Value, ...], new: Iterator[Value]) -> tuple[int |
 
 
 def rebuilt(value: Value, change: Callable[[Value], Value], memo: dict[Value, Value] | None = None) -> Value:
-    """The tree with ``change`` applied to each node, operands first; what was shared stays shared.
+    """The tree with ``change`` applied to each node, operands first; shared nodes stay shared.
 
     With a ``memo`` that several trees use, nodes that they share stay shared between them.
     """

@@ -68,7 +68,7 @@ class Copies:
 
     @staticmethod
     def behind(stretch: Stretch, part: Around) -> Copies | None:
-        """Copies of what a loop stores to J, where it stores that in each iteration and does not read it."""
+        """Copies of the entries of J that a loop stores, if it stores them in each iteration and does not read them."""
         loop, places = part.statement, stretch.lanes.places
         if not isinstance(loop, ir.For) or len(loop.domain) != 1 or not isinstance(loop.domain[0], ir.Const):
             return None
@@ -161,7 +161,7 @@ def _neighbours(
 ) -> dict[ir.Statement, _Kept]:
     """Stores to entries of J next to each other, in arrays that keep them side by side.
 
-    LLVM makes whole vectors of what is stored side by side, and reads them in the order in which they go to memory.
+    LLVM makes whole vectors of numbers that are stored side by side, and reads them in their order in memory.
     """
     rows: dict[tuple[ir.Container, tuple[tuple[Atom, int], ...]], list[tuple[int, ir.Statement]]] = defaultdict(list)
     for s in body:

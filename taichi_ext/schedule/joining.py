@@ -1,9 +1,9 @@
-"""Loops over columns that follow each other, made one: a statement with several tangents costs LLVM one loop.
+"""Join successive loops over columns: a statement with several tangents costs LLVM one loop.
 
-A loop moves down to the next one over the same columns, if nothing in between touches what it writes or changes what it
-reads. Both may store to the same array where all they access of it, in iteration k, is in column k.
+A loop moves down to the next one over the same columns, if nothing in between accesses its writes or changes its reads.
+Both may store to the same array if they only access its column k in iteration k.
 
-Likewise what runs where the indices of an entry lie within: one branch, where several statements access it.
+Likewise branches on indices being in range are joined if several statements access the same entry.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Columns:
         return all(_is_in_column(c.loop, shared, c.count) for c in (self, later))
 
     def joined(self, later: _Columns) -> _Columns:
-        """One loop that does what two do."""
+        """One loop with the statements of both."""
         (old,), (new,) = self.loop.variables, later.loop.variables
         memo: dict[ir.Value, ir.Value] = {}
 
@@ -114,7 +114,7 @@ class _Columns:
 
 
 def _are_apart(written: Set[ir.Local | ir.Container], touched: Set[ir.Local | ir.Container], s: ir.Statement) -> bool:
-    """Whether what writes and touches some memory can as well come after a statement."""
+    """Whether code that writes and touches some memory can be moved after a statement."""
     inner = tuple(ir.statements((s,)))
     if any(isinstance(x, (ir.Jump, ir.Return, ir.Effect, ir.Boundary, ir.Call, ir.While)) for x in inner):
         return False

@@ -1,9 +1,9 @@
 """Iterations of a parallel loop in lanes: neighbours go through its body together, so that LLVM puts them into vectors.
 
 A store to an array argument reads the array's address again, and LLVM cannot tell that the stores before it have left
-that address alone. So it vectorises no loop that stores to J. Therefore a loop over the last index takes so many
-neighbours at a time, and stores what they compute to local arrays first. What is the same for all of them stays a
-scalar, and inner loops with the same bounds stay loops. What stands between their heads becomes a loop over the lanes::
+that address alone. So it vectorises no loop that stores to J. Therefore a loop over the last index processes several
+neighbours together, and stores their results to local arrays first. Values shared by all of them stay scalars, and
+inner loops with the same bounds stay loops. The statements between their heads become a loop over the lanes::
 
     for j in y:                     for stretch in range(count):
         total = 0.0                     for lane in range(16):
@@ -14,7 +14,7 @@ scalar, and inner loops with the same bounds stay loops. What stands between the
                                         for lane in range(16):
                                             y[16 * stretch + lane] = total_of[lane]
 
-What goes to memory is stored by loops of its own. The last stretch of a row ends where the row does, and computes some
+Separate loops store results to memory. The last stretch of a row ends at the end of the row, and computes some
 iterations a second time.
 """
 
@@ -71,12 +71,12 @@ LEAST_WORK = 4  # operations per number that is stored, below which arrays cost 
 LARGEST_POWER = 16  # that Taichi makes products of
 USUAL_LENGTH = 16  # of loops whose bounds are not known
 
-# What a vector does as fast as a scalar, by its cost in additions. What is not here is a call, for each element.
+# Operations that are as fast on a vector as on a scalar, with costs in additions. Others are a call per element.
 WORK = {
     **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil"), 1),
     **dict.fromkeys(("truediv", "sqrt", "rsqrt", "mod", "floordiv"), 6),
 }
-# What is a call of the library for each lane, and of float64 no slower than vectors of two numbers.
+# Calls of the library for each lane, which in float64 are no slower than vectors of two numbers.
 CALLS = frozenset(("exp", "log", "sin", "cos", "tan", "asin", "acos", "pow"))
 WORK_OF_CALL = 25
 _TRUTHS = ("lt", "le", "gt", "ge", "eq", "ne", "logical_and", "logical_or", "logical_not")
@@ -103,7 +103,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Around:
-    """A loop or branch that is the same for all lanes, and what stands in its blocks."""
+    """A loop or branch that is the same for all lanes, and the contents of its blocks."""
 
     statement: Statement
     blocks: tuple[tuple[Run | Around | Statement, ...], ...]
@@ -220,7 +220,7 @@ class _Survey:
                 parts.append(Around(s, tuple(self.block(b, inner) for b in bodies(s))))
             elif isinstance(s, Jump) or self._is_uniform(s):
                 if not isinstance(s, Declare):
-                    close()  # what comes before it may read what it changes
+                    close()  # earlier statements may read variables that it changes
                 self._note(s, 0)
                 parts.append(s)
             else:
@@ -270,7 +270,7 @@ class _Survey:
                 raise CannotError(f"there is {_WORDS.get(type(s), 'a call')} in it")
 
     def _place(self, target: Load) -> Affine | None:
-        """Where an access to what the loop writes lies in a shadow; it is in an entry of the iteration's own."""
+        """The place in a shadow of an access to the loop's writes, in an entry that only this iteration uses."""
         c, variables = target.container, self.loop.variables
         if c not in self.shadows:
             places = tuple(map(self.indices.site, target.indices))
@@ -292,7 +292,7 @@ class _Survey:
         return place
 
     def _note(self, s: Statement, times: int) -> None:
-        """Count what is done in lanes ``times`` times, and find what LLVM does not put into vectors."""
+        """Count the operations done ``times`` times in lanes, and find those that LLVM does not vectorise."""
         if isinstance(s, (Assign, Update)) and isinstance(s.target, Load):
             self.stored += times
         seen: set[Value] = set()

@@ -41,7 +41,7 @@ UNKNOWN = "it ends early, or its indices are not all from 0 to sizes that are kn
 
 @dataclass(frozen=True)
 class Scheduled:
-    """The program with its loops as they run, and what was decided of them."""
+    """The program with its loops as they run, and the decisions about them."""
 
     program: ir.Program
     choices: tuple[LoopChoice, ...] = ()
@@ -50,13 +50,13 @@ class Scheduled:
 def schedule(
     recorded: ir.Program, program: ir.Program, shadows: Mapping[ir.Container, ir.Container], machine: Machine
 ) -> Scheduled:
-    """Let the parallel loops of a program run as they run fastest on a CPU.
+    """Schedule the parallel loops of a program so that they run fastest on a CPU.
 
     Args:
         recorded: without tangents.
         program: with tangents.
         shadows: the container that each shadow belongs to.
-        machine: what is known of the machine.
+        machine: facts about the machine.
     """
     numbers = {s.variables[0]: n for n, s in enumerate(parallel_loops(recorded.body), 1)}
     choices: list[LoopChoice] = []

@@ -1,7 +1,7 @@
 """Branches and loops that neighbouring lanes do not share, with masks that say which lanes take part.
 
-What lanes do not share stands in a branch on a mask, which LLVM turns into choices. A loop ends, and a long branch is
-skipped, where no lane takes part. ``active`` is a sum over the lanes::
+Statements that lanes do not share are in a branch on a mask, which LLVM turns into choices. A loop ends, and a long
+branch is skipped, if no lane takes part. ``active`` is a sum over the lanes::
 
     while s > 0.001:            go = True
         s = f(s)                while True:

@@ -91,7 +91,7 @@ def _shared_sums(loop: ir.For, own: Set[ir.Container], iterations: float) -> dic
 
 
 class _Additions:
-    """What a loop adds to arrays: how often an iteration does at most, and between which entries.
+    """The additions of a loop to arrays: the most per iteration, and the range of entries.
 
     Args:
         body: of the loop.

@@ -107,7 +107,7 @@ class _Writer:
 class _RunWriter:
     """Writes one run: a loop over lanes, and behind it one that copies to memory.
 
-    ``behind``: what is copied behind the loop around the run.
+    ``behind``: the copies after the loop around the run.
     """
 
     def __init__(self, writer: _Writer, run: Run, behind: Copies | None) -> None:

@@ -1,4 +1,4 @@
-"""Programs made smaller without a change of what they compute, bit by bit."""
+"""Smaller programs that compute the same values, bit for bit."""
 
 from taichi_ext.simplify.pipeline import simplify
 

@@ -1,4 +1,4 @@
-"""Statements that compute what nothing uses are dropped."""
+"""Drop statements that compute unused values."""
 
 from __future__ import annotations
 

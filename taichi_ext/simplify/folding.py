@@ -1,9 +1,9 @@
-"""Copies, constants and temporaries that are used once go into the expressions that use them.
+"""Put copies, constants and temporaries that are used once into the expressions that use them.
 
-Branches whose condition is known give way to the side that is taken.
+A branch whose condition is known is replaced by the side that is taken.
 
-A temporary moves down to its use if nothing in between changes what it is made of, and never into a loop. A copy of a
-local gives way to the local itself if that does not change before the copy is last read.
+A temporary moves down to its use if nothing in between changes its operands, and never into a loop. A copy of a local
+is replaced by the local if that does not change before the last read of the copy.
 """
 
 from __future__ import annotations

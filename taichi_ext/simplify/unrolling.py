@@ -23,7 +23,7 @@ _COMPUTE: dict[str, Callable[..., int]] = {
 
 
 def unrolled(body: ir.Body, refuse: Callable[[str], Exception]) -> ir.Body:
-    """The block without loops; ``refuse(what)`` is the exception where something cannot be written out."""
+    """The block without loops; ``refuse(what)`` is the exception for a construct that cannot be unrolled."""
     return _Unrolling(refuse).block(body, {}, {}, is_copy=False)
 
 

@@ -50,7 +50,7 @@ def written_memory(statement: ir.Statement) -> set[ir.Local | ir.Container]:
         found.add(target.container if isinstance(target, ir.Load) else target.local)
     elif isinstance(statement, ir.Effect):
         found |= set(statement.writes)
-        if statement.function == "stop_grad":  # what is read before it has a tangent
+        if statement.function == "stop_grad":  # values read before it have a tangent
             found |= {a for a in statement.args if isinstance(a, ir.Container)}
     for body in ir.bodies(statement):
         for inner in body:

@@ -99,7 +99,7 @@ def start_within(start: np.ndarray, low: Any, high: Any, parts: list[Part]) -> n
 
 
 def check_finite(values: np.ndarray, parts: list[Part], advice: str) -> None:
-    """Raise for the first entry that is no finite number, with its name and place."""
+    """Raise for the first entry that is not a finite number, with its name and place."""
     is_wrong = ~np.isfinite(values)
     if is_wrong.any():
         n = int(np.argmax(is_wrong))
@@ -107,7 +107,7 @@ def check_finite(values: np.ndarray, parts: list[Part], advice: str) -> None:
 
 
 def check_rows_finite(J: Any, parts: list[Part], advice: str) -> None:
-    """Raise for the first row of J, dense or CSR, with an entry that is no finite number."""
+    """Raise for the first row of J, dense or CSR, with an entry that is not a finite number."""
     values = J.data if hasattr(J, "indptr") else J
     is_wrong = ~np.isfinite(values)
     if is_wrong.any():

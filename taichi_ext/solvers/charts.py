@@ -153,7 +153,7 @@ class Charts:
         return found
 
     def _arrays(self, n: int, points: np.ndarray, step: np.ndarray) -> tuple[Any, ...]:
-        """The kernel of a manifold, and what it takes."""
+        """The kernel of a manifold, and its arguments."""
         manifold = self._manifolds[n]
         assert manifold is not None
         dtype = np.float32 if self._points[n].dtype.itemsize < 8 else np.float64

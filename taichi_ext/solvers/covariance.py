@@ -18,7 +18,7 @@ from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.systems import JacobianSystem, NormalSystem
 
 _MOST_NAMES = 4  # of entries that are not determined
-_COLUMNS = 64  # of a sparse matrix's inverse that are computed at a time
+_COLUMNS = 64  # columns of a sparse matrix's inverse in one solve
 
 
 def inverse_part(system: JacobianSystem | NormalSystem, entries: np.ndarray, parts: list[Part]) -> np.ndarray:

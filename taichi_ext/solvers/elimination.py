@@ -81,7 +81,7 @@ class Layout:
                 self.widths[n] = 1
 
     def _diagonal_width(self, J: Sequence[Sequence[object]], n: int) -> int:
-        """How wide the blocks of a param are of which no row of J has two; 0 where there are no such blocks."""
+        """The width of blocks of a param such that no row of J touches two of them; 0 if there are none."""
         return next((w for w in self._candidates[n] if not any(_crossing(row[n], w) for row in J)), 0)
 
     def _chosen(self, J: list[list[object]]) -> list[int]:
@@ -181,7 +181,7 @@ class SparseSystem:
 
     def __init__(self, layout: Layout, matrix: dict[tuple[int, int], Any], gradient: np.ndarray) -> None:
         self._layout, self.gradient = layout, gradient
-        self._matrix = matrix  # by pairs of params, what is eliminated first; none where it is zero
+        self._matrix = matrix  # by pairs of params, eliminated ones first; zero blocks are left out
         self.diagonal = np.zeros_like(gradient)
         for n, place in enumerate(layout.places):
             if (n, n) in self._matrix:
@@ -292,7 +292,7 @@ class SparseSystem:
     def _reduced(
         self, matrix: dict[tuple[int, int], object], damping: np.ndarray, right: np.ndarray
     ) -> np.ndarray | None:
-        """The right sides of what is kept, with the solution in their place."""
+        """The right sides of the remaining params, replaced by the solution."""
         kept = np.concatenate([np.r_[self._layout.places[n]] for n in self._layout.kept])
         A = self._assembled(matrix, self._layout.kept) if self._layout.eliminated else self.JtJ
         if len(kept) <= _FEW or A.nnz > _DENSE * len(kept) ** 2:
@@ -325,7 +325,7 @@ def _add_products(
 
 
 def _widths(part: Part, element: int) -> list[int]:
-    """How large blocks of a part may be, from small to large: its elements, or what shares the first indices."""
+    """Possible widths of blocks of a part, ascending: its elements, or the entries that share the first indices."""
     axes = next(k for k in range(len(part.shape), -1, -1) if math.prod(part.shape[k:]) == element)
     return [
         w for k in range(axes, min(1, axes) - 1, -1) if (w := math.prod(part.shape[k:])) <= max(_MOST_WIDE, element)

@@ -68,9 +68,10 @@ def least_squares(
 ) -> LeastSquaresResult:
     """Minimise half the sum of the squares of a kernel's residuals, or of robust losses of them.
 
-    It starts at what the parameters hold.  Each point costs one launch, which gives the residuals and J.  Every run
-    begins at the state in which the call began.  Afterwards, the solution is in the parameters, and everything else is
-    as after one plain run there; after an exception or an interrupt, this holds for the best point so far.
+    It starts at the current values of the parameters.  Each point costs one launch, which gives the residuals and J.
+    Every run begins at the state in which the call began.  Afterwards, the solution is in the parameters, and
+    everything else is as after one plain run there; after an exception or an interrupt, this holds for the best point
+    so far.
 
     ``method="lm"`` is the method of Levenberg and Marquardt, with a damping that does not depend on the units of the
     parameters (Nielsen's, as in Ceres).  It solves the normal equations, or with up to 2**18 numbers in a dense J those

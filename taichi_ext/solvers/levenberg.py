@@ -22,7 +22,7 @@ _MOST_VANISHED = 5  # steps in a row that are shortened for that reason
 _LEAST_RATIO = 1e-3  # of the change of the cost to the predicted one, for a step to be accepted
 _LEAST_SHRINKAGE = 0.05  # of the radius after a step that is rejected
 _LEAST_DIAGONAL = 1e-6  # of the damping, as a share of the largest that an entry of the diagonal has been
-_FIXED = 1e40  # the damping of what does not move, as a multiple of the diagonal
+_FIXED = 1e40  # the damping of fixed parameters, as a multiple of the diagonal
 
 
 class System(Protocol):
@@ -50,9 +50,9 @@ class Point(NamedTuple):
 
     Attributes:
         x: the parameters as one vector.
-        cost: what is minimised: half the sum of squares, or of the losses; NaN or infinite where it is not a number.
+        cost: the minimised cost, half the sum of squares or of the losses; NaN or infinite if it is not finite.
         system: gives the normal equations at this point; called once, mostly where the point is accepted.
-        data: what the caller wants to find in the last point.
+        data: data of the caller, for use in the last point.
     """
 
     x: np.ndarray
@@ -159,7 +159,7 @@ class History:
     """The lines of the report, each passed on as it is added.
 
     Args:
-        tell: is given each line; True ends the iteration.
+        tell: called with each line; True ends the iteration.
     """
 
     def __init__(self, tell: Callable[[Iteration], object]) -> None:
@@ -303,7 +303,7 @@ class _Run:
         return found
 
     def _slope(self, point: Point, system: System) -> tuple[np.ndarray, float, float]:
-        """Which coordinates bounds let go down, their largest gradient, and their largest cosine to the residuals."""
+        """The coordinates that bounds allow to descend, their largest gradient, and largest cosine to the residuals."""
         at, g = self.space.coordinates(point.x), system.gradient
         free = ~((at <= self.space.low) & (g > 0)) & ~((at >= self.space.high) & (g < 0))
         down = np.where(free, np.abs(g), 0.0)

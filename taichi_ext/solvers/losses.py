@@ -1,4 +1,4 @@
-"""Robust losses: functions of squared residuals, and what they make of residuals and rows of J."""
+"""Robust losses: functions of squared residuals, and the scaling of residuals and rows of J."""
 
 # pyright knows no types of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

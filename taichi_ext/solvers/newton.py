@@ -31,7 +31,7 @@ from taichi_ext.solvers.newton_directions import (
 )
 from taichi_ext.solvers.problem import Problem
 
-_DECREASE = 1e-4  # of the energy over what its slope predicts, for a step to be accepted (Armijo)
+_DECREASE = 1e-4  # least ratio of the energy's decrease to that predicted by its slope (Armijo)
 _MOST_HALVED = 50  # times that a step is halved
 _MESSAGES = {
     1: "the gradient is smaller than gtol",
@@ -48,7 +48,7 @@ class NewtonIteration(NamedTuple):
     Attributes:
         number: of the iteration, 0 for the start.
         energy: at its end.
-        gradient: the largest entry of the gradient there, of what is not fixed.
+        gradient: the largest entry of the gradient there, without fixed entries.
         step: the factor of the direction that the line search took.
         change: the largest entry of the step.
         is_projected: whether H was not positive definite, so that blocks of elements were projected, or conjugate
@@ -75,7 +75,7 @@ class NewtonResult:
     Attributes:
         x: the params as one vector of shape (P,), each raveled in C order; they hold it, too.
         energy: there.
-        gradient: there, of shape (P,), also of what is fixed.
+        gradient: there, of shape (P,), including fixed entries.
         success: whether a tolerance was reached.
         status: 1 for gtol, 2 for xtol, 0 for the largest number of iterations, -1 for the callback, -2 where no step
             lowers the energy.
@@ -129,16 +129,16 @@ def newton(
     ``H p = -gradient`` by a sparse factorisation.  Where H is not positive definite, the blocks of the elements are
     projected (see ``hessian``, ``project="clamp"``); if that is not enough, a multiple of the identity is added.  The
     step along p is halved until the energy falls enough (Armijo's condition; Nocedal and Wright, Numerical
-    Optimization, section 3.1).  The kernel must compute the same energy from the same params each time; what else it
-    writes is that of one plain run at the minimiser.
+    Optimization, section 3.1).  The kernel must compute the same energy from the same params each time; its other
+    outputs are those of one plain run at the minimiser.
 
     Args:
         kernel: see ``hessian``.
         params: fields and arrays, see ``hessian``.
         energy: see ``hessian``.
         args: see ``hessian``.
-        fixed: what does not move, structured like ``params``: for each an array of bools of its shape and element
-            shape, or of its shape alone; None means that all moves.
+        fixed: entries that do not move, structured like ``params``: for each an array of bools of its shape and
+            element shape, or of its shape alone; None means that all entries move.
         method: how steps are found: "splu" factorises H by SciPy's SuperLU, "cholmod" by CHOLMOD (extra ``cholmod``),
             whose order of the unknowns is found once for each pattern; "cg" keeps of H the diagonal blocks of its
             elements: conjugate gradients on products with H, preconditioned by these (Nocedal and Wright, algorithm

@@ -53,7 +53,7 @@ class FactoredDirections:
         problem: the energy at points.
         plain: the plan of H in format="csr".
         projected: that of H with projected blocks.
-        fixed: what does not move.
+        fixed: entries that do not move.
         factorise: takes H and gives something that has ``solve``; None where H is not positive definite.
     """
 
@@ -104,7 +104,7 @@ class ConjugateDirections:
         problem: the energy at points.
         plan: that of products with H.
         projected: that of H in format="csr" with projected blocks, of which those on the diagonal are kept.
-        fixed: what does not move.
+        fixed: entries that do not move.
     """
 
     def __init__(self, problem: Problem, plan: Plan, projected: Plan, fixed: Fixed | None) -> None:

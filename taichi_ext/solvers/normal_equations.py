@@ -1,4 +1,4 @@
-"""``normal_equations``: what a Gauss-Newton step needs, without J."""
+"""``normal_equations``: the matrix and vector of a Gauss-Newton step, without storing J."""
 
 # pyright knows no types of Taichi, torch and SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -29,8 +29,8 @@ from taichi_ext.solvers.extra import require_scipy
 from taichi_ext.solvers.residuals import residual_vector
 from taichi_ext.solvers.shards import AnyExecutor, Shards, check_options_with_shards, check_options_without_shards
 
-_MEMORY = 2**28  # bytes of J that are kept at a time
-_ROWS = 16384  # of J that are multiplied at a time
+_MEMORY = 2**28  # bytes of J in memory at once
+_ROWS = 16384  # rows of J in one product
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ def normal_equations(
 ) -> NormalEquations:
     """J^T W J, J^T W r and r^T W r of residuals r, without keeping J.
 
-    Where J takes more than ``max_memory``, two blocks of its columns are kept at a time, and some are computed again:
-    P columns in B blocks take about B * B / 2 runs of a B-th of the columns.  What the kernels wrote is restored
-    between the runs, so that the call has the side effects of one plain run.
+    If J takes more than ``max_memory``, two blocks of its columns are kept in memory at once, and some are computed
+    again: P columns in B blocks take about B * B / 2 runs of a B-th of the columns.  Everything that the kernels wrote
+    is restored between the runs, so that the call has the side effects of one plain run.
 
     With ``shards``, workers compute them, see ``map_jacobian``: ``kernel`` is the factory, and the sums over the shards
-    are added in their order, in float64.  They are the same to the last bit as with ``executor=None``, whatever was
-    lost and computed again, if the kernels have no parallel atomic sums.
+    are added in their order, in float64.  They are the same to the last bit as with ``executor=None``, even if shards
+    were lost and computed again, provided that the kernels have no parallel atomic sums.
 
     Args:
         kernel: see ``jacobian``; with ``shards``, the factory.
@@ -90,7 +90,7 @@ def normal_equations(
         args: see ``jacobian``.
         dtype: the type in which products are added up: by default that of the residuals, ``np.float64`` on request.
         format: "csr" computes J and J^T W J as sparse arrays (extra ``scipy``); None computes them dense.
-        max_memory: bytes of a dense J that are kept at a time, by default 256 MiB.
+        max_memory: bytes of a dense J in memory at once, by default 256 MiB.
         shards: the arguments of the factory, a tuple for each shard.
         at: with ``shards``: the values of the params.
         executor: with ``shards``: see ``map_jacobian``.
@@ -220,7 +220,7 @@ def _dense(
     JtJ, Jtr = np.zeros((total, total), kind), np.zeros(total, kind)
     width = block_size(evaluation, memory)
     if width < total:
-        width = block_size(evaluation, memory / 2)  # two at a time
+        width = block_size(evaluation, memory / 2)  # two blocks at once
     starts = list(range(0, total, width))
     columns = partial(_columns, evaluation, width)
     held = columns(starts[0]) if starts else None
@@ -266,7 +266,7 @@ def _add(
     w: np.ndarray | None,
     wr: np.ndarray,
 ) -> None:
-    """Add the products of two blocks of columns, some rows at a time."""
+    """Add the products of two blocks of columns, some rows in each step."""
     rows = slice(a[0], a[0] + a[1][0].shape[1])
     columns = slice(b[0], b[0] + b[1][0].shape[1])
     product = np.zeros((rows.stop - rows.start, columns.stop - columns.start), JtJ.dtype)

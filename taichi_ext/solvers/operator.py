@@ -40,10 +40,10 @@ def linear_operator(
 ) -> Any:
     """The Jacobian as a ``scipy.sparse.linalg.LinearOperator``, which multiplies without keeping J.
 
-    A product is taken at the state of that moment: J is that of the fields as they are when it is computed.  What the
-    kernels write in it is put back, so that products do not disturb each other.  ``A @ x`` costs one launch with one
-    column, ``A.T @ y`` what ``vjp`` costs, ``A @ X`` one launch for up to 32 columns of X.  A complex vector counts as
-    two columns, its real and its imaginary part.
+    Each product uses J at the current values of the fields.  Everything that the kernels write in it is restored, so
+    products do not affect each other.  ``A @ x`` costs one launch with one column, ``A.T @ y`` the same as ``vjp``,
+    ``A @ X`` one launch for up to 32 columns of X.  A complex vector counts as two columns, its real and its imaginary
+    part.
 
     Args:
         kernel: see ``jacobian``.
@@ -97,8 +97,8 @@ def hessian_operator(
 ) -> Any:
     """The Hessian of an energy as a ``scipy.sparse.linalg.LinearOperator``: for ``cg``, ``minres`` and ``eigsh``.
 
-    A product is taken at the state of that moment, which it leaves as it was, as with ``linear_operator``.  ``H @ x``
-    costs what ``hvp`` costs.
+    Each product uses the current values of the fields and restores them, as with ``linear_operator``.  ``H @ x`` costs
+    the same as ``hvp``.
 
     Args:
         kernel: see ``hessian``.
@@ -217,7 +217,7 @@ def _started(plan: Plan, call: KernelCall) -> Generator[tuple[Any, State], None,
     """An evaluation whose runs leave the state as it was."""
     plan.check_not_ended()
     state = State()
-    state.reason, state.advice = "Products with an operator put back what the kernels write", RANDOM_BEFORE
+    state.reason, state.advice = "Products with an operator restore everything that the kernels write", RANDOM_BEFORE
     evaluation = plan.start(call, state=state)
     try:
         yield evaluation, state

@@ -51,7 +51,7 @@ class Problem:
         parts: the parameters as parts of a vector.
         rows: the residuals as parts of a vector.
         charts: the local coordinates of the parameters.
-        start: what the parameters hold, as one vector.
+        start: the initial values of the parameters, as one vector.
         best: the best point so far, which ``close`` leaves in the parameters; None before the first one.
     """
 
@@ -165,11 +165,11 @@ class Problem:
 
     def _save_and_store(self) -> None:
         for target in self._targets:
-            self._state.save(self._container(target))  # while it holds what it did: it is changed now
+            self._state.save(self._container(target))  # before it is changed
         self.store(self._x)
 
     def store(self, x: np.ndarray) -> None:
-        """Let the parameters hold a point."""
+        """Store a point in the parameters."""
         for target, piece in zip(self._targets, pieces_of(x, self.shapes), strict=True):
             container = self._container(target)
             values = np.array(piece, self._values(target).dtype, order="C")  # a copy, of no axes too

@@ -1,4 +1,4 @@
-"""SciPy's methods for least squares, told and ended like ours."""
+"""SciPy's methods for least squares, reported and ended like ours."""
 
 # pyright knows no types of SciPy, nor of arrays of any shape and type.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -183,7 +183,7 @@ _thread = ThreadPoolExecutor(1)  # Taichi lays out fields only in the thread tha
 
 
 def run(task: Task, host: str) -> Any:
-    """The answer to a task in a worker process, one at a time."""
+    """The answer to a task in a worker process; tasks run one after the other."""
     if task.driver == (host, os.getpid()):
         return Failure(
             "the executor computes in this process. A Taichi program cannot be shared by threads that build shards; "

@@ -30,11 +30,11 @@ AnyExecutor = Executor | Callable[[], Executor] | None
 
 
 class Shards:
-    """Shards of data, and what tells workers how to compute with them.
+    """Shards of data, and the instructions for workers.
 
     Attributes:
         parts: the params as parts of a vector.
-        x: the values that they were given, as one vector.
+        x: the given values, as one vector.
         split: puts such a vector into the structure of the values.
         options: of ``ti.init``.
     """
@@ -168,8 +168,8 @@ def map_jacobian(
     other values of the params cost a launch.  At most two shards for each worker are under way, so the memory of this
     process does not grow with their number.
 
-    What is lost with a worker is computed again if ``executor`` is a function (or Dask, which replaces its workers), at
-    most three times.
+    Shards lost with a worker are computed again, at most three times, if ``executor`` is a function (or Dask, which
+    replaces its workers).
 
     Args:
         factory: a function of a module that workers can import, or its import path ``"package.module:function"``.
@@ -189,7 +189,7 @@ def map_jacobian(
 
     Raises:
         InvalidArgumentError: an argument is invalid.
-        ShardError: a shard could not be computed; the message names it, and what its worker raised or how it ended.
+        ShardError: a shard could not be computed; the message names it and the error or end of its worker.
 
     Example:
         >>> from taichi_ext import map_jacobian
@@ -235,7 +235,7 @@ def _pickled(value: object, what: str, wanted: str) -> bytes:
 
 
 def _path_of(factory: object) -> str:
-    """The import path of a factory, which is imported here once: what fails here would fail in each worker."""
+    """The import path of a factory, imported here once: an import that fails here would fail in each worker."""
     if isinstance(factory, str):
         path = factory
     else:

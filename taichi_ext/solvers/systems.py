@@ -15,7 +15,7 @@ from taichi_ext.runtime.sparse.matrices import symmetric_factors
 from taichi_ext.solvers.extra import require_scipy
 
 _FEW_NUMBERS = 2**18  # of a J that is decomposed
-_ROWS = 2**10  # of a dense J that are multiplied at a time: few, so that threads do not change the order of sums
+_ROWS = 2**10  # rows of a dense J in one product: few, so that threads do not change the order of sums
 
 
 def system_of(J: np.ndarray, r: np.ndarray, factors: np.ndarray | None) -> JacobianSystem | NormalSystem:
