@@ -103,4 +103,4 @@ __all__ = [
 
 backend.transpose_with(add_gradient)  # for kernels that Taichi's reverse mode cannot differentiate
 
-__dir__ = __all__.copy  # what completion shows: no modules
+__dir__ = __all__.copy  # for completion: no modules

@@ -53,7 +53,7 @@ from taichi_ext.simplify import simplify
 @backend.deep_recursion()
 @stages.without_collections()
 def fuse(launch: Launch) -> Fused:
-    """The kernel that does what ``launch.kernel`` does, and its tangents."""
+    """The kernel that does the same as ``launch.kernel`` and also computes its tangents."""
     start = time.perf_counter()
     captures, constants = backend.Captures(), constants_of(launch)
     rules = RulesInUse(takes_derivative=launch.block.count > 0 or launch.sparse is not None)
@@ -132,7 +132,7 @@ def _seeds(
 def _with_tangents(
     program: Program, launch: Launch, seeds: Seeds, gradient: GradientProgram | None, machine: Machine | None
 ) -> Differentiated:
-    """The program with tangents, sums of threads of their own where that is faster, and what watches it."""
+    """The program with tangents, with separate sums for each thread if that is faster, and watched if requested."""
     differentiated = _differentiated(program, seeds)
     if gradient is not None:
         differentiated = gradient.completed(differentiated)
@@ -202,9 +202,9 @@ def plain_kernel(kernel: backend.Kernel, args: tuple[object, ...]) -> Any:
 
 
 def _check_rules_of(kernel: backend.Kernel, args: tuple[object, ...], rules: RulesInUse) -> None:
-    """Raise where a Jacobian of the kernel would, because of a user's rule.
+    """Raise the errors of a user's rule that a Jacobian of the kernel would raise.
 
-    Taichi transposes what a rule computes from its tangents. Where that is not linear, the gradient is wrong.
+    Taichi transposes a rule as a function of its tangents. If that is not linear, the gradient is wrong.
     """
     recorded = record(kernel, args, rules)
     if any(rules.found.values()):

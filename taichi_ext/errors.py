@@ -45,7 +45,7 @@ class CheckError(AssertionError):
 
 
 class ShardError(RuntimeError):
-    """A shard could not be computed; the message names it, and says what its worker raised or how it ended.
+    """A shard could not be computed; the message names it, and the error or end of its worker.
 
     Attributes:
         shard: its number.
@@ -59,7 +59,7 @@ class ShardError(RuntimeError):
 
 
 class InternalError(RuntimeError):
-    """A fault of taichi_ext itself, not of the kernel: the message says where it showed, and what to report."""
+    """A bug in taichi_ext itself, not in the kernel: the message says where it was detected, and what to report."""
 
 
 class DerivativeWarning(UserWarning):
@@ -104,7 +104,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def raise_baked(what: str) -> NoReturn:
-    """Raise where a Python number that is a parameter decides what is compiled."""
+    """Raise because the compiled code depends on a Python number that is a parameter."""
     raise UnsupportedError(
         f"{what} is computed here from a Python number that is a parameter. What is compiled depends on it, as a whole "
         "number or a choice, which has no derivative. Compute it from another number, or, if the number is meant to be "

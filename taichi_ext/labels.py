@@ -1,7 +1,7 @@
 """Names of fields and arrays in messages: the expressions by which the user's code reaches them.
 
-Names are looked up when a message is made, never before: in the source of the kernel or pipeline and of what it calls,
-then in the frames of the caller.
+Names are only looked up when a message is made: in the source of the kernel or pipeline and of functions it calls, then
+in the frames of the caller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIBRARIES = {
     backend.RUNTIME.name,
     *["taichi_ext", "numpy", "scipy", "torch", "matplotlib", "_pytest", "pluggy", "pytest"],
 }
-_UNNAMED = re.compile(r"tmp\d+$|<Struct>|\.|$")  # what Taichi calls a field that the user gave no name
+_UNNAMED = re.compile(r"tmp\d+$|<Struct>|\.|$")  # Taichi's name of a field that the user gave no name
 
 
 class Label:
@@ -111,7 +111,7 @@ def _weak_method(owner: Callable[[], Any], function: Callable[[], Any]) -> Calla
 
 
 def _matcher(obj: object) -> Callable[[object], str | None]:
-    """Tells of a value whether it is the object, or has it: what follows the name of the value, else None."""
+    """A function that gives the suffix to a value's name if the value is the object or contains it, else None."""
     if not isinstance(obj, backend.Field):
         return lambda value: "" if value is obj else None
     wanted = backend.field_components(obj)
@@ -138,7 +138,7 @@ def _is_same(field: object, components: Sequence[object]) -> bool:
     return backend.field_components(field)[0] is components[0]
 
 
-# --- scopes: the names that a function or a frame uses, and what they stand for ---------------------------------------
+# --- scopes: the names that a function or a frame uses, and their values ----------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _Function:
 
 
 def outside_names(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables of closures and modules that a function uses, with what they stand for."""
+    """The variables of closures and modules that a function uses, with their values."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -195,7 +195,7 @@ def _as_function(value: object, owner: object = None, owner_name: str = "self") 
 
 
 def is_library_module(module: str) -> bool:
-    """Whether a module is no code of the user's."""
+    """Whether a module belongs to a library rather than to the user."""
     name = module.split(".")[0]
     return name in _LIBRARIES or (name in sys.stdlib_module_names and name != "__main__")
 
@@ -253,7 +253,7 @@ def _in_frames(matches: Callable[[object], str | None]) -> str:
 def _search(
     matches: Callable[[object], str | None], scope: Iterator[tuple[str, object]], used: set[str]
 ) -> tuple[str, list[_Function]]:
-    """The name of what matches, and the user's functions that were met; attributes have to be among ``used``."""
+    """The name of a matching object, and the user's functions found on the way; attributes must be among ``used``."""
     queue = deque((name, value, 1) for name, value in scope)
     seen: set[int] = set()
     functions: list[_Function] = []

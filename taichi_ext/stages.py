@@ -56,7 +56,7 @@ class Stages:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """No garbage collections in the meantime: most of what a stage makes is in use until it is over."""
+    """No garbage collections within the context: most objects that a stage creates are used until its end."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -67,7 +67,7 @@ def without_collections() -> Iterator[None]:
 
 
 def note(stage: str, start: float) -> None:
-    """A stage of this thread's call is over, which began at a time of ``time.perf_counter()``."""
+    """Note the end of a stage of this thread's call, which began at ``start`` by ``time.perf_counter()``."""
     stages: Stages | None = getattr(_local, "stages", None)
     if stages is not None:
         stages.note(stage, time.perf_counter() - start)

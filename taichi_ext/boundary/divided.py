@@ -1,9 +1,9 @@
-"""What an edge covers of a pixel, and how that moves with it.
+"""The area of a pixel that an edge covers, and its tangent.
 
-``edge`` and the like know the level at the pixel's centre alone.  The engine notes the code that computes it, so that
-it can be computed at other positions (``record/levels.py``).  Near an edge it is taken at the centre and the corners
-of the pixel.  These span four triangles, and in each the edge is a straight chord.  Where the level is far from linear,
-the pixel is divided into four squares, and these again.
+``edge`` and similar functions only get the level at the pixel's centre.  The engine records the code that computes it,
+so that it can be computed at other positions (``record/levels.py``).  Near an edge, it is computed at the centre and
+the corners of the pixel.  These span four triangles, and in each the edge is a straight chord.  If the level is far
+from linear, the pixel is divided into four squares, and these again.
 
 Of a triangle of area T with the levels u, v and w at its corners, u of another sign than v and w, the chord cuts off
 the area ``T u^2 / ((u - v) (u - w))``.  Its derivative with respect to the level, ``2 T u / ((u - v) (u - w))``, is the
@@ -43,7 +43,7 @@ recorded(level_at)
 
 @ti.func
 def area_of_pixel(level: ti.template(), centre, slope, zero, is_root: ti.template()):
-    """What is covered of the pixel; and 0, with the tangent of that, or with ``is_root`` of the mean root of the level.
+    """The covered area of the pixel; and 0, with its tangent, or with ``is_root`` that of the level's mean root.
 
     ``centre`` is the level at the pixel's centre, and ``zero`` a 0 of its type.
     """

@@ -169,11 +169,11 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any, antialias: bool = 
         end: second end.  The inside lies to the left when you go from start to end, with x to the right and y up.
         jump: value inside minus value outside: scalar, vector or matrix.
         at: pixel centre, ``(px, py)``.
-        antialias: True gives what the side adds to the mean of the pixel: over all sides of a polygon it is the jump
-            times the covered area.  Add it to the value outside, instead of to a point sample.
+        antialias: True gives the contribution of the side to the mean of the pixel: the sum over all sides of a
+            polygon is the jump times the covered area.  Add it to the value outside, instead of to a point sample.
 
     Returns:
-        0, or what the side adds, of the shape of jump.
+        0, or the contribution of the side, of the shape of jump.
 
     Example:
         >>> import taichi as ti
@@ -193,7 +193,7 @@ def segment_edge(start: Any, end: Any, jump: Any, *, at: Any, antialias: bool = 
 
 
 for _function in (edge, step, coverage, sqrt_edge):
-    _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # what the recorder walks where it is needed
+    _function.boundary_body = area_of_pixel  # type: ignore[attr-defined]  # the recorder walks this if needed
 segment_edge.boundary_body = term_of_side  # type: ignore[attr-defined]
 PUBLIC = (edge, step, coverage, sqrt_edge, segment_edge)
 recorded(*PUBLIC)

@@ -22,7 +22,7 @@ def require_kernel(name: str, given: Any) -> None:
 
 
 def recorded(*functions: Callable[..., Any]) -> None:
-    """Let kernels call functions whose meaning the recorder knows by their names."""
+    """Allow kernels to call functions that the recorder recognises by name."""
     for function in functions:
         function.boundary_kind = function.__name__  # type: ignore[attr-defined]
         backend.known_in_kernels(function)

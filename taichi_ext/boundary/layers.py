@@ -40,14 +40,14 @@ MOST = 6  # shapes of which parts can be seen in one square
 
 # The columns of the table of the shapes that a pixel shows.
 INDEX, COVERS, LEVEL, GX, GY, DEPTH, DX, DY, BEND, COLUMNS = range(10)
-NONE, INSIDE, OUTSIDE, ORDER = range(4)  # what a line bounds: the inside of a shape, its outside, what is before it
+NONE, INSIDE, OUTSIDE, ORDER = range(4)  # the region that a line bounds: inside, outside or in front of a shape
 _FLAT = 1e-20
 _BENT = 0.04  # of a square: from where on an edge is not straight
 _AWAY = 4.0  # squares: shapes that are farther outside are not looked at in the corners
 
 
 def layers(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
-    """The mean of a pixel in which shapes lie over each other, the later over the earlier.
+    """The mean of a pixel with overlapping shapes, later ones on top of earlier ones.
 
     Areas are shared exactly where edges are straight, also where they cross, touch or coincide.  A pixel in which an
     edge bends, or which more than 6 shapes share, is divided, down to 1/32.  Use it instead of ``edge`` in a loop over
@@ -67,7 +67,8 @@ def layers(shape: Any, count: Any, background: Any, *args: Any, at: Any) -> Any:
         The mean value of the pixel.
 
     Raises:
-        UnsupportedError: the shape is no ti.func or does not return two values, or a level does not depend on (x, y).
+        UnsupportedError: the shape is not a ti.func or does not return two values, or a level does not depend on
+            (x, y).
 
     Example:
         >>> import taichi as ti
@@ -283,10 +284,10 @@ def collect(shape: ti.template(), count, x, y, size, seen: ti.template()):
 
 @ti.func
 def farthest_of(depth, is_full, seen: ti.template()):
-    """The place in the full table of what is left out for a new shape, -1 for the new one: the farthest.
+    """The place in the full table of the farthest shape, which a new shape replaces; -1 for the new one itself.
 
-    A shape is as far as its nearest point in the square.  Of shapes that fill the square one stays, since the
-    background would be seen in its place.
+    The distance of a shape is that of its nearest point in the square.  One of the shapes that fill the square stays,
+    since otherwise the background would be visible.
     """
     full = ti.select(is_full, 1.0, 0.0)
     for q in range(MOST):
@@ -322,10 +323,11 @@ def count_mixed(i, found, seen: ti.template()):
 
 @ti.func
 def lines_around(shape: ti.template(), i, piece, found, x, y, size, seen: ti.template(), lines: ti.template()):
-    """Put the lines around what is seen of shape i into the table, behind the sides of the pixel.
+    """Put the lines around the visible part of shape i into the table, after the sides of the pixel.
 
-    Where a shape j is mixed, it is seen outside of j, and inside of j where it is before it: two polygons.  Each bit of
-    ``piece`` says which.  Returns where the lines end, 0 if nothing is seen.  ``i == found`` is the background.
+    If a shape j is mixed, the visible part has two polygons: outside of j, and inside of j where i is in front of it.
+    Each bit of ``piece`` selects one.  Returns the end of the lines, 0 if nothing is visible.  ``i == found`` is the
+    background.
     """
     last = SIDES
     is_seen = True
@@ -364,10 +366,10 @@ def lines_around(shape: ti.template(), i, piece, found, x, y, size, seen: ti.tem
 
 @ti.func
 def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.template(), lines: ti.template()):
-    """Let line e be that through the points where a level is 0 on its way into and out of the pixel.
+    """Set line e through the points where a level is 0 at the border of the pixel.
 
-    The level and its slope at the centre give a line.  The level at both ends of its chord says how far off they are,
-    and that at its middle how far the edge bulges out between them.
+    The level and its slope at the centre give a first line.  The level at both ends of its chord gives their distance
+    from the edge, and the level at its middle the bulge of the edge between them.
     """
     g = slope.norm()
     nx = 1.0
@@ -408,4 +410,4 @@ def put_line(shape: ti.template(), i, e, level, slope, x, y, size, seen: ti.temp
 
 
 for _function in PUBLIC:
-    _function.boundary_body = mean_of_shapes  # type: ignore[attr-defined]  # what the recorder walks in their place
+    _function.boundary_body = mean_of_shapes  # type: ignore[attr-defined]  # the recorder walks this instead

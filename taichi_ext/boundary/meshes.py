@@ -26,7 +26,7 @@ _FARTHEST = 1e15  # pixels: ends beyond do not count
 def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None, antialias: bool = False) -> Any:
     """The boundary term of a straight edge in the image, where it is visible: 0, with a tangent.
 
-    Like ``segment_edge``, but the jump is the difference of what is seen on both sides: 0 where the edge is hidden.
+    Like ``segment_edge``, but the jump is the difference of the image's values on both sides: 0 if the edge is hidden.
     Add it to the pixel once for every edge that may be visible.  For the edges of a mesh, ``add_visible_edge`` is
     faster, and knows the faces that meet at an edge.
 
@@ -34,19 +34,20 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None
         start: first end in the image, a vector of 2 in pixels, or of 3, homogeneous: ``(x w, y w, w)`` for the position
             (x, y).  Only the part with w > 0, before the camera, counts.
         end: second end.  If the edge moves, its ends carry the tangents.
-        seen: a ti.func ``seen(x, y)`` that returns what the image shows at the position (x, y) in pixels: a scalar,
+        seen: a ti.func ``seen(x, y)`` that returns the value of the image at the position (x, y) in pixels: a scalar,
             vector or matrix, without antialiasing.
         at: the pixel centre, ``(px, py)``.
-        beside: how far from the edge its sides are looked at, in pixels; by default 1e-6, or 1e-3 where ``seen``
-            computes in float32.  If the image shows a curve and the edges are its chords, they must lie nearer to it.
-        antialias: True gives what the edge adds to the value at the pixel's centre: the jump, times the area of the
-            pixel that is behind the edge, seen from the centre.  With all visible edges it is the mean of the pixel.
+        beside: the distance from the edge at which its sides are evaluated, in pixels; by default 1e-6, or 1e-3 if
+            ``seen`` computes in float32.  If the image shows a curve and the edges are its chords, they must lie nearer to it.
+        antialias: True gives the contribution of the edge, to be added to the value at the pixel's centre: the jump,
+            times the area of the pixel that is behind the edge, seen from the centre.  The sum over all visible edges
+            gives the mean of the pixel.
 
     Returns:
-        0, or what the edge adds, of the shape of what is seen; nothing if an end is not finite.
+        0, or the contribution of the edge, of the shape of ``seen``'s value; 0 if an end is not finite.
 
     Raises:
-        UnsupportedError: ``seen`` is no ti.func, or an end is no vector of 2 or 3.
+        UnsupportedError: ``seen`` is not a ti.func, or an end is not a vector of 2 or 3.
 
     Example:
         >>> import taichi as ti
@@ -78,8 +79,8 @@ def add_visible_edge(
     ``beside`` count, too.  A face that is seen exactly from its side has no area; its edges share the jump.
 
     Args:
-        image: a field or array of two dimensions, of what ``seen`` returns; entry (i, j) is the pixel with the
-            centre (i, j).  Without ``antialias`` the values do not change.
+        image: a field or array of two dimensions, with entries like the values of ``seen``; entry (i, j) is the pixel
+            with the centre (i, j).  Without ``antialias`` the values do not change.
         points: a field or array of the corners in the image, vectors of 2 in pixels or of 3, homogeneous:
             ``(x w, y w, w)`` for the position (x, y), with w > 0 in front of the camera.
         edge: a row of ``mesh_edges``: a vector of integers, both ends and the opposite corners.  Only the ends, if
@@ -92,7 +93,7 @@ def add_visible_edge(
         Nothing.
 
     Raises:
-        UnsupportedError: ``seen`` is no ti.func, ``edge`` or a corner has another shape.
+        UnsupportedError: ``seen`` is not a ti.func, or ``edge`` or a corner has another shape.
 
     Example:
         >>> import taichi as ti
@@ -134,7 +135,7 @@ recorded(visible_edge, add_visible_edge, boundary_term)
 
 @ti.func
 def term_of_side(start, end, jump, x, y, antialias: ti.template()):
-    """The boundary term of a side of a polygon in the pixel at (x, y), and what it adds to the value."""
+    """The boundary term of a side of a polygon in the pixel at (x, y), and its contribution to the value."""
     moved = 0.0 * jump
     added = 0.0 * jump
     a = centred(homogeneous(start), x, y)
@@ -287,7 +288,7 @@ def centred(p, x, y):
 def part_within(a, b, half_width, half_height):
     """The ends of the part of an edge in a rectangle around 0, and its share: 1, 0 for none, 1/2 along the border.
 
-    It is clipped in homogeneous coordinates, where what lies behind the camera is outside.
+    It is clipped in homogeneous coordinates, where points behind the camera are outside.
     """
     side = b - a
     half = ti.Vector([half_width, half_height])
@@ -340,7 +341,7 @@ def moments(
 ):
     """The integrals of the jump times x, y and 1 along an edge a b from p to q, over the slope of its level.
 
-    With ``antialias`` also what the edge adds to the value at the pixel's centre.
+    With ``antialias`` also the contribution of the edge to the value at the pixel's centre.
     """
     added = zeros
     mx = zeros
@@ -412,5 +413,5 @@ def moved_line(a, b, mx, my, m1):
     return value - stop_gradient(value)
 
 
-visible_edge.boundary_body = term_of_edge  # type: ignore[attr-defined]  # what the recorder walks in its place
+visible_edge.boundary_body = term_of_edge  # type: ignore[attr-defined]  # the recorder walks this instead
 add_visible_edge.boundary_body = add_term_of_edge  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""A pixel of any function of a position, whose edges are found: pixel.
+"""``pixel``: a pixel of any function of a position, with automatic detection of its edges.
 
-The engine notes the conditions of the function as it is called (``record/conditions.py``).  A pixel is divided into
-squares where a condition may change in it.  Where the corners of a square see different outcomes, a search along its
-sides finds the places where the value jumps.  The first condition that turns out differently on both sides of such a
-place is a level that is 0 there, and both sides run through the same code up to it.  So the boundary term is
-``jump dl level_dot / |grad level|``: with the chord between two places that belong together as the length, and else
-with the mean of what the sides of the square, as scan lines, see of it.
+The engine records the conditions of the function in each call (``record/conditions.py``).  If a condition may change in
+a pixel, it is divided into squares.  If the outcomes at the corners of a square differ, a search along its sides finds
+the places where the value jumps.  The first condition that differs between the two sides of such a place has a level
+that is 0 there, and both sides execute the same code up to it.  So the boundary term is
+``jump dl level_dot / |grad level|``, where the length is the chord between two matching places, or else the mean length
+from the sides of the square as scan lines.
 """
 
 # Taichi reads the annotations of functions as objects, such as ti.template(), so they must not be strings.
@@ -32,7 +32,7 @@ from taichi_ext.boundary.polygons import (
     side_of_square,
 )
 
-VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # what a probe returns
+VALUE, COUNT, SEEN, LEVEL, SLOPE, NEAR = range(6)  # results of a probe
 PX, PY, GX, GY, WHICH, WEIGHT, COLUMNS = range(7)  # of the table of places where the sides of a square are crossed
 _ALL = 2**30
 _STEPS = 26  # of a search along a side
@@ -46,13 +46,13 @@ def pixel(shade: Any, *, at: Any, antialias: bool = False) -> Any:
     """The value of a pixel of a function of the position, with the boundary terms of all its edges, which are found.
 
     Edges are where a condition in ``shade`` changes: ``if``, ``select``, comparisons, conversions to integers,
-    rounding, remainders; in loops, in functions that it calls, and on what it reads from fields, too.  A pixel near
-    which no condition changes costs two calls of ``shade``, others about a hundred for each place where an edge
+    rounding, remainders; also in loops, in functions that it calls, and on values that it reads from fields.  A pixel
+    near which no condition changes costs two calls of ``shade``, others about a hundred for each place where an edge
     crosses the sides of a square.
 
     Args:
-        shade: a ti.func ``shade(x, y)`` that returns what the image shows at the position (x, y) in pixels: a scalar,
-            vector or matrix.  It must only read.  Conditions must be computed from x and y in ``shade``.
+        shade: a ti.func ``shade(x, y)`` that returns the value of the image at the position (x, y) in pixels: a
+            scalar, vector or matrix.  It must only read.  Conditions must be computed from x and y in ``shade``.
         at: the pixel centre, ``(px, py)``, in pixels.
         antialias: False takes the value at the pixel's centre; True the mean of the pixel.
 
@@ -60,7 +60,8 @@ def pixel(shade: Any, *, at: Any, antialias: bool = False) -> Any:
         The value.
 
     Raises:
-        UnsupportedError: the function is no ti.func, stores, draws random numbers, or calls ``edge`` and the like.
+        UnsupportedError: the function is not a ti.func, stores, draws random numbers, or calls ``edge`` or a similar
+            function.
 
     Example:
         >>> import taichi as ti
@@ -86,7 +87,7 @@ def pixel(shade: Any, *, at: Any, antialias: bool = False) -> Any:
 
 
 def probe(shade: Any, x: Any, y: Any, which: Any, mode: str) -> Any:
-    """A call of the function with what its conditions say; traced by the engine."""
+    """A call of the function that also returns facts about its conditions; traced by the engine."""
     leave_to_engine("probe", x)
 
 
@@ -161,7 +162,7 @@ def find_crossings(
         counts = ti.Vector([0] * SIDES)
         values = ti.Matrix([[0.0] * zeros.n] * SIDES)
         is_mixed = False
-        is_known = False  # what the centre sees is seen from a corner, too
+        is_known = False  # whether the outcome at the centre also occurs at a corner
         for c in range(SIDES):
             side = side_of(c, x, y, size)
             corner = probe(shade, side[0], side[1], _ALL, "seen")
@@ -307,4 +308,4 @@ def has_chord(a, b, x, y, size, crossed: ti.template(), jumps: ti.template(), li
     return is_one
 
 
-pixel.boundary_body = value_of_pixel  # type: ignore[attr-defined]  # what the recorder walks in its place
+pixel.boundary_body = value_of_pixel  # type: ignore[attr-defined]  # the recorder walks this instead

@@ -18,7 +18,7 @@ _GOLDEN = 0.6180339887498949
 
 
 def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any, *args: Any) -> Any:
-    """How deep a ray enters a surface: minus the smallest signed distance along the ray.
+    """The depth to which a ray enters a surface: minus the smallest signed distance along the ray.
 
     It is positive where the ray hits the surface, so it is a level for ``edge`` and ``layers``: of the silhouette, if
     the rays start at the camera, and of a hard shadow, if they start at a hit point and go to the light.  The ray is
@@ -38,7 +38,7 @@ def ray_level(distance: Any, origin: Any, direction: Any, near: Any, far: Any, *
         A real number, minus the smallest distance.
 
     Raises:
-        UnsupportedError: ``distance`` is no ti.func.
+        UnsupportedError: ``distance`` is not a ti.func.
 
     Example:
         >>> import taichi as ti
@@ -109,4 +109,4 @@ def level_along(distance: ti.template(), origin, direction, near, far):
     return -distance(origin + best * direction)
 
 
-ray_level.boundary_body = level_along  # type: ignore[attr-defined]  # what the recorder walks in its place
+ray_level.boundary_body = level_along  # type: ignore[attr-defined]  # the recorder walks this instead

@@ -132,7 +132,7 @@ class Registry:
         return found[-1] if found else None
 
     def _follow(self, rule: GradientRule, func: Any) -> None:
-        """Check a rule for a function that was defined again; warn once if the function is not what it was."""
+        """Check a rule for a function that was defined again; warn once if the function has changed."""
         _check_parameters(rule.function, rule.parameters, [a.name for a in func.arguments], rule.target_name)
         code, before = func.func.__code__, rule.target.func.__code__
         text = f"{rule.target_name} ({code.co_filename}:{code.co_firstlineno})"

@@ -27,12 +27,12 @@ _numbers = itertools.count()
 
 @dataclass
 class Slot:
-    """One argument: what it is at each point, and for a real number its tangents."""
+    """One argument: its value at each point, and its tangents if it is real."""
 
     name: str
     values: Any  # an array with one entry per point, or an object that is passed as it is
     tangent: np.ndarray | None = None  # set for real numbers
-    shift: np.ndarray | None = None  # zeros that are added at all points: what autodiff differentiates by
+    shift: np.ndarray | None = None  # zeros added at all points, for autodiff to differentiate by
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +62,7 @@ def make_slots(names: list[str], inputs: dict[str, Any], dtype: Any) -> tuple[li
                 values = np.full(points, values)
             if values.ndim > 3:
                 raise InvalidArgumentError(
-                    f"inputs[{name!r}] has shape {values.shape}; see check_rule for what it can be."
+                    f"inputs[{name!r}] has shape {values.shape}; see check_rule for its possible values."
                 )
             is_real = values.dtype.kind == "f"
             values = np.ascontiguousarray(values, dtype if is_real else np.int32)
@@ -99,7 +99,7 @@ def _array(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled kernel, and what Taichi calls ``note`` with in it while it compiles it."""
+    """A compiled kernel, and the arguments of the calls of ``note`` in it during compilation."""
 
     kernel: Any
     noted: list[Any]
@@ -194,7 +194,7 @@ def _annotation(array: np.ndarray) -> Any:
 def result_shapes(
     rule: GradientRule, call: Callable[[PointKernel], str], points: int, dtype: Any
 ) -> tuple[list[tuple[int, ...]], bool]:
-    """Shapes of what a call returns, and whether it is a tuple: found when it is compiled."""
+    """The shapes of the results of a call, and whether it returns a tuple: found when it is compiled."""
     kernel = PointKernel(rule)
     text = f"note({call(kernel)})"
     built = kernel.build(text, [kernel.array(np.zeros(points, dtype))], False)
@@ -209,7 +209,7 @@ def result_shapes(
 
 
 def _noting(noted: list[Any]) -> Callable[[Any], float]:
-    """A function that notes the shapes of what it is called with."""
+    """A function that notes the shapes of its arguments."""
 
     def note(value: Any) -> float:
         is_tuple = isinstance(value, (tuple, list))

@@ -127,7 +127,7 @@ class Comparison:
     progress: bool | None
 
     def check(self) -> None:
-        """Raise for what is invalid."""
+        """Raise for invalid arguments."""
         check_number("step", self.step, "the step of the differences relative to an entry")
         check_number("rtol", self.rtol, "a relative tolerance", least=0)
         check_number("atol", self.atol, "an absolute tolerance", least=0)
@@ -140,7 +140,7 @@ class Comparison:
 
 
 def report_of(run: Run, way: Comparison, of: str, *, raise_on_failure: bool) -> JacobianReport:
-    """The report on what a run computes, known by a letter; everything is put back."""
+    """The report on the derivative (J or H, ``of``) that a run computes; the state is restored."""
     try:
         blocks, wrong, tolerance = _compare(run, way)
     finally:
@@ -162,7 +162,7 @@ class Run:
         self.call = call
         self.params = [call.current(target) for target in plan.prepared.params]
         self.output_targets = [call.current(target) for target in plan.prepared.outputs]
-        self.names = [str(target.name) for target in self.output_targets]  # of what is differentiated
+        self.names = [str(target.name) for target in self.output_targets]  # of the differentiated outputs
         self.name = self.call.name
         self.args = tuple(a.detach() if backend.is_torch_tensor(a) else a for a in self.call.args)
         self.state = State()
@@ -209,7 +209,7 @@ class Run:
 
     @contextlib.contextmanager
     def _set(self, variable: Variable, value: object) -> Generator[None, None, None]:
-        """Let a Python number be another one, and kernels be compiled for it."""
+        """Within the context, a Python number has another value, and kernels are compiled for it."""
         fused = self.plan.prepared.fused.values()
         same = [variable, *(v for f in fused for v in f.facts.namesakes.get(variable.key, ()))]
         before = [v.read() for v in same]
@@ -228,7 +228,7 @@ class Run:
                     v.write(old)
 
     def values(self, target: Target) -> np.ndarray:
-        """A copy of what a parameter or output holds now."""
+        """A copy of the current value of a parameter or output."""
         if target.variable is not None:
             value = target.variable.read()
             dtype = np.dtype(backend.to_numpy_type(backend.default_type(float)))
@@ -258,7 +258,7 @@ def _as_argument(values: np.ndarray) -> object:
 
 
 def _as_array(value: object) -> np.ndarray:
-    """A number, vector or matrix, or what a kernel returns, in float64."""
+    """A number, vector or matrix, or the result of a kernel, in float64."""
     if isinstance(value, (list, tuple)) and any(hasattr(v, "to_numpy") for v in value):
         return np.concatenate([_as_array(v).reshape(-1) for v in value])
     return np.array(backend.as_numpy(value), np.float64)
@@ -303,7 +303,7 @@ def _chosen(shape: tuple[int, ...], most: int | None) -> Iterator[tuple[int, ...
             yield tuple(int(i) for i in np.unravel_index(flat, shape))
 
 
-# --- what is not finite -----------------------------------------------------------------------------------------------
+# --- values that are not finite ---------------------------------------------------------------------------------------
 
 
 def _not_finite(run: Run, J: Sequence[Sequence[object]], centre: list[np.ndarray]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Central differences at one step or at several, how far each may be off, and what they say about J.
+"""Central differences at one step or at several, with error estimates, and their comparison with J.
 
 The error of ``D(h) = (y(x + h) - y(x - h)) / 2 h`` has two parts: truncation, which grows as ``h ** 2``, and the
 rounding of ``y`` and its intermediates, divided by ``h``.  Steps grow by a factor of 4.  Two neighbours give
@@ -24,7 +24,7 @@ _LEAST = 256.0  # roundings of the entry: the smallest step
 _WIDEST = 0.25  # the largest step, relative to the entry, to the others of the parameter, or to 1
 _MOST_STUDIED = 8  # entries of a parameter that are tried with all steps and still do not agree
 _ROUNDING = 16.0  # how much larger a rounding error may be than those that were seen, or than an output's last place
-_NOISE = 1e-2  # of an output: what is larger is no rounding, but an output that varies within the step
+_NOISE = 1e-2  # of an output: larger errors are not rounding, but an output that varies within the step
 _SAFETY = 4.0  # how much larger an error may be than its estimate
 
 

@@ -31,12 +31,12 @@ class Block:
     """The comparison for one output and one parameter.
 
     Attributes:
-        output: its place in ``outputs``, and what it is.
+        output: its place in ``outputs``, and its description.
         param: likewise.
-        compared: how many entries of J were compared.
-        total: how many entries it has.
-        failed: how many of those compared disagree.
-        undecided: for how many of them differences cannot tell.
+        compared: the number of compared entries of J.
+        total: the number of its entries.
+        failed: the number of compared entries that disagree.
+        undecided: the number of compared entries for which differences cannot tell.
         worst: one of those that disagree; else one that is undecided; else the one with the largest error.
         remark: why differences cannot tell.
     """
@@ -55,7 +55,7 @@ class Block:
 class JacobianReport:
     """The result of ``check_jacobian`` or ``check_hessian``: true if everything agrees and is finite.
 
-    ``print`` shows it as text.  For a Hessian, the outputs are the gradients by each parameter.
+    ``print`` shows it as text.  For a Hessian, the outputs are the gradients with respect to each parameter.
 
     Attributes:
         name: the kernel.
@@ -63,8 +63,8 @@ class JacobianReport:
         not_finite: the values that are NaN or infinite, and where they arose, one text each.
         rtol: the relative tolerance.
         outside: the lines that read or store outside of a field, array or local, one text each. J has no derivatives of
-            what lies there; differences may.
-        of: what was compared, J or H.
+            values there; differences may.
+        of: the compared derivative, J or H.
     """
 
     name: str

@@ -114,7 +114,7 @@ def check_rule(
         inputs: a dict with the arguments of the function by name.  For a mark: its value as ``"out"``, and its further
             values by name.  Each is an array of shape ``(points,)``, ``(points, n)`` for vectors or ``(points, n, m)``
             for matrices; a number, used at all points; or any other object, passed unchanged (``self``, a field).
-        expected: "autodiff" if the rule should agree with it; "boundary" if it may add what autodiff misses at a jump.
+        expected: "autodiff" if the rule should agree with it; "boundary" if it may add a term at a jump.
         rtol: relative tolerance of ``auto`` against differences; by default 1e-6 for float64 and 2e-2 for float32.
         raise_on_failure: raise ``CheckError`` if the check fails.
 
@@ -209,7 +209,7 @@ class _Subject:
             out[...] = result
 
     def _kernel(self, call: Callable[[PointKernel], str], results: list[np.ndarray]) -> tuple[Any, PointKernel]:
-        """The kernel that stores what a call gives at each point, as it is with the rules that are applied now."""
+        """The kernel that stores the results of a call at each point, with the rules that currently apply."""
         points = PointKernel(self.rule)
         text = call(points)
         return points.build(text, [points.array(r) for r in results], self.is_tuple).kernel, points
@@ -242,7 +242,7 @@ class _Subject:
                 texts.append("0.0" if tangent is None else kernel.array(tangent))
         return f"{kernel.value(ti.func(self.rule.function))}({', '.join(texts)})"
 
-    # --- what is computed, flattened to one axis of results and one of arguments
+    # --- results, flattened to one axis of results and one of arguments
 
     @property
     def columns(self) -> list[tuple[Slot, tuple[int, ...]]]:

@@ -211,7 +211,7 @@ def largest_difference(fused: np.ndarray, columns: np.ndarray) -> tuple[float, f
 
 
 def check_results(fused: np.ndarray, relative: float, fit: Fit) -> bool:
-    """Print what was checked and whether it held."""
+    """Print each check and whether it passed."""
     checks = {
         # A device may contract r² - |d|² into other roundings, which the square root magnifies at the silhouette.
         "one launch agrees with FwdMode": relative < 1e-3,

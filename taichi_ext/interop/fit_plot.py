@@ -1,4 +1,4 @@
-"""``plot_fit``: how a fit went, and what is left of the residuals."""
+"""``plot_fit``: the progress of a fit, and its remaining residuals."""
 
 # Arrays are of any shape and type here, which pyright takes for unknown.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -43,7 +43,7 @@ def plot_fit(result: LeastSquaresResult) -> Any:
         ...     plot_fit(result).savefig("fit.png")
     """
     if not isinstance(result, LeastSquaresResult):
-        raise InvalidArgumentError(f"result is {shown(result)}; expected what least_squares returns.")
+        raise InvalidArgumentError(f"result is {shown(result)}; expected a result of least_squares.")
     figure = new_figure("plot_fit")
     panels = [_draw_history]
     if result.fun is not None:

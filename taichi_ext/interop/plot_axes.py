@@ -57,7 +57,7 @@ class Block:
 
     Attributes:
         values: the block as it is given.
-        output: its output; None where an array alone does not tell, which is then drawn as it is.
+        output: its output; None if it is unknown, as for an array alone, which is then drawn unchanged.
         param: its parameter; likewise.
     """
 
@@ -87,7 +87,7 @@ def blocks_of(J: object, plan: object, params: object, outputs: object, output_a
         raise InvalidArgumentError(f"plan is {shown(plan)}; expected the Jacobian(kernel, params, outputs) of J.")
     found = flatten(J, "J")[0]
     if not found:
-        raise InvalidArgumentError("J is empty; give what jacobian returns.")
+        raise InvalidArgumentError("J is empty; give a result of jacobian.")
     if plan is not None:
         call, prepared = plan._last_call(), plan._plan.prepared
         across = [_side_of_target(call, call.current(t)) for t in prepared.params]
@@ -129,7 +129,7 @@ def _side_given(path: str, leaf: object, what: str) -> Side:
     if backend.is_array(leaf) or isinstance(leaf, backend.Field):
         return _side_of(leaf, Labels().name(leaf) or f"{what}{path}")
     raise InvalidArgumentError(
-        f"{what}{path} is {shown(leaf)}; expected what was given to jacobian: a field, an array or a name."
+        f"{what}{path} is {shown(leaf)}; expected an argument of jacobian: a field, an array or a name."
     )
 
 

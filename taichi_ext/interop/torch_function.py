@@ -188,7 +188,7 @@ class TorchFunction:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the kernel on tensors; see ``torch_function``."""
         torch = require_torch()
-        if torch.compiler.is_compiling():  # what torch.compile has compiled so far ends here, and goes on behind
+        if torch.compiler.is_compiling():  # a graph break of torch.compile
             return torch.compiler.disable(self._run)(*args, **kwargs)
         return self._run(*args, **kwargs)
 
@@ -248,7 +248,7 @@ class TorchFunction:
         return inputs, dict(zip(self._constants, given[len(inputs) :], strict=True))
 
     def _value_shape(self, name: str) -> tuple[int, ...] | None:
-        """Shape of the tensor that stands for an argument passed by value; None for an array."""
+        """Shape of the tensor for an argument passed by value; None for an array."""
         if not self._is_value(name):
             return None
         kind = self._annotations[name]
@@ -347,7 +347,7 @@ class TorchFunction:
 
     @contextlib.contextmanager
     def _inputs_unchanged(self, arguments: dict[str, Any]) -> Generator[None, None, None]:
-        """Refuse a kernel that writes to an input that is no output; the first call tells."""
+        """In the first call, raise if the kernel writes to an input that is not an output."""
         if self._is_checked:
             yield
             return

@@ -32,7 +32,7 @@ def require_torch() -> Any:
 class Call:
     """The data that a call passes through torch in addition to its tensors.
 
-    ``function`` is the ``TorchFunction``: it says what to run, and what its inputs and outputs are.
+    ``function`` is the ``TorchFunction``, with the kernel, its inputs and its outputs.
     """
 
     function: Any
@@ -263,8 +263,8 @@ def _product(compute: Callable[..., tuple[object, ...]]) -> Any:
 def _transposed(call: Call, tensors: Sequence[object], gradients: Sequence[object]) -> tuple[Any, ...]:
     """``v J`` by Taichi's reverse mode, compared with forward mode along a random direction.
 
-    Taichi's reverse mode is silently wrong for kernels that overwrite what they have read.  For the right ``g = v J``
-    and any direction u, ``g u = v (J u)``; for a wrong one the two differ at a random u, with probability 1 but for
+    Taichi's reverse mode is silently wrong for kernels that overwrite values they have read.  For the right ``g = v J``
+    and any direction u, ``g u = v (J u)``; for a wrong one the two differ at a random u, with probability 1 except for
     rounding.
     """
     torch = require_torch()
@@ -293,8 +293,8 @@ def _transposed(call: Call, tensors: Sequence[object], gradients: Sequence[objec
     if math.isfinite(left_size + right_size) and not abs(left - right) <= tolerance:
         raise UnsupportedError(
             f"Taichi's reverse mode gives a wrong gradient of {function.__name__}: along a random direction it is "
-            f"{left:.6g}, by forward mode {right:.6g}. It does not support kernels that overwrite what they have read. "
-            "Leave out reverse=True."
+            f"{left:.6g}, by forward mode {right:.6g}. It does not support kernels that overwrite values they have "
+            "read. Leave out reverse=True."
         )
     return tuple(found)
 

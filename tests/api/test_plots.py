@@ -98,7 +98,7 @@ def test_params_of_another_jacobian(scene):
         plot_jacobian({"points": J[0]["points"]}, params=params["points"], outputs=outputs[1])
     with pytest.raises(InvalidArgumentError, match="plan is 3; expected the Jacobian"):
         plot_jacobian(J, 3)
-    with pytest.raises(InvalidArgumentError, match=r"params is 2.0; expected what was given to jacobian"):
+    with pytest.raises(InvalidArgumentError, match=r"params is 2.0; expected an argument of jacobian"):
         plot_jacobian(J[1]["scale"], params=2.0)
     with pytest.raises(InvalidArgumentError, match="units is .* one for each of J's 4 blocks"):
         plot_jacobian(J, plan, units=["m"])
@@ -223,6 +223,6 @@ def test_a_fit_is_drawn():
     assert_array_equal(costs, [[h.number for h in result.history], [h.cost for h in result.history]])
     assert_array_equal(rejected[0], [h.number for h in result.history[1:] if h.change <= 0])
     assert len(rejected[0]) > 0
-    with pytest.raises(InvalidArgumentError, match="result is 3; expected what least_squares returns"):
+    with pytest.raises(InvalidArgumentError, match="result is 3; expected a result of least_squares"):
         plot_fit(3)
     end_program()
