@@ -1,4 +1,4 @@
-"""Bundle adjustment: three cameras and 120 points from what the cameras have seen of them.
+"""Bundle adjustment: three cameras and 120 points from their images.
 
 Each residual depends on one camera and one point, found by run-time integers; J is sparse, 9 entries a row.
 Gauss-Newton steps, damped as Levenberg and Marquardt do, solve their normal equations with a sparse factorisation. The

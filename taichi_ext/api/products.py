@@ -99,9 +99,9 @@ def vjp(
 ) -> Any:
     """The product v J of cotangents of the outputs with the Jacobian, without keeping J.
 
-    Where rows of J are sparse (and SciPy is installed), it costs one launch that writes their entries, which are added
-    up backwards.  Otherwise J is computed a block of columns at a time, 64 MiB of it by default; what the kernels wrote
-    is restored between the runs.  Both are exact wherever ``jacobian`` is, and have the side effects of one plain run.
+    If rows of J are sparse (and SciPy is installed), it costs one launch that writes their entries, which are added up
+    backwards.  Otherwise J is computed in blocks of columns, of 64 MiB by default; everything that the kernels wrote is
+    restored between the runs.  Both are exact wherever ``jacobian`` is, and have the side effects of one plain run.
 
     Args:
         kernel: see ``jacobian``.

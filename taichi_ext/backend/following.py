@@ -114,7 +114,7 @@ def _of_access(x: Any, *_: object) -> Place:
 
 
 def _of_member(struct: Any, key: object, *_: object) -> Place | None:
-    x = struct._Struct__entries[key]  # as Python names what is private
+    x = struct._Struct__entries[key]  # Python's name of a private attribute
     return _of_access(x) if isinstance(x, SNodeHostAccess) else None  # structs and matrices are followed themselves
 
 

@@ -1,4 +1,4 @@
-"""Types of what Taichi's C++ library makes, which declares none, and of arrays."""
+"""Types of the objects of Taichi's C++ library, which declares none, and of arrays."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CoreNode(Protocol):
 
 
 class CoreExpression(Protocol):
-    """What an expression of Taichi's refers to."""
+    """The C++ object that an expression of Taichi refers to."""
 
     def get_underlying_ptr_address(self) -> int: ...
 

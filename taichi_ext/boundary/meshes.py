@@ -38,7 +38,8 @@ def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None
             vector or matrix, without antialiasing.
         at: the pixel centre, ``(px, py)``.
         beside: the distance from the edge at which its sides are evaluated, in pixels; by default 1e-6, or 1e-3 if
-            ``seen`` computes in float32.  If the image shows a curve and the edges are its chords, they must lie nearer to it.
+            ``seen`` computes in float32.  If the image shows a curve and the edges are its chords, the distance must be
+            larger than that of a chord from the curve.
         antialias: True gives the contribution of the edge, to be added to the value at the pixel's centre: the jump,
             times the area of the pixel that is behind the edge, seen from the centre.  The sum over all visible edges
             gives the mean of the pixel.

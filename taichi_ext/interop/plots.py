@@ -47,9 +47,9 @@ def plot_jacobian(
     more raise an error.
 
     Args:
-        J: what ``jacobian`` returns: an array or tensor, a sparse array, or a structure of those.
+        J: the result of ``jacobian``: an array or tensor, a sparse array, or a structure of those.
         plan: the ``Jacobian`` that computed J.
-        params: instead of ``plan``, what was given to ``jacobian``.
+        params: instead of ``plan``, the params passed to ``jacobian``.
         outputs: likewise.
         output_axes: instead of these, how many axes of each block belong to the output.
         columns: the largest number of images drawn for a block, in each direction.
@@ -112,7 +112,7 @@ def plot_sparsity(
     entries count.  A block larger than 512 x 512 is drawn coarser: a pixel is filled if anything in it is.
 
     Args:
-        J: what ``jacobian`` returns: an array or tensor, a sparse array, or a structure of those.
+        J: the result of ``jacobian``: an array or tensor, a sparse array, or a structure of those.
         plan: as for ``plot_jacobian``: a dense array of more than two axes needs one of these four.
         params: likewise.
         outputs: likewise.

@@ -32,7 +32,7 @@ class Target:
     held: object = None  # key of the Python number's value, equal for equal values
 
 
-Flat = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]  # leaves by path, and what rebuilds the structure
+Flat = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]  # leaves by path, and the rebuilding function
 
 
 def flatten(tree: object, what: str = "", path: str = "", outer: tuple[int, ...] = ()) -> Flat:
@@ -370,7 +370,7 @@ class KernelCall:
 
 
 def _hint(leaf: object) -> str:
-    """A hint at what to give instead of something that holds fields, or a number, and is none."""
+    """A hint for an object that is not a field, array or name, such as a set of fields; empty if there is none."""
     if isinstance(leaf, (set, frozenset)) or (hasattr(leaf, "__iter__") and not hasattr(leaf, "__array__")):
         return "; put several into a list, tuple or dict" if not isinstance(leaf, (bytes, backend.Matrix)) else ""
     return ""

@@ -36,7 +36,7 @@ def local_row(builder: Builder, name: str, size: int, dtype: Type, *, is_filled:
 def scratch_row(
     builder: Builder, arguments: Arguments, size: int, dtype: Type, part: tuple[int, Coefficient], *, is_filled: bool
 ) -> RowMemory:
-    """A row in an extra argument of the kernel; ``part`` is what ``scratch_part`` gives."""
+    """A row in an extra argument of the kernel; ``part`` is the result of ``scratch_part``."""
     array, start = arguments.reserve_scratch(size, dtype, part)
     start = builder.keep(start, "start")
     return _cleared(builder, size, dtype, RowMemory(lambda k: element(array, add(start, k))), is_filled=is_filled)

@@ -164,7 +164,7 @@ class Plan:
         indexed: vectors that do not change and are indexed at run time, and where.
         serial: parallel loops that keep the order of their iterations, and why.
         rows: how the rows of locals are written, and their memory.
-        reversed_loops: loops that may be accumulated backwards, and what they carry.
+        reversed_loops: loops that may be accumulated backwards, and the locals they carry.
         forward: those of them that are accumulated forward after all, and why.
         tape_widths: the count of numbers that each iteration of a reversed loop keeps.
         tape_sums: the sums of the loops over a tape.

@@ -31,7 +31,7 @@ from taichi_ext.program import (
 
 
 def differentiate(program: Program, seeds: Seeds) -> Differentiated:
-    """The program that computes what ``program`` does, and its tangents."""
+    """The program that computes the same as ``program``, and its tangents."""
     facts, accesses = find_facts(program, seeds)
     blocks = Blocks(seeds.columns, seeds.first_column)
     plan, facts = plan_storage(facts, blocks)
