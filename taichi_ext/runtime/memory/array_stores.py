@@ -12,7 +12,7 @@ from taichi_ext import backend
 from taichi_ext.record.rewriter import OPERATORS
 from taichi_ext.runtime.memory.regions import View
 
-PARTS = ("real", "imag", "flat")  # attributes of arrays by which all their numbers are stored to
+_PARTS = ("real", "imag", "flat")  # attributes of arrays by which all their numbers are stored to
 
 
 class ArrayStores:
@@ -80,9 +80,9 @@ def stores_of(
         is_in_place
         or word in (*_IN_PLACE, "shuffle")
         or (is_method and name in _METHODS)
-        or (function is setattr and rest[0] in PARTS)
+        or (function is setattr and rest[0] in _PARTS)
     ):
-        store = everywhere
+        store = _everywhere
     else:
         return found
     return [*found, (array, store)]
@@ -126,7 +126,7 @@ def _probe(array: Any, store: Callable[[Any], object], mask: np.ndarray) -> None
         mask[(backend.as_numpy(other) != number)] = 1
 
 
-def everywhere(mask: np.ndarray) -> None:
+def _everywhere(mask: np.ndarray) -> None:
     """Mark a whole array as stored to."""
     mask[...] = 1
 

@@ -84,8 +84,8 @@ class PassedNumber:
         as_objects = [np.array(x, object) if is_passed(x) else x for x in inputs]
         if function in _OF_VALUES:
             return getattr(function, method)(*map(plain_number, inputs), **options)
-        if function in _OF_TWO and method == "__call__" and not options and all(map(_is_scalar, inputs)):
-            return _OF_TWO[function](*inputs)
+        if function.__name__ in _RULES and method == "__call__" and not options and all(map(_is_scalar, inputs)):
+            return _rule(function.__name__)(*inputs)
         try:
             return getattr(function, method)(*as_objects, **options)
         except (TypeError, AttributeError):
@@ -156,75 +156,61 @@ def _by_exponent(a: float, b: float) -> float:
     return a**b * math.log(a) if a > 0 else math.nan
 
 
-# by operator: the function, and the partials with respect to both operands
-_BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[[float, float], float], Callable[[float, float], float]]]
-_BINARY = {
-    "add": (operator.add, lambda a, b: 1.0, lambda a, b: 1.0),
-    "sub": (operator.sub, lambda a, b: 1.0, lambda a, b: -1.0),
-    "mul": (operator.mul, lambda a, b: b, lambda a, b: a),
-    "truediv": (operator.truediv, lambda a, b: 1 / b, lambda a, b: -a / (b * b)),
-    "pow": (operator.pow, lambda a, b: b * a ** (b - 1) if b else 0.0, _by_exponent),
-    "mod": (operator.mod, lambda a, b: 1.0, lambda a, b: -float(a // b)),
-    "floordiv": (operator.floordiv, lambda a, b: 0.0, lambda a, b: 0.0),
-    "arctan2": (math.atan2, lambda a, b: b / (a * a + b * b), lambda a, b: -a / (a * a + b * b)),
-    "hypot": (math.hypot, lambda a, b: a / math.hypot(a, b), lambda a, b: b / math.hypot(a, b)),
+# By name, as operators and NumPy's functions have it: the function, and its partials at y = f(a, b) or y = f(x).
+_RULES: dict[str, tuple[Callable[..., Any], ...]] = {
+    "add": (operator.add, lambda y, a, b: 1.0, lambda y, a, b: 1.0),
+    "sub": (operator.sub, lambda y, a, b: 1.0, lambda y, a, b: -1.0),
+    "mul": (operator.mul, lambda y, a, b: b, lambda y, a, b: a),
+    "truediv": (operator.truediv, lambda y, a, b: 1 / b, lambda y, a, b: -a / (b * b)),
+    "pow": (operator.pow, lambda y, a, b: b * a ** (b - 1) if b else 0.0, lambda y, a, b: _by_exponent(a, b)),
+    "mod": (operator.mod, lambda y, a, b: 1.0, lambda y, a, b: -float(a // b)),
+    "floordiv": (operator.floordiv, lambda y, a, b: 0.0, lambda y, a, b: 0.0),
+    "arctan2": (math.atan2, lambda y, a, b: b / (a * a + b * b), lambda y, a, b: -a / (a * a + b * b)),
+    "hypot": (math.hypot, lambda y, a, b: a / math.hypot(a, b), lambda y, a, b: b / math.hypot(a, b)),
+    "__neg__": (operator.neg, lambda y, x: -1.0),
+    "__pos__": (operator.pos, lambda y, x: 1.0),
+    "__abs__": (abs, lambda y, x: math.copysign(1.0, x) if x else 0.0),
+    "sqrt": (math.sqrt, lambda y, x: 0.5 / y if y else math.inf),
+    "exp": (math.exp, lambda y, x: y),
+    "log": (math.log, lambda y, x: 1 / x),
+    "sin": (math.sin, lambda y, x: math.cos(x)),
+    "cos": (math.cos, lambda y, x: -math.sin(x)),
+    "tan": (math.tan, lambda y, x: 1 + y * y),
+    "sinh": (math.sinh, lambda y, x: math.cosh(x)),
+    "cosh": (math.cosh, lambda y, x: math.sinh(x)),
+    "tanh": (math.tanh, lambda y, x: 1 - y * y),
+    "expm1": (math.expm1, lambda y, x: y + 1),
+    "log1p": (math.log1p, lambda y, x: 1 / (1 + x)),
+    "log2": (math.log2, lambda y, x: 1 / (x * math.log(2))),
+    "log10": (math.log10, lambda y, x: 1 / (x * math.log(10))),
+    "arcsin": (math.asin, lambda y, x: 1 / math.sqrt(1 - x * x)),
+    "arccos": (math.acos, lambda y, x: -1 / math.sqrt(1 - x * x)),
+    "arctan": (math.atan, lambda y, x: 1 / (1 + x * x)),
+    "deg2rad": (math.radians, lambda y, x: math.pi / 180),
+    "radians": (math.radians, lambda y, x: math.pi / 180),
+    "rad2deg": (math.degrees, lambda y, x: 180 / math.pi),
+    "degrees": (math.degrees, lambda y, x: 180 / math.pi),
+    "square": (lambda x: x * x, lambda y, x: 2 * x),
+    "conjugate": (operator.pos, lambda y, x: 1.0),
+    "rint": (lambda x: float(round(x)), lambda y, x: 0.0),
 }
-# by method (NumPy's functions of objects call these, too): the function y(x), and its derivative from x and y
-_UNARY: dict[str, tuple[Callable[[float], float], Callable[[float, float], float]]] = {
-    "__neg__": (operator.neg, lambda x, y: -1.0),
-    "__pos__": (operator.pos, lambda x, y: 1.0),
-    "__abs__": (abs, lambda x, y: math.copysign(1.0, x) if x else 0.0),
-    "sqrt": (math.sqrt, lambda x, y: 0.5 / y if y else math.inf),
-    "exp": (math.exp, lambda x, y: y),
-    "log": (math.log, lambda x, y: 1 / x),
-    "sin": (math.sin, lambda x, y: math.cos(x)),
-    "cos": (math.cos, lambda x, y: -math.sin(x)),
-    "tan": (math.tan, lambda x, y: 1 + y * y),
-    "sinh": (math.sinh, lambda x, y: math.cosh(x)),
-    "cosh": (math.cosh, lambda x, y: math.sinh(x)),
-    "tanh": (math.tanh, lambda x, y: 1 - y * y),
-    "expm1": (math.expm1, lambda x, y: y + 1),
-    "log1p": (math.log1p, lambda x, y: 1 / (1 + x)),
-    "log2": (math.log2, lambda x, y: 1 / (x * math.log(2))),
-    "log10": (math.log10, lambda x, y: 1 / (x * math.log(10))),
-    "arcsin": (math.asin, lambda x, y: 1 / math.sqrt(1 - x * x)),
-    "arccos": (math.acos, lambda x, y: -1 / math.sqrt(1 - x * x)),
-    "arctan": (math.atan, lambda x, y: 1 / (1 + x * x)),
-    "deg2rad": (math.radians, lambda x, y: math.pi / 180),
-    "radians": (math.radians, lambda x, y: math.pi / 180),
-    "rad2deg": (math.degrees, lambda x, y: 180 / math.pi),
-    "degrees": (math.degrees, lambda x, y: 180 / math.pi),
-    "square": (lambda x: x * x, lambda x, y: 2 * x),
-    "conjugate": (operator.pos, lambda x, y: 1.0),
-    "rint": (lambda x: float(round(x)), lambda x, y: 0.0),
-}
+_OPERATORS = ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv")
 # methods of the plain value; where they give numbers, their derivative is 0, as in kernels
 _PLAIN = ("__repr__", "__str__", "__format__", "__bool__", "__int__", "__trunc__", "__floor__", "__ceil__", "__round__")
 _OF_VALUES = (np.isfinite, np.isinf, np.isnan, np.signbit)
 
 
-def _binary(name: str) -> Callable[[Any, Any], Any]:
-    function, by_first, by_second = _BINARY[name]
+def _rule(name: str) -> Callable[..., Any]:
+    function, *partials = _RULES[name]
 
-    def apply(a: Any, b: Any) -> Any:
-        if not (_is_scalar(a) and _is_scalar(b)):
-            other = b if is_passed(a) else a
-            is_other = isinstance(other, complex) or backend.is_torch_tensor(other)
-            return function(*(float(n) if is_passed(n) else n for n in (a, b))) if is_other else NotImplemented
-        x, y = plain_number(a), plain_number(b)
-        value = function(x, y)
-        parts = [(n, p(float(x), float(y))) for n, p in ((a, by_first), (b, by_second)) if is_passed(n)]
-        return _combined(value, parts)
-
-    return apply
-
-
-def _unary(name: str) -> Callable[[PassedNumber], Any]:
-    function, derivative = _UNARY[name]
-
-    def apply(self: PassedNumber) -> Any:
-        value = function(self.value)
-        return _combined(value, [(self, derivative(self.value, value))])
+    def apply(*operands: Any) -> Any:
+        if not all(map(_is_scalar, operands)):
+            is_other = any(isinstance(n, complex) or backend.is_torch_tensor(n) for n in operands)
+            return function(*(float(n) if is_passed(n) else n for n in operands)) if is_other else NotImplemented
+        values = [plain_number(n) for n in operands]
+        value, floats = function(*values), list(map(float, values))
+        pairs = zip(operands, partials, strict=True)
+        return _combined(value, [(n, partial(value, *floats)) for n, partial in pairs if is_passed(n)])
 
     return apply
 
@@ -233,13 +219,11 @@ def _comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
     return lambda self, other: function(self.value, plain_number(other)) if _is_scalar(other) else NotImplemented
 
 
-for _name in _BINARY:
-    _apply = _binary(_name)
-    setattr(PassedNumber, f"__{_name}__", _apply)
-    setattr(PassedNumber, f"__r{_name}__", lambda self, other, apply=_apply: apply(other, self))
-_OF_TWO = {np.arctan2: _binary("arctan2"), np.hypot: _binary("hypot")}
-for _name in _UNARY:
-    setattr(PassedNumber, _name, _unary(_name))
+for _name in _RULES:
+    _apply = _rule(_name)
+    if _name in _OPERATORS:
+        setattr(PassedNumber, f"__r{_name}__", lambda self, other, apply=_apply: apply(other, self))
+    setattr(PassedNumber, f"__{_name}__" if _name in _OPERATORS else _name, _apply)
 for _name in (*_PLAIN, "is_integer"):
     setattr(PassedNumber, _name, lambda self, *args, name=_name: getattr(self.value, name)(*args))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
