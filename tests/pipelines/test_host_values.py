@@ -216,9 +216,20 @@ def of_a_generator(v):
     return generator.normal()
 
 
+class Holder:
+    def __init__(self):
+        self.generator = np.random.default_rng(0)
+
+
+def of_the_parts_of_an_object(v):
+    held = Holder()
+    setattr(held, "v", v)  # noqa: B010
+    return held.generator.normal()
+
+
 WRITTEN = (by_writer, by_dict_writer, by_json, by_pickler, by_compression, by_print, by_log, by_database, by_bytes)
 WRITTEN += (by_view_of_bytes, by_attribute, by_item, by_array, in_an_object)
-NOT_WRITTEN = (of_another, beside_a_number, of_a_generator)
+NOT_WRITTEN = (of_another, beside_a_number, of_a_generator, of_the_parts_of_an_object)
 
 
 def test_numbers_that_are_written_and_read_again_are_marked():

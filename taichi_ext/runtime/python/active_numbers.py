@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from taichi_ext import backend
+from taichi_ext.labels import is_library_module
 from taichi_ext.runtime.memory.array_stores import is_memory, memory_of
 
 _NEVER = (bool, int, type(None), slice, range, type, np.integer, np.bool_, np.dtype)
@@ -86,12 +87,13 @@ class ActiveNumbers:
             held = pending.pop(0)
             is_known = id(held) in seen or id(held) in self._objects
             is_open = isinstance(held, (*_SIMPLE, *_OPEN)) or backend.is_library(type(held))
-            if is_known or (is_open and not _is_host_access(held)) or is_memory(held):
+            is_own = not is_library_module(type(held).__module__)  # whose stores are seen where its code makes them
+            if is_known or is_memory(held) or (is_open and not _is_host_access(held)) or (is_own and held is not value):
                 continue
             seen.add(id(held))
             if not isinstance(held, (*KEEPING, types.BuiltinFunctionType)):
                 self._keep(held)
-            pending += gc.get_referents(held)
+            pending += [] if is_own else gc.get_referents(held)
 
     def _keep(self, value: Any) -> None:
         self._objects[id(value)] = value
