@@ -1,12 +1,12 @@
-"""Ways to the same derivative, on a file of small programs: sparse J beside dense J, ``vjp`` beside ``jvp``.
+"""Compare ways to the same derivative on a file of small programs: sparse with dense J, ``vjp`` with ``jvp``.
 
     python tests/oracles/construct_ways.py CASES.py            # every program of that file
     python tests/oracles/construct_ways.py CASES.py while vec  # those whose name has one of the words
 
 The file has a list ``CASES`` of dictionaries: ``name``; ``x0``, the values of the field ``x`` of parameters; ``m``, the size
 of the field ``y`` of outputs; ``pre``, text before the kernel; ``body``, the body of the kernel, or with ``pipeline`` nothing,
-as ``pre`` has ``run()`` then; ``extra``, text after it. Programs run in a process of their own, fifteen one after the
-other, so that a crash of the compiler costs one program. The exit status is 1 where two ways differ.
+as ``pre`` has ``run()`` then; ``extra``, text after it. Programs run in separate processes, fifteen in each, so
+that a crash of the compiler costs one program. The exit status is 1 if two ways differ.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Construct:
         self.tolerance = SINGLE_PRECISION if "f32" in text else TOLERANCE
 
     def start(self) -> Any:
-        """The state before a run; returns what runs."""
+        """The state before a run; returns the function to run."""
         self.y.fill(0)
         self.scope.get("reset_extra", lambda: None)()
         self.x.from_numpy(self.x0)
         return self.scope["run"]
 
     def compare_sparse(self) -> None:
-        """CSR arrays hold what the dense J does, and the program leaves the same outputs."""
+        """CSR arrays have the entries of the dense J, and the program leaves the same outputs."""
         dense = jacobian(self.start(), self.x, self.y)
         after = self.y.to_numpy()
         sparse = jacobian(self.start(), self.x, self.y, format="csr")
@@ -84,7 +84,7 @@ class Construct:
 
 
 def kernel_text(case: dict[str, Any]) -> str:
-    """The kernel of a program that is one kernel, and what runs it."""
+    """The kernel of a program that is one kernel, and the function that runs it."""
     if case["pipeline"]:
         return ""
     returned = " -> ti.f64" if "return x[0]" in case["body"] else ""
@@ -104,7 +104,7 @@ def verdicts_of(case: dict[str, Any], number: int) -> dict[str, str]:
 
 
 def run_all(file: str, words: list[str]) -> bool:
-    """All programs, in processes of their own; prints what is not equal, and the counts."""
+    """Run all programs in separate processes; print those that are not equal, and the counts."""
     cases = runpy.run_path(file)["CASES"]
     left = [n for n, c in enumerate(cases) if not words or any(word in c["name"] for word in words)]
     counts: collections.Counter[str] = collections.Counter()

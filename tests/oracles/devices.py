@@ -1,8 +1,8 @@
-"""The suite on another device than the CPU: in float32, beside the truth that a run on the CPU in float64 has found.
+"""The suite on another device than the CPU: in float32, compared with the results of a run on the CPU in float64.
 
-Differences in float32 say little, and Vulkan has no sine in float64. So each module of tests runs twice: in a process of
-its own on the CPU, which writes down what each comparison expects, and on the device, where ``ti.f64`` is ``ti.f32`` and
-the same comparisons, one after the other, hold with the tolerances of float32.
+Differences in float32 say little, and Vulkan has no sine in float64. So each module of tests runs twice: in a separate
+process on the CPU, which records the expected values of each comparison, and on the device, where ``ti.f64`` is
+``ti.f32`` and the same comparisons must hold with the tolerances of float32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _exact, _equal, _approx = np.testing.assert_allclose, np.testing.assert_array_eq
 
 
 class Comparisons:
-    """What the comparisons of each test expect, in their order."""
+    """The expected values of the comparisons of each test, in their order."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[Any]] = {}
@@ -46,19 +46,19 @@ class Comparisons:
 
 
 class Recorder(Comparisons):
-    """On the CPU: writes down what is expected."""
+    """On the CPU: records the expected values."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
 
     def assert_allclose(self, actual: Any, desired: Any, *args: Any, **options: Any) -> None:
-        """NumPy's, with a note of what is desired."""
+        """NumPy's, which also notes the desired value."""
         _exact(actual, desired, *args, **options)
         self.plain_run([desired])
 
     def plain_run(self, values: Iterable[Any]) -> None:
-        """Note what a plain run has left."""
+        """Note the state after a plain run."""
         self.known.setdefault(self.test, []).extend(np.array(v) for v in values)
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class Device(Comparisons):
     def assert_allclose(
         self, actual: Any, desired: Any, rtol: float = 0, atol: float = 0, *args: Any, **options: Any
     ) -> None:
-        """NumPy's, with the tolerances of float32, beside what was noted, or else what the test itself desires."""
+        """NumPy's, with the tolerances of float32, for the noted value, or else that of the test itself."""
         noted = self._next()
         try:
             _close(actual, desired if noted is None else noted, rtol, atol, *args, **options)
@@ -103,7 +103,7 @@ class Device(Comparisons):
         return _approx(expected, rel=max(rel or 0, RTOL), abs=max(abs or 0, ATOL), **options)
 
     def plain_run(self, values: Iterable[Any]) -> None:
-        """Leave the test where the plain kernel, without this package, does not compute here what it does on the CPU."""
+        """Skip the test if the plain kernel, without this package, computes other values here than on the CPU."""
         for value in values:
             noted = self._next()
             try:
@@ -144,7 +144,7 @@ def is_single() -> bool:
 
 
 def start(arch: str, record: str | None) -> None:
-    """Before the modules of tests are imported: replace what they import."""
+    """Replace imports of the test modules, before these are imported."""
     global current
     if record:
         current = Recorder(record)
@@ -157,7 +157,7 @@ def start(arch: str, record: str | None) -> None:
 
 
 def learn(items: list[pytest.Item], root: Path) -> None:
-    """Run tests on the CPU, and take what they note."""
+    """Run tests on the CPU, and take their notes."""
     with tempfile.TemporaryDirectory() as folder:
         notes, names = Path(folder, "notes"), Path(folder, "names")
         names.write_text("\n".join(item.nodeid for item in items))
@@ -172,7 +172,7 @@ def learn(items: list[pytest.Item], root: Path) -> None:
 
 
 def excuse(error: Exception) -> str:
-    """Why a test cannot do on the device what it does on the CPU; empty where it is a fault of the package or the test."""
+    """Why a test cannot pass on the device; empty if it is a fault of the package or the test."""
     if type(error) in MISTAKES:
         return ""
     message = " ".join(str(error).split())[:200]

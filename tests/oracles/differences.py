@@ -14,8 +14,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from taichi_ext import UnsupportedError, jacobian
 
 STEP = 1e-6
-RTOL = 1e-6  # what J must agree to
-ATOL = 1e-8  # central differences of what does not vary, for outputs of order one
+RTOL = 1e-6  # relative tolerance of J
+ATOL = 1e-8  # error of central differences of constants, for outputs of order one
 
 
 def _filled(values: Any, rank: int, dtype: Any) -> Any:
@@ -65,7 +65,7 @@ def matrix_outputs(n: int, m: int, *shape: int, dtype: Any = ti.f64) -> Any:
 
 
 def read(container: Any) -> np.ndarray:
-    """A copy of what a field or array holds."""
+    """A copy of the values of a field or array."""
     if isinstance(container, np.ndarray):
         return container.copy()
     if isinstance(container, ti.StructField):
@@ -75,7 +75,7 @@ def read(container: Any) -> np.ndarray:
 
 
 def write(container: Any, values: Any) -> None:
-    """Set what a field or array holds; one number sets all of it."""
+    """Set the values of a field or array; one number sets all of them."""
     memory = container if isinstance(container, np.ndarray) else pool.memory(container)
     if memory is not None:
         memory[...] = values
@@ -86,7 +86,7 @@ def write(container: Any, values: Any) -> None:
 
 
 class Snapshot:
-    """What the containers held at some time."""
+    """The values of containers at some time."""
 
     def __init__(self, containers: Iterable[Any]) -> None:
         self.containers = list({id(c): c for c in containers}.values())
@@ -149,7 +149,7 @@ def check_jacobian(
     atol: float = ATOL,
     state_rtol: float = 1e-13,
 ) -> Any:
-    """Hold ``jacobian(kernel, params, outs)`` against central differences, and its side effects against one plain run.
+    """Compare ``jacobian(kernel, params, outs)`` with central differences, and its side effects with one plain run.
 
     Args:
         kernel: a kernel or pipeline.
@@ -165,7 +165,7 @@ def check_jacobian(
             but the compiler may contract a multiplication and an addition.
 
     Returns:
-        What ``jacobian`` returned.
+        The result of ``jacobian``.
     """
     params_list, outs_list = as_list(params), as_list(outs)
     everything = [*params_list, *outs_list, *state]

@@ -1,4 +1,4 @@
-"""Write what the engine makes of many kernels to a folder, so that two versions of the package can be compared.
+"""Write the texts that the engine emits for many kernels to a folder, to compare two versions of the package.
 
     python tests/oracles/emitted_texts.py FOLDER                       # benchmarks and 300 random programs
     python tests/oracles/emitted_texts.py FOLDER --programs 1000       # more of them
@@ -41,7 +41,7 @@ class StoppedError(BaseException):
 
 
 class Texts:
-    """What has been emitted since the last file."""
+    """The texts emitted since the last file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,7 +51,7 @@ class Texts:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Take down what the engine differentiates and emits in the meantime."""
+        """Record the kernels that the engine differentiates and emits within the context."""
         differentiate, build = engine.differentiate, engine.build
 
         def noted(program: Any, seeds: Any) -> Any:
@@ -112,7 +112,7 @@ def start() -> None:
     ti.init(arch=ti.cpu, default_fp=ti.f64, offline_cache=False, log_level=ti.ERROR, cpu_max_num_threads=1)
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
+# --- texts ------------------------------------------------------------------------------------------------------------
 
 
 def benchmarks(texts: Texts) -> None:

@@ -1,4 +1,4 @@
-"""Energies that several tests differentiate twice, and what their Hessians are compared with."""
+"""Energies that several tests differentiate twice, and reference Hessians."""
 
 import numpy as np
 import taichi as ti

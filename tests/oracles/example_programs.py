@@ -26,7 +26,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str] | None = None,
 ) -> str:
-    """What an example prints; it must exit with 0 and show no line that failed.  Some take arguments."""
+    """The output of an example; it must exit with 0 and print no failed line.  Some take arguments."""
     if devices.is_single():
         pytest.skip("CPU only: examples start Taichi themselves")
     monkeypatch.setitem(os.environ, "TI_CPU_MAX_NUM_THREADS", "2")

@@ -32,7 +32,7 @@ class FieldPool:
         self._program: Any = None  # a weak reference to that program
 
     def take(self, element_shape: tuple[int, ...], dtype: Any, shape: tuple[int, ...], needs_grad: bool = False) -> Any:
-        """A dense field; what it holds is not defined."""
+        """A dense field; its values are undefined."""
         key = (element_shape, dtype, shape, needs_grad)
         free = self._free.setdefault(key, [])
         field = free.pop() if free else self._new(*key)
@@ -40,7 +40,7 @@ class FieldPool:
         return field
 
     def memory(self, field: Any) -> np.ndarray | None:
-        """A view of what a field holds, where Python can reach it: a dense field, on the CPU."""
+        """A view of a field's memory, if Python can access it: for a dense field on the CPU."""
         if id(field) in self._memory:
             return self._memory[id(field)]
         if impl.current_cfg().arch != ti.cpu or not isinstance(field, (ti.ScalarField, ti.MatrixField)):

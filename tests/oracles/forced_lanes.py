@@ -18,7 +18,7 @@ class Decisions(list[Lanes | None]):
 
 
 def force_lanes(monkeypatch: pytest.MonkeyPatch, **limits: object) -> Decisions:
-    """Let all loops that can run in lanes do so, in this test; ``limits`` of ``schedule.lanes``."""
+    """Run all loops in lanes that can be, in this test; ``limits`` of ``schedule.lanes``."""
     if backend.stores_by_column():
         pytest.skip("loops run in lanes where the rows of J come one after the other in memory, not on a GPU")
     found = Decisions()

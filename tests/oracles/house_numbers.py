@@ -23,7 +23,7 @@ from taichi_ext.differentiate.rules import table
 
 
 def attributes(node: ast.ClassDef) -> set[str]:
-    """The names that instances of a class have: fields of a dataclass, and what methods set on ``self``."""
+    """The names of the attributes of instances of a class: fields of a dataclass, and attributes set on ``self``."""
     fields = {s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)}
     stored = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store))
     return fields | {n.attr for n in stored if isinstance(n.value, ast.Name) and n.value.id == "self"}

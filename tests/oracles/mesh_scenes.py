@@ -1,4 +1,4 @@
-"""Triangle meshes under a camera, drawn with flat colours: what the boundary terms of their edges are held against."""
+"""Triangle meshes under a camera, drawn with flat colours: a reference for the boundary terms of their edges."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ class Scene:
 
 
 def kernels(scene: Scene) -> tuple[Any, Any, Any]:
-    """The projection, the image with its edges, and what it shows at one position."""
+    """The projection, the image with its edges, and the image's value at one position."""
     corners, faces, colours, edges, counts = scene.corners, scene.faces, scene.colours, scene.edges, scene.counts
     points, pose, image = scene.points, scene.pose, scene.image
 

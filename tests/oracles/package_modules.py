@@ -1,4 +1,4 @@
-"""The modules of the package, their syntax trees and what they import."""
+"""The modules of the package, their syntax trees and imports."""
 
 import ast
 from functools import cache

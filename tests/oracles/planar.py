@@ -1,4 +1,4 @@
-"""Exact areas and lengths in unit pixels, by clipping: what edges are held against.
+"""Exact areas and lengths in unit pixels, by clipping: a reference for edges.
 
 Pixel (i, j) is the square of side 1 around the point (i, j).
 """

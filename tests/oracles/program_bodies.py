@@ -14,7 +14,7 @@ VECTOR_SIZES = {"v2": 2, "v3": 3}
 
 @dataclass
 class Operand:
-    """A container as a kernel names it, and what the kernel does with it."""
+    """A container as a kernel names it, and its use in the kernel."""
 
     text: str
     element: str
@@ -27,13 +27,13 @@ class Operand:
 
 @dataclass
 class Loop:
-    """What a loop may do with the operands: those not named are read anywhere."""
+    """The allowed uses of operands in a loop: those not named are read anywhere."""
 
     shape: tuple[int, ...] = ()
     indices: tuple[str, ...] = ()
     own: list[Operand] = field(default_factory=list)  # read and written at the iteration's own index
     sums: list[Operand] = field(default_factory=list)  # only added to
-    integers: list[tuple[str, int]] = field(default_factory=list)  # names, each with what it stays below
+    integers: list[tuple[str, int]] = field(default_factory=list)  # names, each with its upper bound
     locals: list[tuple[str, str]] = field(default_factory=list)  # element and name
     is_serial: bool = False  # anything goes
 
@@ -43,7 +43,7 @@ class Body:
 
     Args:
         rng: where every choice comes from.
-        operands: what the kernel can use.
+        operands: the operands of the kernel.
         numbers: names of arguments that are real numbers.
         functions: names of functions of two numbers.
     """

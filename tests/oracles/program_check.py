@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {}  # of jacobian, other than its format
 
 
 class MismatchError(AssertionError):
-    """What taichi_ext gives is not what the reference gives."""
+    """The result of taichi_ext differs from that of the reference."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -93,11 +93,11 @@ def values_of(program: Program, seed: int) -> dict[str, Any]:
     return values
 
 
-# --- what is right ----------------------------------------------------------------------------------------------------
+# --- reference --------------------------------------------------------------------------------------------------------
 
 
 class Expected:
-    """The state after one run, what is returned, and the derivatives."""
+    """The state after one run, the returned value, and the derivatives."""
 
     def __init__(self, program: Program, values: dict[str, Any]) -> None:
         arrays = {f.name: (values[f.name], len(f.shape)) for f in program.fields}
@@ -125,7 +125,7 @@ class Expected:
 
 
 def judge(program: Program, seed: int, attempts: int = 6) -> list[tuple[dict[str, Any], Expected]]:
-    """Points at which the program has derivatives, with what is right there."""
+    """Points at which the program has derivatives, with the reference there."""
     found, reasons = [], set()
     for attempt in range(attempts):
         values = values_of(program, seed * 100 + attempt)
@@ -168,7 +168,7 @@ def check(
     """Compare everything that a program does with the reference.
 
     Args:
-        program: what to run.
+        program: the program to run.
         seed: of the values of its fields.
         fields: those made so far.
         name: the file name under which Python knows the text.

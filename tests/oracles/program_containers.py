@@ -64,7 +64,7 @@ def _leaves(name: str, element: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class View:
-    """What a kernel is given: a whole container or a piece of an array."""
+    """An argument of a kernel: a whole container or a piece of an array."""
 
     text: str
     root: str

@@ -42,7 +42,7 @@ class Functions:
             self.margin = min(self.margin, float(np.min(distance)))
 
     def note_kink(self, distance: Any) -> None:
-        """How far a kink is; not for what does not vary."""
+        """The distance of a kink; not for constants."""
         self.note(np.where(np.imag(distance) == 0, 0, distance))
 
     def compare(self, name: str, a: Any, b: Any) -> Any:

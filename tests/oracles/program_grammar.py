@@ -197,7 +197,7 @@ class Grammar(Statements):
                 self.emit(f"return {self.value(result, 2)} * {self.entry_of(self.fields[0], Access(), 'read')}")
 
     def write_last_loop(self) -> None:
-        """What makes y depend on x in every program."""
+        """A statement that makes y depend on x in every program."""
         y, x = self.fields[1], self.fields[0]
         name = self.fresh("i")
         self.emit(f"for {name} in range({y.shape[0]}):")

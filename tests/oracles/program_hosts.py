@@ -1,4 +1,4 @@
-"""What Python sees of fields, structs and arrays while the reference runs a pipeline.
+"""Fields, structs and arrays as Python sees them while the reference runs a pipeline.
 
 To Python every entry is a number without a derivative: reading gives real parts, storing clears the imaginary ones.
 Pieces of arrays share their memory with the whole, as NumPy's and torch's own do.
@@ -18,7 +18,7 @@ KINDS = {"ti.f32": "f", "ti.f64": "f", "tm.vec2": "v2", "tm.vec3": "v3", "tm.mat
 
 
 def plain(value: Any) -> Any:
-    """What Python knows of a value: no derivative."""
+    """A value for Python: without a derivative."""
     if isinstance(value, Array):
         value = value.data
     if isinstance(value, (list, tuple)):
@@ -182,7 +182,7 @@ class HostMembers:
 
 
 class StructType:
-    """What a ``ti.dataclass`` is: members by name, and methods."""
+    """A model of a ``ti.dataclass``: members by name, and methods."""
 
     def __init__(self, reference: Any, members: dict[str, Any], methods: dict[str, Any]) -> None:
         self.reference, self.members, self.methods = reference, members, methods

@@ -1,4 +1,4 @@
-"""Runs programs of the engine in Python, one statement after the other: an oracle for what is derived from them."""
+"""Runs programs of the engine in Python, one statement after the other: an oracle for programs derived from them."""
 
 import math
 import operator

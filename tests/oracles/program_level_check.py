@@ -85,7 +85,7 @@ class Reference:
 
     def __init__(self, program: LevelProgram, values: dict[str, np.ndarray]) -> None:
         self.values = values
-        self.kept: list[Any] = []  # what stays as it is at the centre, in the order of its use
+        self.kept: list[Any] = []  # values kept from the centre, in the order of their use
         self.replay: Iterator[Any] | None = None  # of that, where this is not the centre
         self.image = np.zeros((W, H), object)
         taichi = SimpleNamespace(func=_same, kernel=_same, max=_most, min=_least)
@@ -222,7 +222,7 @@ def level_verdict(
 
 
 def values_of(program: LevelProgram, seed: int) -> dict[str, np.ndarray]:
-    """What the fields hold."""
+    """The values of the fields."""
     rng, n = np.random.default_rng(seed), program.count
     angle = rng.uniform(0, 2 * np.pi, n)
     a, b = np.cos(angle), np.sin(angle)

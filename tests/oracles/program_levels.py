@@ -100,13 +100,13 @@ class Levels:
         return [*head, f"        if k < {bound}:", *(f"            {s}" for s in body)]
 
     def updates(self) -> list[tuple[str, ...]]:
-        """What an iteration does with the half-plane ``e``."""
+        """The use of the half-plane ``e`` in an iteration."""
         first = [self.rng.choice(MIXTURES)] if self.is_mixed else []
         others = self.rng.sample(UPDATES, self.rng.choice([0, 0, 1]) if first else self.rng.choice([1, 1, 2]))
         return [*first, *others]
 
     def uses(self) -> list[str]:
-        """What becomes of the level ``l`` of a pixel."""
+        """The use of the level ``l`` of a pixel."""
         if self.chance(0.05 if self.is_mixed else 0.15):
             loop = ["t = 0.0", "for q in range(2):", f"    t += {self.use('l + 0.4 * q')}"]
             return [*loop, f"image[i, j] = t * {self.value()} + 0.1 * t"]

@@ -1,4 +1,4 @@
-"""What random programs are made of: fields, arguments, variables, and where they may be used."""
+"""The parts of random programs: fields, arguments, variables, and where they may be used."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Function:
 
 @dataclass
 class Access:
-    """What may be done with a field at a place."""
+    """The allowed uses of a field at a place."""
 
     can_read: bool = True
     can_write: bool = True

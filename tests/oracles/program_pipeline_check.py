@@ -26,7 +26,7 @@ MARGIN = {"f64": 1e-6, "f32": 2e-5}
 LARGEST = {"f64": 1e6, "f32": 1e2}
 TOLERANCE = {"f64": 1e-8, "f32": 1e-3}
 POINTS = 2
-# what the guide says is refused as an invalid argument; one view can be two of a kernel's arguments
+# errors that the guide documents as invalid arguments; one view can be two of a kernel's arguments
 DOCUMENTED = ("is given twice among params",)
 PER_START = 30  # programs in one Taichi program
 
@@ -153,7 +153,7 @@ def values_of(program: Pipeline, seed: int) -> dict[str, np.ndarray]:
     return found
 
 
-# --- what is right ----------------------------------------------------------------------------------------------------
+# --- reference --------------------------------------------------------------------------------------------------------
 
 
 class Expected:
@@ -204,7 +204,7 @@ class Expected:
 
 
 def judge(program: Pipeline, seed: int, attempts: int = 4) -> list[tuple[dict[str, np.ndarray], Expected]]:
-    """Points at which the pipeline has derivatives, with what is right there."""
+    """Points at which the pipeline has derivatives, with the reference there."""
     found, reasons = [], set()
     for attempt in range(attempts):
         values = values_of(program, seed * 100 + attempt)
@@ -347,6 +347,6 @@ def pipeline_verdict(
 
 
 def describe_pipeline(program: Pipeline) -> str:
-    """The program with what its text does not say."""
+    """The program with data that its text lacks."""
     options = f"{program.options}, {program.more_options}, {program.real}"
     return f"params {program.params}, outputs {program.outputs}, args {program.args}, {options}\n\n{program.text}"

@@ -31,7 +31,7 @@ class PipelineReference(Reference):
     def __init__(self, lanes: int) -> None:
         super().__init__({}, (), {})
         self.lanes = max(lanes, 1)
-        self.result: Any = None  # what the last kernel returned, with its lanes
+        self.result: Any = None  # the last kernel's return value, with its lanes
         self.touched: set[int] = set()  # memory that kernels have read or stored to, by the id of its owner
         self.stored: set[int] = set()
 
@@ -67,7 +67,7 @@ class PipelineReference(Reference):
             return eval(entry, self.scope)(*args)
 
     def kernel(self, function: Any) -> Any:
-        """A kernel: what it returns is a number without a derivative to Python."""
+        """A kernel: its return value is a number without a derivative for Python."""
 
         @functools.wraps(function)
         def launched(*args: Any) -> Any:
@@ -266,7 +266,7 @@ class Holder:
 
 
 def owner(data: np.ndarray) -> int:
-    """What stands for the memory of an array and of all its views."""
+    """The memory of an array and of all its views."""
     return id(owner_array(data))
 
 

@@ -57,7 +57,7 @@ class Pipeline:
 
 @dataclass
 class Kernel:
-    """A kernel with what its launches have to give it."""
+    """A kernel with the arguments that its launches have to pass."""
 
     name: str  # as the pipeline calls it
     formals: list[Operand]

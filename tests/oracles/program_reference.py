@@ -1,4 +1,4 @@
-"""What a Taichi program means, in NumPy: its source run as plain Python on complex numbers, one lane per parameter.
+"""A reference for Taichi programs, in NumPy: their source runs as plain Python on complex numbers, a lane per parameter.
 
 The text of the kernels is rewritten into Python in which every local is a cell that holds a value of its own, and every
 number an array with a last axis of lanes.  In lane k the k-th parameter has the imaginary part ``STEP``, so that the
@@ -177,7 +177,7 @@ class Reference(Functions):
         return getattr(self, name, None)(a, b) if hasattr(self, name) else getattr(operator, name)(a, b)
 
     def atomic(self, name: str, place: Any, value: Any) -> Any:
-        """``ti.atomic_<name>(place, value)``: returns what was there before."""
+        """``ti.atomic_<name>(place, value)``: returns the old value."""
         old = self.copy(place.v if isinstance(place, Cell) else place if place.ndim else int(place))
         new = self.copy(self.binary({"add": "add", "sub": "sub"}.get(name, name), old, value))
         if isinstance(place, Cell):
@@ -225,7 +225,7 @@ class Reference(Functions):
     # --- the program
 
     def modules(self) -> dict[str, Any]:
-        """What stands for ``ti``, ``tm`` and the built-in functions."""
+        """Replacements of ``ti``, ``tm`` and the built-in functions."""
 
         def smooth(name: str) -> Any:
             return lambda x: getattr(np, name)(np.asarray(x, dtype=complex))

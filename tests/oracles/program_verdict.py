@@ -1,4 +1,4 @@
-"""What comes out of a random program, and a smaller program of which the same comes out."""
+"""The verdict on a random program, and a smaller program with the same verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taichi_ext import UnsupportedError
 
 PER_START = 50  # programs in one Taichi program, whose fields and compiled kernels are never freed before its end
 RIGHT, REJECTED, REFUSED = "right", "rejected", "refused"
-BY_ITSELF = ("plain run", "plain crash")  # what Taichi does without taichi_ext
+BY_ITSELF = ("plain run", "plain crash")  # faults of Taichi without taichi_ext
 
 
 class Workshop:
@@ -52,7 +52,7 @@ def verdict(program: Program, seed: int, workshop: Workshop, *, runs_alone: bool
 
 
 def reduced(program: Any, seed: int, workshop: Any, tries: int = 120, judge: Any = verdict) -> Any:
-    """A smaller program that fails in the same way; ``judge`` is what gives the verdict of a program."""
+    """A smaller program that fails in the same way; ``judge`` gives the verdict of a program."""
 
     def failure(found: tuple[str, str]) -> tuple[str, ...]:
         """The kind; of a crash, also the type of the error."""
@@ -70,6 +70,6 @@ def reduced(program: Any, seed: int, workshop: Any, tries: int = 120, judge: Any
 
 
 def describe(program: Program) -> str:
-    """The program with what its text does not say."""
+    """The program with data that its text lacks."""
     fields = ", ".join(f"{f.name}: {f.type}{list(f.shape)}" for f in program.fields if f"{f.name}[" in program.text)
     return f"params {program.params}, outputs {program.outputs}, {fields}\n\n{program.text}"

@@ -1,4 +1,4 @@
-"""Writes the lines of a random program and keeps what is visible where; every choice comes from one generator."""
+"""Writes the lines of a random program and tracks visible names; every choice comes from one generator."""
 
 from __future__ import annotations
 

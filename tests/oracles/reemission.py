@@ -1,4 +1,4 @@
-"""Kernels that run as what record and emit make of them: every launch in between takes the emitted kernel."""
+"""Run kernels as recorded and emitted: every launch within the context uses the emitted kernel."""
 
 from __future__ import annotations
 

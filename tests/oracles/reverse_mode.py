@@ -1,4 +1,4 @@
-"""Taichi's own reverse mode beside ``jacobian``: the gradient must be the transpose of J."""
+"""Compare Taichi's own reverse mode with ``jacobian``: the gradient must be the transpose of J."""
 
 from __future__ import annotations
 

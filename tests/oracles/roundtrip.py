@@ -189,7 +189,7 @@ class Kernels:
         return state
 
     def cause(self, program: Any, values: Any, want: Any, got: Any, tolerance: float) -> str:
-        """Why the bits of a program differ, by what an interpreter computes."""
+        """Why the bits of a program differ, according to an interpreter."""
         try:
             expected = self.module.Expected(program, values)
         except RejectedError:  # it cannot judge them

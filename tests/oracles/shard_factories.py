@@ -26,7 +26,7 @@ def data(number, count):
 
 
 def decay(number, count, what="", folder=""):
-    """A shard; ``what`` goes wrong in it."""
+    """A shard with the fault ``what``."""
     marker = Path(folder, f"seen-{number}")
     if what == "always killed" or (what == "killed once" and not marker.exists()):
         marker.touch()
@@ -83,7 +83,7 @@ def poses_and_points():
 
 
 def view(number):
-    """What one of the poses sees of the points, with some noise."""
+    """The view of the points from one of the poses, with some noise."""
     poses, points = poses_and_points()
     seen = points @ poses[number, :3, :3].T + poses[number, :3, 3]
     seen += 0.01 * np.random.default_rng(number).standard_normal(seen.shape)

@@ -1,4 +1,4 @@
-"""Images of a function that is sampled many times in each pixel: what derivatives of antialiased images are held against.
+"""Images of a function that is sampled many times in each pixel: a reference for derivatives of antialiased images.
 
 A difference over a step is the mean of the derivative between its ends, so J is averaged there before the two are
 compared: an edge that crosses from one pixel into the next within the step is then in both.
