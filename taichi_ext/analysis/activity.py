@@ -52,6 +52,53 @@ def find_activity(
     return _closure(everything, replace(found, locals=found.locals | seeded), has_all_containers=True)
 
 
+def useful_activity(program: ir.Program, found: Activity) -> Activity:
+    """The same without locals whose tangents reach nothing: they are only compared, rounded or stopped."""
+    sources: dict[ir.Local, set[ir.Local]] = {}
+    reached: set[ir.Local] = set()
+    for s in ir.statements(program.body):
+        reads = _reads_of_tangents(ir.values_of(s))
+        match s:
+            case (
+                ir.Declare(local=local)
+                | ir.Assign(target=ir.Read(local=local))
+                | ir.Update(target=ir.Read(local=local))
+            ):
+                sources.setdefault(local, set()).update(reads)
+            case ir.Atomic(target=ir.Read(local=local), result=result):
+                sources.setdefault(local, set()).update(reads)
+                if result is not None:
+                    sources.setdefault(result, set()).add(local)
+            case ir.Boundary(kind="stop_gradient"):
+                pass
+            case _:
+                reached |= reads
+    new = reached
+    while new:
+        new = set[ir.Local]().union(*(sources.get(local, ()) for local in new)) - reached
+        reached |= new
+    return replace(found, locals=found.locals & reached)
+
+
+def _reads_of_tangents(values: Iterable[ir.Value]) -> set[ir.Local]:
+    """The locals whose tangents those of values depend on."""
+    found: set[ir.Local] = set()
+    seen, left = set[ir.Value](), list(values)
+    while left:
+        value = left.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        match value:
+            case ir.Read(local=local):
+                found.add(local)
+            case ir.Known(source=source):
+                left.append(source)
+            case ir.Op(name=name, args=args, dtype=dtype) if dtype.is_real and name not in CONSTANT:
+                left += args
+    return found
+
+
 def returns_active(program: ir.Program, activity: Activity) -> bool:
     """Whether a kernel returns a value that carries a tangent."""
     returned = (value for s in ir.statements(program.body) if isinstance(s, ir.Return) for value in ir.values_of(s))

@@ -21,6 +21,7 @@ _PARTS = 4  # of an edge of length 1 within a pixel, each of which is seen or hi
 _MARGIN = 1e-3  # pixels: rounding of the places where an edge enters a column of pixels
 _FAR = 1e9
 _FARTHEST = 1e15  # pixels: ends beyond do not count
+_NONE, _LOCAL, _IMAGE = range(3)  # where the area behind an edge is added
 
 
 def visible_edge(start: Any, end: Any, seen: Any, *, at: Any, beside: Any = None, antialias: bool = False) -> Any:
@@ -209,9 +210,9 @@ def term_of_edge(seen: ti.template(), start, end, zeros, beside, x, y, antialias
     if share > 0:
         p = on_image(first)
         q = on_image(last)
-        mx, my, m1, added0 = moments(seen, None, None, 0, a0, b0, p, q, share, zeros, beside, 0.0, x, y, antialias)
+        kind = ti.static(_LOCAL if antialias else _NONE)
+        mx, my, m1 = moments(seen, None, None, 0, a0, b0, p, q, share, zeros, beside, 0.0, x, y, kind, added)
         moved += moved_line(a, b, mx, my, m1)
-        added += added0
     return boundary_term("visible_edge", moved) + added
 
 
@@ -259,10 +260,11 @@ def add_term_of_edge(
                 if share > 0:
                     p1 = on_image(first_point)
                     q1 = on_image(last_point)
-                    mx, my, m1, added = moments(
-                        seen, points, edge, edge.n - 2, a0, b0, p1, q1, share, zeros, beside, thin, i, j, antialias
+                    kind = ti.static(_IMAGE if antialias else _NONE)
+                    mx, my, m1 = moments(
+                        seen, points, edge, edge.n - 2, a0, b0, p1, q1, share, zeros, beside, thin, i, j, kind, image
                     )
-                    image[i, j] += boundary_term("add_visible_edge", moved_line(a, b, mx, my, m1)) + added
+                    image[i, j] += boundary_term("add_visible_edge", moved_line(a, b, mx, my, m1))
 
 
 @ti.func
@@ -338,13 +340,14 @@ def moments(
     thin,
     x,
     y,
-    antialias: ti.template(),
+    kind: ti.template(),
+    added: ti.template(),
 ):
     """The integrals of the jump times x, y and 1 along an edge a b from p to q, over the slope of its level.
 
-    With ``antialias`` also the contribution of the edge to the value at the pixel's centre.
+    The contribution of the edge to the mean of the pixel is added to ``added``.  An image gets it place by place, since
+    the tangents of a local sum are as long as the list of all corners.
     """
-    added = zeros
     mx = zeros
     my = zeros
     m1 = zeros
@@ -368,18 +371,22 @@ def moments(
                     left = ti.min(left, 0.5 * away)
                 else:
                     right = ti.min(right, -0.5 * away)
-        step = zeros
-        for s in range(2):
-            to = m + (left if s == 0 else -right) * n
-            step += (1 - 2 * s) * seen(x + to[0], y + to[1])
+        half = 0.5 / count * (q - p)
+        covered = 0.0 * share
+        if ti.static(kind != _NONE):
+            covered = part / share * area_behind(m - half, m + half)
+        there = m + left * n
+        back = m - right * n
+        step = seen(x + there[0], y + there[1]) - seen(x + back[0], y + back[1])
+        if ti.static(kind == _LOCAL):
+            added -= covered * step
+        if ti.static(kind == _IMAGE):
+            added[x, y] -= covered * step
         jump = part * length / (count * slope) * stop_gradient(step)
         mx += jump * m[0]
         my += jump * m[1]
         m1 += jump
-        if ti.static(antialias):
-            half = 0.5 / count * (q - p)
-            added -= part / share * area_behind(m - half, m + half) * step
-    return mx, my, m1, added
+    return mx, my, m1
 
 
 @ti.func

@@ -13,6 +13,7 @@ from reverse_mode import check_transpose, gradient_field
 from taichi_ext import (
     InvalidArgumentError,
     InvalidRuleError,
+    Jacobian,
     UnsupportedError,
     boundary_gradient,
     edge,
@@ -492,6 +493,23 @@ def test_marks_in_conditional_code():
 
 
 # --- stopped and replaced gradients -----------------------------------------------------------------------------------
+
+
+def test_a_sum_whose_tangent_is_stopped_has_no_row():
+    x, y = scalars([0.4, 0.9, 1.3, 0.2]), outputs(3)
+
+    @ti.kernel
+    def k():
+        for i in y:
+            total = 0.0
+            for n in range(i + 2):
+                total += x[n] ** 2
+            y[i] = x[i + 1] * stop_gradient(total) + ti.select(total > 1, 1.0, 2.0)
+
+    plan = Jacobian(k, x, y, format="csr")
+    sums = np.cumsum(read(x) ** 2)[1:]
+    assert_allclose(plan().toarray(), np.eye(3, 4, 1) * sums[:, None], rtol=1e-12)
+    assert "local total" not in plan.explain()
 
 
 def test_stop_gradient():

@@ -5,7 +5,7 @@ import pytest
 from numpy.testing import assert_allclose
 from program_interpreter import Interpreter
 
-from taichi_ext.analysis.activity import find_activity
+from taichi_ext.analysis.activity import find_activity, useful_activity
 from taichi_ext.analysis.affine import Affine, Indices
 from taichi_ext.analysis.loops import Extent, find_loops
 from taichi_ext.analysis.stores import Stores
@@ -17,6 +17,7 @@ from taichi_ext.program import (
     I32,
     U1,
     Assign,
+    Boundary,
     Const,
     Container,
     Declare,
@@ -210,6 +211,26 @@ def test_activity_goes_through_locals_and_containers():
     found = find_activity(Program("k", (), (), body, (x, y, z)), [x])
     assert found.containers == {x, z}
     assert found.locals == {a}
+
+
+def test_tangents_that_reach_nothing_are_not_useful():
+    compared, stored, stopped = (Local(name, F64) for name in ("compared", "stored", "stopped"))
+    stop = Boundary("stop_gradient", None, {}, Read(stored), (stopped,))
+    body = over(
+        y,
+        [
+            Declare(a, (at(x, Read(i)),)),
+            Declare(compared, (op("mul", Read(a), Read(a)),)),
+            Declare(b, (at(x, c(0)),)),
+            Declare(stored, (op("add", Read(b), f(1)),)),
+            stop,
+            If(op("gt", Read(compared), Read(stopped)), (Assign(at(y, Read(i)), Read(stored)),), ()),
+        ],
+    )
+    program = Program("k", (), (), (body,), (x, y))
+    found = find_activity(program, [x])
+    assert found.locals == {a, b, compared, stored}
+    assert useful_activity(program, found).locals == {b, stored}
 
 
 def sites_of(*body):

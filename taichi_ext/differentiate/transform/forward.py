@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from taichi_ext.analysis.activity import find_activity
+from taichi_ext.analysis.activity import find_activity, useful_activity
 from taichi_ext.analysis.bounds import Access, with_checks
 from taichi_ext.differentiate.edges.edges import check_positions, own_seeds
 from taichi_ext.differentiate.facts.branches import with_branches
@@ -54,6 +54,7 @@ def find_facts(program: Program, seeds: Seeds) -> tuple[Facts, tuple[Access, ...
     ignored = seeds.ignored
     activity = replace(activity, containers=activity.containers - ignored, locals=activity.locals - ignored)
     special.check_bits(program.body, activity)
+    activity = useful_activity(program, activity)
     accesses: tuple[Access, ...] = ()
     if activity.containers or activity.locals:
         program, accesses = with_checks(program, seeds.extents, activity)
