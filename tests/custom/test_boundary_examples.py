@@ -52,9 +52,12 @@ def test_example_prints_figures_that_agree_and_draws(name, capsys, monkeypatch, 
     assert len(data) > 40_000  # a page with nothing on it takes less
 
 
-def test_a_block_that_sticks_and_slips(capsys, monkeypatch, tmp_path):
-    printed = example_programs.run("stick_slip", capsys, monkeypatch, ["--output", str(tmp_path / "picture.png")])
-    assert printed.count("  ok  ") == 3
+@pytest.mark.parametrize(
+    ("name", "checks"), [("stick_slip", 3), ("bouncing_ball", 3), ("switched_force", 3), ("digital_option", 2)]
+)
+def test_events_have_their_derivatives(name, checks, capsys, monkeypatch, tmp_path):
+    printed = example_programs.run(name, capsys, monkeypatch, ["--output", str(tmp_path / "picture.png")])
+    assert printed.count("  ok  ") == checks
 
 
 def test_without_matplotlib_the_figures_are_printed(without_matplotlib, capsys, monkeypatch, tmp_path):
