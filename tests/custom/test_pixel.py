@@ -63,6 +63,18 @@ def covered_discs(p):
     return shade
 
 
+def transparent_discs(p):
+    @ti.func
+    def shade(x, y):
+        c = 0.1
+        for n in range(4):
+            if (x - p[n, 0]) ** 2 + (y - p[n, 1]) ** 2 < p[n, 2] ** 2:
+                c += p[n, 4] * (p[n, 3] - c)
+        return c
+
+    return shade
+
+
 def cells(p):
     @ti.func
     def shade(x, y):
@@ -173,6 +185,7 @@ def balls(p):
 
 
 OVER = [[6.3, 7.2, 4.4, 0.4], [11.7, 9.1, 4.3, 0.9], [14.2, 5.6, 3.7, 0.6], [8.0, 4.0, 3.0, 0.2]]
+GLASS = [[6.3, 7.2, 4.4, 0.4, 0.5], [11.7, 9.1, 4.3, 0.9, 0.3], [12.7, 5.6, 3.7, 0.6, 0.7], [8.0, 4.0, 3.0, 0.2, 0.4]]
 SITES = np.stack(np.meshgrid([4, 10, 16], [3, 8, 13], indexing="ij"), -1).reshape(-1, 2)
 MOVED = np.random.default_rng(3).uniform((-2, -2, 0.1), (2, 2, 1), (9, 3)) + np.pad(SITES, ((0, 0), (0, 1)))
 CORNERS = [[6.3, 3.1], [16.2, 5.7], [9.6, 13.3]]
@@ -180,6 +193,7 @@ PATTERN, BY = [0.3, 0.2, 3.3], [0.2, 0.03, 0.1]
 SCENES = {  # function, parameters, steps, nodes of the mean of J
     "conditions in each other": (nested, [10.3, 8.2, 5.1, 9.1], 0.2, 24),
     "loop over discs": (covered_discs, OVER, [[0.2, 0.2, 0.2, 0.05]] * 4, 24),
+    "transparent discs": (transparent_discs, GLASS, [[0.2, 0.2, 0.2, 0.05, 0.05]] * 4, 24),
     "loop over Voronoi cells": (cells, MOVED, [0.2, 0.2, 0.05], 24),
     "triangle, a minimum": (triangle_by_minimum, CORNERS, 0.2, 24),
     "triangle, and": (triangle_by_and, CORNERS, 0.2, 24),
