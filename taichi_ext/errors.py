@@ -106,7 +106,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def raise_baked(what: str) -> NoReturn:
     """Raise because the compiled code depends on a Python number that is a parameter."""
     raise UnsupportedError(
-        f"{what} is computed here from a Python number that is a parameter. What is compiled depends on it, as a whole "
-        "number or a choice, which has no derivative. Compute it from another number, or, if the number is meant to be "
-        "real, write it with a decimal point."
+        f"{what} is computed here from a Python number that is a parameter. The compiled code depends on it, as a "
+        "whole number or a choice, which has no derivative. Compute it from another number, or, if the number is meant "
+        "to be real, write it with a decimal point."
     )

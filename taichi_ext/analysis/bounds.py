@@ -57,7 +57,7 @@ class Access:
         place = "" if self.place is None else self.place.message() + "\n"
         return (
             f"{place}Index {self.number}{self._of_axis()} is outside of {self.name}, which has {self.first} to "
-            f"{self.end - 1}. Taichi takes what lies there in memory; J has no derivatives of that. Guard the access "
+            f"{self.end - 1}. Taichi reads whatever is there in memory; J has no derivatives of it. Guard the access "
             "with an if statement, or clamp the index."
         )
 

@@ -278,7 +278,7 @@ def _matrix_problem(annotation: Any, value: object) -> str:
             return f"is a {type(value).__name__} without a shape; expected numbers of shape {shape}"
         found = numbers.shape
         if found == shape and numbers.dtype.kind not in "fiub":
-            return f"has elements that are no real numbers; expected numbers of shape {shape}"
+            return f"has elements that are not real numbers; expected numbers of shape {shape}"
     return "" if found == shape else f"has shape {found}; expected {shape}"
 
 

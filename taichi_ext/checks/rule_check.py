@@ -342,7 +342,7 @@ def _check(rule: GradientRule, inputs: dict[str, object], rtol: float | None, *,
     except InvalidRuleError:
         raise
     except UnsupportedError as error:
-        findings.append(Finding(f"jacobian refuses the rule ({str(error).strip().splitlines()[-1]})", False, math.nan))
+        findings.append(Finding(f"jacobian rejects the rule ({str(error).strip().splitlines()[-1]})", False, math.nan))
     if automatic is None:
         return RuleReport(rule.name, rule.place, tuple(findings), subject.points, (), (), tuple(remarks))
     if not may_differ:

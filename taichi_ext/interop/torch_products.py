@@ -75,8 +75,8 @@ def check_first_order(inputs: Sequence[object], name: str) -> None:
 
 def _second_derivative(name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"A second derivative of {name} was asked for; torch_function gives first derivatives only. Detach what should "
-        "count as a constant (x.detach()), or differentiate by differences of its gradient."
+        f"A second derivative of {name} was requested; torch_function gives first derivatives only. Detach tensors "
+        "that should count as constants (x.detach()), or differentiate by differences of its gradient."
     )
 
 

@@ -199,7 +199,7 @@ def _check_rows(
             left_out.add(what)
         if not isinstance(what, Container) and what not in (RETURN, ADJOINTS):
             raise DenseRowsError(
-                "the energy is no sum of terms of few entries of the params: a local adds up terms of many, and the "
+                "the energy is not a sum of terms of few entries of the params: a local adds up terms of many, and the "
                 "energy is not linear in it"
             )
     intermediates = {c.name: read[c] for c in left_out if c in read}

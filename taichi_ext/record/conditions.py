@@ -179,14 +179,14 @@ def _require_supported(s: ir.Statement, varying: set[ir.Local]) -> None:
     for op in (v for given in ir.values_of(s) for v in ir.walk(given) if isinstance(v, ir.Op)):
         if op.name in ("random", "bit_cast"):
             raise UnsupportedError(
-                f"{_start(op.place or s.place)}pixel: {op.name} in {what} has no level, so what it jumps at is not "
-                "known. Compute it in a kernel before, and read it from a field."
+                f"{_start(op.place or s.place)}pixel: {op.name} in {what} has no level, so the places where it jumps "
+                "are not known. Compute it in a kernel before, and read it from a field."
             )
     condition = s.condition if isinstance(s, ir.While) or (isinstance(s, ir.If) and _leaves_loop(s)) else None
     if condition is not None and _reads(condition, varying, is_real=False):
         raise UnsupportedError(
             f"{_start(s.place)}pixel: the number of iterations depends on the position, so the value jumps a little "
-            "everywhere. Run a fixed number of iterations, in which an if keeps what is found; for a signed distance, "
+            "everywhere. Run a fixed number of iterations, in which an if keeps the result; for a signed distance, "
             "take the level from ray_level, and write if level > 0."
         )
 

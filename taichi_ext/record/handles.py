@@ -102,7 +102,7 @@ def value_of(x: Any) -> Any:
         return Record({k: value_of(backend.read_member(x, k)) for k in x.keys}, x.methods)
     if isinstance(x, backend.Expr):
         raise UnsupportedError(
-            "A Taichi expression is used that was made outside of what is recorded. Compute it in the kernel, or in a "
+            "A Taichi expression is used that was made outside of the recorded code. Compute it in the kernel, or in a "
             "@ti.func."
         )
     return x

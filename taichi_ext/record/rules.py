@@ -103,7 +103,7 @@ def ruled_call(r: Recording, rule: Rule, func: Func, bound: Sequence[object], wa
     if automatic is None:
         raise InvalidRuleError(
             f"The rule {rule.name!r} ({rule.place}) is for {rule.target_name!r}, which returns nothing, so that it has "
-            "no tangent. Let the function return what it computes, and store it in the kernel."
+            "no tangent. Let the function return its result, and store it in the kernel."
         )
     if "auto" not in rule.parameters and rule.taken:
         _check_stores(rule, statements(tuple(block[before:])))
@@ -116,9 +116,9 @@ def _check_stores(rule: Rule, body: list[Statement]) -> None:
         target = s.target if isinstance(s, (Assign, Update, Atomic)) and not isinstance(s.value, Const) else None
         if isinstance(target, Load) and target.dtype.is_real:
             raise UnsupportedError(
-                f"The rule {rule.name!r} ({rule.place}) gives the tangent of what {rule.target_name!r} returns. The "
+                f"The rule {rule.name!r} ({rule.place}) gives the tangent of the result of {rule.target_name!r}. The "
                 f"function also stores to {target.container.name}, which would have no derivative with respect to "
-                f"{', '.join(sorted(rule.taken))}. Store in the kernel what the function returns, or let the rule take "
+                f"{', '.join(sorted(rule.taken))}. Store the function's result in the kernel, or let the rule take "
                 "auto."
             )
 

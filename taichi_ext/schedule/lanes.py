@@ -265,7 +265,7 @@ class _Survey:
                 for inner in (*s.then, *s.orelse):
                     self._check(inner, is_top=is_top and isinstance(s.condition, Read))
             case For() | While():
-                raise CannotError("there is a loop in it that is no range")
+                raise CannotError("there is a loop in it that is not over a range")
             case _:
                 raise CannotError(f"there is {_WORDS.get(type(s), 'a call')} in it")
 

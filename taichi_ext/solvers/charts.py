@@ -93,7 +93,7 @@ class Charts:
             self._derivatives(x)
         except (InvalidArgumentError, ti.TaichiCompilationError) as error:
             raise InvalidArgumentError(
-                f"retract is no ti.func of a point and of its local coordinates, which are both read: {error}"
+                f"retract is not a ti.func of a point and of its local coordinates, which are both read: {error}"
             ) from error
         with np.errstate(invalid="ignore"):
             is_off = ~(np.abs(found - x) <= _NEAR)

@@ -113,8 +113,8 @@ class Layout:
         first, second = (entry_name(k, [part]) for k in entries)
         return InvalidArgumentError(
             f"eliminate names {part.name}, whose part of J^T J is not block diagonal: {first} and {second} are in "
-            f"different blocks, and {reason}. Leave it out of eliminate, or list before it what is only coupled with "
-            "one of its blocks."
+            f"different blocks, and {reason}. Leave it out of eliminate, or list before it the params that are only "
+            "coupled with one of its blocks."
         )
 
 

@@ -268,11 +268,15 @@ def _check(
         raise InvalidArgumentError(f"method is {shown(method)}; expected one of {', '.join(map(repr, _METHODS))}.")
     for name in options:
         if name == "x0":
-            raise InvalidArgumentError("least_squares has no x0=: it starts at what the params hold; store it in them.")
+            raise InvalidArgumentError(
+                "least_squares has no x0=: it starts at the values in the params; store it in them."
+            )
         if name not in _OF_SCIPY:
             known = inspect.signature(least_squares).parameters
             names = sorted({*known, *_OF_SCIPY} - {"kernel", "params", "residuals", "options"})
-            raise InvalidArgumentError(f"{name!r} is no option of least_squares; expected one of {', '.join(names)}.")
+            raise InvalidArgumentError(
+                f"{name!r} is not an option of least_squares; expected one of {', '.join(names)}."
+            )
         if method == "lm":
             raise InvalidArgumentError(f"{name} is an option of SciPy's methods; give method='trf', or leave it out.")
         if is_complex(options[name]):  # of which SciPy drops the imaginary part

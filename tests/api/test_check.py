@@ -601,7 +601,7 @@ def test_marks():
 
     report = check_rule("rim", {"out": [1.0, 2.0], "s": [3.0, 4.0]}, expected="boundary")
     assert not report
-    assert "jacobian refuses the rule" in str(report)
+    assert "jacobian rejects the rule" in str(report)
 
 
 def test_functions_that_jump():

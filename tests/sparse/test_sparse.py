@@ -513,7 +513,7 @@ def test_bad_input(network):
     moved.indices[-1] = 0
     with pytest.raises(InvalidArgumentError, match="another pattern than the Jacobian: entries at other places"):
         jacobian(network.run, x, force, format="csr", out=moved)
-    with pytest.raises(InvalidArgumentError, match="gives torch tensors, and .* is no torch tensor"):
+    with pytest.raises(InvalidArgumentError, match="gives torch tensors, and .* is not a torch tensor"):
         jacobian(network.run, x, force, format="torch_csr")
     with pytest.raises(InvalidArgumentError, match="format='bsr' needs blocks of 1 x 2 that are full"):
         in_format(scipy.sparse.csr_array([[1.0, 0.0]]), "bsr", (1, 2), None)

@@ -404,7 +404,7 @@ def test_formats_and_out():
     assert_array_equal(given.toarray(), H.toarray())
     with pytest.raises(InvalidArgumentError, match="shape"):
         hessian(run, x, energy, format="csr", out=scipy.sparse.csr_array((3, 3)))
-    with pytest.raises(InvalidArgumentError, match="field x .* is no torch tensor"):
+    with pytest.raises(InvalidArgumentError, match="field x .* is not a torch tensor"):
         hessian(run, x, energy, format="torch_csr")
 
     @ti.kernel

@@ -32,7 +32,7 @@ def _kernel_problem(kernel: object) -> str:
     if isinstance(kernel, type):
         return f"the class {name}; give a kernel or method of one of its objects"
     if not callable(kernel):
-        return f"{shown(kernel)}; expected a @ti.kernel or a function that launches kernels, not what it returns"
+        return f"{shown(kernel)}; expected a @ti.kernel or a function that launches kernels, not its result"
     func = backend.taichi_func(kernel)
     if func is not None:
         kind = "ti.real_func" if func.is_real_function else "ti.func"

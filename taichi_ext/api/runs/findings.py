@@ -91,6 +91,6 @@ def warn_of_python_readers(params: list[Target], function: object) -> None:
         reader = None if target.variable is None else python_reader(target.variable, function)
         if reader is not None:
             warn_at_user(
-                f"{target.name} is read by the Python code of {reader.__qualname__}, too: what that stores, or "
-                "passes to a kernel, counts as a constant. Read the number in the kernel."
+                f"{target.name} is read by the Python code of {reader.__qualname__}, too: values that it stores, or "
+                "passes to a kernel, count as constants. Read the number in the kernel."
             )

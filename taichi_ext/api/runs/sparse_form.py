@@ -257,6 +257,6 @@ def _device(evaluation: Evaluation) -> object:
         value = call.value(target) if target.kind in ("argument", "array") else None
         if not backend.is_torch_tensor(value):
             raise InvalidArgumentError(
-                f"format={kind!r} gives torch tensors, and {target.name} is no torch tensor; use format='csr'."
+                f"format={kind!r} gives torch tensors, and {target.name} is not a torch tensor; use format='csr'."
             )
     return call.value(targets[0]).device

@@ -218,7 +218,7 @@ class EntryWriter:
         self.sites.append(site)
         self._steps.setdefault(site.key, set()).add(site.stage)
         if step is not None and any(self._is_later(e.column, site.stage) for g in groups for e in g.entries):
-            raise DenseRowsError(f"the tangent of {target.name} is made of what is computed later in the same loop")
+            raise DenseRowsError(f"the tangent of {target.name} uses values that are computed later in the same loop")
         self.containers[target.key] = target
         for size in (site.integers, *(len(group.entries) for group in groups)):
             if site.slots * size > MOST_SLOTS:

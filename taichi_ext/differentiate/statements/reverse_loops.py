@@ -178,7 +178,7 @@ class Reversals:
         storages = [self.storages.by_local[v] for v in carried]
         before = {v: materialize(self.builder, numbered(x.form())) for v, x in zip(carried, storages, strict=True)}
         if any(x.declared.block is not walk.cursor.block for x in storages) or any(map(has_row, before.values())):
-            self.go_forward(s, "what it carries is declared elsewhere, or has a row before it")
+            self.go_forward(s, "its carried numbers are declared elsewhere, or have a row before it")
         width = max(1, self.plan.tape_widths.get(s, 0))
         memory = self._memory(s, width, carried[0].dtype)
         own = {v: x.own for v, x in zip(carried, storages, strict=True)}
@@ -332,7 +332,7 @@ class Reversed:
         return {Row(self.declared.local, 0, self, 0, 0, self.reversals.walk.cursor.loops): 1, **self.own.form()}
 
     def _go_forward(self) -> None:
-        self.reversals.go_forward(self.tape.statement, "something else reads or changes what it has carried")
+        self.reversals.go_forward(self.tape.statement, "other code reads or changes its carried numbers")
 
     def entry(self, index: Index, column: Coefficient) -> Value:
         """One entry of the row, which other code needs: the loop is then accumulated forward."""

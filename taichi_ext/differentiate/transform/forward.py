@@ -87,8 +87,8 @@ def _report(facts: Facts, traversal: Traversal, error: UnplannedError) -> str:
     at = "" if place is None else f"{place.message()}\n"
     return (
         f"{at}This is an internal error of taichi_ext, not a fault of your kernel: while {facts.program.name} was "
-        f"differentiated, its tangents needed what had not been planned ({error}). Please report it with this message, "
-        'the kernel and the call; tangents="dense" may avoid it until it is fixed.'
+        f"differentiated, its tangents needed storage that was not planned ({error}). Please report it with this "
+        'message, the kernel and the call; tangents="dense" may avoid it until it is fixed.'
     )
 
 

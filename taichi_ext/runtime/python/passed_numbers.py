@@ -65,7 +65,7 @@ class PassedNumber:
         raise TypeError("the class of a number cannot be changed")
 
     def __float__(self) -> float:
-        self._warn("converts it, or a number computed from it, to a plain float: what is computed from that")
+        self._warn("converts it, or a number computed from it, to a plain float: the value computed from that")
         return self.value
 
     def _warn(self, use: str) -> None:
@@ -101,7 +101,7 @@ class PassedNumber:
         return float, (float(self),)
 
     def __hash__(self) -> int:
-        self._warn("looks up by its value, or that of a number computed from it: what is found")
+        self._warn("looks up by its value, or that of a number computed from it: the value found")
         return hash(self.value)
 
     def __index__(self) -> int:
